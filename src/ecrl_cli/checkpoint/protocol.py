@@ -1,0 +1,42 @@
+"""The names of the checkpoint protocol: files, parts, layers of the guard, and the points at which a writer may be killed."""
+
+from __future__ import annotations
+
+import re
+
+FORMAT_VERSION = 1
+
+MANIFEST, COMMIT, TRAIN = "MANIFEST.json", "COMMIT.json", "train.json"
+LATEST, LATEST_OK = "latest.json", "latest_ok"
+STAGE_PREFIX, TRASH_PREFIX, REJECTED_PREFIX = ".stage_", ".trash_", ".rejected_"
+
+MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safetensors"
+
+STEP_NAME = re.compile(r"^step_(\d{8})(\.safetensors|\.pt)?$")
+PART_NAME = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,63}$")
+
+
+def step_name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+# The guard's layers, in the order in which they look: a rejection names one of them.
+LAYERS = ("file", "commit", "manifest", "parts", "hash", "schema", "tensors", "finite")
+
+# Where `failures.media` and the crash-point study may kill the writer; {part} runs over the parts.
+CRASH_POINTS = (
+    "before_stage",
+    "half_part:{part}",
+    "after_part:{part}",
+    "before_manifest",
+    "half_manifest",
+    "before_commit",
+    "half_commit",
+    "after_commit",
+    "before_stage_sync",
+    "before_rename",
+    "after_rename",
+    "after_root_sync",
+    "before_pointer",
+    "after_pointer",
+)

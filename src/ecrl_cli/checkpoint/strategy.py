@@ -1,0 +1,27 @@
+"""How a snapshot becomes a checkpoint: the interface that every strategy keeps. All ranks call it; only rank 0 writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ecrl_cli.checkpoint.state import Progress
+
+
+class Strategy(Protocol):
+    """Used by the step loop in this order: prepare once, save at each trigger, flush before a planned end, close.
+
+    Each call is collective: every rank makes it at the same step. Time goes to the span clock's categories.
+    """
+
+    def prepare(self) -> None:
+        """Plan and touch the memory a snapshot needs; after the first step of an attempt, when the optimizer has its state."""
+
+    def save(self, progress: Progress) -> None:
+        """Barrier, capture, hand over or write, barrier. A failed write is on record and does not raise."""
+
+    def flush(self) -> None:
+        """Return when everything submitted has ended as committed or failed."""
+
+    def close(self) -> None:
+        """Give back memory and connections; does not wait."""

@@ -1,0 +1,187 @@
+"""What a run is: one frozen dataclass per conf/ group, one field per key that a user types.
+
+`config.build` makes these from what Hydra composed and checks every field and combination; from then on a run's
+config.json is the truth and nothing composes again. Ranges and choices stand in the fields' metadata, so that the check, the
+message and the help come from one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+WRITE_MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
+STRATEGIES = ("none", "blocking", "overlapped")
+LAYOUTS = ("group", "single")
+FORMATS = ("safetensors", "torch")
+DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "fake")
+MODELS = ("small_cnn", "resnet18", "resnet50", "vit")
+OPTIMIZERS = ("sgd", "adamw")
+PRECISIONS = ("fp32", "bf16", "fp16")
+DEVICES = ("auto", "cpu", "cuda")
+FAILURE_KINDS = ("none", "exit", "kill")
+RECOVERIES = ("checkpoint_restart",)
+LAUNCHERS = ("torchrun", "zygote")
+SCALES = ("paper", "gpu", "cpu", "smoke")
+
+
+def at_least(default: Any, minimum: float) -> Any:
+    """A field whose value must be >= `minimum`."""
+    return field(default=default, metadata={"minimum": minimum})
+
+
+def positive(default: float) -> Any:
+    """A field that must be finite and > 0."""
+    return field(default=default, metadata={"positive": True})
+
+
+def one_of(default: str, choices: tuple[str, ...]) -> Any:
+    """A field that must be one of `choices`."""
+    return field(default=default, metadata={"choices": choices})
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """`root`: a folder with one subfolder per data set. `checksum`: official MD5 sums, or none. `augment`: crop and flip.
+
+    `size`, `classes`, `image_size`, `channels` describe `fake` (and `image_size` what `imagefolder` resizes to).
+    """
+
+    name: str = one_of("digits", DATASETS)
+    root: str = "data"
+    checksum: str = one_of("official", ("official", "none"))
+    augment: bool = True
+    download: bool = True
+    size: int = at_least(2048, 1)
+    classes: int = at_least(10, 2)
+    image_size: int = at_least(32, 8)
+    channels: int = at_least(3, 1)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """`stem`: imagenet (7x7, stride 2, pooling) or cifar (3x3, stride 1). `width`: channels of small_cnn's first layer, or vit's embedding."""
+
+    name: str = one_of("small_cnn", MODELS)
+    stem: str = one_of("cifar", ("cifar", "imagenet"))
+    width: int = at_least(32, 4)
+    depth: int = at_least(4, 1)
+    dropout: float = field(default=0.0, metadata={"minimum": 0.0, "below": 1.0})
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Learning rate on a cosine from `lr` to `min_lr` over the target steps."""
+
+    name: str = one_of("sgd", OPTIMIZERS)
+    lr: float = positive(0.1)
+    momentum: float = field(default=0.9, metadata={"minimum": 0.0, "below": 1.0})
+    weight_decay: float = at_least(5e-4, 0.0)
+    min_lr: float = at_least(1e-6, 0.0)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """`every`: steps between checkpoints. `keep`: how many valid ones retention leaves (>= 2). `final`: also one at the target."""
+
+    strategy: str = one_of("blocking", STRATEGIES)
+    every: int = at_least(50, 1)
+    max_inflight: int = at_least(4, 1)
+    layout: str = one_of("group", LAYOUTS)
+    format: str = one_of("safetensors", FORMATS)
+    keep: int = at_least(3, 2)
+    final: bool = True
+    max_bytes: int = at_least(64 * 2**30, 1)
+    trust_owner: bool = False
+
+
+@dataclass(frozen=True)
+class WriteModeConfig:
+    """A write mode is three booleans: sync the files, install by rename, sync the directories."""
+
+    name: str = one_of("atomic_dirsync", WRITE_MODES)
+    sync_files: bool = True
+    atomic: bool = True
+    sync_directories: bool = True
+
+
+@dataclass(frozen=True)
+class FailureConfig:
+    """`steps`: strictly increasing global steps; `rank`: who is struck (exit: always rank 0). `seed` is for plans drawn at random."""
+
+    kind: str = one_of("none", FAILURE_KINDS)
+    steps: tuple[int, ...] = ()
+    rank: int = at_least(0, 0)
+
+
+@dataclass(frozen=True)
+class RecoveryConfig:
+    name: str = one_of("checkpoint_restart", RECOVERIES)
+
+
+@dataclass(frozen=True)
+class ElasticConfig:
+    """`replicas`: 0 is plain DDP. `schedule`: {step: world size}, from that step on."""
+
+    replicas: int = at_least(0, 0)
+    schedule: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SupervisionConfig:
+    """`writer_grace_s`: how long a writer that outlived its rank may finish what it received. `collective_timeout_s`: gloo and NCCL."""
+
+    launcher: str = one_of("torchrun", LAUNCHERS)
+    max_restarts: int = at_least(20, 0)
+    spares: int = at_least(0, 0)
+    writer_grace_s: float = positive(30.0)
+    collective_timeout_s: float = field(default=300.0, metadata={"minimum": 1.0})
+    master_port: int = at_least(0, 0)
+
+
+@dataclass(frozen=True)
+class VariantConfig:
+    """One arm of a comparison. `failures`: whether the suite's plan applies to it."""
+
+    name: str = "custom"
+    failures: bool = True
+
+
+@dataclass(frozen=True)
+class ScaleConfig:
+    """Factors that `config.build` applies to what the user did not type: fewer steps, a smaller batch or width, never another path."""
+
+    name: str = one_of("paper", SCALES)
+    steps: float = positive(1.0)
+    batch: float = positive(1.0)
+    width: float = positive(1.0)
+    min_every: int = at_least(1, 1)
+    world_size: int = at_least(0, 0)
+    launcher: str = ""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run, resolved. `threads`: per rank (the number of threads changes the bits). `run_dir` empty: named by content under outputs/."""
+
+    seed: int = field(default=1337, metadata={"minimum": 0, "maximum": 2**63 - 1})
+    target_steps: int = at_least(1600, 1)
+    global_batch: int = at_least(256, 1)
+    world_size: int = at_least(2, 1)
+    threads: int = at_least(1, 1)
+    device: str = one_of("auto", DEVICES)
+    precision: str = one_of("fp32", PRECISIONS)
+    state_digests: bool = False
+    suite_name: str = ""
+    run_dir: str = ""
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    write_mode: WriteModeConfig = field(default_factory=WriteModeConfig)
+    failure: FailureConfig = field(default_factory=FailureConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    elastic: ElasticConfig = field(default_factory=ElasticConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    variant: VariantConfig = field(default_factory=VariantConfig)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)

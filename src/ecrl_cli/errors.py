@@ -1,0 +1,124 @@
+"""Every error ECRL raises on purpose, and the exit code each one ends the command with.
+
+EcrlError
+├── InputError                2   bad input or configuration; nothing was written
+│   ├── ConfigError               a key, a value or a combination
+│   ├── DatasetError              a data set that is missing, damaged or unreadable
+│   ├── RunDirectoryError         a folder that is not a run, another run's, or not writable
+│   └── RecordError               a record that cannot be read (torn in the middle, wrong schema)
+├── EvidenceMissing           3   what would be judged is not there
+├── NoValidCheckpoint         4   checkpoints exist, none passes the guard
+├── StorageError              5   the file system refused, with its errno
+├── CheckpointConflict        5   another, different checkpoint already holds that name
+├── NoProgress                7   restarts spent, or two in a row gained no step
+├── RunHeld                   8   another supervisor owns the run directory
+├── Fenced                    9   a newer attempt owns the store
+└── Stopped             130/143   SIGINT or SIGTERM; the run can be resumed
+
+The printed form is one line: ``ecrl: error: E-<code> <key>: <fact>; <remedy>``.
+"""
+
+from __future__ import annotations
+
+import errno as errno_names
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """`value` as it appears in a message: quoted where it is text, cut at `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+class EcrlError(Exception):
+    """An expected failure: what (`code`), where (`key`), the `fact`, the way out (`remedy`)."""
+
+    exit_code = 1
+    code = "error"
+
+    def __init__(self, key: str, fact: str, remedy: str = "", *, code: str = "") -> None:
+        self.key, self.fact, self.remedy = key, fact, remedy
+        self.code = code or type(self).code
+        super().__init__(self.line())
+
+    def line(self) -> str:
+        """The one line that a person reads, without the program's name in front."""
+        body = f"E-{self.code} {self.key}: {self.fact}"
+        return (f"{body}; {self.remedy}" if self.remedy else body).replace("\n", " ")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.key, self.fact, self.remedy, self.code))
+
+
+def _rebuild(kind: type[EcrlError], key: str, fact: str, remedy: str, code: str) -> EcrlError:
+    return kind(key, fact, remedy, code=code)
+
+
+class InputError(EcrlError):
+    exit_code = 2
+    code = "input"
+
+
+class ConfigError(InputError):
+    code = "config"
+
+
+class DatasetError(InputError):
+    code = "dataset"
+
+
+class RunDirectoryError(InputError):
+    code = "run-dir"
+
+
+class RecordError(InputError):
+    code = "record"
+
+
+class EvidenceMissing(EcrlError):
+    exit_code = 3
+    code = "unknown"
+
+
+class NoValidCheckpoint(EcrlError):
+    exit_code = 4
+    code = "no-valid-checkpoint"
+
+
+class StorageError(EcrlError):
+    exit_code = 5
+    code = "storage"
+
+    @classmethod
+    def of(cls, call: str, path: object, error: OSError) -> StorageError:
+        """The error of file-system call `call` on `path`, with the errno by name."""
+        name = errno_names.errorcode.get(error.errno or 0, "unknown errno")
+        return cls(call, f"{name} at {path} ({error.strerror})")
+
+
+class CheckpointConflict(StorageError):
+    code = "conflict"
+
+
+class NoProgress(EcrlError):
+    exit_code = 7
+    code = "no-progress"
+
+
+class RunHeld(EcrlError):
+    exit_code = 8
+    code = "held"
+
+
+class Fenced(EcrlError):
+    exit_code = 9
+    code = "fenced"
+
+
+class Stopped(EcrlError):
+    """Stopped by a signal; `exit_code` is 128 + the signal number."""
+
+    code = "stopped"
+
+    def __init__(self, key: str, fact: str, remedy: str = "", *, code: str = "") -> None:
+        super().__init__(key, fact, remedy, code=code)
+        self.exit_code = 143 if key == "SIGTERM" else 130

@@ -1,0 +1,64 @@
+"""The clocks of the house, and one rank's contiguous account of where its time goes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ecrl_cli.records.events import Span
+from ecrl_cli.records.journal import Journal
+
+
+def monotonic() -> float:
+    """CLOCK_MONOTONIC in seconds: the same for every process of one boot."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def wall() -> float:
+    """Unix time in seconds; recorded, never compared."""
+    return time.time()
+
+
+def boot_id() -> str:
+    """Names the boot whose monotonic clock is meant."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class SpanClock:
+    """Switches between categories without a gap: every instant since `start` belongs to exactly one span.
+
+    `duration(category)` sums what was spent in it since `mark()`.
+    """
+
+    def __init__(self, journal: Journal, attempt: int, start: float, category: str) -> None:
+        self._journal, self._attempt = journal, attempt
+        self._start, self._category = start, category
+        self._since_mark: dict[str, float] = {}
+        self.global_step = 0
+
+    def switch(self, category: str) -> float:
+        """End the running span now and begin one of `category`; gives the instant."""
+        now = monotonic()
+        if category != self._category:
+            self._close(now)
+            self._category = category
+        return now
+
+    def mark(self) -> None:
+        """Begin a new sum for `duration`."""
+        self._close(monotonic())
+        self._since_mark = {}
+
+    def duration(self, category: str) -> float:
+        """Seconds of `category` closed since `mark()`."""
+        return self._since_mark.get(category, 0.0)
+
+    def close(self) -> None:
+        """End the running span."""
+        self._close(monotonic())
+
+    def _close(self, now: float) -> None:
+        if now > self._start:
+            self._journal.append(Span(self._category, self._start, now, self._attempt, self.global_step))
+            self._since_mark[self._category] = self._since_mark.get(self._category, 0.0) + now - self._start
+        self._start = now

@@ -1,0 +1,215 @@
+"""What happened, as frozen data: one class per kind of line or document in a run directory.
+
+Times: `at` is CLOCK_MONOTONIC in seconds (the same for all processes of one boot), `time` is Unix wall time in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SCHEMA_VERSION = 1
+
+# Where a second of rank 0's wall time can go (promise 4); `spans_rank0.jsonl` and metrics.json use these words.
+CATEGORIES = (
+    "compute",
+    "snapshot",
+    "serialize",
+    "enqueue",
+    "backpressure",
+    "write_wait",
+    "sync",
+    "detect",
+    "launch",
+    "import",
+    "rendezvous",
+    "load",
+    "warm_up",
+    "replay",
+    "idle",
+)
+
+CHECKPOINT_ENDS = ("committed", "failed", "lost")
+
+
+@dataclass(frozen=True)
+class RankLine:
+    """One committed step of one rank: a line of `logs/attempt-NN/rankR.jsonl`.
+
+    `cursor_step` is the 0-based step in `epoch` just consumed; `sample_ids_hash` is the SHA-256 hex of the shard's ids as
+    little-endian int64, in order; `loss` is the rank's own mean loss, full precision; `seconds` is the step's duration.
+    """
+
+    global_step: int
+    epoch: int
+    cursor_step: int
+    rank: int
+    world_size: int
+    sample_ids_hash: str
+    sample_ids_count: int
+    loss: float
+    attempt: int
+    seconds: float
+    at: float
+    time: float
+    state_digest: str | None = None
+    inputs_hash: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointLine:
+    """One event in the life of one checkpoint: a line of `logs/attempt-NN/checkpoint_rank0.jsonl`.
+
+    submitted: the training thread hands it over (`bytes`, `snapshot_s`, `serialize_s`, `backpressure_s`, `inflight` with this one);
+    received: the writer has all of it; released: the training thread goes on (`enqueue_s`, `stall_s`); then exactly one of
+    committed (durable as the write mode promises: `write_s`, `commit_s`, `commit_sha256`, `path`), failed (`reason`), lost (`reason`);
+    later perhaps retired (retention removed it).
+    """
+
+    event: str
+    global_step: int
+    attempt: int
+    at: float
+    time: float
+    snapshot_s: float = 0.0
+    serialize_s: float = 0.0
+    enqueue_s: float = 0.0
+    backpressure_s: float = 0.0
+    write_s: float = 0.0
+    commit_s: float = 0.0
+    stall_s: float = 0.0
+    bytes: int = 0
+    inflight: int = 0
+    path: str | None = None
+    commit_sha256: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of one rank's time spent in one category: a line of `logs/attempt-NN/spans_rankR.jsonl`.
+
+    The spans of a rank touch: each starts where the one before ended. `global_step` is the step being worked on.
+    """
+
+    category: str
+    start: float
+    end: float
+    attempt: int
+    global_step: int
+
+
+@dataclass(frozen=True)
+class Fired:
+    """`fired/NNN.json`: entry `index` of the plan struck; written and synced before the blow."""
+
+    index: int
+    kind: str
+    rank: int
+    global_step: int
+    attempt: int
+    at: float
+    time: float
+
+
+@dataclass(frozen=True)
+class Final:
+    """`logs/attempt-NN/final.json`: the target is reached and everything in flight is durable.
+
+    `at` is the end of the goodput clock. Digests are SHA-256 over the sorted (name, tensor sha256) pairs of a component.
+    """
+
+    global_step: int
+    attempt: int
+    at: float
+    time: float
+    parameters_digest: str
+    buffers_digest: str
+    optimizer_digest: str
+    rng_digest: str
+    loss: float
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class ResumedFrom:
+    path: str
+    commit_sha256: str
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A checkpoint that recovery refused, and the guard's layer that caught it."""
+
+    path: str
+    layer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One launch. `outcome`: running, completed, died, stopped, resized, hung. `phases` in seconds.
+
+    `exit_code` and `signal` are the first casualty's (an injected exit: 137 and none; a SIGKILL: none and 9).
+    `first_step` and `last_step` are the first and last step that rank 0 logged, or None. `launched_at`, `ended_at`: monotonic.
+    """
+
+    attempt: int
+    world_size: int
+    exit_code: int | None = None
+    signal: int | None = None
+    rank: int | None = None
+    outcome: str = "running"
+    resumed_from_step: int = 0
+    resumed_from: ResumedFrom | None = None
+    rejected: tuple[Rejected, ...] = ()
+    first_step: int | None = None
+    last_step: int | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    launched_at: float = 0.0
+    ended_at: float | None = None
+    session: int = 0
+
+
+@dataclass(frozen=True)
+class Session:
+    """One supervisor's stay: monotonic `started_at`/`ended_at` (None: it was killed), wall `time`, `boot_id` of the clock."""
+
+    started_at: float
+    time: float
+    boot_id: str
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True)
+class SupervisorRecord:
+    """supervisor.json. `terminal_status`: running, completed, stopped, gave_up, refused; `reason` says why in words."""
+
+    schema_version: int
+    run_id: str
+    target_steps: int
+    terminal_status: str
+    restarts: int
+    attempts: tuple[Attempt, ...]
+    sessions: tuple[Session, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedFailure:
+    """One entry of the plan (failures.json): kind (`what`), rank (`who`), global step and moment (`when`)."""
+
+    index: int
+    kind: str
+    rank: int
+    global_step: int
+    moment: str = "boundary"
+
+
+@dataclass(frozen=True)
+class DatasetRecord:
+    """dataset.json: `size` samples, `classes`, `shape` of one input (channels, height, width)."""
+
+    name: str
+    size: int
+    classes: int
+    shape: tuple[int, ...]

@@ -1,0 +1,23 @@
+"""What the supervisor tells an attempt: `logs/attempt-NN/launch.json`, read once by every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ecrl_cli.records.events import PlannedFailure, ResumedFrom
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """The one argument of an attempt beside the run directory.
+
+    `resume_step` 0 means from the beginning. `max_step_seen` is the highest step any attempt logged: steps up to it are replayed.
+    `pending` are the planned failures that have not fired.
+    """
+
+    attempt: int
+    world_size: int
+    resume_step: int
+    resume_from: ResumedFrom | None
+    max_step_seen: int
+    pending: tuple[PlannedFailure, ...]

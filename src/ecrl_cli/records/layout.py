@@ -1,0 +1,144 @@
+"""Every path of a run directory and of a sweep folder. Nobody else joins strings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_ATTEMPT = re.compile(r"^attempt-(\d{2,})$")
+_RANK_LOG = re.compile(r"^rank(\d+)\.jsonl$")
+
+
+@dataclass(frozen=True)
+class AttemptLayout:
+    """The folder of one attempt's logs."""
+
+    folder: Path
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoint_rank0.jsonl"
+
+    @property
+    def launch(self) -> Path:
+        """What this attempt was told: see `records.launch.LaunchOrder`."""
+        return self.folder / "launch.json"
+
+    @property
+    def final(self) -> Path:
+        return self.folder / "final.json"
+
+    def rank(self, rank: int) -> Path:
+        return self.folder / f"rank{rank}.jsonl"
+
+    def spans(self, rank: int) -> Path:
+        return self.folder / f"spans_rank{rank}.jsonl"
+
+    def ranks(self) -> list[int]:
+        """The ranks that left a log, in order."""
+        names = (_RANK_LOG.match(p.name) for p in self.folder.iterdir()) if self.folder.is_dir() else ()
+        return sorted(int(m[1]) for m in names if m)
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """A run directory."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def dataset(self) -> Path:
+        """Size and shape of the data set, written by rank 0 of the first attempt."""
+        return self.root / "dataset.json"
+
+    @property
+    def failures(self) -> Path:
+        return self.root / "failures.json"
+
+    @property
+    def supervisor(self) -> Path:
+        return self.root / "supervisor.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.json"
+
+    @property
+    def verdict(self) -> Path:
+        return self.root / "verdict.json"
+
+    @property
+    def fired(self) -> Path:
+        return self.root / "fired"
+
+    def fired_entry(self, index: int) -> Path:
+        return self.fired / f"{index:03d}.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
+
+    @property
+    def control(self) -> Path:
+        """The supervisor's Unix socket, while it lives."""
+        return self.root / ".control"
+
+    @property
+    def writer(self) -> Path:
+        """The background writer's Unix socket, while it lives."""
+        return self.root / ".writer"
+
+    @property
+    def hydra(self) -> Path:
+        return self.root / ".hydra"
+
+    def attempt(self, attempt: int) -> AttemptLayout:
+        return AttemptLayout(self.logs / f"attempt-{attempt:02d}")
+
+    def attempts(self) -> list[int]:
+        """The attempts that left a folder, in order."""
+        names = (_ATTEMPT.match(p.name) for p in self.logs.iterdir()) if self.logs.is_dir() else ()
+        return sorted(int(m[1]) for m in names if m)
+
+    def relative(self, path: Path) -> str:
+        """`path` as it is written in records, so that a copied or moved run stays valid."""
+        return path.relative_to(self.root).as_posix()
+
+
+@dataclass(frozen=True)
+class SweepLayout:
+    """A sweep folder: one folder per run, a manifest and a report."""
+
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.csv"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    def run(self, name: str) -> RunLayout:
+        return RunLayout(self.root / name)
