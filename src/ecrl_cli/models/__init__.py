@@ -1,0 +1,5 @@
+"""Models by name: a builder takes (ModelConfig, classes, input shape) and gives a module."""
+
+from ecrl_cli.models.registry import REGISTRY, build
+
+__all__ = ["REGISTRY", "build"]

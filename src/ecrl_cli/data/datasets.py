@@ -1,0 +1,30 @@
+"""The data sets by name. A name's module is imported only when it is asked for: digits does without torchvision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ecrl_cli.config.registry import Registry
+from ecrl_cli.config.schema import DatasetConfig
+
+if TYPE_CHECKING:
+    from ecrl_cli.data.sample_set import SampleSet
+
+# name -> builder: (DatasetConfig) -> SampleSet; an installed package adds its own under the entry-point group.
+REGISTRY = Registry(
+    kind="dataset",
+    group="ecrl.datasets",
+    builtin={
+        "digits": "ecrl_cli.data.digits:DigitsWithIDs",
+        "cifar10": "ecrl_cli.data.cifar:CIFAR10WithIDs",
+        "cifar100": "ecrl_cli.data.cifar:CIFAR100WithIDs",
+        "imagefolder": "ecrl_cli.data.folder:ImageFolderWithIDs",
+        "fake": "ecrl_cli.data.fake:FakeDataWithIDs",
+    },
+)
+
+
+def build_dataset(config: DatasetConfig) -> SampleSet:
+    """The training set that `config` describes. Downloads nothing: `preflight.prepare` does, in one process, before."""
+    dataset: SampleSet = REGISTRY.load(config.name)(config)
+    return dataset

@@ -1,0 +1,111 @@
+"""Which samples a step consumes: pure arithmetic on (seed, epoch, size), without torch.
+
+The window of a step is `global_batch` sample ids; rank r owns the r-th contiguous shard of it. A sample id is the data set's index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ecrl_cli.errors import ConfigError, RecordError
+
+Ids = npt.NDArray[np.int64]
+
+
+def steps_per_epoch(size: int, global_batch: int) -> int:
+    """Whole windows in an epoch; ConfigError where there is none."""
+    steps = size // global_batch
+    if steps == 0:
+        raise ConfigError("global_batch", f"{global_batch} is larger than the dataset ({size}): an epoch would have 0 steps", f"use at most {size}")
+    return steps
+
+
+def check_divisible(global_batch: int, world_size: int) -> None:
+    """ConfigError where the ranks cannot own equal shards, with the nearest batches that they could."""
+    if global_batch % world_size == 0:
+        return
+    below = global_batch // world_size * world_size
+    choices = f"{below} or {below + world_size}" if below else str(world_size)
+    raise ConfigError("global_batch", f"{global_batch} is not divisible by world size {world_size}", f"use {choices}")
+
+
+def epoch_order(seed: int, epoch: int, size: int, global_batch: int = 1) -> Ids:
+    """The sample ids of an epoch in order, cut to whole windows of `global_batch`."""
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    return generator.permutation(size).astype(np.int64, copy=False)[: steps_per_epoch(size, global_batch) * global_batch]
+
+
+def window(order: Ids, step: int, global_batch: int) -> Ids:
+    """The ids of the 0-based `step` of the epoch with this `order`."""
+    return order[step * global_batch : (step + 1) * global_batch]
+
+
+def shard(window: Ids, rank: int, world_size: int) -> Ids:
+    """The part of `window` that `rank` owns."""
+    check_divisible(len(window), world_size)
+    local = len(window) // world_size
+    return window[rank * local : (rank + 1) * local]
+
+
+def ids_hash(ids: Ids) -> str:
+    """SHA-256 hex of `ids` as little-endian int64, in order."""
+    return hashlib.sha256(ids.astype("<i8", copy=False).tobytes()).hexdigest()
+
+
+def position(global_step: int, steps_per_epoch: int) -> tuple[int, int]:
+    """(epoch, 0-based step in it) of the 1-based `global_step`."""
+    return divmod(global_step - 1, steps_per_epoch)
+
+
+@lru_cache(maxsize=2)
+def _cached_order(seed: int, epoch: int, size: int, global_batch: int) -> Ids:
+    order = epoch_order(seed, epoch, size, global_batch)
+    order.setflags(write=False)
+    return order
+
+
+class ResumableGlobalBatchSampler:
+    """The cursor over the global order: its state is (epoch, cursor_step, seed) and no more, whatever the number of ranks.
+
+    `cursor_step` is the 0-based step of `epoch` that is about to be consumed.
+    """
+
+    def __init__(self, size: int, global_batch: int, seed: int) -> None:
+        self.size, self.global_batch, self.seed = size, global_batch, seed
+        self.steps_per_epoch = steps_per_epoch(size, global_batch)
+        self.epoch = 0
+        self.cursor_step = 0
+
+    def window(self) -> Ids:
+        """The ids of the step about to be consumed (read-only)."""
+        return window(_cached_order(self.seed, self.epoch, self.size, self.global_batch), self.cursor_step, self.global_batch)
+
+    def shard(self, rank: int, world_size: int) -> Ids:
+        """What `rank` owns of the window (read-only)."""
+        return shard(self.window(), rank, world_size)
+
+    def advance(self) -> None:
+        """The step is done: on to the next one, into the next epoch behind the last."""
+        self.cursor_step += 1
+        if self.cursor_step == self.steps_per_epoch:
+            self.epoch, self.cursor_step = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "cursor_step": self.cursor_step, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up `state`; ConfigError for another seed, RecordError for a place that this order does not have."""
+        if set(state) != {"epoch", "cursor_step", "seed"}:
+            raise RecordError("sampler", f"state has {sorted(state)}, not epoch, cursor_step, seed", "resume from another checkpoint")
+        if state["seed"] != self.seed:
+            fact = f"the checkpoint's order has seed {state['seed']}, this run {self.seed}"
+            raise ConfigError("seed", fact, f"set seed={state['seed']} or start a new run")
+        if state["epoch"] < 0 or not 0 <= state["cursor_step"] < self.steps_per_epoch:
+            fact = f"step {state['cursor_step']} of epoch {state['epoch']} does not exist with {self.steps_per_epoch} steps per epoch"
+            raise RecordError("sampler", fact, "restore the data set or start a new run")
+        self.epoch, self.cursor_step = int(state["epoch"]), int(state["cursor_step"])

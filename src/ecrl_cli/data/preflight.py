@@ -1,0 +1,111 @@
+"""Is the data set there and whole? Asked by the supervising side before anything starts, and by each rank before it loads: no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ecrl_cli.config.schema import DatasetConfig
+from ecrl_cli.data.download import download
+from ecrl_cli.data.official import ARCHIVES
+from ecrl_cli.errors import DatasetError
+
+DIGITS_SIZE = 1797
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+
+
+def prepare(dataset: DatasetConfig, say: Callable[[str], None] = lambda line: None) -> None:
+    """`check`, after a download where files are missing and `download` allows it. For one process: call it before the ranks start."""
+    if dataset.download and missing(dataset):
+        archive = ARCHIVES[dataset.name]
+        say(f"downloading {dataset.name} from {archive.url} to {home(dataset)}")
+        download(archive, home(dataset))
+    check(dataset)
+
+
+def check(dataset: DatasetConfig) -> None:
+    """DatasetError for a missing folder or file, or a wrong MD5 where the official sums are asked for."""
+    try:
+        if dataset.name in ARCHIVES:
+            _check_archive(dataset)
+        elif dataset.name == "imagefolder":
+            _check_image_folder(image_folder(dataset))
+    except OSError as error:
+        raise DatasetError("dataset.root", f"{error.filename or home(dataset)} cannot be read ({error.strerror})", "make it readable") from error
+
+
+def known_size(dataset: DatasetConfig) -> int | None:
+    """Training samples, where that is known without reading them."""
+    if dataset.name == "digits":
+        return DIGITS_SIZE
+    if dataset.name == "fake":
+        return dataset.size
+    if dataset.name in ARCHIVES and dataset.checksum == "official":
+        return ARCHIVES[dataset.name].size
+    if dataset.name == "imagefolder":
+        return sum(1 for folder in _class_folders(image_folder(dataset)) for _ in _images(folder))
+    return None
+
+
+def home(dataset: DatasetConfig) -> Path:
+    """The data set's own folder under root: what torchvision gets as its root."""
+    return Path(dataset.root).expanduser() / dataset.name
+
+
+def image_folder(dataset: DatasetConfig) -> Path:
+    """The folder that holds one folder per class: root/imagefolder, or its `train` where there is one."""
+    train = home(dataset) / "train"
+    return train if train.is_dir() else home(dataset)
+
+
+def missing(dataset: DatasetConfig) -> list[Path]:
+    """The official files that are not there; none for a data set without an archive."""
+    archive = ARCHIVES.get(dataset.name)
+    return [path for path in (home(dataset) / archive.folder / name for name in archive.files) if not path.is_file()] if archive else []
+
+
+def _check_archive(dataset: DatasetConfig) -> None:
+    lacking = missing(dataset)
+    archive = ARCHIVES[dataset.name]
+    folder = home(dataset) / archive.folder
+    if lacking:
+        what = f"{lacking[0]} is missing" if folder.is_dir() else f"{dataset.name} is not there: no folder {folder}"
+        raise DatasetError("dataset.root", what, f"{_remedy(dataset)}{'' if dataset.download else ', or set dataset.download=true'}")
+    if dataset.checksum == "official":
+        for name, expected in archive.files.items():
+            _check_sum(folder / name, expected)
+
+
+def _remedy(dataset: DatasetConfig) -> str:
+    return f"put the official archive's files there, or set dataset.root to the folder that holds {dataset.name}/"
+
+
+def _check_sum(path: Path, expected: str) -> None:
+    with path.open("rb") as file:
+        got = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if got != expected:
+        remedy = "restore the official file, or set dataset.checksum=none for a subset or a copy that you trust"
+        raise DatasetError("dataset.checksum", f"{path} md5 mismatch (expected {expected}, got {got})", remedy)
+
+
+def _check_image_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        remedy = "put one folder of images per class there, or set dataset.root to the folder that holds imagefolder/"
+        raise DatasetError("dataset.root", f"imagefolder is not there: no folder {folder}", remedy)
+    classes = _class_folders(folder)
+    if len(classes) < 2:
+        raise DatasetError("dataset.root", f"{folder} has {len(classes)} class folders, need 2 or more", "put one folder of images per class there")
+    for each in classes:
+        if next(_images(each), None) is None:
+            raise DatasetError("dataset.root", f"{each} holds no image ({' '.join(IMAGE_SUFFIXES)})", "fill or remove that folder")
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _images(folder: Path) -> Iterator[str]:
+    for _, _, names in os.walk(folder, followlinks=True):
+        yield from (name for name in names if name.lower().endswith(IMAGE_SUFFIXES))

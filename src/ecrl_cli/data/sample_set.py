@@ -1,0 +1,70 @@
+"""What every data set gives: samples by id, as (x, y, sample_id) one by one or as arrays of many."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ids = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """`shape`: (channels, height, width). `mean`, `std`: per channel, of pixels divided by `peak`.
+
+    `flip`: whether a mirror image shows the same class.
+    """
+
+    name: str
+    classes: int
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    peak: int = 255
+    flip: bool = True
+
+
+class SampleSet(ABC):
+    """A training set whose samples are known by their index, never renumbered. Reading one draws from no global RNG."""
+
+    traits: Traits
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def fetch(self, ids: Ids) -> tuple[Pixels, Labels]:
+        """Pixels (n, c, h, w) and labels (n) of `ids`, in that order."""
+
+    def __getitem__(self, sample_id: int) -> tuple[torch.Tensor, int, int]:
+        """(x, y, sample_id): one sample as it is, normalised, not augmented."""
+        pixels, labels = self.fetch(np.array([sample_id], dtype=np.int64))
+        return torch.from_numpy(normalised(pixels, self.traits)[0]), int(labels[0]), sample_id
+
+
+class ArraySet(SampleSet):
+    """A data set that lies in memory as two arrays: pixels (size, c, h, w) and labels (size)."""
+
+    def __init__(self, traits: Traits, pixels: Pixels, labels: Labels) -> None:
+        self.traits, self._pixels, self._labels = traits, pixels, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def fetch(self, ids: Ids) -> tuple[Pixels, Labels]:
+        return self._pixels[ids], self._labels[ids]
+
+
+def normalised(pixels: Pixels, traits: Traits) -> npt.NDArray[np.float32]:
+    """(pixels / peak - mean) / std as float32, elementwise: a sample's bits do not depend on its batch."""
+    mean, std = (np.array(values, dtype=np.float32).reshape(1, -1, 1, 1) for values in (traits.mean, traits.std))
+    x = pixels.astype(np.float32)
+    x -= mean * np.float32(traits.peak)
+    x /= std * np.float32(traits.peak)
+    return x

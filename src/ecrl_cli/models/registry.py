@@ -1,0 +1,29 @@
+"""The models by name. A name's module is imported only when it is asked for: small_cnn and vit do without torchvision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ecrl_cli.config.registry import Registry
+from ecrl_cli.config.schema import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# name -> builder: (ModelConfig, classes, shape) -> nn.Module; an installed package adds its own under the entry-point group.
+REGISTRY = Registry(
+    kind="model",
+    group="ecrl.models",
+    builtin={
+        "small_cnn": "ecrl_cli.models.small_cnn:small_cnn",
+        "resnet18": "ecrl_cli.models.resnet:resnet18",
+        "resnet50": "ecrl_cli.models.resnet:resnet50",
+        "vit": "ecrl_cli.models.vit:vit",
+    },
+)
+
+
+def build(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """The model for inputs of `shape` (channels, height, width). Its weights depend on torch's current seed and nothing else."""
+    model: nn.Module = REGISTRY.load(config.name)(config, classes, shape)
+    return model

@@ -1,0 +1,170 @@
+"""Every data set gives (x, y, sample_id), by torchvision's or scikit-learn's own reading of the files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torchvision import datasets as torchvision_datasets
+
+from ecrl_cli.config.schema import DATASETS, DatasetConfig
+from ecrl_cli.data.augment import augmented
+from ecrl_cli.data.datasets import REGISTRY, build_dataset
+from ecrl_cli.data.official import ARCHIVES
+from ecrl_cli.data.sample_set import SampleSet
+from ecrl_cli.errors import ConfigError, DatasetError
+from tests.unit.cifar_copy import PER_FILE, write_cifar10, write_cifar100
+
+
+def images(root: Path) -> Path:
+    """root/imagefolder with two classes of two images, of two sizes and modes."""
+    folder = root / "imagefolder"
+    for label in ("ants", "bees"):
+        (folder / label).mkdir(parents=True)
+        Image.new("RGB", (20, 10), (200, 0, 0)).save(folder / label / "a.png")
+        Image.new("L", (9, 9), 77).save(folder / label / "b.png")
+    return folder
+
+
+def everything(dataset: SampleSet) -> tuple[np.ndarray, np.ndarray]:
+    return dataset.fetch(np.arange(len(dataset)))
+
+
+def copy_of(name: str, root: Path) -> DatasetConfig:
+    writers = {"cifar10": write_cifar10, "cifar100": write_cifar100, "imagefolder": images}
+    if name in writers:
+        writers[name](root)
+    return DatasetConfig(name=name, root=str(root), checksum="none", download=False, size=30, image_size=16)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_gives_inputs_labels_and_ids(name: str, tmp_path: Path) -> None:
+    dataset = build_dataset(copy_of(name, tmp_path))
+    assert dataset.traits.name == name
+    assert f"{type(dataset).__name__.lower()}" == f"{'fakedata' if name == 'fake' else name}withids"
+    for sample_id in (0, len(dataset) - 1):
+        x, y, given = dataset[sample_id]
+        assert (x.dtype, tuple(x.shape), given) == (torch.float32, dataset.traits.shape, sample_id)
+        assert 0 <= y < dataset.traits.classes
+    backwards = np.arange(len(dataset))[::-1].copy()
+    pixels, labels = dataset.fetch(backwards)
+    assert np.array_equal(pixels[::-1], everything(dataset)[0])
+    assert (str(pixels.dtype), str(labels.dtype)) == ("uint8", "int64")
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    pixels, labels = everything(build_dataset(DatasetConfig()))
+    reference = load_digits()
+    assert np.array_equal(pixels[:, 0], reference.images.astype(np.uint8))
+    assert np.array_equal(labels, reference.target)
+    x = torch.stack([build_dataset(DatasetConfig())[0][0]])
+    assert np.allclose(x[0, 0].numpy() * 0.3760 + 0.3053, reference.images[0] / 16, atol=1e-6)
+
+
+def test_a_digit_is_shifted_but_never_mirrored() -> None:
+    dataset = build_dataset(DatasetConfig())
+    ids = np.arange(200)
+    pixels, _ = dataset.fetch(ids)
+    looks = augmented(pixels, 1, 0, ids, dataset.traits.flip)
+    padded = np.pad(pixels, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    crops = [padded[:, :, top : top + 8, left : left + 8] for top in range(3) for left in range(3)]
+    assert all(any(np.array_equal(look, crop[i]) for crop in crops) for i, look in enumerate(looks))
+
+
+def test_digits_and_the_small_models_do_without_slow_imports() -> None:
+    code = (
+        "import sys\n"
+        "from ecrl_cli.config.schema import DatasetConfig, ModelConfig\n"
+        "from ecrl_cli.data.datasets import build_dataset\n"
+        "from ecrl_cli.models import build\n"
+        "assert 'torch' not in sys.modules\n"
+        "build_dataset(DatasetConfig())\n"
+        "[build(ModelConfig(name=name), 10, (1, 8, 8)) for name in ('small_cnn', 'vit')]\n"
+        "sys.exit(' '.join({'torchvision', 'sklearn'} & set(sys.modules)) or 0)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_cifar10_copy_is_read_whole_and_in_order(tmp_path: Path) -> None:
+    dataset = build_dataset(copy_of("cifar10", tmp_path))
+    pixels, labels = everything(dataset)
+    assert labels.tolist() == [i % 10 for i in range(5 * PER_FILE)]
+    rows = (np.arange(3072) + 3072 + 1000 * 2) % 251  # second row of data_batch_3
+    assert np.array_equal(pixels[2 * PER_FILE + 1], rows.reshape(3, 32, 32))
+
+
+def test_the_table_of_sums_is_torchvisions() -> None:
+    for name, kind in (("cifar10", torchvision_datasets.CIFAR10), ("cifar100", torchvision_datasets.CIFAR100)):
+        expected = dict([*kind.train_list, *kind.test_list, [kind.meta["filename"], kind.meta["md5"]]])
+        ours = ARCHIVES[name]
+        assert (ours.files, ours.folder, ours.url, ours.md5) == (expected, kind.base_folder, kind.url, kind.tgz_md5)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_a_copy_is_refused_where_the_official_sums_are_asked_for(name: str, tmp_path: Path) -> None:
+    copy_of(name, tmp_path)
+    with pytest.raises(DatasetError, match=r"md5 mismatch \(expected .*, got .*dataset\.checksum=none"):
+        build_dataset(DatasetConfig(name=name, root=str(tmp_path)))
+
+
+def test_without_sums_a_missing_file_is_still_refused(tmp_path: Path) -> None:
+    config = copy_of("cifar10", tmp_path)
+    (tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_4").unlink()
+    with pytest.raises(DatasetError, match="data_batch_4 is missing"):
+        build_dataset(config)
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a pickle", b"\x80\x02}q\x00."])
+def test_without_sums_a_damaged_file_is_one_clear_line(damage: bytes, tmp_path: Path) -> None:
+    config = copy_of("cifar10", tmp_path)
+    (tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_2").write_bytes(damage)
+    with pytest.raises(DatasetError, match="cifar10 cannot be read"):
+        build_dataset(config)
+
+
+def test_labels_beyond_the_classes_are_refused(tmp_path: Path) -> None:
+    write_cifar100(tmp_path).parent.rename(tmp_path / "elsewhere")
+    config = copy_of("cifar10", tmp_path)
+    source = (tmp_path / "elsewhere" / "cifar-100-python" / "test").read_bytes()  # fine labels 4 to 7, read as cifar10: in range
+    folder = tmp_path / "cifar10" / "cifar-10-batches-py"
+    (folder / "data_batch_1").write_bytes(source.replace(b"K\x07", b"K\x0b"))
+    with pytest.raises(DatasetError, match=r"not as many of each in 0\.\.9"):
+        build_dataset(config)
+
+
+def test_an_image_folder_is_resized_and_ordered_by_class_and_path(tmp_path: Path) -> None:
+    dataset = build_dataset(copy_of("imagefolder", tmp_path))
+    pixels, labels = everything(dataset)
+    assert (pixels.shape, labels.tolist(), dataset.traits.classes) == ((4, 3, 16, 16), [0, 0, 1, 1], 2)
+    assert pixels[2, :, 0, 0].tolist() == [200, 0, 0]
+    assert pixels[3, :, 5, 5].tolist() == [77, 77, 77]
+
+
+def test_a_damaged_image_is_named_with_its_sample(tmp_path: Path) -> None:
+    config = copy_of("imagefolder", tmp_path)
+    (tmp_path / "imagefolder" / "bees" / "a.png").write_bytes(b"nothing")
+    with pytest.raises(DatasetError, match=r"bees/a\.png \(sample 2\) cannot be read"):
+        everything(build_dataset(config))
+
+
+def test_fake_samples_depend_on_their_id_only() -> None:
+    dataset = build_dataset(DatasetConfig(name="fake", size=30, classes=7, image_size=8, channels=1))
+    again = build_dataset(DatasetConfig(name="fake", size=30, classes=7, image_size=8, channels=1))
+    torch.manual_seed(99)
+    one, _ = dataset.fetch(np.array([11, 4]))
+    other, _ = again.fetch(np.array([4]))
+    assert np.array_equal(one[1], other[0])
+    assert not np.array_equal(one[0], one[1])
+    assert len(set(everything(dataset)[1].tolist())) > 3
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown dataset 'cifar11'; did you mean cifar10\? known: digits, cifar10, .*fake"):
+        REGISTRY.load("cifar11")
