@@ -8,12 +8,19 @@ FORMAT_VERSION = 1
 
 MANIFEST, COMMIT, TRAIN = "MANIFEST.json", "COMMIT.json", "train.json"
 LATEST, LATEST_OK = "latest.json", "latest_ok"
+LEASE = ".attempt"
 STAGE_PREFIX, TRASH_PREFIX, REJECTED_PREFIX = ".stage_", ".trash_", ".rejected_"
 
 MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safetensors"
 
+# The first word of a tensor's name is its component: parameters.conv1.weight, optimizer.conv1.weight.momentum_buffer, rng.rank0.torch.
+COMPONENTS = ("parameters", "buffers", "optimizer", "rng")
+PART_OF = {"parameters": MODEL, "buffers": MODEL, "optimizer": OPTIMIZER, "rng": RNG}
+
 STEP_NAME = re.compile(r"^step_(\d{8})(\.safetensors|\.pt)?$")
 PART_NAME = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,63}$")
+
+CHUNK = 64 * 1024  # bytes per CRC in the manifest
 
 
 def step_name(step: int) -> str:
@@ -23,7 +30,8 @@ def step_name(step: int) -> str:
 # The guard's layers, in the order in which they look: a rejection names one of them.
 LAYERS = ("file", "commit", "manifest", "parts", "hash", "schema", "tensors", "finite")
 
-# Where `failures.media` and the crash-point study may kill the writer; {part} runs over the parts.
+# Where `failures.media` and the crash-point study may kill the writer; {part} runs over the parts. A single-file checkpoint has one
+# sidecar for manifest and commit: there the points of the manifest do not occur, and between_renames does.
 CRASH_POINTS = (
     "before_stage",
     "half_part:{part}",
@@ -35,8 +43,11 @@ CRASH_POINTS = (
     "after_commit",
     "before_stage_sync",
     "before_rename",
+    "between_renames",
     "after_rename",
     "after_root_sync",
     "before_pointer",
     "after_pointer",
+    "before_trash",
+    "after_trash",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ecrl_cli.checkpoint.state import Progress
+    from ecrl_cli.checkpoint.progress import Progress
 
 
 class Strategy(Protocol):

@@ -41,8 +41,8 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
-    """`value` as indented JSON, written whole."""
-    text = json.dumps(value, indent=2, sort_keys=False, allow_nan=False)
+    """`value` as indented JSON, written whole. A loss that is not finite stays what it is (NaN, as Python writes and reads it)."""
+    text = json.dumps(value, indent=2)
     write_whole(path, (text + "\n").encode(), durable=durable)
 
 

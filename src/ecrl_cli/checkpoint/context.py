@@ -1,0 +1,50 @@
+"""What every strategy is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ecrl_cli.checkpoint.image import PartPlace, Stamp
+from ecrl_cli.checkpoint.lines import CheckpointLog
+from ecrl_cli.checkpoint.progress import Progress
+from ecrl_cli.checkpoint.slots import Slot, Snapshotter
+from ecrl_cli.checkpoint.state import Gathered, StatePack
+from ecrl_cli.records.clock import SpanClock
+from ecrl_cli.records.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class Context:
+    """One rank in one attempt: its state, its time account, and the journal (which only rank 0 writes)."""
+
+    pack: StatePack
+    snapshotter: Snapshotter
+    layout: RunLayout
+    run_id: str
+    attempt: int
+    clock: SpanClock
+    log: CheckpointLog
+
+    @property
+    def writes(self) -> bool:
+        return self.pack.rank == 0
+
+    def stamp(self, progress: Progress) -> Stamp:
+        return Stamp(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.pack.world_size)
+
+    def capture(self, slot: Slot, progress: Progress, gathered: Gathered) -> tuple[tuple[PartPlace, ...], bytes]:
+        """Copy the state into `slot`; gives the files that it becomes and the text of train.json."""
+        self.clock.switch("snapshot")
+        slot.capture(self.snapshotter.tensors(gathered))
+        train = self.pack.train_document(progress, gathered.line_chain)
+        serialized = 0
+        if slot.layout.suffix == ".pt":
+            self.clock.switch("serialize")
+            serialized = slot.serialize(train)
+        return slot.layout.parts(progress.global_step, serialized), train
+
+    def submitted(self, global_step: int, nbytes: int, inflight: int) -> None:
+        """The line that stands in the journal before anything is handed over."""
+        spent = self.clock.duration
+        seconds = {f"{name}_s": spent(name) for name in ("snapshot", "serialize", "backpressure")}
+        self.log.write("submitted", global_step, bytes=nbytes, inflight=inflight, **seconds)

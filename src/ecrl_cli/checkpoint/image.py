@@ -1,0 +1,132 @@
+"""A checkpoint in memory, as the files it becomes: where each part and each tensor lies. Torch-free.
+
+A safetensors part is its header (8 bytes of length, JSON, spaces up to ALIGN) and then the tensors without gaps, widest type first, so
+that each lies aligned. Every part starts at a multiple of BLOCK: the writer streams it to disk as it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+from ecrl_cli.storage.writing import BLOCK
+
+ALIGN = 64
+
+# torch's spelling -> safetensors' spelling, bytes per element
+DTYPES = {
+    "torch.float64": ("F64", 8),
+    "torch.int64": ("I64", 8),
+    "torch.complex64": ("C64", 8),
+    "torch.float32": ("F32", 4),
+    "torch.int32": ("I32", 4),
+    "torch.float16": ("F16", 2),
+    "torch.bfloat16": ("BF16", 2),
+    "torch.int16": ("I16", 2),
+    "torch.int8": ("I8", 1),
+    "torch.uint8": ("U8", 1),
+    "torch.bool": ("BOOL", 1),
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that is to be captured."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype][1]
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A tensor's place: `offset` in the image, in bytes."""
+
+    spec: TensorSpec
+    offset: int
+
+
+@dataclass(frozen=True)
+class PartPlace:
+    """A file's place in the image. The tensors of a part that is not safetensors lie elsewhere in it (format=torch)."""
+
+    name: str
+    offset: int
+    nbytes: int
+    tensors: tuple[TensorPlace, ...]
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """All parts, the bytes of the image, and the headers with the offsets at which they stand."""
+
+    parts: tuple[PartPlace, ...]
+    nbytes: int
+    headers: tuple[tuple[int, bytes], ...]
+
+    @property
+    def tensors(self) -> tuple[TensorPlace, ...]:
+        return tuple(place for part in self.parts for place in part.tensors)
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Whose state it is and when: what the manifest says beside the parts."""
+
+    run_id: str
+    global_step: int
+    epoch: int
+    cursor_step: int
+    seed: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Image:
+    """A finished capture: nothing in it changes any more. `documents` are the small JSON parts by file name."""
+
+    stamp: Stamp
+    memory: memoryview
+    parts: tuple[PartPlace, ...]
+    documents: dict[str, bytes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts) + sum(map(len, self.documents.values()))
+
+
+def plan_image(parts: dict[str, list[TensorSpec]]) -> ImagePlan:
+    """Lay out safetensors files with these tensors, in the order given."""
+    places, headers, offset = [], [], 0
+    for name, specs in parts.items():
+        ordered = sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][1], spec.name))
+        header = header_of(ordered)
+        start = offset + len(header)
+        tensors = []
+        for spec in ordered:
+            tensors.append(TensorPlace(spec, start))
+            start += spec.nbytes
+        places.append(PartPlace(name, offset, start - offset, tuple(tensors)))
+        headers.append((offset, header))
+        offset = round_up(start, BLOCK)
+    return ImagePlan(tuple(places), offset, tuple(headers))
+
+
+def header_of(specs: list[TensorSpec]) -> bytes:
+    """The safetensors header of `specs` in this order, its length field included, padded to a multiple of ALIGN."""
+    entries, offset = {}, 0
+    for spec in specs:
+        entries[spec.name] = {"dtype": DTYPES[spec.dtype][0], "shape": list(spec.shape), "data_offsets": [offset, offset + spec.nbytes]}
+        offset += spec.nbytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(round_up(8 + len(text), ALIGN) - 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

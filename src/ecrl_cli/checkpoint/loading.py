@@ -1,0 +1,89 @@
+"""Reading a checkpoint's tensors: each byte once, hashed as it is read, believed only if it is what was committed. Never unpickles."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ecrl_cli.checkpoint.canonical import parse
+from ecrl_cli.checkpoint.guard import GuardConfig, OpenCheckpoint, Refused, layer, opened
+from ecrl_cli.checkpoint.hashing import workers
+from ecrl_cli.checkpoint.image import TensorPlace
+from ecrl_cli.checkpoint.manifest import Manifest, PartEntry
+from ecrl_cli.checkpoint.protocol import TRAIN
+from ecrl_cli.checkpoint.safetensors_header import header_length, places
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.fs import Fs, PosixFs
+from ecrl_cli.storage.reading import PIECE, fill
+
+# Whose files they are and how large was the guard's business; here the expected commit pins every byte.
+_PINNED = GuardConfig(max_bytes=2**62, trust_owner=True)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The tensors by name (they share the file's memory: copy, do not keep) and what train.json says."""
+
+    tensors: dict[str, torch.Tensor]
+    train: dict[str, Any]
+    manifest: Manifest
+
+
+def load_checkpoint(path: Path, commit_sha256: str | None = None) -> Loaded:
+    """Read the checkpoint at `path`; StorageError, naming the layer, unless it is whole and (if given) committed as `commit_sha256`."""
+    fs, found = PosixFs(), OpenCheckpoint()
+    try:
+        with opened(path, _PINNED, fs, found):
+            assert found.commit is not None and found.manifest is not None
+            if commit_sha256 is not None and found.commit.self_sha256 != commit_sha256:
+                raise Refused("commit", f"is {found.commit.self_sha256[:8]}, not {commit_sha256[:8]}")
+            parts = {name: found.manifest.parts[name] for name in found.files if name != TRAIN}
+            with ThreadPoolExecutor(workers()) as pool:
+                jobs = [pool.submit(_read_part, fs, name, found.files[name], entry) for name, entry in parts.items()]
+                tensors = {name: tensor for job in jobs for name, tensor in job.result().items()}
+            with layer("schema"):
+                train = parse(found.train)
+    except Refused as refused:
+        raise StorageError("restore", f"{path.name} failed at {refused.layer}: {refused.reason}", "resume from another checkpoint") from refused
+    return Loaded(tensors, train, found.manifest)
+
+
+def _read_part(fs: Fs, name: str, fd: int, entry: PartEntry) -> dict[str, torch.Tensor]:
+    with layer("hash"):
+        data, state = bytearray(entry.bytes), hashlib.sha256()
+        view = memoryview(data)
+        for start in range(0, len(view), PIECE):
+            state.update(fill(fs, fd, view[start : start + PIECE], start))
+        if state.hexdigest() != entry.sha256:
+            raise ValueError(f"{name} does not match its SHA-256")
+    with layer("schema"):
+        if name.endswith(".pt"):
+            return _unpacked(data, entry)
+        length = header_length(bytes(view[:8]), len(view))
+        return {place.spec.name: tensor_at(data, place) for place in places(bytes(view[8 : 8 + length]), entry)}
+
+
+def tensor_at(memory: Any, place: TensorPlace) -> torch.Tensor:
+    """The tensor that lies at `place` in `memory`, sharing it, with a storage of just its own bytes."""
+    dtype = getattr(torch, place.spec.dtype.removeprefix("torch."))
+    if not place.spec.nbytes:
+        return torch.empty(place.spec.shape, dtype=dtype)
+    count = place.spec.nbytes // dtype.itemsize
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=place.offset).view(place.spec.shape)
+
+
+def _unpacked(data: bytearray, entry: PartEntry) -> dict[str, torch.Tensor]:
+    """format=torch: already hashed, and read by torch's restricted reader, which makes tensors and plain containers only."""
+    try:
+        tensors: dict[str, torch.Tensor] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)["tensors"]
+    except Exception as error:  # whatever torch makes of a damaged file
+        raise ValueError(f"torch cannot read it ({str(error)[:80]})") from error
+    if {name: (str(t.dtype), tuple(t.shape)) for name, t in tensors.items()} != {name: (e.dtype, e.shape) for name, e in entry.tensors.items()}:
+        raise ValueError("file and manifest hold different tensors")
+    return tensors

@@ -1,0 +1,36 @@
+"""From configuration to strategy: the one place that knows them all."""
+
+from __future__ import annotations
+
+from ecrl_cli.checkpoint.blocking import BlockingStrategy
+from ecrl_cli.checkpoint.context import Context
+from ecrl_cli.checkpoint.lines import CheckpointLog
+from ecrl_cli.checkpoint.none import NoneStrategy
+from ecrl_cli.checkpoint.overlapped import OverlappedStrategy
+from ecrl_cli.checkpoint.slots import Snapshotter
+from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.strategy import Strategy
+from ecrl_cli.config.identity import run_id
+from ecrl_cli.config.schema import CheckpointConfig, RunConfig
+from ecrl_cli.records.clock import SpanClock
+from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.layout import RunLayout
+
+
+def make_strategy(config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock, journal: Journal) -> Strategy:
+    """The strategy that `config.checkpoint` names, for this rank in this attempt."""
+    checkpoint, identity = config.checkpoint, run_id(config)
+    if checkpoint.strategy == "none":
+        return NoneStrategy()
+    context = Context(pack, Snapshotter(pack, suffix_of(checkpoint)), layout, identity, attempt, clock, CheckpointLog(journal, layout, attempt))
+    if checkpoint.strategy == "overlapped":
+        return OverlappedStrategy(context, checkpoint.max_inflight)
+    return BlockingStrategy(context, CheckpointStore(layout.checkpoints, StoreConfig.of(config, identity)))
+
+
+def suffix_of(checkpoint: CheckpointConfig) -> str:
+    """What a single file ends in; empty for a group. format=torch is the published single file."""
+    if checkpoint.format == "torch":
+        return ".pt"
+    return ".safetensors" if checkpoint.layout == "single" else ""

@@ -1,0 +1,19 @@
+"""How far a rank is: what the next step will consume. Torch-free, so that everyone may hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`global_step` steps are done; `epoch` and `cursor_step` name the next window; `line_chain` is this rank's running SHA-256."""
+
+    global_step: int
+    epoch: int
+    cursor_step: int
+    seed: int
+    line_chain: str
+
+
+NOWHERE = Progress(global_step=0, epoch=0, cursor_step=0, seed=0, line_chain="")

@@ -1,0 +1,42 @@
+"""The random number generators of one rank as bytes: Python's, NumPy's, torch's on the CPU and on this rank's CUDA device."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import numpy as np
+import torch
+
+# Python: 625 words of state, whether a second Gaussian is kept, that number. NumPy: 624 words, position, the same two.
+_PYTHON = struct.Struct("<625I?d")
+_NUMPY = struct.Struct("<624II?d")
+
+
+def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
+    """The state of every generator by name (python, numpy, torch, and cuda on a CUDA device), as uint8 vectors of fixed sizes."""
+    version, words, gauss = random.getstate()
+    assert version == 3
+    python = _PYTHON.pack(*words, gauss is not None, gauss or 0.0)
+    name, key, position, has_gauss, cached = np.random.get_state(legacy=True)
+    assert name == "MT19937"
+    numpy = _NUMPY.pack(*np.asarray(key).tolist(), position, bool(has_gauss), cached)
+    states = {"python": _bytes(python), "numpy": _bytes(numpy), "torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_rng(states: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Set every generator; a state taken on another kind of device leaves that device's generator alone."""
+    *words, has_gauss, gauss = _PYTHON.unpack(states["python"].numpy().tobytes())
+    random.setstate((3, tuple(words), gauss if has_gauss else None))
+    *key, position, has_cached, cached = _NUMPY.unpack(states["numpy"].numpy().tobytes())
+    np.random.set_state(("MT19937", np.array(key, dtype=np.uint32), position, int(has_cached), cached))
+    torch.set_rng_state(states["torch"].clone())
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"].clone(), device)
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

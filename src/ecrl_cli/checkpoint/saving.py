@@ -1,0 +1,33 @@
+"""One save from image to journal, the same for the rank that writes itself and for the background writer. Torch-free."""
+
+from __future__ import annotations
+
+from ecrl_cli.checkpoint.image import Image
+from ecrl_cli.checkpoint.lines import CheckpointLog
+from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.errors import EcrlError, Fenced, StorageError
+
+
+def save_and_record(store: CheckpointStore, image: Image, attempt: int, log: CheckpointLog) -> bool:
+    """Commit `image` and write how it ended: `committed`, or `failed` with the reason. Gives whether it is committed.
+
+    A refusal by the file system does not raise: training goes on. Fenced does, after it is on record. Trouble with the pointers or
+    with retention makes no committed checkpoint a failed one; the next save tries both again.
+    """
+    step = image.stamp.global_step
+    try:
+        saved = store.save(image, attempt)
+    except (StorageError, Fenced) as error:
+        log.failed(step, error)
+        if isinstance(error, Fenced):
+            raise
+        return False
+    except Exception as error:  # a defect here must not leave a submitted checkpoint without an end
+        log.failed(step, EcrlError("save", f"{type(error).__name__}: {error}", "report this"))
+        return False
+    log.committed(step, saved)
+    try:
+        log.retired(store.settle(saved, image))
+    except StorageError:
+        return True
+    return True

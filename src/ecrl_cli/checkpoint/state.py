@@ -1,0 +1,204 @@
+"""StatePack: everything a step depends on, and how it is named, gathered, digested and put back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ecrl_cli.checkpoint.canonical import canonical, digest
+from ecrl_cli.checkpoint.hashing import tensor_sha256
+from ecrl_cli.checkpoint.live import Source, model_sources, optimizer_sources, parameter_names, signature, spec_of
+from ecrl_cli.checkpoint.loading import Loaded, load_checkpoint
+from ecrl_cli.checkpoint.manifest import Components, components_of
+from ecrl_cli.checkpoint.progress import Progress
+from ecrl_cli.checkpoint.protocol import FORMAT_VERSION
+from ecrl_cli.checkpoint.rng import capture_rng, restore_rng
+from ecrl_cli.errors import ConfigError, StorageError
+
+_CHAIN = 64  # hex digits of a rank's line chain; zeros before the first line
+
+
+class Sampler(Protocol):
+    """The data order's cursor."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Stateful(Protocol):
+    """A scheduler or a gradient scaler: its state is JSON."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What every rank contributes: its generators (`rng.rankR.*`) and its line chain. Gathering it is a barrier."""
+
+    rng: dict[str, torch.Tensor]
+    line_chain: list[str]
+
+
+@dataclass
+class StatePack:
+    """The live objects of one rank. `model` is the unwrapped one; `group` is the process group (None: the default one)."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Stateful
+    scaler: Stateful | None
+    sampler: Sampler
+    rank: int
+    world_size: int
+    group: Any = None
+
+    def __post_init__(self) -> None:
+        self._names = parameter_names(self.model, self.optimizer)
+        self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def sources(self) -> list[Source]:
+        """Where model and optimizer keep their tensors now."""
+        return model_sources(self.model) + optimizer_sources(self.optimizer, self._names)
+
+    def signature(self) -> tuple[int, int]:
+        return signature(self.optimizer)
+
+    def gather(self, progress: Progress) -> Gathered:
+        """Every rank's generators and line chain, on every rank, by one collective: nobody leaves before all have come."""
+        own = capture_rng(self.device)
+        chain = torch.tensor(list(progress.line_chain.ljust(_CHAIN, "\0").encode()), dtype=torch.uint8)
+        row = torch.cat([*own.values(), chain])
+        rows = [row]
+        if self.world_size > 1:
+            rows = [torch.empty_like(row) for _ in range(self.world_size)]
+            dist.all_gather(rows, row, group=self.group)
+        sizes = [state.numel() for state in own.values()]
+        split = [torch.split(each, [*sizes, _CHAIN]) for each in rows]
+        rng = {f"rng.rank{r}.{name}": part for r, parts in enumerate(split) for name, part in zip(own, parts, strict=False)}
+        return Gathered(rng, [bytes(parts[-1].tolist()).rstrip(b"\0").decode() for parts in split])
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier(group=self.group)
+
+    def train_document(self, progress: Progress, line_chain: list[str]) -> bytes:
+        """train.json: all that is no tensor."""
+        document = {
+            "schema_version": FORMAT_VERSION,
+            "global_step": progress.global_step,
+            "world_size": self.world_size,
+            "line_chain": line_chain,
+            "sampler": {"epoch": progress.epoch, "cursor_step": progress.cursor_step, "seed": progress.seed},
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+            "optimizer": self._optimizer_document(),
+        }
+        try:
+            return canonical(document)
+        except (TypeError, ValueError) as error:
+            fact = f"optimizer, scheduler or scaler have state that is neither a tensor nor JSON ({error})"
+            raise ConfigError("checkpoint", fact, "use one whose state_dict holds numbers, strings and tensors") from error
+
+    def digests(self) -> Components:
+        """The digests of the state as it is now, in the manifest's definition. Collective: every rank calls it."""
+        gathered = self.gather(Progress(0, 0, 0, 0, ""))
+        return components_of(self._tensor_digests() | {name: _sha256(name, tensor) for name, tensor in gathered.rng.items()})
+
+    def state_digest(self) -> str:
+        """One digest of parameters, buffers and optimizer on this rank: equal on all ranks as long as they agree. No collective."""
+        return digest(sorted(self._tensor_digests().items()))
+
+    def restore(self, path: Path, commit_sha256: str) -> Progress:
+        """Become what the checkpoint at `path` holds, bit for bit, generators last; gives where this rank stands.
+
+        Every byte is read once and hashed as it is read. StorageError if it is not the checkpoint that was committed as
+        `commit_sha256`; ConfigError if it is the state of another model or optimizer.
+        """
+        loaded = load_checkpoint(path, commit_sha256)
+        try:
+            self._restore_model(loaded)
+            self._restore_optimizer(loaded)
+            return self._restore_rest(loaded)
+        except (KeyError, TypeError) as error:
+            raise StorageError("restore", f"{path.name}: train.json lacks what is needed ({error})", "resume from another checkpoint") from error
+
+    def _restore_model(self, loaded: Loaded) -> None:
+        sources = {source.name: source for source in model_sources(self.model)}
+        expected = {name for name in loaded.tensors if name.startswith(("parameters.", "buffers."))}
+        if different := sorted(expected ^ sources.keys()):
+            raise _other_model(different[0])
+        with torch.no_grad():
+            for name, source in sources.items():
+                target, saved = source.find(), loaded.tensors[name]
+                if spec_of(name, target) != spec_of(name, saved):
+                    raise _other_model(name)
+                target.copy_(saved)
+
+    def _restore_optimizer(self, loaded: Loaded) -> None:
+        document = loaded.train["optimizer"]
+        parameters = {name: parameter for parameter, name in self._names.items()}
+        host = set(document["host_keys"])
+        state: dict[str, dict[str, Any]] = {name: dict(scalars) for name, scalars in document["scalars"].items()}
+        for name, tensor in loaded.tensors.items():
+            if name.startswith("optimizer."):
+                owner, _, key = name.removeprefix("optimizer.").rpartition(".")
+                if owner not in parameters:
+                    raise _other_optimizer(name)
+                state.setdefault(owner, {})[key] = tensor.to("cpu" if key in host else parameters[owner].device, copy=True)
+        self.optimizer.state.clear()
+        for name, entries in state.items():
+            self.optimizer.state[parameters[name]] = entries
+        self.scheduler.load_state_dict(loaded.train["scheduler"])
+        self._restore_groups(document["param_groups"])
+
+    def _restore_groups(self, saved: list[dict[str, Any]]) -> None:
+        groups = self.optimizer.param_groups
+        if [group["params"] for group in saved] != [[self._names[p] for p in group["params"]] for group in groups]:
+            raise _other_optimizer("param_groups")
+        for group, values in zip(groups, saved, strict=True):
+            if group.keys() != values.keys():
+                raise _other_optimizer(sorted(group.keys() ^ values.keys())[0])
+            group.update({key: tuple(value) if isinstance(group[key], tuple) else value for key, value in values.items() if key != "params"})
+
+    def _restore_rest(self, loaded: Loaded) -> Progress:
+        train = loaded.train
+        if self.scaler is not None and train["scaler"]:
+            self.scaler.load_state_dict(train["scaler"])
+        self.sampler.load_state_dict(train["sampler"])
+        prefix = f"rng.rank{self.rank}."
+        states = {name.removeprefix(prefix): tensor for name, tensor in loaded.tensors.items() if name.startswith(prefix)}
+        chain = train["line_chain"]
+        if states:  # a rank that was not there when the checkpoint was taken keeps the seed of its own
+            restore_rng(states, self.device)
+        return Progress(global_step=train["global_step"], line_chain=chain[self.rank] if self.rank < len(chain) else "", **train["sampler"])
+
+    def _optimizer_document(self) -> dict[str, Any]:
+        names, state = self._names, self.optimizer.state
+        groups = [{**group, "params": [names[p] for p in group["params"]]} for group in self.optimizer.param_groups]
+        scalars = {names[p]: {k: v for k, v in entries.items() if not isinstance(v, torch.Tensor)} for p, entries in state.items()}
+        pairs = [(parameter, key, value) for parameter, entries in state.items() for key, value in entries.items()]
+        host = {key for parameter, key, value in pairs if isinstance(value, torch.Tensor) and value.device.type == "cpu" != parameter.device.type}
+        return {"param_groups": groups, "scalars": {name: values for name, values in scalars.items() if values}, "host_keys": sorted(host)}
+
+    def _tensor_digests(self) -> dict[str, str]:
+        return {source.name: _sha256(source.name, source.find()) for source in self.sources()}
+
+
+def _sha256(name: str, tensor: torch.Tensor) -> str:
+    spec = spec_of(name, tensor)
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tensor_sha256(spec.dtype, spec.shape, raw.data if raw.size else b"")
+
+
+def _other_model(name: str) -> ConfigError:
+    fact = f"the checkpoint holds the state of another model (first difference: {name})"
+    return ConfigError("model", fact, "restore the configuration or start a new run")
+
+
+def _other_optimizer(name: str) -> ConfigError:
+    fact = f"the checkpoint holds the state of another optimizer (first difference: {name})"
+    return ConfigError("optimizer", fact, "restore the configuration or start a new run")

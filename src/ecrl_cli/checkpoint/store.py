@@ -1,0 +1,248 @@
+"""The checkpoint store of one run: commits what is handed to it, chooses, retires. Torch-free; one writer at a time.
+
+The protocol, step by step and with its reasons, is docs/decisions/commit-protocol.md. Nothing here looks at a clock or an mtime to
+decide: order is by the step in the name, and validity is the guard's.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ecrl_cli.checkpoint import catalog
+from ecrl_cli.checkpoint.catalog import Choice, Entry, entry_of
+from ecrl_cli.checkpoint.guard import GuardConfig, GuardReport, examine
+from ecrl_cli.checkpoint.hashing import ImageHasher, workers
+from ecrl_cli.checkpoint.image import Image
+from ecrl_cli.checkpoint.install import GroupInstaller, Installer, Points, SingleInstaller, Work
+from ecrl_cli.checkpoint.lease import Lease
+from ecrl_cli.checkpoint.protocol import LATEST, LATEST_OK, TRASH_PREFIX
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import CheckpointConflict, StorageError
+from ecrl_cli.records.clock import monotonic, wall
+from ecrl_cli.storage.fs import Fs, PosixFs
+from ecrl_cli.storage.writing import WriteMode, replace_link, replace_small
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """`keep`: how many verified checkpoints retention leaves, at least two."""
+
+    mode: WriteMode = field(default_factory=WriteMode)
+    keep: int = 3
+    guard: GuardConfig = field(default_factory=GuardConfig)
+
+    @classmethod
+    def of(cls, config: RunConfig, run_id: str) -> StoreConfig:
+        mode, checkpoint = config.write_mode, config.checkpoint
+        return cls(
+            mode=WriteMode(mode.sync_files, mode.atomic, mode.sync_directories),
+            keep=checkpoint.keep,
+            guard=GuardConfig(run_id=run_id, max_bytes=checkpoint.max_bytes, trust_owner=checkpoint.trust_owner),
+        )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A committed checkpoint: durable as the write mode promises. Seconds: writing the parts, then everything up to the acknowledgement."""
+
+    path: Path
+    commit_sha256: str
+    bytes: int
+    write_s: float
+    commit_s: float
+
+
+@dataclass(frozen=True)
+class Retired:
+    """A checkpoint that retention removed."""
+
+    global_step: int
+    path: Path
+    commit_sha256: str | None
+
+
+def _no_point(name: str) -> None:
+    """Where nobody wants to interfere."""
+
+
+class CheckpointStore:
+    """All writing and choosing under one `checkpoints/` folder. `points` is called at each of `protocol.CRASH_POINTS`."""
+
+    def __init__(self, root: Path, config: StoreConfig | None = None, fs: Fs | None = None, points: Points = _no_point) -> None:
+        self.root, self.config, self.fs, self.points = root, config or StoreConfig(), fs or PosixFs(), points
+        self._lease = Lease(self.fs, root, self.config.mode)
+        self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
+        self._verified: dict[str, str] = {}
+
+    def claim(self, attempt: int) -> None:
+        """Make the folder, own it for `attempt` (Fenced if a newer one does), remove what dead writers left."""
+        try:
+            self.fs.mkdir(self.root)
+        except StorageError as error:
+            if error.errno != errno.EEXIST:
+                raise
+        else:
+            self._sync(self.root.parent)
+        self._lease.claim(attempt)
+        self.janitor()
+
+    def save(self, image: Image, attempt: int) -> Saved:
+        """Commit `image`: returning is the acknowledgement. Raises StorageError (nothing counts, the space is given back),
+        CheckpointConflict (a different valid checkpoint holds the name) or Fenced; saving the same state again is no error."""
+        self._lease.check(attempt)
+        work = Work(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, self._previous(image.stamp.global_step))
+        installer: Installer = SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
+        if (already := self._already(work, installer.target)) is not None:
+            return already
+        try:
+            installer.build()
+            self._lease.check(attempt)
+            try:
+                installer.install()
+            except StorageError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                if (already := self._already(work, installer.target)) is not None:
+                    return already
+                installer.install()
+            self._sync(self.root)
+        except StorageError:
+            self._lease.check(attempt)  # a newer attempt that has swept our stage away is the better explanation
+            raise
+        finally:
+            with suppress(StorageError):
+                installer.undo()
+        self.points("after_root_sync")
+        assert work.commit is not None
+        self._verified[installer.target.name] = work.commit.self_sha256
+        done = monotonic()
+        return Saved(installer.target, work.commit.self_sha256, image.nbytes, work.written_at - work.began, done - work.written_at)
+
+    def settle(self, saved: Saved, image: Image) -> tuple[Retired, ...]:
+        """After the acknowledgement: the pointers, then retention. Errors here make no saved checkpoint a failed one."""
+        self.points("before_pointer")
+        self.point(saved.path, {"epoch": image.stamp.epoch, "global_step": image.stamp.global_step, "world_size": image.stamp.world_size})
+        self.points("after_pointer")
+        return self.retire()
+
+    def point(self, path: Path, facts: dict[str, int]) -> None:
+        """Let latest.json and latest_ok name `path`. They are hints: recovery lists the folder."""
+        document = {"path": path.name, **facts, "timestamp": wall()}
+        replace_small(self.fs, self.root / LATEST, (json.dumps(document, sort_keys=True) + "\n").encode(), self.config.mode)
+        replace_link(self.fs, self.root / LATEST_OK, path.name)
+        self._sync(self.root)
+
+    def retire(self) -> tuple[Retired, ...]:
+        """Remove what is older than the newest `keep` verified checkpoints: with fewer verified ones nothing goes."""
+        verified, retired = 0, []
+        for entry in self.entries():
+            if verified >= max(2, self.config.keep):
+                retired.append(Retired(entry.global_step, entry.path, self._verified.get(entry.path.name) or self._records(entry)))
+                self._trash(entry)
+            elif self._is_verified(entry):
+                verified += 1
+        return tuple(retired)
+
+    def entries(self) -> list[Entry]:
+        """What claims to be a checkpoint, newest first."""
+        return catalog.entries(self.fs, self.root)
+
+    def examine(self, path: Path) -> GuardReport:
+        return examine(path, self.config.guard, self.fs)
+
+    def newest_valid(self) -> Choice:
+        """The newest checkpoint that passes the guard, and what it refused on the way. Changes nothing."""
+        return catalog.newest_valid(self.fs, self.root, self.examine)
+
+    def set_aside(self, path: Path) -> tuple[Path, ...]:
+        """Rename a refused checkpoint to `.rejected_*`, so that a replay can pass its step again; gives the new names."""
+        moved = catalog.set_aside(self.fs, entry_of(path))
+        self._verified.pop(path.name, None)
+        self._sync(self.root)
+        return moved
+
+    def reconcile(self, global_step: int, attempt: int) -> GuardReport | None:
+        """The valid checkpoint of that step that `attempt` wrote, or None: for closing the books on a writer that died."""
+        reports = (self.examine(entry.path) for entry in self.entries() if entry.global_step == global_step)
+        return next((report for report in reports if report.ok and report.attempt == attempt), None)
+
+    def janitor(self) -> None:
+        """Remove stages, trash and temporary files of dead writers. Only for the owner of the store."""
+        catalog.discard(self.fs, catalog.leftovers(self.fs, self.root))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    def _already(self, work: Work, target: Path) -> Saved | None:
+        """What holds the name: the same state counts as saved, another valid one is a conflict, anything else is set aside."""
+        entry = entry_of(target)
+        if not any(self._exists(path) for path in entry.files):
+            return None
+        report = self.examine(target)
+        if report.manifest is None or not report.ok:
+            self.set_aside(target)
+            return None
+        if work.manifest is None:
+            work.records(ImageHasher(work.image, self._pool).entries())
+        if work.manifest is None or not same_state(report, work):
+            fact = f"{target.name} of attempt {report.attempt} holds another state"
+            raise CheckpointConflict("checkpoints", fact, "nothing was overwritten; verify the run")
+        assert report.commit_sha256 is not None
+        return Saved(target, report.commit_sha256, work.image.nbytes, 0.0, 0.0)
+
+    def _previous(self, step: int) -> str | None:
+        """The commit that the next one names as its predecessor: the newest older one that at least has its records in order."""
+        for entry in self.entries():
+            if entry.global_step < step and (sha := self._records(entry)) is not None:
+                return sha
+        return None
+
+    def _is_verified(self, entry: Entry) -> bool:
+        """Examined in full when first seen (what this store wrote itself counts as seen), then by its records and sizes."""
+        known = self._verified.get(entry.path.name)
+        if known is not None:
+            return self._records(entry) == known
+        report = self.examine(entry.path)
+        if report.ok and report.commit_sha256:
+            self._verified[entry.path.name] = report.commit_sha256
+        return report.ok
+
+    def _records(self, entry: Entry) -> str | None:
+        report = examine(entry.path, replace(self.config.guard, contents=False), self.fs)
+        return report.commit_sha256 if report.ok else None
+
+    def _trash(self, entry: Entry) -> None:
+        self.points("before_trash")
+        moved = catalog.set_aside(self.fs, entry, TRASH_PREFIX)
+        catalog.discard(self.fs, moved)
+        self._verified.pop(entry.path.name, None)
+        self.points("after_trash")
+
+    def _exists(self, path: Path) -> bool:
+        try:
+            self.fs.stat(path)
+        except StorageError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
+        return True
+
+    def _sync(self, folder: Path) -> None:
+        if self.config.mode.sync_directories:
+            self.fs.fsyncdir(folder)
+
+
+def same_state(report: GuardReport, work: Work) -> bool:
+    """Do both hold the same tensors? train.json may differ: it names the attempt's own log lines."""
+    assert report.manifest is not None and work.manifest is not None
+    return _tensors(report) == {name: entry for part in work.manifest.parts.values() for name, entry in part.tensors.items()}
+
+
+def _tensors(report: GuardReport) -> dict[str, object]:
+    assert report.manifest is not None
+    return {name: entry for part in report.manifest.parts.values() for name, entry in part.tensors.items()}

@@ -1,0 +1,64 @@
+"""Reading files that somebody else may have prepared: regular files only, never through a link, never more than was announced."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from ecrl_cli.storage.fs import READ, Fs
+
+PIECE = 4 * 2**20  # bytes per read
+
+
+class RefusedFile(Exception):
+    """A file that is not what it has to be; the text says why."""
+
+
+def open_regular(fs: Fs, folder: int, name: str, *, trust_owner: bool) -> tuple[int, int]:
+    """Open `name` in the open directory `folder`; gives descriptor and size. RefusedFile unless it is a plain file of our own.
+
+    One name only, on the directory's own device, owned by this user or root: nothing outside the folder is ever read.
+    """
+    fd = fs.open_at(folder, name, READ)
+    try:
+        found, home = fs.fstat(fd), fs.fstat(folder)
+        if not stat.S_ISREG(found.st_mode):
+            raise RefusedFile(f"{name} is not a regular file")
+        if found.st_nlink != 1:
+            raise RefusedFile(f"{name} has {found.st_nlink} names")
+        if found.st_dev != home.st_dev:
+            raise RefusedFile(f"{name} lies on another device")
+        if not trust_owner and found.st_uid not in (os.geteuid(), 0):
+            raise RefusedFile(f"{name} belongs to uid {found.st_uid}")
+    except BaseException:
+        fs.close(fd)
+        raise
+    return fd, found.st_size
+
+
+def read_small(fs: Fs, fd: int, size: int, limit: int) -> bytes:
+    """The whole file, which `fstat` said has `size` bytes; RefusedFile beyond `limit`."""
+    if size > limit:
+        raise RefusedFile(f"{size} bytes, at most {limit} are read")
+    return b"".join(pieces(fs, fd, 0, size))
+
+
+def pieces(fs: Fs, fd: int, start: int, end: int) -> Iterator[memoryview]:
+    """Bytes [start, end) in pieces that are valid until the next one is asked for; RefusedFile if the file is shorter."""
+    buffer = memoryview(bytearray(min(PIECE, max(0, end - start))))
+    while start < end:
+        got = fill(fs, fd, buffer[: min(len(buffer), end - start)], start)
+        yield got
+        start += len(got)
+
+
+def fill(fs: Fs, fd: int, buffer: memoryview, offset: int) -> memoryview:
+    """Read exactly len(buffer) bytes at `offset` into `buffer`; gives it back."""
+    done = 0
+    while done < len(buffer):
+        got = fs.read_at(fd, buffer[done:], offset + done)
+        if got == 0:
+            raise RefusedFile(f"ends {len(buffer) - done} bytes early")
+        done += got
+    return buffer

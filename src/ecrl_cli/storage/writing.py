@@ -1,0 +1,89 @@
+"""How the store puts bytes into new files: whole, durable as the write mode says, and past the page cache where that helps."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.fs import CREATE, Buffer, Fs
+
+BLOCK = 4096  # what direct I/O wants offsets, lengths and addresses to be multiples of
+CHUNK = 8 * 2**20  # one write call
+TEMPORARY = ".tmp_"  # what a replaced file's new bytes are called until the rename
+DIRECT_FROM = 2**20  # smaller files are not worth direct I/O
+
+
+@dataclass(frozen=True)
+class WriteMode:
+    """Three booleans: sync the files, install by rename, sync the directories. See docs/decisions/write-modes.md."""
+
+    sync_files: bool = True
+    atomic: bool = True
+    sync_directories: bool = True
+
+
+def write_new(fs: Fs, path: Path, data: Buffer, mode: WriteMode, half: Callable[[], None] | None = None) -> None:
+    """Create `path` with `data`. `half` is called when half of it is written.
+
+    Direct I/O is for files that are synced, from memory aligned to BLOCK; where the file system refuses, the write is
+    buffered. The last partial block always is: it ends the file without padding.
+    """
+    view = memoryview(data).cast("B")
+    fd = fs.open(path, CREATE)
+    try:
+        middle = len(view) // 2 // BLOCK * BLOCK or len(view) // 2
+        direct = mode.sync_files and len(view) >= DIRECT_FROM and fs.set_direct(fd, True)
+        direct = _write_body(fs, fd, view[:middle], direct)
+        if half is not None:
+            half()
+        _write_body(fs, fd, view[middle:], direct)
+        if mode.sync_files:
+            fs.fsync(fd)
+    finally:
+        fs.close(fd)
+
+
+def _write_body(fs: Fs, fd: int, view: memoryview, direct: bool) -> bool:
+    """Write all of `view`; gives whether direct I/O is still on."""
+    while len(view):
+        if direct and len(view) < BLOCK:
+            fs.set_direct(fd, False)
+            direct = False
+        size = min(len(view), CHUNK)
+        piece = view[: size - size % BLOCK] if direct else view[:size]
+        try:
+            written = fs.write(fd, piece)
+        except StorageError as error:
+            if not (direct and error.errno == errno.EINVAL):
+                raise
+            fs.set_direct(fd, False)
+            direct = False
+            continue
+        if written == 0:
+            raise StorageError("write", "wrote nothing", "check the file system")
+        if direct and written % BLOCK:
+            fs.set_direct(fd, False)
+            direct = False
+        view = view[written:]
+    return direct
+
+
+def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode) -> None:
+    """Put `data` in the place of `path` by a rename, whatever the mode: a reader sees the old bytes or the new.
+
+    The name is durable only after the caller has synced the directory.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
+    write_new(fs, temporary, data, mode)
+    fs.rename(temporary, path, replace=True)
+
+
+def replace_link(fs: Fs, path: Path, target: str) -> None:
+    """Point the symbolic link `path` to `target` by a rename."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
+    fs.symlink(target, temporary)
+    fs.rename(temporary, path, replace=True)

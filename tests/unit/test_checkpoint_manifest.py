@@ -1,0 +1,134 @@
+"""MANIFEST, COMMIT and canonical JSON: one spelling, strict limits, digests that anyone can recompute."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ecrl_cli.checkpoint.canonical import canonical, parse, parse_canonical
+from ecrl_cli.checkpoint.hashing import chunk_sums, tensor_sha256
+from ecrl_cli.checkpoint.manifest import Manifest, PartEntry, TensorEntry, components, make_commit, read_commit, read_manifest
+from ecrl_cli.checkpoint.protocol import MODEL
+
+SHA = "a" * 64
+BAD_NAMES = ("../x", "/x", "a/b", "x\0", "", ".", "..", "A", "a..b", "x" * 65)
+PART = PartEntry(65_537, SHA, (1, 2), {"parameters.w": TensorEntry("torch.float32", (2, 3), SHA)})
+MANIFEST = Manifest(1, SHA, 0, 50, 1, 2, 1337, 2, {MODEL: PART})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":1,"a":1}',
+        b'{"a":NaN}',
+        b'{"a":Infinity}',
+        b'{"a":1e999}',
+        b'{"a":9223372036854775808}',
+        b'{"a":' + b"1" * 5000 + b"}",
+        b"\xef\xbb\xbf{}",
+        b'{"a":"\xff"}',
+        b"[" * 17 + b"]" * 17,
+        b"[" * 100_000,
+        b'{"a":1}x',
+        b"{'a':1}",
+        b"// no\n{}",
+        b"",
+        b"\0",
+    ],
+)
+def test_what_is_not_strict_json_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse(text)
+
+
+def test_brackets_in_strings_are_not_depth() -> None:
+    value = {"a": "[" * 100 + '\\"{' * 50, "b": [[[["x"]]]]}
+    assert parse_canonical(canonical(value)) == value
+
+
+@pytest.mark.parametrize("text", [b'{"b":1,"a":2}', b'{"a": 1}', b'{"a":1.0e0}', b'{"a":"\\u0061"}', b'{"a":1}\n'])
+def test_another_spelling_is_refused(text: bytes) -> None:
+    parse(text.strip())
+    with pytest.raises(ValueError, match="canonical"):
+        parse_canonical(text)
+
+
+def test_manifest_and_commit_have_exactly_the_keys_of_the_contract() -> None:
+    value = json.loads(MANIFEST.encoded())
+    assert list(value) == ["attempt", "cursor_step", "epoch", "global_step", "parts", "run_id", "schema_version", "seed", "world_size"]
+    assert list(value["parts"][MODEL]) == ["bytes", "chunk_crc32", "sha256", "tensors"]
+    assert value["parts"][MODEL]["tensors"] == {"parameters.w": {"dtype": "torch.float32", "sha256": SHA, "shape": [2, 3]}}
+    commit = json.loads(make_commit(MANIFEST, SHA, None).encoded())
+    assert list(commit) == ["attempt", "global_step", "manifest_sha256", "prev_commit_sha256", "run_id", "self_sha256"]
+    body = {key: item for key, item in commit.items() if key != "self_sha256"}
+    assert commit["self_sha256"] == hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def test_they_are_read_back_as_they_were() -> None:
+    assert read_manifest(MANIFEST.encoded()) == MANIFEST
+    commit = make_commit(MANIFEST, SHA, "b" * 64)
+    assert read_commit(commit.encoded()) == commit
+
+
+def edited(**changes: Any) -> bytes:
+    return canonical(json.loads(MANIFEST.encoded()) | changes)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        edited(schema_version=2),
+        edited(attempt=-1),
+        edited(global_step=1.5),
+        edited(global_step=True),
+        edited(world_size=0),
+        edited(parts={}),
+        edited(parts=[]),
+        edited(extra=1),
+        edited(run_id=None),
+        *(
+            edited(parts={name: json.loads(MANIFEST.encoded())["parts"][MODEL]})
+            for name in ("../x", "/x", "a/b", "x\0", "", ".", "..", "A", "a..b", "x" * 65)
+        ),
+    ],
+)
+def test_a_manifest_beyond_the_rules_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_manifest(data)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        replace(PART, bytes=-1),
+        replace(PART, bytes=10),
+        replace(PART, sha256="A" * 64),
+        replace(PART, sha256="a" * 63),
+        replace(PART, chunk_crc32=(1, 2**32)),
+        replace(PART, chunk_crc32=(1, -1)),
+        replace(PART, tensors={"module.__class__": TensorEntry("torch.float32", (1,), SHA)}),
+        replace(PART, tensors={"parameters.w": TensorEntry("torch.float32", (-1,), SHA)}),
+        replace(PART, tensors={"parameters.w": TensorEntry("torch.float32", (1,) * 17, SHA)}),
+        replace(PART, tensors={"parameters." + "w" * 600: TensorEntry("torch.float32", (1,), SHA)}),
+    ],
+)
+def test_a_part_beyond_the_rules_is_a_value_error(part: PartEntry) -> None:
+    with pytest.raises(ValueError):
+        read_manifest(replace(MANIFEST, parts={MODEL: part}).encoded())
+
+
+def test_too_many_parts_are_refused() -> None:
+    with pytest.raises(ValueError, match="65 parts"):
+        read_manifest(replace(MANIFEST, parts={f"p{i}": PART for i in range(65)}).encoded())
+
+
+def test_digests_are_what_the_contract_says() -> None:
+    assert tensor_sha256("torch.float32", (2,), b"12345678") == hashlib.sha256(b"torch.float32(2,)12345678").hexdigest()
+    assert chunk_sums(b"x" * 65_537) == (chunk_sums(b"x" * 65_536)[0], chunk_sums(b"x")[0])
+    found = components(MANIFEST)
+    assert found.parameters == hashlib.sha256(f'[["parameters.w","{SHA}"]]'.encode()).hexdigest()
+    assert found.buffers == found.rng == hashlib.sha256(b"[]").hexdigest()
