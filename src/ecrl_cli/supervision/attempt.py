@@ -1,0 +1,126 @@
+"""One attempt from its launch to the end of its last process, as the supervisor lives it: an event loop that waits on descriptors only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from ecrl_cli.records.messages import Hello, Progress, Trouble
+from ecrl_cli.supervision.launcher import Exits, RankExit, RunningAttempt
+from ecrl_cli.supervision.listener import Connection, Listener
+from ecrl_cli.supervision.policy import INCURABLE
+from ecrl_cli.supervision.signals import StopSignals
+from ecrl_cli.supervision.watch import Watch
+
+
+@dataclass(frozen=True)
+class Ended:
+    """`trouble`: what explains the end, in a rank's own words; `stopped_by`: the signal that asked for it; both may be missing."""
+
+    exits: Exits
+    trouble: Trouble | None
+    stopped_by: int | None
+
+    @property
+    def well(self) -> bool:
+        """Every rank ended, by itself, with exit code 0."""
+        return self.exits.first is None and self.stopped_by is None and all(rank.good for rank in self.exits.ranks)
+
+
+class Companion(Protocol):
+    """A process that serves the attempt and is replaced when it dies: the background writer."""
+
+    def watched(self) -> Collection[int]: ...
+    def check(self) -> bool: ...
+
+
+class AttemptWatch:
+    """Watches a running attempt: deaths, messages, stop signals."""
+
+    def __init__(self, running: RunningAttempt, attempt: int, listener: Listener, stop: StopSignals, companion: Companion | None = None) -> None:
+        self._running, self._attempt, self._listener, self._stop = running, attempt, listener, stop
+        self._companion = companion
+        self._connections: dict[int, Connection] = {}
+        self._troubles: list[Trouble] = []
+        self._on_progress: Callable[[Progress], None] = _nothing_to_show
+        self._watch = Watch()
+
+    def run(self, on_progress: Callable[[Progress], None]) -> Ended:
+        """Until the attempt is over or is to stop; then nothing of it is left."""
+        self._on_progress = on_progress
+        self._watch.add(self._listener, self._accept)
+        self._watch.add(self._stop, _look)
+        try:
+            while not (self._running.check() or self._stop.received()):
+                self._watch.keep("attempt", self._running.watched(), _look)
+                self._look_after_companion()
+                self._watch.turn()
+            return self._end()
+        finally:
+            self._close()
+
+    def _look_after_companion(self) -> None:
+        if self._companion:
+            if self._companion.check():
+                self._watch.keep("companion", (), _look)  # its descriptor's number may be in use again
+            self._watch.keep("companion", self._companion.watched(), _look)
+
+    def _end(self) -> Ended:
+        signals = self._stop.received()
+        self._watch.keep("attempt", (), _look)
+        exits = self._running.reap()
+        self._hear_what_is_left()
+        return Ended(exits, self._explanation(exits.first), signals[0] if signals else None)
+
+    def _hear_what_is_left(self) -> None:
+        """What a rank said before it ended is still in its socket, which may not even have been accepted."""
+        while self._accept():
+            continue
+        for number in list(self._connections):
+            self._hear(number)
+
+    def _explanation(self, first: RankExit | None) -> Trouble | None:
+        """What no restart would cure; else the word of the first casualty; else of anyone."""
+        said = sorted(self._troubles, key=lambda t: (t.exit_code not in INCURABLE, first is None or t.rank != first.rank))
+        return said[0] if said else None
+
+    def _accept(self) -> bool:
+        """Take the next waiting connection; False where none waits."""
+        connection = self._listener.accept()
+        if connection is None:
+            return False
+        number = connection.socket.fileno()
+        self._connections[number] = connection
+        self._watch.add(number, lambda: self._hear(number))
+        return True
+
+    def _hear(self, number: int) -> None:
+        connection = self._connections[number]
+        messages, hung_up = connection.receive()
+        for message in messages:
+            self._take(message)
+        if hung_up:
+            self._watch.drop(number)
+            self._connections.pop(number).socket.close()
+
+    def _take(self, message: Hello | Progress | Trouble) -> None:
+        if isinstance(message, Hello) and message.attempt == self._attempt:
+            self._running.introduce(message.rank, message.pid)
+        elif isinstance(message, Progress):
+            self._on_progress(message)
+        elif isinstance(message, Trouble):
+            self._troubles.append(message)
+
+    def _close(self) -> None:
+        self._watch.close()
+        for connection in self._connections.values():
+            connection.socket.close()
+
+
+def _look() -> None:
+    """The loop itself looks, at each turn."""
+
+
+def _nothing_to_show(progress: Progress) -> None:
+    """Before `run`."""

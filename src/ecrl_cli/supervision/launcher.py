@@ -1,0 +1,151 @@
+"""What a launcher is: it starts the ranks of one attempt, notices the first death, kills what is left and says how each rank ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.records.clock import monotonic
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision import processes
+
+WORKER = "ecrl_cli.training.worker"
+GONE_WITHIN_S = 5.0  # SIGKILL takes milliseconds; a process that outlives this sits in the kernel
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One attempt. `layout.root` is absolute. `port` 0: any free one. `preload`: modules that the ranks will need (zygote).
+
+    `module`: what a rank runs: as a program under torchrun, its `run_rank(run_dir, attempt, rendezvous, started) -> exit code` in a zygote.
+    """
+
+    layout: RunLayout
+    order: LaunchOrder
+    threads: int = 1
+    port: int = 0
+    preload: tuple[str, ...] = ()
+    module: str = WORKER
+
+    @property
+    def output(self) -> str:
+        return str(self.layout.attempt(self.order.attempt).output)
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How a rank ended: exactly one of `exit_code` and `signal` is set, neither where nobody can know. `rank` None: the launcher's own process."""
+
+    rank: int | None
+    pid: int
+    exit_code: int | None
+    signal: int | None
+
+    @property
+    def good(self) -> bool:
+        return self.exit_code == 0
+
+
+@dataclass(frozen=True)
+class Exits:
+    """`first` is the casualty that ended the attempt (None: all ranks ended well), noticed at `noticed_at` (monotonic)."""
+
+    ranks: tuple[RankExit, ...]
+    first: RankExit | None
+    noticed_at: float
+
+
+class RunningAttempt(Protocol):
+    def watched(self) -> Collection[int]:
+        """Descriptors that become readable when `check` has something to see. May change at each call of `introduce` and `check`."""
+
+    def introduce(self, rank: int, pid: int) -> None:
+        """A rank has said hello."""
+
+    def pids(self) -> dict[int, int]:
+        """Rank to process id, as far as known."""
+
+    def check(self) -> bool:
+        """Whether the attempt is over: a rank ended badly, or all have ended, or the launcher's own process has gone. Never waits."""
+
+    def kill(self) -> None:
+        """SIGKILL to everything that is left."""
+
+    def reap(self) -> Exits:
+        """Wait (milliseconds, after `check` was true or `kill` was called) until nothing is left; how everything ended."""
+
+
+class Launcher(Protocol):
+    def warm(self, config: RunConfig) -> None:
+        """Do now what needs doing only once for all runs: before the clock of the next one starts."""
+
+    def launch(self, spec: LaunchSpec) -> RunningAttempt:
+        """Start all ranks of one attempt, their output appended to `spec.output`."""
+
+    def close(self) -> None:
+        """End what outlives an attempt."""
+
+
+@dataclass
+class Rank:
+    """A rank that is being watched. `status` is its wait status once it is known."""
+
+    rank: int
+    pid: int
+    pidfd: int
+    status: int | None = None
+    over: bool = False
+
+    def exit(self) -> RankExit:
+        code, signal = processes.split(self.status) if self.status is not None else (None, None)
+        return RankExit(self.rank, self.pid, code, signal)
+
+
+@dataclass
+class Ranks:
+    """The ranks of an attempt, by pidfd; the book that both launchers keep."""
+
+    known: dict[int, Rank] = field(default_factory=dict)
+    first: RankExit | None = None
+    noticed_at: float = 0.0
+
+    def add(self, rank: int, pid: int) -> None:
+        pidfd = processes.open_pidfd(pid)
+        if pidfd is not None and rank not in self.known:
+            self.known[rank] = Rank(rank, pid, pidfd)
+
+    def watched(self) -> list[int]:
+        return [r.pidfd for r in self.known.values() if not r.over]
+
+    def newly_over(self) -> list[Rank]:
+        """Mark and give the ranks that have ended since the last call."""
+        over = [r for r in self.known.values() if not r.over and processes.ended(r.pidfd)]
+        for rank in over:
+            rank.over = True
+        return over
+
+    def notice(self, casualties: list[RankExit]) -> None:
+        """Keep the first casualty. Of several in one instant, the one that a peer's death does not explain (a lost peer ends in exit code 1)."""
+        if self.first is None and casualties:
+            self.first = min(casualties, key=lambda e: (e.exit_code == 1, -1 if e.rank is None else e.rank))
+            self.noticed_at = monotonic()
+
+    def kill(self) -> None:
+        for rank in self.known.values():
+            processes.kill(rank.pidfd)
+
+    def gather(self) -> None:
+        """Wait until all have ended, learn how, close the descriptors."""
+        processes.wait_all([r.pidfd for r in self.known.values()], GONE_WITHIN_S)
+        for rank in self.known.values():
+            status = processes.reap(rank.pid)
+            rank.status = status if status is not None else rank.status
+            os.close(rank.pidfd)
+
+    def exits(self) -> Exits:
+        ranks = tuple(self.known[rank].exit() for rank in sorted(self.known))
+        return Exits(ranks, self.first, self.noticed_at or monotonic())

@@ -1,0 +1,80 @@
+"""The supervisor's end of the control socket: accepts ranks, gives their messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+
+from ecrl_cli.config.codec import decode
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import Hello, Progress, Trouble
+
+Message = Hello | Progress | Trouble
+KINDS: dict[str, type[Message]] = {"hello": Hello, "progress": Progress, "trouble": Trouble}
+LINE_BYTES = 65536
+
+
+@dataclass
+class Connection:
+    """One rank's socket and the part of a line that has arrived."""
+
+    socket: socket.socket
+    rest: bytes = b""
+
+    def receive(self) -> tuple[list[Message], bool]:
+        """The messages that have arrived, and whether the rank has hung up."""
+        try:
+            data = self.socket.recv(LINE_BYTES)
+        except BlockingIOError:
+            return [], False
+        except OSError:
+            data = b""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        return [message for line in lines if (message := parse(line))], not data or len(self.rest) > LINE_BYTES
+
+
+class Listener:
+    """Bound to the run directory's control socket while it lives. Only the holder of the run's lock may open one."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        self._path = layout.control
+        self._path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        _bind(self._socket, layout)
+        self._socket.listen(64)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def accept(self) -> Connection | None:
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:
+            return None
+        connection.setblocking(False)
+        return Connection(connection)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+
+def parse(line: bytes) -> Message | None:
+    """One message; None for what is none (a rank that was killed in the middle of a line)."""
+    try:
+        value = json.loads(line)
+        return decode(KINDS[value["kind"]], value)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _bind(server: socket.socket, layout: RunLayout) -> None:
+    """Through /proc/self/fd, because the path of a Unix socket is at most 108 bytes long."""
+    folder = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        server.bind(f"/proc/self/fd/{folder}/{layout.control.name}")
+    finally:
+        os.close(folder)

@@ -1,0 +1,93 @@
+"""supervisor.json, kept: every change is one new whole file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.errors import EcrlError, RecordError
+from ecrl_cli.history.load import load
+from ecrl_cli.history.timeline import phases, timeline
+from ecrl_cli.records.clock import boot_id, monotonic, wall
+from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, RankLine, Session, SupervisorRecord
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.policy import restarts
+
+
+class RecordKeeper:
+    """The record of this run. `begin` first: it appends the session and closes what a killed supervisor left open."""
+
+    def __init__(self, layout: RunLayout, run_id: str, target_steps: int) -> None:
+        self._layout = layout
+        empty = SupervisorRecord(SCHEMA_VERSION, run_id, target_steps, "running", 0, (), ())
+        self.record = read_record(layout) if layout.supervisor.exists() else empty
+
+    def begin(self) -> None:
+        attempts = tuple(self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts)
+        session = Session(monotonic(), wall(), boot_id())
+        self._write(attempts=attempts, sessions=(*self.record.sessions, session), terminal_status="running", reason="")
+
+    def open(self, attempt: Attempt) -> None:
+        self._write(attempts=(*self.record.attempts, replace(attempt, session=len(self.record.sessions) - 1)))
+
+    def update(self, **changes: Any) -> Attempt:
+        """Change the last attempt."""
+        last = replace(self.record.attempts[-1], **changes)
+        self._write(attempts=(*self.record.attempts[:-1], last))
+        return last
+
+    def end(self, status: str, reason: str) -> SupervisorRecord:
+        """The terminal status, the end of the session, and the phases of every attempt, which nobody needed sooner."""
+        ended = replace(self.record.sessions[-1], ended_at=monotonic())
+        self._write(terminal_status=status, reason=reason, sessions=(*self.record.sessions[:-1], ended))
+        self._write(attempts=with_phases(self._layout, self.record.attempts))
+        return self.record
+
+    def _abandoned(self, attempt: Attempt) -> Attempt:
+        first, last = step_range(self._layout, attempt.attempt)
+        return replace(attempt, outcome="died", first_step=first, last_step=last)
+
+    def _write(self, **changes: Any) -> None:
+        record = replace(self.record, **changes)
+        self.record = replace(record, restarts=restarts(record.attempts))
+        write_json(self._layout.supervisor, encode(self.record))
+
+
+def read_record(layout: RunLayout) -> SupervisorRecord:
+    """supervisor.json; RecordError where it is damaged or of another schema."""
+    value = read_json(layout.supervisor)
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if version != SCHEMA_VERSION:
+        raise RecordError("supervisor.json", f"schema version {version}, this ECRL reads {SCHEMA_VERSION}", "use the version that wrote the run")
+    try:
+        return decode(SupervisorRecord, value)
+    except (KeyError, TypeError) as error:
+        raise RecordError("supervisor.json", f"not a supervisor's record ({error})", "restore the file") from error
+
+
+def step_range(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:
+    """The first and the last step that rank 0 logged in `attempt`; a torn last line does not count."""
+    path = layout.attempt(attempt).rank(0)
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return (_step(lines[0]), _step(lines[-1])) if lines else (None, None)
+
+
+def with_phases(layout: RunLayout, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """`attempts` with the seconds of each phase of their start; as they are where the records cannot be read."""
+    try:
+        records = load(layout)
+        found = phases(records, timeline(records))
+    except EcrlError:
+        return attempts
+    return tuple(replace(a, phases=found.get(a.attempt, {})) for a in attempts)
+
+
+def _step(line: bytes) -> int:
+    try:
+        return decode(RankLine, json.loads(line)).global_step
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError("rank0.jsonl", f"not a rank line ({error})", "restore the file") from error

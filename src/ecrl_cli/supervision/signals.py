@@ -1,0 +1,50 @@
+"""SIGINT and SIGTERM as something to read: the handlers do nothing, the loop sees a readable descriptor."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """While entered, a stop signal does not interrupt anything: it waits in `received`. Outside the main thread it does nothing."""
+
+    def __init__(self) -> None:
+        self._mine, self._kernel = socket.socketpair()
+        self._mine.setblocking(False)
+        self._kernel.setblocking(False)
+        self._before: dict[int, Any] = {}
+        self._count: list[int] = []
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._wakeup = signal.set_wakeup_fd(self._kernel.fileno(), warn_on_full_buffer=False)
+            self._before = {number: signal.signal(number, _ignore) for number in STOPPING}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._before:
+            signal.set_wakeup_fd(self._wakeup)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+        self._mine.close()
+        self._kernel.close()
+
+    def fileno(self) -> int:
+        return self._mine.fileno()
+
+    def received(self) -> list[int]:
+        """Every stop signal since the beginning, in order."""
+        with contextlib.suppress(BlockingIOError):
+            self._count += [number for number in self._mine.recv(64) if number in STOPPING]
+        return list(self._count)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """A handler must be there for the wake-up descriptor to be written."""

@@ -1,0 +1,168 @@
+"""The attempt loop: launch, watch, close the books, decide; until the target is reached or there is a reason to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from pathlib import Path
+
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
+from ecrl_cli.records.clock import monotonic
+from ecrl_cli.records.events import Attempt, SupervisorRecord
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import read_run_config
+from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.attempt import AttemptWatch, Ended
+from ecrl_cli.supervision.books import close_books
+from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
+from ecrl_cli.supervision.launchers import Launchers
+from ecrl_cli.supervision.listener import Listener
+from ecrl_cli.supervision.lock import RunLock, held
+from ecrl_cli.supervision.policy import Decision, counted, decide
+from ecrl_cli.supervision.record import RecordKeeper, step_range
+from ecrl_cli.supervision.resume import choose, order, set_aside
+from ecrl_cli.supervision.signals import StopSignals
+from ecrl_cli.supervision.ui import UI
+from ecrl_cli.supervision.writer import Writer
+from ecrl_cli.supervision.zygote import preload
+
+STOP_GRACE_S = 3.0  # what a writer may still finish when the run is to stop; everything is gone within five seconds
+
+
+def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher | None = None) -> SupervisorRecord:
+    """Run the attempts of the run in `layout` (which has its config.json) until the target is reached; gives supervisor.json's content.
+
+    Whatever else ends the run is raised once everything is on record: Stopped (130, 143), NoProgress (7), RunHeld (8), InputError (2),
+    NoValidCheckpoint (4), StorageError (5). A `launcher` that is given is not closed: it may serve the next run.
+    """
+    layout = RunLayout(Path(layout.root).resolve())
+    processes.become_subreaper()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(ui.close)
+            lock = stack.enter_context(held(layout))
+            stop = stack.enter_context(StopSignals())
+            own = stack.enter_context(contextlib.closing(Launchers()))
+            with contextlib.closing(Supervisor(config, layout, ui, launcher or own.of(config), stop)) as supervisor:
+                return supervisor.run(lock)
+    except OSError as error:
+        raise StorageError.of("supervise", error.filename or layout.root, error) from error
+
+
+class Supervisor:
+    """One stay of a supervisor with one run."""
+
+    def __init__(self, config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher, stop: StopSignals) -> None:
+        self._config, self._layout, self._ui, self._launcher, self._stop = config, layout, ui, launcher, stop
+        run_id = read_run_config(layout).run_id
+        self._keeper = RecordKeeper(layout, run_id, config.target_steps)
+        self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
+        self._writer = Writer(layout)
+        self._listener: Listener | None = None
+        self._running: RunningAttempt | None = None
+
+    def run(self, lock: RunLock) -> SupervisorRecord:
+        processes.sweep(processes.of_run(self._layout.root))
+        self._listener = Listener(self._layout)
+        left_open = [a.attempt for a in self._keeper.record.attempts if a.outcome == "running"]
+        self._keeper.begin()
+        for attempt in left_open:
+            close_books(self._layout, attempt, self._store)
+        decision = Decision("running", "")
+        while decision.restart:
+            decision = self._attempt(lock)
+        record = self._keeper.end(decision.status, decision.reason)
+        self._ui.ended(record)
+        if decision.error:
+            raise decision.error
+        return record
+
+    def close(self) -> None:
+        """Nothing of the run lives on, however this supervisor came to its end."""
+        if self._running:
+            self._running.kill()
+            self._running.reap()
+        self._writer.close()
+        if self._listener:
+            self._listener.close()
+        self._store.close()
+
+    def _attempt(self, lock: RunLock) -> Decision:
+        """One attempt, from the choice of its checkpoint to the decision what follows it."""
+        if self._stop.received():
+            return self._stopped(self._stop.received()[0])
+        try:
+            attempt, todo = self._prepare()
+        except EcrlError as error:
+            return Decision("refused" if isinstance(error, InputError) else "gave_up", error.line(), error)
+        lock.note(attempt.attempt)
+        self._ui.launched(todo)
+        ended = self._watch(attempt, todo)
+        self._close_attempt(attempt.attempt, ended)
+        return self._conclude(ended)
+
+    def _prepare(self) -> tuple[Attempt, LaunchOrder]:
+        earlier = self._keeper.record.attempts
+        choice = choose(self._layout, self._store, len(earlier))
+        todo = order(self._layout, self._config.world_size, earlier, choice)
+        attempt = Attempt(
+            attempt=todo.attempt,
+            world_size=todo.world_size,
+            resumed_from_step=todo.resume_step,
+            resumed_from=todo.resume_from,
+            rejected=choice.rejected,
+            launched_at=monotonic(),
+        )
+        return attempt, todo
+
+    def _watch(self, attempt: Attempt, todo: LaunchOrder) -> Ended:
+        supervision = self._config.supervision
+        spec = LaunchSpec(self._layout, todo, self._config.threads, supervision.master_port, preload(self._config))
+        if self._config.checkpoint.strategy == "overlapped":
+            self._writer.start()
+        self._keeper.open(attempt)
+        set_aside(self._layout, self._store, attempt.rejected)
+        self._running = self._launcher.launch(spec)
+        assert self._listener is not None
+        ended = AttemptWatch(self._running, todo.attempt, self._listener, self._stop, self._writer).run(self._ui.progress)
+        self._running = None
+        return ended
+
+    def _close_attempt(self, attempt: int, ended: Ended) -> None:
+        """Let the writer finish, or fence it; then kill what else may be left; then end every open checkpoint."""
+        self._ui.state("stopping" if ended.stopped_by else "dead" if not ended.well else "finishing")
+        grace = self._config.supervision.writer_grace_s
+        self._writer.settle(min(STOP_GRACE_S, grace) if ended.stopped_by else grace, self._stop)
+        processes.sweep(processes.of_run(self._layout.root), self._writer.pids)
+        close_books(self._layout, attempt, self._store)
+
+    def _conclude(self, ended: Ended) -> Decision:
+        attempt = self._keeper.record.attempts[-1].attempt
+        reached = ended.well and self._layout.attempt(attempt).final.exists()
+        casualty = ended.exits.first
+        first_step, last_step = step_range(self._layout, attempt)
+        last = self._keeper.update(
+            outcome="completed" if reached else "stopped" if ended.stopped_by else "died",
+            exit_code=casualty.exit_code if casualty else None if ended.stopped_by else 0,
+            signal=casualty.signal if casualty else None,
+            rank=casualty.rank if casualty else None,
+            first_step=first_step,
+            last_step=last_step,
+            ended_at=ended.exits.noticed_at,
+        )
+        if ended.stopped_by and not reached:
+            return self._stopped(ended.stopped_by)
+        record = self._keeper.record
+        decision = decide(counted(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.trouble)
+        if not reached:
+            self._ui.died(last, decision.reason)
+        return decision
+
+    def _stopped(self, number: int) -> Decision:
+        name = signal.Signals(number).name
+        newest = self._store.entries()
+        durable = f"step {newest[0].global_step} is durable" if newest else "nothing was saved yet"
+        return Decision("stopped", f"stopped by {name}; {durable}", Stopped(name, f"stopped; {durable}", "the same command goes on with it"))

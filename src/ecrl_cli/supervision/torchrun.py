@@ -1,0 +1,129 @@
+"""The default launcher: `python -m torch.distributed.run`, once per attempt, which never restarts anything itself.
+
+Its agent polls its workers ten times a second and then needs up to half a minute to stop the survivors. So the supervisor watches
+the workers itself (each says hello with its pid) and kills the agent as soon as one has died badly: the kernel then kills the survivors
+(parent-death signal) and hands all of them, the dead one included, to the supervisor, which learns from each how it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.environment import child_environment
+from ecrl_cli.supervision.launcher import Exits, LaunchSpec, Rank, RankExit, Ranks
+from ecrl_cli.supervision.mortality import mortal_command
+
+_ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
+_FAILED_RANK = re.compile(r"rank\s*: (\d+) .*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
+
+
+class TorchrunLauncher:
+    def __init__(self) -> None:
+        processes.become_subreaper()
+
+    def warm(self, config: RunConfig) -> None:
+        """Every launch starts cold."""
+
+    def launch(self, spec: LaunchSpec) -> TorchrunAttempt:
+        return TorchrunAttempt(spec)
+
+    def close(self) -> None:
+        """Nothing outlives an attempt."""
+
+
+class TorchrunAttempt:
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec, self._ranks = spec, Ranks()
+        self._meeting = f"ecrl-{secrets.token_hex(8)}"
+        self._scratch = Path(spec.output).with_name(".torchelastic")
+        with open(spec.output, "ab", buffering=0) as output:
+            self._agent = subprocess.Popen(
+                mortal_command(command(spec, self._meeting, self._scratch)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=child_environment(spec.layout.root, spec.threads),
+                start_new_session=True,
+            )
+        self._agent_fd = os.pidfd_open(self._agent.pid)
+        self._agent_over = False
+
+    def watched(self) -> list[int]:
+        return self._ranks.watched() + ([] if self._agent_over else [self._agent_fd])
+
+    def introduce(self, rank: int, pid: int) -> None:
+        self._ranks.add(rank, pid)
+
+    def pids(self) -> dict[int, int]:
+        return {rank.rank: rank.pid for rank in self._ranks.known.values()}
+
+    def check(self) -> bool:
+        for rank in self._ranks.newly_over():
+            # None: the agent was faster. It knows, and its own end, or its table of failures, will tell.
+            rank.status = processes.peek(rank.pid)
+        self._ranks.notice([r.exit() for r in self._ranks.known.values() if _bad(r)])
+        if not self._agent_over and processes.ended(self._agent_fd):
+            self._agent_over = True
+            self._notice_agent()
+        return self._agent_over or self._ranks.first is not None or self._all_ended_well()
+
+    def kill(self) -> None:
+        processes.kill(self._agent_fd)
+        self._ranks.kill()
+
+    def reap(self) -> Exits:
+        """Reaping the agent first matters: only then are its workers our children, and known to be all of them."""
+        self.kill()
+        self._agent.wait()
+        self._ranks.gather()
+        processes.sweep(processes.tagged(f"TORCHELASTIC_RUN_ID={self._meeting}"))  # who died, or lived, before saying hello
+        os.close(self._agent_fd)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        return self._ranks.exits()
+
+    def _all_ended_well(self) -> bool:
+        """Then the agent, which would take most of a second to notice and leave, is not needed any more."""
+        ranks = self._ranks.known.values()
+        return len(ranks) == self._spec.order.world_size and all(rank.over and rank.status == 0 for rank in ranks)
+
+    def _notice_agent(self) -> None:
+        """The agent has ended before any rank was seen to end badly."""
+        code = self._agent.wait()
+        if code == 0:
+            for rank in self._ranks.known.values():
+                rank.status = 0 if rank.status is None else rank.status
+            return
+        table = first_failure(Path(self._spec.output).read_text(errors="replace"))
+        self._ranks.notice([table or _as_exit(None, self._agent.pid, code)])
+
+
+def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
+    """The agent's argv. The store takes a free port itself (0), so that nothing can take it in between; `scratch` keeps torchrun out of /tmp."""
+    agent = f"--nnodes 1 --nproc-per-node {spec.order.world_size} --max-restarts 0 --rdzv-backend c10d --local-addr 127.0.0.1".split()
+    where = ["--rdzv-id", meeting, "--rdzv-endpoint", f"127.0.0.1:{spec.port}", "--log-dir", str(scratch)]
+    worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
+    return [sys.executable, "-m", "torch.distributed.run", *agent, *where, *worker]
+
+
+def first_failure(output: str) -> RankExit | None:
+    """The root cause that torchrun printed: the fallback where it reaped a rank before the supervisor could look."""
+    cause = _ROOT_CAUSE.search(output)
+    found = _FAILED_RANK.search(cause[1]) if cause else None
+    return _as_exit(int(found[1]), int(found[3]), int(found[2])) if found else None
+
+
+def _as_exit(rank: int | None, pid: int, code: int) -> RankExit:
+    """From subprocess's convention: -9 is signal 9."""
+    return RankExit(rank, pid, None, -code) if code < 0 else RankExit(rank, pid, code, None)
+
+
+def _bad(rank: Rank) -> bool:
+    return rank.over and rank.status not in (None, 0)

@@ -1,0 +1,40 @@
+"""Descriptors and what to do when one becomes readable: the supervisor's only way to wait."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Watch:
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._groups: dict[str, set[int]] = {}
+
+    def add(self, source: HasFileno | int, react: Callable[[], object]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, react)
+
+    def drop(self, source: HasFileno | int) -> None:
+        self._selector.unregister(source)
+
+    def keep(self, name: str, fds: Collection[int], react: Callable[[], object]) -> None:
+        """From now on exactly `fds` are watched under `name`."""
+        now, before = set(fds), self._groups.get(name, set())
+        for fd in before - now:
+            self._selector.unregister(fd)
+        for fd in now - before:
+            self._selector.register(fd, selectors.EVENT_READ, react)
+        self._groups[name] = now
+
+    def turn(self, seconds: float | None = None) -> None:
+        """Wait until something is readable, at most `seconds`, and react to all of it."""
+        for key, _ in self._selector.select(seconds):
+            key.data()
+
+    def close(self) -> None:
+        self._selector.close()

@@ -1,0 +1,195 @@
+"""A launcher whose ranks are forked from one warm process that has imported torch: a launch takes a fraction of a second.
+
+The zygote lives beside the supervisor for as long as the command does and serves run after run. It never trains and starts no thread;
+the store through which ranks meet lives in a process of its own beside it. Ranks are forked twice, so that they become children of the
+supervisor, which alone reaps them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.environment import child_environment
+from ecrl_cli.supervision.launcher import WORKER, Exits, LaunchSpec, RankExit, Ranks
+from ecrl_cli.supervision.mortality import mortal_command
+
+MESSAGE_BYTES = 65536
+
+
+def preload(config: RunConfig) -> tuple[str, ...]:
+    """The heavy modules that the ranks of `config` import beside torch."""
+    vision = config.model.name in ("resnet18", "resnet50") or config.dataset.name in ("cifar10", "cifar100", "imagefolder")
+    return (WORKER, "ecrl_cli.training.session", *(("torchvision",) if vision else ()))
+
+
+class ZygoteProcess:
+    """The warm process and the line to it."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.setblocking(False)
+        self._output = os.memfd_create("zygote-output")
+        command = [sys.executable, "-m", "ecrl_cli.supervision.zygote_main", str(theirs.fileno()), *modules]
+        self.process = subprocess.Popen(
+            mortal_command(command),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            env=child_environment(None, 1),
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+        self.pidfd = os.pidfd_open(self.process.pid)
+        theirs.close()
+
+    def ask(self, request: dict[str, Any]) -> None:
+        try:
+            self.socket.send(json.dumps(request).encode())
+        except OSError:
+            return  # it has died: its pidfd says so
+
+    def heard(self) -> list[dict[str, Any]]:
+        """The messages that have arrived."""
+        found = []
+        try:
+            while data := self.socket.recv(MESSAGE_BYTES):
+                found.append(json.loads(data))
+        except (BlockingIOError, ConnectionResetError):
+            pass
+        return found
+
+    def warm(self, modules: tuple[str, ...]) -> None:
+        """Return when it has imported `modules` (or has died): what a run's clock shall not pay for the runs after it."""
+        self.ask({"preload": modules})
+        while not any("warm" in message for message in self.heard()) and not self.over():
+            select.select([self.socket.fileno(), self.pidfd], [], [])
+
+    def over(self) -> bool:
+        return processes.ended(self.pidfd)
+
+    def said(self) -> bytes:
+        """What it printed: the reason, where it could not start."""
+        return os.pread(self._output, MESSAGE_BYTES, 0)
+
+    def kill(self) -> None:
+        """SIGKILL to it and to everything it forked: they share its process group, whose id is safe while it has not been reaped."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self) -> int:
+        """Kill, wait, reap the orphans; gives the exit code (negative: the signal)."""
+        self.kill()
+        code = self.process.wait()
+        processes.reap_group(self.process.pid)
+        return code
+
+    def close(self) -> None:
+        self.end()
+        self.socket.close()
+        os.close(self.pidfd)
+        os.close(self._output)
+
+
+class ZygoteLauncher:
+    """Starts its zygote at once, so that it imports while the supervisor still prepares; and anew if it has died."""
+
+    def __init__(self, modules: tuple[str, ...] = ()) -> None:
+        processes.become_subreaper()
+        self._modules = modules
+        self._zygote: ZygoteProcess | None = ZygoteProcess(modules)
+
+    def warm(self, config: RunConfig) -> None:
+        self._living().warm(preload(config))
+
+    def launch(self, spec: LaunchSpec) -> ZygoteAttempt:
+        return ZygoteAttempt(spec, self._living())
+
+    def _living(self) -> ZygoteProcess:
+        if self._zygote is None or self._zygote.over():
+            self.close()
+            self._zygote = ZygoteProcess(self._modules)
+        return self._zygote
+
+    def close(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+
+class ZygoteAttempt:
+    def __init__(self, spec: LaunchSpec, zygote: ZygoteProcess) -> None:
+        self._spec, self._zygote, self._ranks = spec, zygote, Ranks()
+        self._forked = self._zygote_over = False
+        self._prefix = f"attempt{spec.order.attempt}-{secrets.token_hex(8)}"
+        zygote.ask(
+            {
+                "module": spec.module,
+                "run_dir": str(spec.layout.root),
+                "attempt": spec.order.attempt,
+                "world_size": spec.order.world_size,
+                "prefix": self._prefix,
+                "preload": spec.preload,
+                "output": spec.output,
+            }
+        )
+
+    def watched(self) -> list[int]:
+        zygote = [] if self._zygote_over else [self._zygote.pidfd]
+        return self._ranks.watched() + zygote + ([] if self._forked or self._zygote_over else [self._zygote.socket.fileno()])
+
+    def introduce(self, rank: int, pid: int) -> None:
+        """Known from the zygote already."""
+
+    def pids(self) -> dict[int, int]:
+        return {rank.rank: rank.pid for rank in self._ranks.known.values()}
+
+    def check(self) -> bool:
+        self._hear()
+        over = self._ranks.newly_over()
+        for rank in over:
+            rank.status = processes.reap(rank.pid)
+        self._ranks.notice([rank.exit() for rank in over if rank.status != 0])
+        if self._ranks.first is None and not self._zygote_over and self._zygote.over():
+            self._notice_zygote()
+        return self._ranks.first is not None or (self._forked and not self._ranks.watched())
+
+    def kill(self) -> None:
+        """Ranks whose ids are not known yet go with the zygote."""
+        self._hear()
+        if not self._forked:
+            self._zygote.kill()
+        self._ranks.kill()
+
+    def reap(self) -> Exits:
+        self.kill()
+        self._ranks.gather()
+        if self._zygote.over():
+            self._zygote.end()
+        return self._ranks.exits()
+
+    def _hear(self) -> None:
+        for message in self._zygote.heard():
+            if message.get("prefix") == self._prefix:
+                self._forked = True
+                for rank, pid in enumerate(message["pids"]):
+                    self._ranks.add(rank, pid)
+
+    def _notice_zygote(self) -> None:
+        self._zygote_over = True
+        code = self._zygote.end()
+        with open(self._spec.output, "ab", buffering=0) as output:
+            output.write(self._zygote.said())
+        exit_code, number = (None, -code) if code < 0 else (code, None)
+        self._ranks.notice([RankExit(None, self._zygote.process.pid, exit_code, number)])

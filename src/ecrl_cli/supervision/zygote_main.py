@@ -1,0 +1,137 @@
+"""The zygote's own program: import what ranks need, then fork ranks on request. The only module of this floor that imports torch."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch._dynamo  # noqa: F401 - the first optimizer step of a process imports it: 1.5 s
+from torch._C._distributed_c10d import TCPStore
+
+from ecrl_cli.records.clock import monotonic
+from ecrl_cli.training.mortal import ORPHANED, die_with_parent
+from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
+
+HOST = "127.0.0.1"
+MESSAGE_BYTES = 65536
+
+
+def main(argv: list[str]) -> None:
+    line = socket.socket(fileno=int(argv[0]))
+    load(argv[1:])
+    supervisor = os.getppid()
+    port = start_store()
+    # What exists now stays shared with the ranks: the collector would otherwise write to every page.
+    gc.collect()
+    gc.freeze()
+    while data := line.recv(MESSAGE_BYTES):
+        request = json.loads(data)
+        load(request["preload"])
+        if "module" in request:
+            fork_ranks(request, Parents(line, supervisor, port))
+        else:
+            line.send(json.dumps({"warm": request["preload"]}).encode())
+
+
+class Parents:
+    """What a rank needs of those it comes from, and must let go of."""
+
+    def __init__(self, line: socket.socket, supervisor: int, port: int) -> None:
+        self.line, self.supervisor, self.port = line, supervisor, port
+
+
+def load(modules: list[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+
+
+def start_store() -> int:
+    """Fork the process that hosts the store; gives its port. Apart from here because its server runs in a thread, and forks must not."""
+    port_read, port_write = os.pipe()
+    zygote = os.getpid()
+    if os.fork() == 0:
+        die_with_parent(zygote)
+        store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        os.write(port_write, str(store.port).encode())
+        os.close(port_write)
+        while True:
+            signal.pause()
+    os.close(port_write)
+    port = int(os.read(port_read, 16))
+    os.close(port_read)
+    return port
+
+
+def fork_ranks(request: dict[str, Any], parents: Parents) -> None:
+    """Fork all ranks through a process that ends at once, tell the supervisor their ids, then let them go.
+
+    A rank waits for the word because only after its parent has been reaped is the supervisor its parent for good: a parent-death
+    signal asked for before would strike right then.
+    """
+    go_read, go_write = os.pipe()
+    pids_read, pids_write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        os.close(go_write)
+        pids = [fork_rank(rank, go_read, request, parents) for rank in range(request["world_size"])]
+        os.write(pids_write, json.dumps(pids).encode())
+        os._exit(0)
+    os.close(go_read)
+    os.close(pids_write)
+    os.waitpid(between, 0)
+    pids = json.loads(os.read(pids_read, MESSAGE_BYTES))
+    os.close(pids_read)
+    parents.line.send(json.dumps({"prefix": request["prefix"], "pids": pids}).encode())
+    os.write(go_write, b"g" * len(pids))
+    os.close(go_write)
+
+
+def fork_rank(rank: int, go_read: int, request: dict[str, Any], parents: Parents) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    started = monotonic()
+    try:
+        if os.read(go_read, 1) != b"g":
+            os._exit(ORPHANED)
+        die_with_parent(parents.supervisor)
+        os.close(go_read)
+        parents.line.close()
+        print_to(request["output"])
+        place = Rendezvous(rank, request["world_size"], TcpStoreAddress(HOST, parents.port, request["prefix"]))
+        worker = importlib.import_module(request["module"])
+        sys.exit(worker.run_rank(Path(request["run_dir"]), request["attempt"], place, started))
+    except BaseException as error:
+        leave(error)
+
+
+def print_to(path: str) -> None:
+    """Standard output and error go to the attempt's log."""
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+
+
+def leave(error: BaseException) -> NoReturn:
+    """End as a Python process would, but run none of the zygote's exit handlers and destructors."""
+    code = 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    else:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,62 @@
+"""A rank's line to its supervisor: JSON lines over the run directory's control socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ecrl_cli.errors import Fenced
+from ecrl_cli.records.journal import line_of
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import Hello, Progress, Trouble
+from ecrl_cli.training.mortal import die_with_parent
+
+__all__ = ["Control", "die_with_parent"]
+
+
+class Control:
+    """Connected on construction and introduced by a Hello; Fenced (exit 9) where no supervisor listens: then nobody counts."""
+
+    def __init__(self, layout: RunLayout, hello: Hello) -> None:
+        self._socket = _connect(layout)
+        self._send(hello)
+
+    def progress(self, progress: Progress) -> None:
+        """For the eyes only: dropped rather than waited for when the supervisor is slow to read."""
+        try:
+            self._socket.send(line_of(progress), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise _gone() from error
+
+    def trouble(self, trouble: Trouble) -> None:
+        """Tell why this rank is about to end; with the supervisor when this returns."""
+        self._send(trouble)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self, message: Hello | Trouble) -> None:
+        try:
+            self._socket.sendall(line_of(message))
+        except OSError as error:
+            raise _gone() from error
+
+
+def _connect(layout: RunLayout) -> socket.socket:
+    """Through /proc/self/fd, because the path of a Unix socket is at most 108 bytes long."""
+    folder = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/{layout.control.name}")
+    except OSError as error:
+        connection.close()
+        raise _gone() from error
+    finally:
+        os.close(folder)
+    return connection
+
+
+def _gone() -> Fenced:
+    return Fenced("control", "no supervisor listens for this attempt", "start the run with `ecrl train`")

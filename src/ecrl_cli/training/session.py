@@ -1,0 +1,188 @@
+"""What a rank sets up around the loop: determinism, the group, data, model, state; and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import random
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.nn.parallel import DistributedDataParallel
+
+from ecrl_cli.checkpoint.make import make_strategy
+from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.data.datasets import build_dataset
+from ecrl_cli.data.loading import BatchLoader, describe
+from ecrl_cli.data.order import ResumableGlobalBatchSampler
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.failures.inject import Injector
+from ecrl_cli.models import build as build_model
+from ecrl_cli.records.clock import SpanClock, monotonic, wall
+from ecrl_cli.records.events import DatasetRecord, Final
+from ecrl_cli.records.journal import Journal, read_json
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import Progress
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.training.control import Control
+from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
+from ecrl_cli.training.rendezvous import Rendezvous
+from ecrl_cli.training.step import Learner, Loop
+
+
+class Session:
+    """One rank in one attempt, from the group's first handshake to the final record."""
+
+    def __init__(self, config: RunConfig, layout: RunLayout, order: LaunchOrder, rendezvous: Rendezvous, clock: SpanClock, control: Control) -> None:
+        self.config, self.layout, self.order, self.rendezvous = config, layout, order, rendezvous
+        self.clock, self.control = clock, control
+        self.logs = layout.attempt(order.attempt)
+        self.rank, self.world_size = rendezvous.rank, order.world_size
+
+    def train(self) -> None:
+        """Join, load, run to the target, record the final state, leave."""
+        self.device = make_deterministic(self.config, self.rank)
+        self.clock.switch("rendezvous")
+        join_group(self.config, self.rendezvous, self.device)
+        self.clock.switch("load")
+        self.report(self.order.resume_step, "loading")
+        loop = self.load()
+        loss = loop.run()
+        self.finish(loop, loss)
+
+    def load(self) -> Loop:
+        """Everything the loop needs, restored from the checkpoint that the supervisor chose; the RNG comes last."""
+        config = self.config
+        dataset = build_dataset(config.dataset)
+        record = describe(dataset)
+        self.agree_on(record)
+        model = build_model(config.model, record.classes, record.shape).to(self.device)
+        optimizer = build_optimizer(config.optimizer, model.parameters())
+        learner = Learner(
+            model=wrap(model, self.device),
+            optimizer=optimizer,
+            scheduler=build_scheduler(config.optimizer, optimizer, config.target_steps),
+            scaler=build_scaler(config.precision, self.device),
+            device=self.device,
+            autocast=autocast(config.precision, self.device),
+        )
+        sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
+        pack = StatePack(model, optimizer, learner.scheduler, learner.scaler, sampler, self.rank, self.world_size)
+        seed_rank(config.seed, self.rank)
+        resumed = self.restore(pack)
+        return Loop(
+            config=config,
+            attempt=self.order.attempt,
+            rank=self.rank,
+            world_size=self.world_size,
+            learner=learner,
+            loader=BatchLoader(dataset, config.seed, config.dataset.augment),
+            sampler=sampler,
+            pack=pack,
+            strategy=make_strategy(config, pack, self.layout, self.order.attempt, self.clock, Journal(self.logs.checkpoints)),
+            injector=Injector(self.layout, self.order.attempt, self.rank, self.order.pending),
+            clock=self.clock,
+            journal=Journal(self.logs.rank(self.rank)),
+            report=self.report,
+            global_step=self.order.resume_step,
+            line_chain=resumed,
+        )
+
+    def restore(self, pack: StatePack) -> str:
+        """Restore `pack` where there is something to resume from; gives this rank's line chain so far."""
+        if self.order.resume_from is None:
+            return ""
+        path = self.layout.root / self.order.resume_from.path
+        return pack.restore(path, self.order.resume_from.commit_sha256).line_chain
+
+    def agree_on(self, record: DatasetRecord) -> None:
+        """Write dataset.json once; refuse a data set of another size later: the windows would not match."""
+        path = self.layout.dataset
+        if not path.exists():
+            if self.rank == 0:
+                write_json(path, encode(record))
+            return
+        first = decode(DatasetRecord, read_json(path))
+        if first != record:
+            raise ConfigError(
+                "dataset", f"this run began with {first.size} samples, now there are {record.size}", "restore the data set or start a new run"
+            )
+
+    def report(self, global_step: int, phase: str, loss: float | None = None) -> None:
+        """Tell the supervisor how far the run is; rank 0 speaks for all."""
+        if self.rank == 0:
+            self.control.progress(Progress(global_step, phase, monotonic(), loss))
+
+    def finish(self, loop: Loop, loss: float) -> None:
+        """The end of the goodput clock, then the final digests: only a run that has this record reached its target."""
+        at = self.clock.switch("idle")
+        if self.rank == 0:
+            digests = loop.pack.digests()
+            final = Final(
+                global_step=loop.global_step,
+                attempt=self.order.attempt,
+                at=at,
+                time=wall(),
+                parameters_digest=digests.parameters,
+                buffers_digest=digests.buffers,
+                optimizer_digest=digests.optimizer,
+                rng_digest=digests.rng,
+                loss=loss,
+            )
+            write_json(self.logs.final, encode(final))
+        else:
+            loop.pack.digests()
+        self.report(loop.global_step, "done", loss)
+        loop.strategy.close()
+        self.clock.close()
+        dist.destroy_process_group()
+
+
+def make_deterministic(config: RunConfig, rank: int) -> torch.device:
+    """Fix what decides the bits: threads, algorithms, the seed of the initial weights. Gives the device of `rank`."""
+    torch.set_num_threads(config.threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    torch.manual_seed(config.seed)
+    use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    if not use_cuda:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device", f"CUDA is not available in this torch build ({torch.__version__})", "set device=cpu")
+    if rank >= torch.cuda.device_count():
+        raise ConfigError("world_size", f"rank {rank} has no CUDA device, {torch.cuda.device_count()} visible", "lower world_size or set device=cpu")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) -> None:
+    """Form the process group; NCCL for CUDA with gloo beside it, gloo for CPU."""
+    timeout = timedelta(seconds=config.supervision.collective_timeout_s)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    address = rendezvous.store
+    if address is None:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+    scoped = PrefixStore(address.prefix, store)
+    dist.init_process_group(backend, store=scoped, rank=rendezvous.rank, world_size=rendezvous.world_size, timeout=timeout)
+
+
+def wrap(model: torch.nn.Module, device: torch.device) -> DistributedDataParallel:
+    """DDP whose buckets never change: stock DDP rebuilds them after its first iteration, so that a resumed process of three or
+    more would add up gradients in another order than the run it continues; with find_unused_parameters it does not rebuild."""
+    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None, find_unused_parameters=True)
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """Every rank its own streams (dropout must differ between ranks), derived from (seed, rank)."""
+    words = np.random.SeedSequence([seed, rank]).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    torch.manual_seed(int(words[2]))

@@ -1,0 +1,133 @@
+"""A step and the loop, readable top to bottom."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from ecrl_cli.checkpoint.progress import Progress
+from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.checkpoint.strategy import Strategy
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.data.loading import Batch, BatchLoader
+from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash
+from ecrl_cli.failures.inject import Injector
+from ecrl_cli.records.clock import SpanClock, monotonic, wall
+from ecrl_cli.records.events import RankLine
+from ecrl_cli.records.journal import Journal
+
+
+class Reporter(Protocol):
+    """Whoever hears how far this rank is."""
+
+    def __call__(self, global_step: int, phase: str, loss: float | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What learns: the DDP-wrapped model and everything that updates it."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    scaler: Any
+    device: torch.device
+    autocast: AbstractContextManager[Any]
+
+    def learn(self, batch: Batch) -> float:
+        """Forward, backward (DDP averages the gradients), update; gives this rank's mean loss."""
+        x, y = batch.x.to(self.device), batch.y.to(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.autocast:
+            loss = F.cross_entropy(self.model(x).float(), y)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        return float(loss.item())
+
+
+@dataclass
+class Loop:
+    """One rank's training loop from `global_step` (done already) to the target."""
+
+    config: RunConfig
+    attempt: int
+    rank: int
+    world_size: int
+    learner: Learner
+    loader: BatchLoader
+    sampler: ResumableGlobalBatchSampler
+    pack: StatePack
+    strategy: Strategy
+    injector: Injector
+    clock: SpanClock
+    journal: Journal
+    report: Reporter
+    global_step: int
+    line_chain: str
+
+    def run(self) -> float:
+        """Train to the target and wait for everything in flight; gives the last loss."""
+        loss, first = float("nan"), True
+        while self.global_step < self.config.target_steps:
+            loss = self.step()
+            if first:
+                self.clock.switch("warm_up")
+                self.strategy.prepare()
+                first = False
+            if self.checkpoint_due():
+                self.report(self.global_step, "saving", loss)
+                self.strategy.save(self.progress())
+            self.injector.at_boundary(self.global_step, self.strategy.flush)
+        self.report(self.global_step, "flushing", loss)
+        self.strategy.flush()
+        return loss
+
+    def step(self) -> float:
+        """One committed step: window, shard, update, the line in the log; then the cursor moves."""
+        began = self.clock.switch("compute")
+        self.clock.global_step = self.global_step + 1
+        epoch, cursor = self.sampler.epoch, self.sampler.cursor_step
+        batch = self.loader.batch(epoch, self.sampler.shard(self.rank, self.world_size))
+        loss = self.learner.learn(batch)
+        self.global_step += 1
+        self.sampler.advance()
+        self.log(batch, epoch, cursor, loss, began)
+        self.report(self.global_step, "training", loss)
+        return loss
+
+    def log(self, batch: Batch, epoch: int, cursor: int, loss: float, began: float) -> None:
+        """The evidence of the step: with the kernel before any barrier that precedes a capture."""
+        now = monotonic()
+        line = RankLine(
+            global_step=self.global_step,
+            epoch=epoch,
+            cursor_step=cursor,
+            rank=self.rank,
+            world_size=self.world_size,
+            sample_ids_hash=ids_hash(batch.ids),
+            sample_ids_count=len(batch.ids),
+            loss=loss,
+            attempt=self.attempt,
+            seconds=now - began,
+            at=now,
+            time=wall(),
+            state_digest=self.pack.state_digest() if self.config.state_digests else None,
+            inputs_hash=batch.inputs_hash,
+        )
+        written = self.journal.append(line)
+        self.line_chain = hashlib.sha256(self.line_chain.encode() + written).hexdigest()
+
+    def checkpoint_due(self) -> bool:
+        last = self.global_step == self.config.target_steps and self.config.checkpoint.final
+        return last or self.global_step % self.config.checkpoint.every == 0
+
+    def progress(self) -> Progress:
+        """Where the run stands: what the next step will consume."""
+        return Progress(self.global_step, self.sampler.epoch, self.sampler.cursor_step, self.config.seed, self.line_chain)

@@ -1,0 +1,64 @@
+"""One rank's process: says hello, joins the group, loads, trains to the target, leaves its final state on record.
+
+`python -m ecrl_cli.training.worker RUN_DIR ATTEMPT` under torch.distributed.run; `run_rank` in a rank forked by the zygote.
+The run directory is its only argument beside the attempt: configuration and orders are read from there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ecrl_cli.records.clock import SpanClock, monotonic
+
+STARTED = monotonic()  # before torch is imported, so that importing it is on the account
+
+from ecrl_cli.config.codec import decode  # noqa: E402
+from ecrl_cli.errors import EcrlError  # noqa: E402 - after the first instant
+from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
+from ecrl_cli.records.launch import LaunchOrder  # noqa: E402
+from ecrl_cli.records.layout import RunLayout  # noqa: E402
+from ecrl_cli.records.messages import Hello, Progress, Trouble  # noqa: E402
+from ecrl_cli.records.run_config import read_run_config  # noqa: E402
+from ecrl_cli.training.control import Control, die_with_parent  # noqa: E402
+from ecrl_cli.training.rendezvous import Rendezvous  # noqa: E402
+
+
+def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
+    """The whole life of a rank; gives its exit code. Expected errors are told to the supervisor in one line."""
+    layout = RunLayout(run_dir)
+    control = Control(layout, Hello(rendezvous.rank, os.getpid(), attempt, started))
+    try:
+        _train(layout, attempt, rendezvous, started, control)
+    except EcrlError as error:
+        print(f"ecrl: error: {error.line()}", file=sys.stderr, flush=True)
+        control.trouble(Trouble(rendezvous.rank, error.line(), error.exit_code))
+        return error.exit_code
+    except Exception as error:
+        control.trouble(Trouble(rendezvous.rank, f"{type(error).__name__}: {error}".splitlines()[0][:500], 1))
+        raise
+    finally:
+        control.close()
+    return 0
+
+
+def _train(layout: RunLayout, attempt: int, rendezvous: Rendezvous, started: float, control: Control) -> None:
+    logs = layout.attempt(attempt)
+    clock = SpanClock(Journal(logs.spans(rendezvous.rank)), attempt, started, "import")
+    if rendezvous.rank == 0:
+        control.progress(Progress(0, "importing", monotonic()))
+    from ecrl_cli.training.session import Session  # torch: its import is a span of its own and follows the hello
+
+    order = decode(LaunchOrder, read_json(logs.launch))
+    Session(read_run_config(layout).config, layout, order, rendezvous, clock, control).train()
+
+
+def main(argv: list[str]) -> int:
+    die_with_parent()
+    rendezvous = Rendezvous(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return run_rank(Path(argv[0]), int(argv[1]), rendezvous, STARTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,34 @@
+"""A supervisor to be killed: launches two waiting ranks, prints their ids and the launcher's own, waits.
+
+`python -m tests.contract.lone_supervisor KIND RUN_DIR`
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.attempt import AttemptWatch
+from ecrl_cli.supervision.listener import Listener
+from ecrl_cli.supervision.signals import StopSignals
+from tests.contract.standin import StandinLauncher, pids_of_ranks, spec
+from tests.contract.test_launchers import KINDS, launchers_process
+
+
+def main(kind: str, root: Path) -> None:
+    layout = RunLayout(root.resolve())
+    listener = Listener(layout)
+    with StopSignals() as stop:
+        running = StandinLauncher(KINDS[kind]()).launch(spec(layout))
+
+        def tell(progress: object) -> None:
+            pids = [*pids_of_ranks(layout), launchers_process(running)]
+            sys.stdout.write(" ".join(map(str, pids)) + "\n")
+            sys.stdout.flush()
+
+        AttemptWatch(running, 0, listener, stop).run(tell)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

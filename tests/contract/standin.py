@@ -1,0 +1,64 @@
+"""What the tests of launchers and supervisor share: a run directory with a script, a launcher of stand-in workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
+
+REPOSITORY = Path(__file__).parent.parent.parent
+PYTHONPATH = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "src")))
+MODULE = "tests.contract.standin_worker"
+
+
+class StandinLauncher:
+    """Any launcher, but of stand-in workers."""
+
+    def __init__(self, real: Launcher) -> None:
+        self.real = real
+
+    def launch(self, spec: LaunchSpec) -> RunningAttempt:
+        return self.real.launch(replace(spec, module=MODULE, preload=(MODULE,)))
+
+    def close(self) -> None:
+        self.real.close()
+
+
+def scripted(root: Path, *script: dict[int, str]) -> RunLayout:
+    """A run directory whose ranks play `script`, one part per attempt."""
+    layout = RunLayout(root.resolve())
+    layout.root.mkdir(exist_ok=True)
+    (root / "script.json").write_text(json.dumps(script))
+    return layout
+
+
+def spec(layout: RunLayout, world_size: int = 2) -> LaunchSpec:
+    layout.attempt(0).folder.mkdir(parents=True)
+    return LaunchSpec(layout, LaunchOrder(0, world_size, 0, None, 0, ()))
+
+
+def pids_of_ranks(layout: RunLayout, attempt: int = 0) -> list[int]:
+    """The ids of ranks that are up, by their own word."""
+    return [int(path.read_text()) for path in sorted(layout.attempt(attempt).folder.glob("up*"))]
+
+
+@contextmanager
+def told_when_gone(*pids: int) -> Iterator[list[int]]:
+    """Descriptors of processes that live now."""
+    fds = [os.pidfd_open(pid) for pid in pids]
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+def gone(fd: int, seconds: float = 10.0) -> bool:
+    """Whether the process has ended, waited for as an event."""
+    return bool(select.select([fd], [], [], seconds)[0])

@@ -1,0 +1,70 @@
+"""A rank that needs no torch: says hello, plays its part, ends. For the launchers' contract and the supervisor's tests.
+
+`script.json` holds one object per attempt (the last one serves all later ones) that maps a rank to its part, `END` or `STEPS:END`:
+STEPS are logged as done; then END: an exit code; `kill` (SIGKILL itself); `wait` (for ever); `done` (the target is reached); `trouble`
+(say that the input is bad, then exit 2). A rank without a part waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from ecrl_cli.config.codec import encode
+from ecrl_cli.records.events import Final, RankLine
+from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import Hello, Progress, Trouble
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.training.control import Control, die_with_parent
+from ecrl_cli.training.rendezvous import Rendezvous
+
+
+def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
+    layout, rank = RunLayout(run_dir), rendezvous.rank
+    control = Control(layout, Hello(rank, os.getpid(), attempt, started))
+    sys.stdout.write(f"rank {rank} of {rendezvous.world_size} prints\n")
+    sys.stdout.flush()
+    wait_for_peers(layout.attempt(attempt).folder, rank, rendezvous.world_size)
+    script = json.loads((run_dir / "script.json").read_text())
+    steps, _, end = script[min(attempt, len(script) - 1)].get(str(rank), "wait").rpartition(":")
+    journal = Journal(layout.attempt(attempt).rank(rank))
+    for step in range(1, int(steps or 0) + 1):
+        journal.append(RankLine(step, 0, step - 1, rank, rendezvous.world_size, "", 0, 0.5, attempt, 0.0, 0.0, 0.0))
+    if rank == 0:
+        control.progress(Progress(int(steps or 0), "training", 0.0, 0.5))
+    return finish(end, layout, attempt, rank, control)
+
+
+def finish(end: str, layout: RunLayout, attempt: int, rank: int, control: Control) -> int:
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if end == "trouble":
+        control.trouble(Trouble(rank, "E-dataset dataset: is missing", 2))
+        return 2
+    if end == "done":
+        write_json(layout.attempt(attempt).final, encode(Final(1, attempt, 0.0, 0.0, "", "", "", "", 0.5)))
+        return 0
+    if end == "wait":
+        (layout.root / f"waiting{rank}").write_text(str(os.getpid()))
+        while True:
+            signal.pause()
+    return int(end)
+
+
+def wait_for_peers(folder: Path, rank: int, world_size: int) -> None:
+    """All ranks are up before any acts, so that a test knows who is alive."""
+    (folder / f".up{rank}").write_text(str(os.getpid()))
+    (folder / f".up{rank}").rename(folder / f"up{rank}")
+    while not all((folder / f"up{peer}").exists() for peer in range(world_size)):
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    place = Rendezvous(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    sys.exit(run_rank(Path(sys.argv[1]), int(sys.argv[2]), place, 0.0))

@@ -1,0 +1,162 @@
+"""What every launcher keeps: it says how each rank ended, notices a death at once, and leaves nobody behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.attempt import AttemptWatch, Ended
+from ecrl_cli.supervision.launcher import Launcher, RunningAttempt
+from ecrl_cli.supervision.listener import Listener
+from ecrl_cli.supervision.signals import StopSignals
+from ecrl_cli.supervision.torchrun import TorchrunLauncher, first_failure
+from ecrl_cli.supervision.zygote import ZygoteLauncher
+from tests.contract.standin import MODULE, PYTHONPATH, REPOSITORY, StandinLauncher, gone, pids_of_ranks, scripted, spec, told_when_gone
+
+KINDS: dict[str, Callable[[], Launcher]] = {"torchrun": TorchrunLauncher, "zygote": lambda: ZygoteLauncher((MODULE,))}
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def launcher(request: pytest.FixtureRequest) -> Iterator[StandinLauncher]:
+    """One per kind for all tests: a launcher serves attempt after attempt, whatever became of the one before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PYTHONPATH)
+        made = StandinLauncher(KINDS[request.param]())
+        yield made
+        made.close()
+
+
+def attempt(launcher: Launcher, layout: RunLayout, world_size: int = 2, during: Callable[[RunningAttempt], None] | None = None) -> Ended:
+    """One attempt to its end. `during` is called once, when every rank that waits for ever is known to wait."""
+    listener = Listener(layout)
+    try:
+        with StopSignals() as stop:
+            running = launcher.launch(spec(layout, world_size))
+            watched = AttemptWatch(running, 0, listener, stop)
+            return watched.run(lambda progress: during(running) if during else None)
+    finally:
+        listener.close()
+
+
+def hows(ended: Ended) -> list[tuple[int | None, int | None]]:
+    return [(rank.exit_code, rank.signal) for rank in ended.exits.ranks]
+
+
+def test_ranks_that_end_well_end_the_attempt_well(launcher: Launcher, tmp_path: Path) -> None:
+    layout = scripted(tmp_path, {0: "0", 1: "0", 2: "0"})
+    ended = attempt(launcher, layout, 3)
+    assert ended.well
+    assert hows(ended) == [(0, None)] * 3
+    said = layout.attempt(0).output.read_text()
+    assert all(f"rank {rank} of 3 prints" in said for rank in range(3))
+
+
+def test_a_killed_rank_ends_the_attempt_and_is_named(launcher: Launcher, tmp_path: Path) -> None:
+    ended = attempt(launcher, scripted(tmp_path, {1: "kill"}))
+    assert ended.exits.first is not None
+    assert (ended.exits.first.rank, ended.exits.first.exit_code, ended.exits.first.signal) == (1, None, 9)
+    assert hows(ended) == [(None, 9), (None, 9)]
+    assert not ended.well
+
+
+def test_a_planned_exit_keeps_its_code(launcher: Launcher, tmp_path: Path) -> None:
+    ended = attempt(launcher, scripted(tmp_path, {0: "137"}))
+    assert ended.exits.first is not None
+    assert (ended.exits.first.rank, ended.exits.first.exit_code, ended.exits.first.signal) == (0, 137, None)
+
+
+def test_what_a_rank_says_before_it_ends_is_heard(launcher: Launcher, tmp_path: Path) -> None:
+    ended = attempt(launcher, scripted(tmp_path, {1: "trouble"}))
+    assert ended.trouble is not None
+    assert (ended.trouble.rank, ended.trouble.exit_code) == (1, 2)
+    assert "dataset" in ended.trouble.text
+
+
+def test_a_rank_that_leaves_early_does_not_end_the_attempt_well(launcher: Launcher, tmp_path: Path) -> None:
+    ended = attempt(launcher, scripted(tmp_path, {0: "0", 1: "3"}))
+    assert not ended.well
+    assert ended.exits.first is not None
+    assert ended.exits.first.exit_code == 3
+
+
+def test_no_rank_is_left_when_the_launchers_own_process_is_killed(launcher: StandinLauncher, tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    def kill_the_launcher(running: RunningAttempt) -> None:
+        pids.extend(pids_of_ranks(RunLayout(tmp_path)))
+        os.kill(launchers_process(running), signal.SIGKILL)
+
+    ended = attempt(launcher, scripted(tmp_path, {}), during=kill_the_launcher)
+    assert len(pids) == 2
+    assert not ended.well
+    assert ended.exits.first is not None
+    assert ended.exits.first.signal == 9
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    (tmp_path / "next").mkdir()
+    assert attempt(launcher, scripted(tmp_path / "next", {0: "0", 1: "0"})).well
+
+
+def test_a_stop_signal_ends_everything(launcher: Launcher, tmp_path: Path) -> None:
+    ended = attempt(launcher, scripted(tmp_path, {}), during=lambda running: os.kill(os.getpid(), signal.SIGINT))
+    assert ended.stopped_by == signal.SIGINT
+    assert not any(Path(f"/proc/{rank.pid}").exists() for rank in ended.exits.ranks)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_nothing_survives_a_killed_supervisor(kind: str, tmp_path: Path) -> None:
+    layout = scripted(tmp_path, {})
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "tests.contract.lone_supervisor", kind, str(tmp_path)],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert supervisor.stdout is not None
+    pids = [int(word) for word in supervisor.stdout.readline().split()]
+    assert len(pids) == 3
+    with told_when_gone(*pids) as fds:
+        supervisor.kill()
+        supervisor.wait()
+        supervisor.stdout.close()
+        assert [gone(fd) for fd in fds] == [True] * 3
+    assert layout.control.exists()  # nobody was left to tidy up; the next supervisor does
+
+
+TABLE = """
+worker.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-01-01_00:00:00
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 11)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:00
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 12)
+  error_file: <N/A>
+============================================================
+"""
+
+
+def test_torchruns_table_is_read_where_it_knew_first() -> None:
+    found = first_failure(TABLE)
+    assert found is not None
+    assert (found.rank, found.pid, found.exit_code, found.signal) == (1, 12, None, 9)
+    assert first_failure("nothing of the kind") is None
+
+
+def launchers_process(running: RunningAttempt) -> int:
+    agent = getattr(running, "_agent", None)
+    return int(agent.pid if agent else running._zygote.process.pid)  # type: ignore[attr-defined]

@@ -1,0 +1,189 @@
+"""The referee can blow the whistle: a good recorded run is spoilt in one way at a time, and the verdict names the promise it broke."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.errors import EvidenceMissing, RecordError, RunDirectoryError
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, Verdict, render
+from tests.runs.builder import build_blk, build_clean, build_ref, build_refused
+from tests.runs.spoil import at_step, edit_json, edit_lines, line_at
+from tests.runs.spoilt import NEEDS_REFERENCE, ONCE, SAID, SPOILT, TIME, TRAJECTORY, Spoil, attempts, never_committed
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four good runs of one sweep."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for build in (build_ref, build_clean, build_blk, build_refused):
+        build(folder)
+    return folder
+
+
+@pytest.fixture
+def sweep(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of the sweep, to be spoilt."""
+    shutil.copytree(recorded, tmp_path / "sweep", symlinks=True)
+    return tmp_path / "sweep"
+
+
+def found(verdict: Verdict, promise: str) -> Finding:
+    return next(finding for finding in verdict.findings if finding.promise == promise)
+
+
+@pytest.mark.parametrize("name", ["ref", "clean", "blk", "refused"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_untouched_run_is_valid(sweep: Path, name: str, alone: bool) -> None:
+    run = sweep / name
+    if alone:
+        run = Path(shutil.move(run, sweep.parent / "moved"))
+    verdict = judge(run)
+    assert verdict.status == VALID, render(verdict)
+    assert verdict.reference == ("" if alone or name in ("ref", "clean") else "ref")
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_run_is_caught_by_the_promise_it_broke(sweep: Path, name: str) -> None:
+    spoil, promise = SPOILT[name]
+    spoil(RunLayout(sweep / "blk"))
+    verdict = judge(sweep / "blk")
+    finding = found(verdict, promise)
+    assert verdict.status in (INVALID, UNKNOWN), render(verdict)
+    opening = "Broke promise" if finding.status == INVALID else "Cannot tell"
+    assert finding.message.startswith(f"{opening}: {promise} - "), render(verdict)
+    assert finding.message in render(verdict)
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_it_is_caught_without_a_reference_too(sweep: Path, tmp_path: Path, name: str) -> None:
+    """Some other promise may have to catch it: the chain of lines, the end state in the last checkpoint."""
+    spoil, promise = SPOILT[name]
+    spoil(RunLayout(sweep / "blk"))
+    verdict = judge(Path(shutil.move(sweep / "blk", tmp_path / "alone")))
+    assert verdict.status != VALID, render(verdict)
+    assert name in NEEDS_REFERENCE or found(verdict, promise).status != VALID, render(verdict)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda run: attempts(run, lambda a: a[2].update(rejected=[])),
+        never_committed,
+        lambda run: shutil.rmtree(run.checkpoints / "step_00000018"),
+    ],
+    ids=["a skipped checkpoint on no record", "a skipped checkpoint never committed", "what replaced it is gone"],
+)
+def test_a_refused_checkpoint_leaves_a_trace(sweep: Path, spoil: Spoil) -> None:
+    spoil(RunLayout(sweep / "refused"))
+    assert judge(sweep / "refused").status == INVALID
+
+
+def test_another_checkpoint_of_the_same_run_is_told_apart(sweep: Path, tmp_path: Path) -> None:
+    """Whole, of the right run and step, and still not what was committed here."""
+    other = build_blk(tmp_path, bug_from=12)
+    for step in (18, 24):
+        name = f"step_{step:08d}"
+        shutil.rmtree(sweep / "blk" / "checkpoints" / name)
+        shutil.copytree(other.checkpoints / name, sweep / "blk" / "checkpoints" / name)
+    said = "\n".join(text for f in judge(sweep / "blk").findings for text in (f.message, *f.evidence))
+    assert "checkpoints/step_00000018 is not the checkpoint that attempt 2 resumed from" in said
+    assert "step 18 was committed as" in said and "checkpoints/step_00000024 is committed on disk and no line acknowledges it" in said
+    assert "checkpoints/step_00000024 follows the commit" in said
+
+
+def test_missing_evidence_is_unknown_and_never_valid(sweep: Path) -> None:
+    layout = RunLayout(sweep / "blk")
+    layout.attempt(2).final.unlink()
+    layout.metrics.unlink()
+    verdict = judge(sweep / "blk")
+    assert verdict.status == UNKNOWN, render(verdict)
+    assert found(verdict, TRAJECTORY).status == UNKNOWN
+
+
+def test_time_that_nobody_recorded_is_unknown(sweep: Path) -> None:
+    RunLayout(sweep / "blk").attempt(1).spans(0).unlink()
+    assert found(judge(sweep / "blk"), TIME).status == UNKNOWN
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_line_torn_by_the_blow_is_no_broken_promise(sweep: Path, rank: int) -> None:
+    with RunLayout(sweep / "blk").attempt(0).rank(rank).open("a") as log:
+        log.write('{"global_step":10,"epo')
+    assert judge(sweep / "blk").status == VALID
+
+
+@pytest.mark.parametrize(("name", "said"), SAID)
+def test_the_verdict_says_what_was_found(sweep: Path, name: str, said: str) -> None:
+    SPOILT[name][0](RunLayout(sweep / "blk"))
+    verdict = judge(sweep / "blk")
+    told = [text for finding in verdict.findings for text in (finding.message, *finding.evidence)]
+    assert any(said in text for text in told), render(verdict)
+
+
+def test_duplicates_are_counted_from_what_was_logged(sweep: Path) -> None:
+    """Rank 0 consumes step 2's shard again at step 5: four samples twice, four never."""
+    layout = RunLayout(sweep / "blk")
+    edit_lines(layout.attempt(0).rank(0), at_step(5, sample_ids_hash=line_at(layout.attempt(0).rank(0), 2)["sample_ids_hash"]))
+    finding = found(judge(sweep / "blk"), ONCE)
+    assert "epoch 0: duplicates 4, missing 4, extra 0" in (finding.message, *finding.evidence)
+
+
+@pytest.mark.parametrize(("bug_from", "first"), [(7, 7), (12, 12), (22, 22)])
+def test_a_recovery_that_changes_the_trajectory_is_named_by_its_first_step(sweep: Path, bug_from: int, first: int) -> None:
+    """Every sample id is right, every checkpoint is whole: only the comparison with the reference knows, and it says where."""
+    build_blk(sweep, "buggy", bug_from=bug_from)
+    finding = found(judge(sweep / "buggy"), TRAJECTORY)
+    assert finding.status == INVALID
+    said = (finding.message, *finding.evidence)
+    assert any(f"the first differing step is step {first}, component loss" in text for text in said)
+    assert any(text.startswith("noise floor: ref and clean, both undisturbed, are equal") for text in said) or first == 7
+
+
+def test_the_state_differs_before_the_loss_does(sweep: Path) -> None:
+    """What a recovery lost in an update shows in the state of that step and in the loss of the next."""
+    logs = [RunLayout(sweep / "ref").attempt(0).rank(0), RunLayout(sweep / "blk").attempt(1).rank(0)]
+    for log, state in zip(logs, ("a", "b"), strict=True):
+        edit_lines(log, at_step(11, state_digest=state * 64))
+    edit_lines(logs[1], at_step(12, loss=0.5))
+    finding = found(judge(sweep / "blk"), TRAJECTORY)
+    assert "the first differing step is step 11, component state (rank 0)" in finding.message
+    assert any("step 12, component loss" in text for text in finding.evidence)
+
+
+def test_a_replay_that_goes_another_way_needs_no_reference(tmp_path: Path) -> None:
+    finding = found(judge(build_blk(tmp_path, bug_from=8).root), TRAJECTORY)
+    assert finding.status == INVALID and "step 8 rank 0" in finding.message
+
+
+def test_what_no_reference_exists_for_is_not_claimed(tmp_path: Path) -> None:
+    verdict = judge(build_blk(tmp_path, bug_from=12).root)
+    assert verdict.status == VALID and "not claimed" in found(verdict, TRAJECTORY).message
+
+
+def test_a_reference_without_its_end_leaves_the_trajectory_unknown(sweep: Path) -> None:
+    for name in ("ref", "clean"):
+        RunLayout(sweep / name).attempt(0).final.unlink()
+    assert found(judge(sweep / "blk"), TRAJECTORY).status == UNKNOWN
+
+
+def test_only_a_run_that_must_end_alike_is_a_reference(sweep: Path, tmp_path: Path) -> None:
+    edit_json(sweep / "ref" / "config.json", lambda c: c | {"reference_id": "0" * 64})
+    assert judge(sweep / "blk").reference == "clean"
+    for folder in (sweep / "ref", sweep / "blk"):
+        with pytest.raises(RunDirectoryError):
+            judge(sweep / "blk", folder)
+    with pytest.raises(RunDirectoryError):
+        judge(sweep / "blk", tmp_path)
+
+
+def test_what_is_no_run_is_refused(sweep: Path, tmp_path: Path) -> None:
+    with pytest.raises(EvidenceMissing):
+        judge(tmp_path)
+    edit_json(sweep / "blk" / "config.json", lambda c: c | {"schema_version": 99})
+    with pytest.raises(RecordError):
+        judge(sweep / "blk")
