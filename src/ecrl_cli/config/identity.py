@@ -6,8 +6,8 @@ import hashlib
 import json
 from typing import Any
 
+from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.records.codec import encode
 
 # Where a run lives and where its data lies do not change what it computes; names only label it.
 NOT_IDENTITY = ("run_dir", "suite_name", "dataset.root", "dataset.download", "scale", "supervision.writer_grace_s", "supervision.master_port")

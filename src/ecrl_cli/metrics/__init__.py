@@ -1,0 +1,1 @@
+"""How much: goodput, the account of every checkpoint, statistics, the quality gates."""

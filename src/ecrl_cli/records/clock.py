@@ -34,7 +34,18 @@ class SpanClock:
         self._journal, self._attempt = journal, attempt
         self._start, self._category = start, category
         self._since_mark: dict[str, float] = {}
-        self.global_step = 0
+        self._global_step = 0
+
+    @property
+    def global_step(self) -> int:
+        """The step being worked on. A new one begins a new span, so that none belongs to two steps (replay is told apart by step)."""
+        return self._global_step
+
+    @global_step.setter
+    def global_step(self, step: int) -> None:
+        if step != self._global_step:
+            self._close(monotonic())
+            self._global_step = step
 
     def switch(self, category: str) -> float:
         """End the running span now and begin one of `category`; gives the instant."""
@@ -59,6 +70,6 @@ class SpanClock:
 
     def _close(self, now: float) -> None:
         if now > self._start:
-            self._journal.append(Span(self._category, self._start, now, self._attempt, self.global_step))
+            self._journal.append(Span(self._category, self._start, now, self._attempt, self._global_step))
             self._since_mark[self._category] = self._since_mark.get(self._category, 0.0) + now - self._start
         self._start = now

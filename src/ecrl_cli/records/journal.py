@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import RecordError
-from ecrl_cli.records.codec import decode, encode
 
 T = TypeVar("T")
 

@@ -110,6 +110,11 @@ class RunLayout:
         return self.root / ".writer"
 
     @property
+    def writer_output(self) -> Path:
+        """What the background writer printed: nothing, if all is well."""
+        return self.logs / "writer.log"
+
+    @property
     def hydra(self) -> Path:
         return self.root / ".hydra"
 

@@ -1,0 +1,34 @@
+"""From what Hydra composed to one checked RunConfig: convert every field, apply the variant and the scale, check the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ecrl_cli.config.checks import check
+from ecrl_cli.config.fields import convert
+from ecrl_cli.config.scale import apply_scale
+from ecrl_cli.config.schema import LAUNCHERS, FailureConfig, RunConfig
+from ecrl_cli.config.tree import plain
+from ecrl_cli.errors import ConfigError, shown
+
+
+def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset()) -> RunConfig:
+    """The run that `composed` describes (a DictConfig or plain mapping; a `hydra` node is left aside).
+
+    `typed` names the keys (dotted) and groups that the user typed: a scale leaves them alone. Raises ConfigError.
+    """
+    config = convert(RunConfig, plain(composed))
+    if config.scale.launcher not in ("", *LAUNCHERS):
+        raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
+    # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
+    config = _apply_variant(apply_scale(config, typed), typed)
+    check(config)
+    return config
+
+
+def _apply_variant(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    """A variant without failures, or `failure=none` typed over a suite's plan, leaves no plan at all."""
+    no_failures = config.failure.kind == "none" and typed & {"failure", "failure.kind"} and "failure.steps" not in typed
+    return replace(config, failure=FailureConfig()) if no_failures or not config.variant.failures else config

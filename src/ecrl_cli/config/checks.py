@@ -1,0 +1,102 @@
+"""What must hold between keys: one function per rule, each refuses in its own words."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError, shown
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+_WRITE_MODES = {"unsafe": (False, False, False), "atomic_nodirsync": (True, True, False), "atomic_dirsync": (True, True, True)}
+
+
+def check(config: RunConfig) -> None:
+    """ConfigError for the first rule that `config` breaks."""
+    for rule in _RULES:
+        rule(config)
+
+
+def _names(config: RunConfig) -> None:
+    for key, name in (("suite_name", config.suite_name), ("variant.name", config.variant.name)):
+        if (name or key == "variant.name") and not _NAME.match(name):
+            raise ConfigError(key, f"names a folder, got {shown(name)}", "use letters, digits, '.', '_' and '-'")
+    if not config.dataset.root:
+        raise ConfigError("dataset.root", "has no value", "give a folder: dataset.root=data")
+
+
+def _geometry(config: RunConfig) -> None:
+    batch, ranks = config.global_batch, config.world_size
+    if batch % ranks:
+        below = batch - batch % ranks
+        ways = " or ".join(str(size) for size in (below, below + ranks) if size)
+        raise ConfigError("global_batch", f"{batch} is not divisible by world size {ranks}", f"use {ways}")
+
+
+def _learning_rate(config: RunConfig) -> None:
+    if config.optimizer.min_lr > config.optimizer.lr:
+        raise ConfigError("optimizer.min_lr", f"{config.optimizer.min_lr:g} is above optimizer.lr {config.optimizer.lr:g}", "lower it")
+
+
+def _checkpoints(config: RunConfig) -> None:
+    checkpoint = config.checkpoint
+    if checkpoint.strategy == "none":
+        return
+    if checkpoint.every > config.target_steps and not checkpoint.final:
+        fact = f"no checkpoint would be taken before step {config.target_steps}, got {checkpoint.every}"
+        raise ConfigError("checkpoint.every", fact, "lower it or set checkpoint.final=true")
+    if checkpoint.format == "torch" and checkpoint.layout != "single":
+        raise ConfigError("checkpoint.format", "torch is a single file, checkpoint.layout is group", "add checkpoint.layout=single")
+
+
+def _write_mode(config: RunConfig) -> None:
+    mode = config.write_mode
+    if (mode.sync_files, mode.atomic, mode.sync_directories) != _WRITE_MODES[mode.name]:
+        raise ConfigError("write_mode", f"the switches contradict the name {mode.name}", "choose a whole mode: write_mode=NAME")
+
+
+def _failures(config: RunConfig) -> None:
+    failure = config.failure
+    if failure.kind == "none":
+        if failure.steps:
+            raise ConfigError("failure.steps", f"{list(failure.steps)} planned, but failure.kind is none", "add failure=kill or failure=exit")
+        return
+    if not failure.steps:
+        raise ConfigError("failure.steps", f"failure.kind is {failure.kind} and no step is planned", "give steps: failure.steps=[40,70]")
+    _failure_steps(config)
+    if failure.rank >= config.world_size:
+        raise ConfigError("failure.rank", f"rank {failure.rank} does not exist with {config.world_size} ranks", f"use 0 to {config.world_size - 1}")
+    if failure.kind == "exit" and failure.rank != 0:
+        raise ConfigError("failure.rank", f"exit strikes rank 0 only, got {failure.rank}", "set failure.rank=0 or use failure=kill")
+
+
+def _failure_steps(config: RunConfig) -> None:
+    steps, target = config.failure.steps, config.target_steps
+    if steps[0] < 1:
+        raise ConfigError("failure.steps", f"must be >= 1, got {steps[0]}")
+    if any(after <= before for before, after in itertools.pairwise(steps)):
+        raise ConfigError("failure.steps", f"must be strictly increasing, got {list(steps)}", f"use {sorted(set(steps))}")
+    if steps[-1] > target:
+        raise ConfigError("failure.steps", f"step {steps[-1]} is beyond target_steps {target}", "lower it or raise target_steps")
+    if steps[-1] == target:
+        raise ConfigError("failure.steps", f"step {target} is the target: nothing would be left to recover", "lower it or raise target_steps")
+
+
+def _not_yet(config: RunConfig) -> None:
+    for key, value in (
+        ("elastic.replicas", config.elastic.replicas),
+        ("elastic.schedule", config.elastic.schedule),
+        ("supervision.spares", config.supervision.spares),
+    ):
+        if value:
+            raise ConfigError(key, f"comes with a later version, got {shown(value)}", "leave it out")
+
+
+def _supervision(config: RunConfig) -> None:
+    port = config.supervision.master_port
+    if port and not 1024 <= port <= 65535:
+        raise ConfigError("supervision.master_port", f"port must be 1024-65535 and free, got {port}", "leave it out: a free one is taken")
+
+
+_RULES = (_names, _not_yet, _geometry, _learning_rate, _checkpoints, _write_mode, _failures, _supervision)

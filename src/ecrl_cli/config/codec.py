@@ -1,0 +1,87 @@
+"""Dataclasses to JSON values and back, strictly: an unknown or missing key, or a value of another type, is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from functools import cache
+from typing import Any, TypeVar, Union
+
+T = TypeVar("T")
+_PLAIN = (str, int, float, bool)
+
+
+def encode(value: Any) -> Any:
+    """`value` as JSON-ready lists, dicts and scalars."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): encode(item) for key, item in value.items()}
+    return value
+
+
+def decode(kind: type[T], value: Any) -> T:
+    """`value` (from JSON) as a `kind`. Raises TypeError or KeyError, naming the key."""
+    return typing.cast(T, _decode(kind, value, kind.__name__))
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+@cache
+def _required(kind: type) -> tuple[str, ...]:
+    """The fields without a default."""
+    missing = dataclasses.MISSING
+    return tuple(f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing)
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(kind, value, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _decode_union(arguments, value, where)
+    if origin is tuple:
+        return tuple(_decode(arguments[0], item, where) for item in _expect(list, value, where))
+    if origin is dict:
+        return {arguments[0](key): _decode(arguments[1], item, f"{where}.{key}") for key, item in _expect(dict, value, where).items()}
+    return value if kind is Any else _scalar(kind, value, where)
+
+
+def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
+    given = dict(_expect(dict, value, where))
+    hints = _hints(kind)
+    if unknown := sorted(given.keys() - hints.keys()):
+        raise KeyError(f"{where} has no field {unknown[0]!r}")
+    for name in _required(kind):
+        if name not in given:
+            raise KeyError(f"{where} lacks {name!r}")
+    # The plain case first: a long run has hundreds of thousands of lines.
+    plain = {name: item for name, item in given.items() if type(item) is hints[name] and type(item) in _PLAIN}
+    rest = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in given.items() if name not in plain}
+    return kind(**plain, **rest)
+
+
+def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    return _decode(next(a for a in arguments if a is not type(None)), value, where)
+
+
+def _scalar(kind: Any, value: Any, where: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, bool) and kind is not bool:
+        raise TypeError(f"{where} is {value!r}, not {kind.__name__}")
+    return _expect(kind, value, where)
+
+
+def _expect(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{where} is {value!r}, not {kind.__name__}")
+    return value

@@ -1,0 +1,67 @@
+"""The keys that a user may type, read off the schema, and what to say about one that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError, shown
+
+RESERVED = ("_target_", "_recursive_", "_partial_", "_convert_", "_args_")
+
+_RETIRED = {"resume": "start the same command again: a run directory that holds this very run is resumed"}
+
+
+@cache
+def leaves() -> tuple[str, ...]:
+    """Every key of a run, dotted, in the schema's order."""
+    return tuple(_leaves(RunConfig, ""))
+
+
+def _leaves(kind: Any, prefix: str) -> Iterable[str]:
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from _leaves(hints[field.name], f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def sections() -> tuple[str, ...]:
+    """The keys that hold other keys: `dataset`, `model`, ..."""
+    return tuple(dict.fromkeys(key.split(".")[0] for key in leaves() if "." in key))
+
+
+def is_known(key: str) -> bool:
+    """Whether `key` is one of the schema's, or lies in a mapping that is (`elastic.schedule.100`)."""
+    return key in leaves() or key in sections() or key.startswith("elastic.schedule.")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean X?`, or nothing where no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def unknown_key(key: str, more: Iterable[str] = ()) -> ConfigError:
+    """The error for a key that is neither in the schema nor one of `more` (groups that the user's own folders add)."""
+    head = key.partition(".")[0]
+    known = [*leaves(), *sections(), *more]
+    misspelt = head if head not in known else key
+    remedy = _RETIRED.get(head) or _suggestion(key, known) or did_you_mean(head, known)
+    return ConfigError(key, f"unknown key {shown(misspelt)}", remedy or "`ecrl train --cfg job` shows every key")
+
+
+def _suggestion(key: str, known: list[str]) -> str:
+    same_ending = [name for name in known if name.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    return f"did you mean {same_ending[0]}?" if len(same_ending) == 1 else did_you_mean(key, known)
+
+
+def reserved(key: str) -> ConfigError:
+    """The error for a key by which other programs let a configuration run code."""
+    return ConfigError(key, f"{shown(key.rsplit('.', 1)[-1])} is not accepted", "ECRL does not instantiate from configuration; choose by name")

@@ -1,0 +1,72 @@
+"""What a configuration asks of this machine, checked without torch; a rank's own start is the precise check."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from importlib import metadata
+from pathlib import Path
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.size import human_bytes, snapshot_bytes
+from ecrl_cli.errors import ConfigError
+
+_GPU = re.compile(r"^nvidia\d+$")
+
+
+def check_machine(config: RunConfig) -> None:
+    """ConfigError where this machine cannot serve `config`."""
+    if config.device == "cuda":
+        _check_cuda(config.world_size)
+    if config.supervision.master_port:
+        _check_port(config.supervision.master_port)
+    if config.checkpoint.strategy == "overlapped":
+        _check_memory(config)
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> int:
+    """How many CUDA devices a process would see, from the device files and CUDA_VISIBLE_DEVICES."""
+    present = sum(1 for path in devices.iterdir() if _GPU.match(path.name))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return present if chosen is None else min(present, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
+
+
+def available_memory() -> int:
+    """Bytes that a process could still take, as the kernel estimates."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _torch_build() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "none installed"
+
+
+def _check_cuda(ranks: int) -> None:
+    build, gpus = _torch_build(), visible_gpus()
+    if not gpus or build.endswith("+cpu"):
+        raise ConfigError("device", f"CUDA is not available (torch {build}, {gpus} CUDA devices visible)", "set device=cpu")
+    if ranks > gpus:
+        devices = "1 CUDA device" if gpus == 1 else f"{gpus} CUDA devices"
+        raise ConfigError("world_size", f"{ranks} ranks asked, {devices} visible", "lower world_size or set device=cpu")
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                "supervision.master_port", f"port {port} is not free ({error.strerror})", "leave it out: a free one is taken"
+            ) from error
+
+
+def _check_memory(config: RunConfig) -> None:
+    flights, size, free = config.checkpoint.max_inflight, snapshot_bytes(config), available_memory()
+    if flights * size > free:
+        fact = f"{flights} x {human_bytes(size)} would need {human_bytes(flights * size)} of memory, {human_bytes(free)} free"
+        raise ConfigError("checkpoint.max_inflight", fact, "lower it")

@@ -1,0 +1,75 @@
+"""`scale=`: the same run made smaller. Only what the user did not type changes, and failures stay on or off a checkpoint boundary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ecrl_cli.config.schema import RunConfig
+
+
+def apply_scale(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    """`config` with its scale's factors applied to every key that is not in `typed`."""
+    config = _scale_ranks(config, typed)
+    config = _scale_batch(config, typed)
+    config = _scale_width(config, typed)
+    return _scale_steps(config, typed)
+
+
+def _scale_ranks(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    scale, failure = config.scale, config.failure
+    if scale.world_size and "world_size" not in typed:
+        config = replace(config, world_size=scale.world_size)
+    if failure.rank >= config.world_size and not typed & {"failure.rank", "world_size"}:
+        config = replace(config, failure=replace(failure, rank=config.world_size - 1))
+    if scale.launcher and not typed & {"supervision", "supervision.launcher"}:
+        config = replace(config, supervision=replace(config.supervision, launcher=scale.launcher))
+    return config
+
+
+def _scale_batch(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    if config.scale.batch == 1.0 or "global_batch" in typed:
+        return config
+    local = max(1, round(config.global_batch * config.scale.batch / config.world_size))
+    return replace(config, global_batch=local * config.world_size)
+
+
+def _scale_width(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    if config.scale.width == 1.0 or "model.width" in typed:
+        return config
+    eighths = max(1, round(config.model.width * config.scale.width / 8))
+    return replace(config, model=replace(config.model, width=min(config.model.width, 8 * eighths)))
+
+
+def _scale_steps(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    factor = config.scale.steps
+    if factor == 1.0:
+        return config
+    every = config.checkpoint.every
+    if "checkpoint.every" not in typed:
+        every = min(every, max(config.scale.min_every, 2, round(every * factor)))  # with 1, no step would lie off a boundary
+    target = config.target_steps
+    if "target_steps" not in typed:
+        room = 2 * every * (len(config.failure.steps) + 1)
+        target = min(target, max(round(target * factor), room))
+        factor = target / config.target_steps
+    steps = config.failure.steps
+    if "failure.steps" not in typed:
+        steps = _scaled(steps, factor, config.checkpoint.every, every)
+    if "target_steps" not in typed and steps:
+        target = min(config.target_steps, max(target, steps[-1] + 1))
+    return replace(config, target_steps=target, checkpoint=replace(config.checkpoint, every=every), failure=replace(config.failure, steps=steps))
+
+
+def _scaled(steps: tuple[int, ...], factor: float, every: int, new_every: int) -> tuple[int, ...]:
+    """Each step moved by `factor` to the nearest one of its kind (on or off a boundary) behind the one before."""
+    moved: list[int] = []
+    for step in steps:
+        on_boundary = step % every == 0
+        candidate = max(round(step * factor), moved[-1] + 1 if moved else 1)
+        if on_boundary:
+            candidate = max(new_every, round(candidate / new_every) * new_every)
+            candidate += new_every if moved and candidate <= moved[-1] else 0
+        elif candidate % new_every == 0:
+            candidate += 1
+        moved.append(candidate)
+    return tuple(moved)

@@ -1,0 +1,53 @@
+"""Rough sizes, known before torch is imported: the bytes of a snapshot and the seconds of a run."""
+
+from __future__ import annotations
+
+from ecrl_cli.config.schema import ModelConfig, OptimizerConfig, RunConfig
+
+_BYTES = 4  # parameters and optimizer state are kept in fp32, under autocast too
+_RESNETS = {"resnet18": 11.2e6, "resnet50": 23.5e6}
+_RESNET_GFLOP = {"resnet18": 0.56, "resnet50": 1.31}  # one 32 x 32 picture forward, CIFAR stem (multiply-adds)
+_CPU_GFLOPS, _GPU_GFLOPS = 30.0, 20_000.0  # reached by one core, by one data-centre GPU
+_STEP_FLOOR_S, _START_S = 0.01, 5.0  # the least that a step and a launch take
+
+
+def parameters(model: ModelConfig) -> float:
+    """About how many parameters `model` has."""
+    if model.name in _RESNETS:
+        return _RESNETS[model.name]
+    return 12.0 * model.depth * model.width**2 if model.name == "vit" else 100.0 * model.width**2
+
+
+def snapshot_bytes(config: RunConfig) -> int:
+    """About what one checkpoint holds: parameters and the optimizer's state."""
+    return round(_BYTES * parameters(config.model) * (1 + _slots(config.optimizer)))
+
+
+def seconds(config: RunConfig, *, gpu: bool) -> float:
+    """About how long a run takes, its launches included: three forward passes a step, twice the multiply-adds."""
+    gflop = _RESNET_GFLOP.get(config.model.name, parameters(config.model) * 50e-9)
+    work = 6 * gflop * config.global_batch
+    rate = _GPU_GFLOPS if gpu else _CPU_GFLOPS * config.threads
+    starts = _START_S * (1 + len(config.failure.steps))
+    return starts + config.target_steps * max(work / (rate * config.world_size), _STEP_FLOOR_S)
+
+
+def _slots(optimizer: OptimizerConfig) -> int:
+    return 2 if optimizer.name == "adamw" else int(optimizer.momentum > 0)
+
+
+def human_bytes(count: float) -> str:
+    """`count` bytes with a unit that keeps it below a thousand."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return ""
+
+
+def human_seconds(count: float) -> str:
+    """`count` seconds, rounded to what a person would say."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if count >= 1.5 * size:
+            return f"{count / size:.2g} {unit}"
+    return f"{max(1, round(count))} s"

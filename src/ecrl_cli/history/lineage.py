@@ -1,0 +1,142 @@
+"""Which attempt's work survived: the committed sequence, walked from the last attempt back through what each one resumed from."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps `after`+1 .. `until` count as `attempt` did them."""
+
+    attempt: int
+    world_size: int
+    after: int
+    until: int
+
+    def steps(self) -> range:
+        return range(self.after + 1, self.until + 1)
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The committed sequence, oldest segment first; `gaps` says in words where the walk found no evidence."""
+
+    segments: tuple[Segment, ...]
+    gaps: tuple[str, ...]
+
+    @property
+    def last_step(self) -> int:
+        return self.segments[-1].until if self.segments else 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether it reaches from step 1 to the last without a gap."""
+        return not self.gaps
+
+    def of(self, step: int) -> Segment | None:
+        """The segment that covers `step`."""
+        return next((s for s in self.segments if s.after < step <= s.until), None)
+
+
+def lineage(records: RunRecords) -> Lineage:
+    """The committed sequence of the run as it stands."""
+    attempts = records.supervisor.attempts if records.supervisor else ()
+    if not attempts:
+        return Lineage((), ("supervisor.json names no attempt",))
+    return ancestry(records, attempts[-1].attempt, end_of(records, attempts[-1]))
+
+
+def ancestry(records: RunRecords, attempt: int, until: int) -> Lineage:
+    """The sequence that leads to step `until` of `attempt`."""
+    by_number = {a.attempt: a for a in (records.supervisor.attempts if records.supervisor else ())}
+    segments: list[Segment] = []
+    gap = ""
+    while not gap:
+        record = by_number.get(attempt)
+        if record is None:
+            gap = f"attempt {attempt} is not in supervisor.json"
+            break
+        after = record.resumed_from_step
+        if after > until:
+            gap = f"attempt {attempt} began at step {after}, past the step {until} it is said to have reached"
+        segments.append(Segment(attempt, record.world_size, after, until))
+        if record.resumed_from is None:
+            gap = gap or (f"attempt {attempt} began at step {after} and names no checkpoint" if after else "")
+            break
+        parent = committed_as(records, record.resumed_from.commit_sha256, before=attempt)
+        if parent is None:
+            gap = gap or f"attempt {attempt} resumed from a checkpoint that no earlier attempt committed ({record.resumed_from.path})"
+        elif parent.global_step != after:
+            gap = gap or f"attempt {attempt} says it resumed at step {after}, its checkpoint is of step {parent.global_step}"
+        else:
+            attempt, until = parent.attempt, after
+    return Lineage(tuple(reversed(segments)), (gap,) if gap else ())
+
+
+def committed_as(records: RunRecords, commit_sha256: str, *, before: int) -> CheckpointLine | None:
+    """The `committed` line with that hash among the attempts before `before`."""
+    lines = (line for a in records.attempts if a.attempt < before for line in a.checkpoints.events)
+    return next((line for line in lines if line.event == "committed" and line.commit_sha256 == commit_sha256), None)
+
+
+def end_of(records: RunRecords, attempt: Attempt) -> int:
+    """The last step that `attempt` is said to have committed: the final record's, or the last that every rank logged."""
+    logs = records.logs(attempt.attempt)
+    if logs.final:
+        return logs.final.global_step
+    last = [lines.events[-1].global_step for lines in logs.ranks.values() if lines.events]
+    if not last:
+        return attempt.resumed_from_step
+    if attempt.outcome == "completed":
+        return max(last)
+    return min(last) if len(last) == attempt.world_size else attempt.resumed_from_step
+
+
+def seen_before(records: RunRecords) -> dict[int, int]:
+    """By attempt, the highest step that any earlier attempt logged: its steps up to there are replay."""
+    highest, seen = 0, {}
+    for a in records.attempts:
+        seen[a.attempt] = highest
+        highest = max([highest, *(line.global_step for lines in a.ranks.values() for line in lines.events)])
+    return seen
+
+
+def replayed_steps(records: RunRecords) -> int:
+    """How often a step was done that an earlier attempt had done already, as rank 0 logged it."""
+    seen = seen_before(records)
+    return sum(line.global_step <= seen[a.attempt] for a in records.attempts if 0 in a.ranks for line in a.ranks[0].events)
+
+
+def lines_of(records: RunRecords, segment: Segment) -> dict[tuple[int, int], list[RankLine]]:
+    """What the ranks logged of a segment, by (step, rank); more than one line where a step was logged twice."""
+    found: dict[tuple[int, int], list[RankLine]] = {}
+    for rank, lines in records.logs(segment.attempt).ranks.items():
+        for line in lines.events:
+            if segment.after < line.global_step <= segment.until:
+                found.setdefault((line.global_step, rank), []).append(line)
+    return found
+
+
+def losses(records: RunRecords, path: Lineage) -> dict[int, dict[int, float]]:
+    """Committed losses by step and rank (the first line where there are several)."""
+    found: dict[int, dict[int, float]] = {}
+    for segment in path.segments:
+        for (step, rank), lines in lines_of(records, segment).items():
+            found.setdefault(step, {})[rank] = lines[0].loss
+    return dict(sorted(found.items()))
+
+
+def line_chain(records: RunRecords, path: Lineage, rank: int) -> str:
+    """The running hash over the committed lines of `rank`: chain = sha256(chain + line), from the empty string."""
+    chain = ""
+    for segment in path.segments:
+        lines = records.logs(segment.attempt).ranks.get(rank)
+        for event, raw in zip(lines.events, lines.raw, strict=True) if lines else ():
+            if segment.after < event.global_step <= segment.until:
+                chain = hashlib.sha256(chain.encode() + raw).hexdigest()
+    return chain

@@ -1,0 +1,145 @@
+"""Everything a run directory holds, read once. What is damaged is named, never skipped in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ecrl_cli.config.codec import decode
+from ecrl_cli.errors import RecordError
+from ecrl_cli.records.events import (
+    SCHEMA_VERSION,
+    CheckpointLine,
+    DatasetRecord,
+    Final,
+    Fired,
+    PlannedFailure,
+    RankLine,
+    Span,
+    SupervisorRecord,
+)
+from ecrl_cli.records.journal import Lines, read_journal, read_json
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import StoredConfig, read_run_config
+
+T = TypeVar("T")
+NOTHING: Lines[Any] = Lines((), (), 0)
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A file (relative to the run directory) that is there and cannot be read, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AttemptRecords:
+    """The logs of one attempt; `ranks` by rank, `spans` of rank 0."""
+
+    attempt: int
+    ranks: dict[int, Lines[RankLine]]
+    checkpoints: Lines[CheckpointLine]
+    spans: Lines[Span]
+    final: Final | None
+    order: LaunchOrder | None
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """One run directory. `plan` and `supervisor` are None where the file is missing or unread; `attempts` are the folders found."""
+
+    layout: RunLayout
+    stored: StoredConfig
+    supervisor: SupervisorRecord | None
+    dataset: DatasetRecord | None
+    plan: tuple[PlannedFailure, ...] | None
+    fired: tuple[Fired, ...]
+    attempts: tuple[AttemptRecords, ...]
+    unread: tuple[Unread, ...]
+
+    def logs(self, attempt: int) -> AttemptRecords:
+        """The logs of `attempt`; empty ones where it left no folder."""
+        return next((a for a in self.attempts if a.attempt == attempt), AttemptRecords(attempt, {}, NOTHING, NOTHING, None, None))
+
+    @property
+    def final(self) -> Final | None:
+        """The record of the attempt that reached the target."""
+        return next((a.final for a in reversed(self.attempts) if a.final), None)
+
+    @property
+    def torn(self) -> dict[str, int]:
+        """Torn lines by file, relative to the run directory; only files that have one."""
+        counted: dict[str, int] = {}
+        for a in self.attempts:
+            paths = self.layout.attempt(a.attempt)
+            files = [(paths.rank(rank), lines.torn) for rank, lines in a.ranks.items()]
+            files += [(paths.checkpoints, a.checkpoints.torn), (paths.spans(0), a.spans.torn)]
+            counted |= {self.layout.relative(path): torn for path, torn in files if torn}
+        return counted
+
+
+def load(layout: RunLayout) -> RunRecords:
+    """The records under `layout`. EvidenceMissing or RecordError where config.json, without which it is no run, cannot be read."""
+    return _Loader(layout).load()
+
+
+class _Loader:
+    def __init__(self, layout: RunLayout) -> None:
+        self.layout = layout
+        self.unread: list[Unread] = []
+
+    def load(self) -> RunRecords:
+        stored = read_run_config(self.layout)
+        supervisor = self.document(self.layout.supervisor, _supervisor)
+        dataset = self.document(self.layout.dataset, lambda value: decode(DatasetRecord, value))
+        plan = self.document(self.layout.failures, lambda value: tuple(decode(PlannedFailure, entry) for entry in value))
+        attempts = tuple(self.attempt(n) for n in self.layout.attempts())
+        return RunRecords(self.layout, stored, supervisor, dataset, plan, self.fired(), attempts, tuple(self.unread))
+
+    def attempt(self, number: int) -> AttemptRecords:
+        paths = self.layout.attempt(number)
+        return AttemptRecords(
+            attempt=number,
+            ranks={rank: self.journal(paths.rank(rank), RankLine) for rank in paths.ranks()},
+            checkpoints=self.journal(paths.checkpoints, CheckpointLine),
+            spans=self.journal(paths.spans(0), Span),
+            final=self.document(paths.final, lambda value: decode(Final, value)),
+            order=self.document(paths.launch, lambda value: decode(LaunchOrder, value)),
+        )
+
+    def fired(self) -> tuple[Fired, ...]:
+        files = sorted(self.layout.fired.glob("*.json")) if self.layout.fired.is_dir() else []
+        entries = (self.document(path, lambda value: decode(Fired, value)) for path in files)
+        return tuple(entry for entry in entries if entry is not None)
+
+    def journal(self, path: Path, kind: type[T]) -> Lines[T]:
+        try:
+            return read_journal(path, kind)
+        except (RecordError, OSError) as error:
+            self.damaged(path, error)
+            return NOTHING
+
+    def document(self, path: Path, parse: Callable[[Any], T]) -> T | None:
+        if not path.exists():
+            return None
+        try:
+            return parse(read_json(path))
+        except (RecordError, KeyError, TypeError, OSError) as error:
+            self.damaged(path, error)
+            return None
+
+    def damaged(self, path: Path, error: Exception) -> None:
+        reason = error.fact if isinstance(error, RecordError) else str(error)
+        self.unread.append(Unread(self.layout.relative(path), reason))
+
+
+def _supervisor(value: Any) -> SupervisorRecord:
+    record = decode(SupervisorRecord, value)
+    if record.schema_version != SCHEMA_VERSION:
+        raise RecordError("supervisor.json", f"schema version {record.schema_version}, this ECRL reads {SCHEMA_VERSION}")
+    return record

@@ -1,0 +1,169 @@
+"""Where the time went: rank 0's wall time from the supervisor's launch to the target, cut into pieces of one category each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ecrl_cli.history.lineage import seen_before
+from ecrl_cli.history.load import AttemptRecords, RunRecords
+from ecrl_cli.records.events import CATEGORIES, Attempt, Session, Span
+
+# What a process does before it can work; it has no part in a step.
+STARTUP = ("launch", "import", "rendezvous", "load", "warm_up")
+PHASES = ("detect", "idle", *STARTUP)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`start` to `end` (monotonic seconds) was spent in `category`; `step` is 0 outside of any step.
+
+    `attempt`: the one that spent it; idling counts for the attempt that follows.
+    """
+
+    category: str
+    start: float
+    end: float
+    attempt: int
+    session: int
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """`pieces` in the order of the wall; `windows`: (start, end) of each supervisor's stay that is on the clock.
+
+    `absent_s`: between two stays, on no clock.
+    """
+
+    pieces: tuple[Piece, ...]
+    windows: tuple[tuple[float, float], ...]
+    absent_s: float
+
+    @property
+    def wall_s(self) -> float:
+        """The goodput clock."""
+        return sum(end - start for start, end in self.windows)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of every category."""
+        total = dict.fromkeys(CATEGORIES, 0.0)
+        for piece in self.pieces:
+            total[piece.category] += piece.end - piece.start
+        return total
+
+    @property
+    def residual_s(self) -> float:
+        """Wall time on no category's account; negative where time was counted twice."""
+        return self.wall_s - sum(self.seconds.values())
+
+    def overlaps(self, tolerance_s: float = 1e-6) -> list[tuple[Piece, Piece]]:
+        """Pairs of neighbours that claim the same time."""
+        ordered = sorted(self.pieces, key=lambda piece: (piece.session, piece.start, piece.end))
+        neighbours = pairwise(ordered)
+        return [(a, b) for a, b in neighbours if a.session == b.session and b.start < a.end - tolerance_s]
+
+
+def timeline(records: RunRecords) -> Timeline:
+    """The account of the whole run; empty where supervisor.json is missing."""
+    sessions = records.supervisor.sessions if records.supervisor else ()
+    seen = seen_before(records)
+    pieces: list[Piece] = []
+    windows: list[tuple[float, float]] = []
+    for number, session in enumerate(sessions):
+        attempts = [a for a in records.supervisor.attempts if a.session == number] if records.supervisor else []
+        end = _session_end(records, session, attempts)
+        windows.append((session.started_at, end))
+        pieces += _session_pieces(records, attempts, (session.started_at, end), seen)
+    return Timeline(tuple(pieces), tuple(windows), _absence(sessions, windows))
+
+
+def phases(records: RunRecords, account: Timeline) -> dict[int, dict[str, float]]:
+    """By attempt: the seconds of each phase of its start, with the detection of and the idling after the death before it."""
+    found = {a.attempt: dict.fromkeys(PHASES, 0.0) for a in (records.supervisor.attempts if records.supervisor else ())}
+    for piece in account.pieces:
+        belongs = piece.attempt + 1 if piece.category == "detect" else piece.attempt
+        if piece.category in PHASES and piece.step == 0 and belongs in found:
+            found[belongs][piece.category] += piece.end - piece.start
+    for a in records.attempts:
+        if a.attempt in found:
+            found[a.attempt]["warm_up"] = sum(span.end - span.start for span in a.spans.events if span.category == "warm_up")
+    return found
+
+
+def last_evidence(logs: AttemptRecords, records: RunRecords) -> float | None:
+    """The last instant at which `logs`' attempt is known to have lived."""
+    instants = [span.end for span in logs.spans.events] + [line.at for lines in logs.ranks.values() for line in lines.events]
+    instants += [entry.at for entry in records.fired if entry.attempt == logs.attempt] + ([logs.final.at] if logs.final else [])
+    return max(instants, default=None)
+
+
+def _session_end(records: RunRecords, session: Session, attempts: list[Attempt]) -> float:
+    """The target's instant; else the supervisor's own end; else, where it was killed, the last that is known of its attempts."""
+    finals = [final for final in (records.logs(a.attempt).final for a in attempts) if final]
+    if finals:
+        return finals[-1].at
+    if session.ended_at is not None:
+        return session.ended_at
+    known = [last_evidence(records.logs(a.attempt), records) or a.launched_at for a in attempts]
+    return max([session.started_at, *known])
+
+
+def _session_pieces(records: RunRecords, attempts: list[Attempt], window: tuple[float, float], seen: dict[int, int]) -> Iterator[Piece]:
+    session, (before, end) = attempts[0].session if attempts else 0, window
+    for attempt in attempts:
+        yield from _piece("idle", before, attempt.launched_at, attempt.attempt, session)
+        pieces = list(_attempt_pieces(records, attempt, end, seen.get(attempt.attempt, 0)))
+        yield from pieces
+        before = attempt.ended_at if attempt.ended_at is not None else max([piece.end for piece in pieces] + [attempt.launched_at])
+    if not (attempts and records.logs(attempts[-1].attempt).final):
+        yield from _piece("idle", before, end, attempts[-1].attempt + 1 if attempts else 0, session)
+
+
+def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, seen: int) -> Iterator[Piece]:
+    """From the launch to the end of `attempt`: launch, rank 0's own spans up to the blow, detection (or idle where nothing died).
+
+    The span that was open when rank 0 died is on no record: its time, of a step that was never committed, counts as detection too.
+    """
+    logs, number, session = records.logs(attempt.attempt), attempt.attempt, attempt.session
+    ended = min(window_end if attempt.ended_at is None else attempt.ended_at, window_end)
+    died = attempt.outcome in ("died", "hung")
+    blows = [entry.at for entry in records.fired if entry.attempt == number] if died else []
+    stop = min([ended, *blows[-1:]])
+    if logs.spans.events:
+        yield from _piece("launch", attempt.launched_at, logs.spans.events[0].start, number, session)
+    elif not any(lines.events for lines in logs.ranks.values()):
+        yield from _piece("launch", attempt.launched_at, stop, number, session)
+    for span in _spans(logs):
+        replay = 0 < span.global_step <= seen
+        yield from _piece("replay" if replay else span.category, span.start, min(span.end, stop), number, session, span.global_step)
+    if not logs.final:
+        noticed_from = min([stop, *(span.end for span in _spans(logs)[-1:])])
+        yield from _piece("detect" if died else "idle", noticed_from, ended, number if died else number + 1, session)
+
+
+def _spans(logs: AttemptRecords) -> list[Span]:
+    """Rank 0's spans; if it died before the span of the last step that it logged was closed, that step from its line."""
+    spans = list(logs.spans.events)
+    last = logs.ranks[0].events[-1] if 0 in logs.ranks and logs.ranks[0].events else None
+    if spans and last and not logs.final and last.at > spans[-1].end:
+        spans.append(Span("compute", max(spans[-1].end, last.at - last.seconds), last.at, logs.attempt, last.global_step))
+    return spans
+
+
+def _piece(category: str, start: float, end: float, attempt: int, session: int, step: int = 0) -> Iterator[Piece]:
+    if end > start:
+        yield Piece(category, start, end, attempt, session, step)
+
+
+def _absence(sessions: tuple[Session, ...], windows: list[tuple[float, float]]) -> float:
+    """Seconds between the stays: by the monotonic clock within one boot, by the wall clock across boots."""
+    total = 0.0
+    for i in range(len(sessions) - 1):
+        before, after = sessions[i], sessions[i + 1]
+        by_clock = after.started_at - windows[i][1]
+        by_wall = after.time - (before.time + windows[i][1] - before.started_at)
+        total += max(0.0, by_clock if before.boot_id == after.boot_id else by_wall)
+    return total

@@ -1,0 +1,76 @@
+"""The account of the checkpoints: every submitted one counts once and ends once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine
+
+TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "commit_s", "stall_s")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The life of one checkpoint: its step, the attempt that submitted it, how it ended ("" if no line says), its costs."""
+
+    attempt: int
+    global_step: int
+    end: str
+    bytes: int
+    inflight: int
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Account:
+    """Totals over all submitted checkpoints."""
+
+    checkpoints: tuple[Checkpoint, ...]
+
+    def count(self, end: str) -> int:
+        return sum(c.end == end for c in self.checkpoints)
+
+    @property
+    def submitted(self) -> int:
+        return len(self.checkpoints)
+
+    @property
+    def balanced(self) -> bool:
+        """submitted = committed + failed + lost."""
+        return self.submitted == sum(self.count(end) for end in CHECKPOINT_ENDS)
+
+    def total(self, time: str) -> float:
+        return sum(c.seconds[time] for c in self.checkpoints)
+
+    def document(self) -> dict[str, float]:
+        """The `checkpoints` object of metrics.json. The times are sums over all submitted writes, not over those seen to end."""
+        counts = {"submitted": self.submitted} | {end: self.count(end) for end in CHECKPOINT_ENDS}
+        sizes = {"bytes": sum(c.bytes for c in self.checkpoints), "max_inflight": max((c.inflight for c in self.checkpoints), default=0)}
+        return counts | sizes | {time: self.total(time) for time in TIMES}
+
+
+def account(records: RunRecords) -> Account:
+    """One entry per `submitted` line, in order."""
+    found = []
+    for a in records.attempts:
+        for step in dict.fromkeys(line.global_step for line in a.checkpoints.events if line.event == "submitted"):
+            found.append(_checkpoint([line for line in a.checkpoints.events if line.global_step == step]))
+    return Account(tuple(found))
+
+
+def _checkpoint(lines: list[CheckpointLine]) -> Checkpoint:
+    """The lines of one checkpoint as one; what several lines repeat counts once."""
+    return Checkpoint(
+        attempt=lines[0].attempt,
+        global_step=lines[0].global_step,
+        end=next((line.event for line in lines if line.event in CHECKPOINT_ENDS), ""),
+        bytes=_largest(line.bytes for line in lines),
+        inflight=_largest(line.inflight for line in lines),
+        seconds={time: max(float(getattr(line, time)) for line in lines) for time in TIMES},
+    )
+
+
+def _largest(values: Iterable[int]) -> int:
+    return max(values, default=0)

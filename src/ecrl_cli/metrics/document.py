@@ -1,0 +1,88 @@
+"""metrics.json: everything that `report` needs of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ecrl_cli.errors import RecordError
+from ecrl_cli.history.lineage import Lineage, lineage, losses, replayed_steps
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.timeline import PHASES, Timeline, phases, timeline
+from ecrl_cli.metrics.checkpoints import account
+from ecrl_cli.metrics.goodput import committed_steps, goodput, goodput_published_clock
+from ecrl_cli.records.events import SCHEMA_VERSION, Final
+
+
+def metrics_document(records: RunRecords) -> dict[str, Any]:
+    """The document of one run, finished or not. RecordError where a record is damaged: a total over what could be read is no total."""
+    if records.unread:
+        first = records.unread[0]
+        raise RecordError(first.path, first.reason, "restore the file")
+    path, times = lineage(records), timeline(records)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **_names(records),
+        **_size(records),
+        "committed_steps": committed_steps(path),
+        "replayed_steps": replayed_steps(records),
+        "restarts": records.supervisor.restarts if records.supervisor else 0,
+        "terminal_status": records.supervisor.terminal_status if records.supervisor else "unknown",
+        "wall_s": times.wall_s,
+        "absent_s": times.absent_s,
+        "goodput": goodput(path, times),
+        "goodput_published_clock": goodput_published_clock(records),
+        "seconds": times.seconds | {"residual": times.residual_s},
+        "checkpoints": account(records).document(),
+        "final": _final(records.final),
+        "restart_phases": _restart_phases(records, times),
+        "mean_loss": _mean_losses(records, path),
+    }
+
+
+def _names(records: RunRecords) -> dict[str, Any]:
+    config = records.stored.config
+    return {
+        "run_id": records.stored.run_id,
+        "reference_id": records.stored.reference_id,
+        "suite": config.suite_name or f"{config.dataset.name}-{config.model.name}",
+        "variant": config.variant.name,
+        "seed": config.seed,
+        "scale": config.scale.name,
+    }
+
+
+def _size(records: RunRecords) -> dict[str, Any]:
+    config = records.stored.config
+    size = records.dataset.size if records.dataset else 0
+    return {
+        "dataset_size": size,
+        "steps_per_epoch": size // config.global_batch,
+        "global_batch": config.global_batch,
+        "world_size": config.world_size,
+        "target_steps": config.target_steps,
+    }
+
+
+def _final(final: Final | None) -> dict[str, Any] | None:
+    if final is None:
+        return None
+    document: dict[str, Any] = {
+        "global_step": final.global_step,
+        "parameters_digest": final.parameters_digest,
+        "buffers_digest": final.buffers_digest,
+        "optimizer_digest": final.optimizer_digest,
+        "rng_digest": final.rng_digest,
+        "loss": final.loss if final.loss == final.loss else None,
+    }
+    return document | ({} if final.accuracy is None else {"accuracy": final.accuracy})
+
+
+def _restart_phases(records: RunRecords, times: Timeline) -> list[dict[str, Any]]:
+    """One entry per attempt: what its start cost, phase by phase; the first one's is the launch of the run."""
+    return [{"attempt": attempt} | {name: seconds[name] for name in PHASES} for attempt, seconds in phases(records, times).items()]
+
+
+def _mean_losses(records: RunRecords, path: Lineage) -> dict[str, float | None]:
+    """The committed sequence's loss by step, averaged over ranks; None where it is no finite number, which JSON cannot hold."""
+    means = {step: sum(by_rank.values()) / len(by_rank) for step, by_rank in losses(records, path).items()}
+    return {str(step): value if value - value == 0 else None for step, value in means.items()}

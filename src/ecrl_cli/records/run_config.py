@@ -1,0 +1,50 @@
+"""config.json: a run's resolved configuration, written once; from then on the only source of what the run is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.identity import reference_id, run_id
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import EvidenceMissing, RecordError
+from ecrl_cli.records.events import SCHEMA_VERSION
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.storage.files import write_json
+
+
+@dataclass(frozen=True)
+class StoredConfig:
+    """The content of config.json."""
+
+    schema_version: int
+    run_id: str
+    reference_id: str
+    config: RunConfig
+
+
+def store(config: RunConfig) -> StoredConfig:
+    """`config` with its identities."""
+    return StoredConfig(SCHEMA_VERSION, run_id(config), reference_id(config), config)
+
+
+def write_run_config(layout: RunLayout, config: RunConfig) -> None:
+    """Write config.json, durably. `run_dir` is left out: a copied or moved run stays valid."""
+    document = encode(store(config))
+    document["config"]["run_dir"] = ""
+    write_json(layout.config, document)
+
+
+def read_run_config(layout: RunLayout) -> StoredConfig:
+    """config.json; EvidenceMissing where there is none, RecordError where it is damaged or of another schema."""
+    if not layout.config.exists():
+        raise EvidenceMissing(str(layout.root), "has no config.json", "name a run directory of ecrl train")
+    value = read_json(layout.config)
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if version != SCHEMA_VERSION:
+        raise RecordError("config.json", f"schema version {version}, this ECRL reads {SCHEMA_VERSION}", "use the version that wrote the run")
+    try:
+        return decode(StoredConfig, value)
+    except (KeyError, TypeError) as error:
+        raise RecordError("config.json", f"not a run configuration ({error})", "restore the file") from error

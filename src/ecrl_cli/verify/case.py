@@ -1,0 +1,67 @@
+"""What is judged: a run's records and what they were folded into, and the run it is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.lineage import Lineage, lineage
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
+from ecrl_cli.verify.stored import OnDisk, on_disk
+
+
+@dataclass(frozen=True)
+class Case:
+    """`reference`: the undisturbed run that this one must equal; `floor`: two such runs, whose difference is the noise floor."""
+
+    run: RunRecords
+    reference: RunRecords | None = None
+    floor: tuple[RunRecords, RunRecords] | None = None
+
+    @cached_property
+    def path(self) -> Lineage:
+        return lineage(self.run)
+
+    @cached_property
+    def disk(self) -> tuple[OnDisk, ...]:
+        """The checkpoints that are still there, each hashed once."""
+        return on_disk(self.run)
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        return self.run.supervisor.attempts if self.run.supervisor else ()
+
+    @property
+    def completed(self) -> bool:
+        return self.run.supervisor is not None and self.run.supervisor.terminal_status == "completed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the supervisor has said how it ended."""
+        return self.run.supervisor is not None and self.run.supervisor.terminal_status != "running"
+
+    def attempt(self, number: int) -> Attempt | None:
+        return next((a for a in self.attempts if a.attempt == number), None)
+
+
+def undisturbed(records: RunRecords) -> bool:
+    """Whether nothing was planned against the run and nothing brought it down: it needs no reference, it is one."""
+    attempts = records.supervisor.attempts if records.supervisor else ()
+    return len(attempts) == 1 and not plan(records.stored.config)
+
+
+def every_line(records: RunRecords) -> Iterator[tuple[int, int, RankLine]]:
+    """(attempt, rank, line) of everything any rank logged, committed or not."""
+    for a in records.attempts:
+        for rank, lines in a.ranks.items():
+            for line in lines.events:
+                yield a.attempt, rank, line
+
+
+def checkpoint_events(records: RunRecords) -> Iterator[CheckpointLine]:
+    """All checkpoint lines, attempt by attempt."""
+    for a in records.attempts:
+        yield from a.checkpoints.events

@@ -1,0 +1,167 @@
+"""The records agree with one another and with what they say the run is; and the run came to its target."""
+
+from __future__ import annotations
+
+from ecrl_cli.checkpoint.manifest import components
+from ecrl_cli.checkpoint.protocol import COMPONENTS
+from ecrl_cli.config.identity import reference_id, run_id
+from ecrl_cli.errors import RecordError, shown
+from ecrl_cli.history.lineage import ancestry, line_chain, lines_of, replayed_steps
+from ecrl_cli.history.timeline import timeline
+from ecrl_cli.records.events import Attempt, Final, SupervisorRecord
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.verify.case import Case, checkpoint_events
+from ecrl_cli.verify.stored import OnDisk
+from ecrl_cli.verify.verdict import Finding, Notes
+
+RECORDS, TARGET = "records-consistent", "target-reached"
+
+
+def records_consistent(case: Case) -> Finding:
+    """Identity, attempts, logs, line chains and metrics: each said twice in the run directory, and the same both times."""
+    notes = Notes(RECORDS)
+    for file in case.run.unread:
+        notes.missing(f"{file.path} cannot be read: {file.reason}")
+    _check_identity(case, notes)
+    if case.run.supervisor is None:
+        notes.missing("supervisor.json is missing")
+    else:
+        _check_supervisor(case, case.run.supervisor, notes)
+    chained = sum(_check_chain(case, c, notes) for c in case.disk if c.report.ok)
+    _check_metrics(case, notes)
+    return notes.finding(f"{len(case.attempts)} attempts agree with their logs; {chained} checkpoints vouch for the lines before them")
+
+
+def _check_identity(case: Case, notes: Notes) -> None:
+    stored = case.run.stored
+    if run_id(stored.config) != stored.run_id:
+        notes.broken("config.json does not hash to its run_id: it was changed after the run was laid down")
+    if reference_id(stored.config) != stored.reference_id:
+        notes.broken("config.json does not hash to its reference_id")
+    supervisor = case.run.supervisor
+    if supervisor and supervisor.run_id != stored.run_id:
+        notes.broken(f"supervisor.json is of run {supervisor.run_id[:8]}, config.json of run {stored.run_id[:8]}")
+    if supervisor and supervisor.target_steps != stored.config.target_steps:
+        notes.broken(f"supervisor.json aims at step {supervisor.target_steps}, config.json at step {stored.config.target_steps}")
+    for c in case.disk:
+        if c.report.run_id not in (None, stored.run_id):
+            notes.broken(f"{c.path} belongs to run {str(c.report.run_id)[:8]}")
+
+
+def _check_supervisor(case: Case, supervisor: SupervisorRecord, notes: Notes) -> None:
+    numbers = [a.attempt for a in supervisor.attempts]
+    folders = [a.attempt for a in case.run.attempts]
+    if numbers != list(range(len(numbers))):
+        notes.broken(f"supervisor.json numbers its attempts {numbers}")
+    for number in sorted(set(folders) - set(numbers)):
+        if case.run.logs(number).ranks:  # a supervisor that dies in a launch leaves an order that nobody followed
+            notes.broken(f"attempt {number} left logs and is not in supervisor.json")
+    for number in sorted(set(numbers) - set(folders)):
+        notes.missing(f"attempt {number} is in supervisor.json and left no logs")
+    deaths = sum(a.outcome in ("died", "hung") for a in supervisor.attempts[:-1])
+    if supervisor.restarts != deaths:
+        notes.broken(f"supervisor.json counts {supervisor.restarts} restarts, {deaths} attempts follow one that died")
+    if any(not 0 <= a.session < len(supervisor.sessions) for a in supervisor.attempts):
+        notes.broken("an attempt belongs to no session")
+    for a in supervisor.attempts:
+        _check_attempt(case, a, notes)
+
+
+def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
+    logs, who = case.run.logs(a.attempt), f"attempt {a.attempt}"
+    if a.world_size != case.run.stored.config.world_size and not case.run.stored.config.elastic.schedule:
+        notes.broken(f"{who} had {a.world_size} ranks, the configuration says {case.run.stored.config.world_size}")
+    if logs.order and (logs.order.resume_from, logs.order.resume_step) != (a.resumed_from, a.resumed_from_step):
+        notes.broken(f"{who} was told to resume behind step {logs.order.resume_step}, supervisor.json says step {a.resumed_from_step}")
+    if a.attempt in {folder.attempt for folder in case.run.attempts} and logs.order is None:
+        notes.missing(f"{who} has no launch.json")
+    if a.outcome == "completed" and a is not case.attempts[-1]:
+        notes.broken(f"{who} completed and another attempt follows it")
+    steps = [line.global_step for line in logs.ranks[0].events] if 0 in logs.ranks else []
+    if a.outcome == "running" or not steps:
+        if a.last_step is not None and not steps:
+            notes.missing(f"{who} reached step {a.last_step}, its log of rank 0 is empty or gone")
+        return
+    if a.first_step != steps[0] or (a.last_step or 0) < steps[-1]:
+        notes.broken(f"{who} did steps {a.first_step} to {a.last_step} by supervisor.json, {steps[0]} to {steps[-1]} by the log of rank 0")
+    elif (a.last_step or 0) > steps[-1]:
+        notes.missing(f"{who} reached step {a.last_step}, its log of rank 0 ends at step {steps[-1]}")
+
+
+def _check_chain(case: Case, c: OnDisk, notes: Notes) -> bool:
+    """The lines that led to a checkpoint hash to what it holds; gives whether it could be checked."""
+    committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
+    if committed is None:
+        return False
+    path = ancestry(case.run, committed.attempt, committed.global_step)
+    if not path.whole or len({segment.world_size for segment in path.segments}) > 1:
+        return False
+    if len(c.line_chain) != path.segments[-1].world_size:
+        notes.missing(f"{c.path} holds no line chain for each of {path.segments[-1].world_size} ranks")
+        return False
+    for rank, chain in enumerate(c.line_chain):
+        if line_chain(case.run, path, rank) != chain:
+            present = {step for segment in path.segments for step, r in lines_of(case.run, segment) if r == rank}
+            if len(present) < c.step:
+                notes.missing(f"{c.step - len(present)} lines of rank {rank} up to step {c.step} are gone, {c.path} was taken behind them")
+            else:
+                notes.broken(f"the lines of rank {rank} up to step {c.step} are not those that {c.path} was taken behind")
+    return True
+
+
+def _check_metrics(case: Case, notes: Notes) -> None:
+    """What metrics.json says of this run is what its records fold to."""
+    path = case.run.layout.metrics
+    if not path.exists() or case.run.unread or not case.completed:
+        return
+    try:
+        said = read_json(path)
+    except RecordError as error:
+        notes.missing(f"metrics.json cannot be read: {error.fact}")
+        return
+    account = timeline(case.run)
+    folded = {
+        "run_id": case.run.stored.run_id,
+        "committed_steps": sum(len(segment.steps()) for segment in case.path.segments),
+        "replayed_steps": replayed_steps(case.run),
+        "wall_s": account.wall_s,
+        "seconds": account.seconds | {"residual": account.residual_s},
+    }
+    for name, value in folded.items():
+        if not isinstance(said, dict) or said.get(name) != value:
+            notes.broken(f"{name} in metrics.json is not what the records fold to ({shown(value)})")
+
+
+def target_reached(case: Case) -> Finding:
+    """A completed run has its final record at the target and the steps to it; one that has not completed is unknown."""
+    notes = Notes(TARGET)
+    target, supervisor = case.run.stored.config.target_steps, case.run.supervisor
+    status = supervisor.terminal_status if supervisor else "not on record"
+    last = case.attempts[-1] if case.attempts else None
+    final = case.run.logs(last.attempt).final if last else None
+    if status != "completed":
+        notes.missing(f"the run is {status} at step {case.path.last_step} of {target}")
+    elif last is None or last.outcome != "completed":
+        notes.broken(f"the run is said to be completed, its last attempt {last.outcome if last else 'is not on record'}")
+    elif final is None:
+        notes.missing(f"attempt {last.attempt} left no final.json: whether and how it reached step {target} is not known")
+    if final and final.global_step != target:
+        notes.broken(f"final.json is of step {final.global_step}, the target is step {target}")
+    if status == "completed" and case.path.last_step < target:
+        notes.broken(f"the run is said to be completed, its logs end at step {case.path.last_step} of {target}")
+    if final:
+        _check_end_state(case, final, notes)
+    for a in case.run.attempts:
+        if a.final and last and (a.attempt != last.attempt or a.final.attempt != a.attempt):
+            notes.broken(f"attempt {a.attempt} left the final record of attempt {a.final.attempt}, the last attempt is {last.attempt}")
+    return notes.finding(f"step {target} is committed, its final state is on record")
+
+
+def _check_end_state(case: Case, final: Final, notes: Notes) -> None:
+    """The final digests are those of the checkpoint at the target, where there is one."""
+    for c in case.disk:
+        if c.report.ok and c.report.manifest and c.step == final.global_step:
+            stored = components(c.report.manifest)
+            for name in COMPONENTS:
+                if getattr(stored, name) != getattr(final, f"{name}_digest"):
+                    notes.broken(f"the {name} of {c.path} are not those of final.json")

@@ -1,0 +1,140 @@
+"""Promise 1: the committed sequence holds every sample exactly once per epoch, counted from what the ranks logged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from ecrl_cli.history.lineage import Segment, lines_of
+from ecrl_cli.records.events import RankLine
+from ecrl_cli.verify.case import Case, every_line
+from ecrl_cli.verify.schedule import Place, Schedule, schedule
+from ecrl_cli.verify.verdict import Finding, Notes
+
+PROMISE = "exactly-once"
+
+
+def exactly_once(case: Case) -> Finding:
+    """Per step and per epoch; missing logs make it unknown, a hole in a log or a wrong shard breaks it."""
+    notes = Notes(PROMISE)
+    if case.run.dataset is None:
+        notes.missing("dataset.json is missing: the size of the data set decides what each step consumes")
+        return notes.finding("")
+    world_sizes = [a.world_size for a in case.attempts] + [line.world_size for _, _, line in every_line(case.run)]
+    valid_sizes = [w for w in world_sizes if w > 0 and case.run.stored.config.global_batch % w == 0]
+    furthest = max([case.path.last_step, *(line.global_step for _, _, line in every_line(case.run))])
+    plan = schedule(case.run.stored.config, case.run.dataset.size, min(furthest, case.run.stored.config.target_steps), valid_sizes)
+    for gap in case.path.gaps:
+        notes.broken(gap)
+    _check_logs(case, notes)
+    for segment in case.path.segments:
+        _check_segment(case, segment, notes)
+    _check_contents(case, plan, notes)
+    counted = _check_epochs(case, plan, notes)
+    steps = sum(len(s.steps()) for s in case.path.segments)
+    return notes.finding(f"{steps} steps, {counted} samples in the committed sequence: duplicates 0, missing 0, extra 0")
+
+
+def _check_logs(case: Case, notes: Notes) -> None:
+    """Every log of every attempt: step after step from where the attempt began, each line where it belongs."""
+    for a in case.attempts:
+        for rank, lines in case.run.logs(a.attempt).ranks.items():
+            where = f"attempt {a.attempt} rank {rank}"
+            if rank >= a.world_size:
+                notes.broken(f"{where} left a log, the attempt had {a.world_size} ranks")
+            steps = [line.global_step for line in lines.events]
+            if steps and steps[0] != a.resumed_from_step + 1:
+                notes.broken(f"{where} began with step {steps[0]}, the attempt resumed behind step {a.resumed_from_step}")
+            for before, after in pairwise(steps):
+                if after != before + 1:
+                    notes.broken(f"{where} logged step {after} behind step {before}: {_kind(before, after)}")
+            for line in lines.events:
+                if (line.attempt, line.rank, line.world_size) != (a.attempt, rank, a.world_size):
+                    notes.broken(f"{where} holds a line of attempt {line.attempt} rank {line.rank} of {line.world_size} (step {line.global_step})")
+
+
+def _kind(before: int, after: int) -> str:
+    if after == before:
+        return f"step {after} is repeated"
+    return "the cursor went back" if after < before else f"step {before + 1} is dropped"
+
+
+def _check_segment(case: Case, segment: Segment, notes: Notes) -> None:
+    """Each committed step has exactly one line of every rank."""
+    found = lines_of(case.run, segment)
+    logs = case.run.logs(segment.attempt).ranks
+    for rank in range(segment.world_size):
+        absent = [step for step in segment.steps() if (step, rank) not in found]
+        if not absent:
+            continue
+        which = f"steps {absent[0]} to {absent[-1]}" if len(absent) > 1 else f"step {absent[0]}"
+        where = f"{which} of attempt {segment.attempt} rank {rank}"
+        if rank not in logs or not logs[rank].events:
+            notes.missing(f"the log of {where} is not there")
+        elif logs[rank].events[-1].global_step < absent[0]:
+            notes.missing(f"the log ends before {where}" + (", its last line is torn" if logs[rank].torn else ""))
+        else:
+            notes.broken(f"{where} left no line: missing")
+    for (step, rank), lines in found.items():
+        if len(lines) > 1:
+            notes.broken(f"step {step} was logged {len(lines)} times by attempt {segment.attempt} rank {rank}: duplicates")
+
+
+def _check_contents(case: Case, plan: Schedule, notes: Notes) -> None:
+    """Every line, replayed ones too: the right place in the epoch, the right number of samples, the right shard."""
+    for attempt, rank, line in every_line(case.run):
+        who = f"step {line.global_step} rank {rank} (attempt {attempt})"
+        if not 1 <= line.global_step <= case.run.stored.config.target_steps:
+            notes.broken(f"{who} does not exist: the run has steps 1 to {case.run.stored.config.target_steps}")
+            continue
+        expected = plan.epoch_and_cursor(line.global_step)
+        if (line.epoch, line.cursor_step) != expected:
+            notes.broken(f"{who} is at epoch {line.epoch} cursor {line.cursor_step}, the step is epoch {expected[0]} cursor {expected[1]}")
+        place = Place(line.global_step, line.rank, line.world_size)
+        if line.world_size and line.sample_ids_count * line.world_size != case.run.stored.config.global_batch:
+            notes.broken(f"{who} consumed {line.sample_ids_count} samples, its shard has {case.run.stored.config.global_batch // line.world_size}")
+        if plan.hashes.get(place) != line.sample_ids_hash and place in plan.hashes:
+            notes.broken(f"{who} logged {_whose(line, plan)}")
+
+
+def _whose(line: RankLine, plan: Schedule) -> str:
+    places = plan.places.get(line.sample_ids_hash)
+    if not places:
+        return "samples of no shard of this run: extra"
+    nearest = min(places, key=lambda p: (abs(p.step - line.global_step), p.rank))
+    return f"the shard of step {nearest.step} rank {nearest.rank}"
+
+
+def _check_epochs(case: Case, plan: Schedule, notes: Notes) -> int:
+    """Count samples per epoch from the logged hashes alone; gives how many were seen."""
+    seen: Counter[Place] = Counter()
+    expected: set[Place] = set()
+    extra: Counter[int] = Counter()
+    for segment in case.path.segments:
+        expected |= {Place(step, rank, segment.world_size) for step in segment.steps() for rank in range(segment.world_size)}
+        for lines in lines_of(case.run, segment).values():
+            for line in lines:
+                place = _observed(line, plan)
+                if place:
+                    seen[place] += 1
+                else:
+                    extra[line.epoch] += line.sample_ids_count
+    local = {p: case.run.stored.config.global_batch // p.world_size for p in expected | set(seen)}
+    for epoch in sorted({plan.epoch_and_cursor(p.step)[0] for p in local} | set(extra)):
+        here = [p for p in local if plan.epoch_and_cursor(p.step)[0] == epoch]
+        duplicates = sum((seen[p] - 1) * local[p] for p in here if seen[p] > 1)
+        absent = sum(local[p] for p in here if p in expected and not seen[p])
+        surplus = extra[epoch] + sum(local[p] for p in here if seen[p] and p not in expected)
+        if duplicates or surplus:
+            notes.broken(f"epoch {epoch}: duplicates {duplicates}, missing {absent}, extra {surplus}")
+        elif absent:
+            notes.missing(f"epoch {epoch}: {absent} samples are not on record")
+    return sum(seen[p] * local[p] for p in seen)
+
+
+def _observed(line: RankLine, plan: Schedule) -> Place | None:
+    """The shard that the logged hash stands for: its own place if the hash fits it, else the first place of the same epoch, else any."""
+    places = plan.places.get(line.sample_ids_hash, ())
+    own = [p for p in places if (p.step, p.rank, p.world_size) == (line.global_step, line.rank, line.world_size)]
+    same_epoch = [p for p in places if plan.epoch_and_cursor(p.step)[0] == line.epoch and p.world_size == line.world_size]
+    return next(iter([*own, *same_epoch, *places]), None)

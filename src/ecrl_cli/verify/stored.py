@@ -1,0 +1,79 @@
+"""The checkpoints that still lie on disk, as the guard sees them. The judge reads them, it never loads them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrl_cli.checkpoint.canonical import canonical
+from ecrl_cli.checkpoint.guard import GuardConfig, GuardReport, OpenCheckpoint, Refused, examine, opened
+from ecrl_cli.checkpoint.manifest import read_commit
+from ecrl_cli.checkpoint.protocol import COMMIT, REJECTED_PREFIX, STEP_NAME
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.storage.fs import PosixFs
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """One checkpoint: its path in the run directory, what the guard says, its line chain by rank (empty where it cannot be read)."""
+
+    path: str
+    step: int
+    report: GuardReport
+    line_chain: tuple[str, ...]
+    previous: str | None
+
+
+def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[OnDisk, ...]:
+    """Every checkpoint under its own name, by step. `contents` False reads the records but not the tensors."""
+    folder = records.layout.checkpoints
+    paths = sorted(p for p in folder.iterdir() if STEP_NAME.match(p.name)) if folder.is_dir() else []
+    config = guard_config(records, contents)
+    found = []
+    for path in paths:
+        report, content = examine(path, config), OpenCheckpoint()
+        chain = _line_chain(records, path.name, content) if report.ok else ()
+        previous = content.commit.prev_commit_sha256 if content.commit else None
+        found.append(OnDisk(records.layout.relative(path), int(path.name[5:13]), report, chain, previous))
+    return tuple(found)
+
+
+def set_aside(records: RunRecords) -> list[int]:
+    """The steps of the checkpoints that were set aside and still carry a commit record that matches itself, as those records say."""
+    folder = records.layout.checkpoints
+    paths = sorted(folder.glob(f"{REJECTED_PREFIX}*")) if folder.is_dir() else []
+    return [step for path in paths if (step := _committed_step(path)) is not None]
+
+
+def _committed_step(path: Path) -> int | None:
+    try:
+        if path.is_dir():
+            return read_commit((path / COMMIT).read_bytes()).global_step
+        return read_commit(canonical(json.loads(path.read_bytes())["commit"])).global_step if path.suffix == ".json" else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def guard_config(records: RunRecords, contents: bool) -> GuardConfig:
+    """Whoever owns the files: a run that was copied from another machine is judged like any other."""
+    limit = records.stored.config.checkpoint.max_bytes
+    return GuardConfig(run_id=records.stored.run_id, max_bytes=limit, trust_owner=True, contents=contents)
+
+
+def tensor_digests(records: RunRecords) -> dict[int, dict[str, str]]:
+    """By step, every tensor's digest as the manifest of the checkpoint says."""
+    return {c.step: _digests(c.report) for c in on_disk(records, contents=False) if c.report.ok}
+
+
+def _digests(report: GuardReport) -> dict[str, str]:
+    parts = report.manifest.parts.values() if report.manifest else ()
+    return {name: entry.sha256 for part in parts for name, entry in part.tensors.items()}
+
+
+def _line_chain(records: RunRecords, name: str, content: OpenCheckpoint) -> tuple[str, ...]:
+    try:
+        with opened(records.layout.checkpoints / name, guard_config(records, contents=False), PosixFs(), content):
+            return tuple(str(value) for value in json.loads(content.train)["line_chain"])
+    except (Refused, ValueError, KeyError, TypeError):
+        return ()

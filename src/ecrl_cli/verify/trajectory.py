@@ -1,0 +1,137 @@
+"""Promise 3: a run that was struck goes where the undisturbed run goes, bit for bit."""
+
+from __future__ import annotations
+
+from ecrl_cli.checkpoint.protocol import COMPONENTS
+from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
+from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.verify.case import Case, every_line, undisturbed
+from ecrl_cli.verify.stored import tensor_digests
+from ecrl_cli.verify.verdict import Finding, Notes
+
+PROMISE = "same-trajectory"
+
+
+def same_trajectory(case: Case) -> Finding:
+    """Losses, state digests, checkpoints and the final digests against the reference; replayed steps against their first pass.
+
+    Claimed for runs that have a reference. Without one only the replayed steps are compared and the finding says so; a run that a
+    reference exists for but whose reference did not come to its end stays unknown.
+    """
+    notes = Notes(PROMISE)
+    replayed = _check_replays(case, notes)
+    again = f"{replayed} replayed lines repeated their losses"
+    if _resized(case):
+        return notes.finding(f"not claimed, the world size changed; {again}")
+    if case.reference is None:
+        alone = "undisturbed, it needs no reference" if undisturbed(case.run) else "not claimed, no run shares its reference_id"
+        return notes.finding(f"{alone}; {again}")
+    return _compare(case, case.reference, notes, again)
+
+
+def _compare(case: Case, reference: RunRecords, notes: Notes, again: str) -> Finding:
+    theirs = lineage(reference)
+    for gap in theirs.gaps:
+        notes.missing(f"the reference: {gap}")
+    _check_steps(case, reference, theirs, notes)
+    _check_checkpoints(case, reference, notes)
+    _check_finals(case, reference, notes)
+    evidence = [] if notes.clean else _extent(case, reference, theirs)
+    name = reference.layout.root.name
+    return notes.finding(f"equal to {name} in every loss of {case.path.last_step} steps and in the final state; {again}", evidence)
+
+
+def _resized(case: Case) -> bool:
+    """Whether the world size changed, without the fixed replicas that would make that no matter."""
+    return len({a.world_size for a in case.attempts}) > 1 and not case.run.stored.config.elastic.replicas
+
+
+def _check_replays(case: Case, notes: Notes) -> int:
+    """A step that is done again on the same number of ranks must give the same losses; gives how many were compared."""
+    first: dict[tuple[int, int, int], tuple[int, float]] = {}
+    compared = 0
+    for attempt, rank, line in every_line(case.run):
+        before, loss = first.setdefault((line.global_step, rank, line.world_size), (attempt, line.loss))
+        compared += before != attempt
+        if before != attempt and not same_float(loss, line.loss):
+            notes.broken(f"step {line.global_step} rank {rank}: loss {line.loss!r} in attempt {attempt}, {loss!r} in attempt {before}")
+    return compared
+
+
+def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, notes: Notes) -> None:
+    """Losses, and the state after a step where both runs logged its digest: the first differing step comes first."""
+    ours, others = losses(case.run, case.path), losses(reference, theirs)
+    differing = [*_differing_loss(ours, others), *_differing_state(_states(case.run, case.path), _states(reference, theirs))]
+    for step, component in sorted(differing):
+        notes.broken(f"the first differing step is step {step}, component {component}")
+    for step in range(1, case.path.last_step + 1):
+        pair = set(ours.get(step, {})), set(others.get(step, {}))
+        if pair[0] != pair[1]:
+            side = "this run" if pair[0] < pair[1] else "the reference"
+            notes.missing(f"step {step}: {side} lacks the losses of ranks {sorted(pair[0] ^ pair[1])}")
+
+
+def _differing_loss(ours: Losses, others: Losses) -> list[tuple[int, str]]:
+    step = first_differing_step(ours, others)
+    if step is None:
+        return []
+    ranks = [r for r in sorted(ours[step]) if r in others[step] and not same_float(ours[step][r], others[step][r])]
+    return [(step, "loss (" + ", ".join(f"rank {r}: {ours[step][r]!r} for {others[step][r]!r}" for r in ranks) + ")")]
+
+
+def _differing_state(ours: dict[tuple[int, int], str], others: dict[tuple[int, int], str]) -> list[tuple[int, str]]:
+    differing = sorted(key for key in set(ours) & set(others) if ours[key] != others[key])
+    return [(step, f"state (rank {rank})") for step, rank in differing[:1]]
+
+
+def _states(records: RunRecords, path: Lineage) -> dict[tuple[int, int], str]:
+    found = {}
+    for segment in path.segments:
+        for key, lines in lines_of(records, segment).items():
+            if lines[0].state_digest:
+                found[key] = lines[0].state_digest
+    return found
+
+
+def _check_checkpoints(case: Case, reference: RunRecords, notes: Notes) -> None:
+    """Tensor by tensor, where both runs still have a checkpoint of the same step; the first one that differs is named."""
+    ours, others = tensor_digests(case.run), tensor_digests(reference)
+    for step in sorted(set(ours) & set(others)):
+        names = differing_names(ours[step], others[step])
+        if names:
+            parts = sorted({name.partition(".")[0] for name in names})
+            notes.broken(f"the checkpoints of step {step} differ in {', '.join(parts)} ({len(names)} tensors, first {names[0]})")
+            return
+
+
+def _check_finals(case: Case, reference: RunRecords, notes: Notes) -> None:
+    ours, others = case.run.final, reference.final
+    if others is None:
+        notes.missing("the reference has no final record: it did not come to its end")
+    if ours is None:
+        notes.missing("this run has no final record: its end state is not known")
+    if ours is None or others is None:
+        return
+    if ours.global_step != others.global_step:
+        notes.missing(f"this run ends at step {ours.global_step}, the reference at step {others.global_step}")
+        return
+    for component in COMPONENTS:
+        if getattr(ours, f"{component}_digest") != getattr(others, f"{component}_digest"):
+            notes.broken(f"the final {component} differ")
+    if not same_float(ours.loss, others.loss):
+        notes.broken(f"the final loss is {ours.loss!r}, the reference's {others.loss!r}")
+
+
+def _extent(case: Case, reference: RunRecords, theirs: Lineage) -> list[str]:
+    """How large the difference is, and how large it is between two undisturbed runs."""
+    apart = loss_divergence(losses(case.run, case.path), losses(reference, theirs))
+    lines = [f"absolute difference of the mean loss over {apart.steps} steps: max {apart.maximum:.3g}, mean {apart.mean:.3g}, area {apart.auc:.3g}"]
+    if case.floor is None:
+        return [*lines, "noise floor: not known, it takes two undisturbed runs beside this one"]
+    a, b = case.floor
+    floor = loss_divergence(losses(a, lineage(a)), losses(b, lineage(b)))
+    names = f"{a.layout.root.name} and {b.layout.root.name}"
+    if floor.first_differing_step is None:
+        return [*lines, f"noise floor: {names}, both undisturbed, are equal in every loss"]
+    return [*lines, f"noise floor: {names}, both undisturbed, differ from step {floor.first_differing_step}, max {floor.maximum:.3g}"]

@@ -1,0 +1,1 @@
+"""Recorded run directories, made without torch: whole and good, for tests to spoil."""

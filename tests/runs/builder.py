@@ -1,0 +1,296 @@
+"""Builds a complete run directory as a supervisor, two ranks and a writer leave it, in milliseconds and without torch.
+
+The "training" is arithmetic: every rank's loss and every tensor is a function of the seed and the step, so that what is done again comes
+out the same. Order, records, chains, checkpoints and digests are the real ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ecrl_cli.checkpoint.canonical import canonical
+from ecrl_cli.checkpoint.image import Image, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.manifest import components
+from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.identity import run_id
+from ecrl_cli.config.schema import CheckpointConfig, DatasetConfig, FailureConfig, RunConfig, VariantConfig, WriteModeConfig
+from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash
+from ecrl_cli.failures.fired import claim
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.load import load
+from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.records.events import (
+    Attempt,
+    CheckpointLine,
+    DatasetRecord,
+    Final,
+    Fired,
+    PlannedFailure,
+    RankLine,
+    Rejected,
+    ResumedFrom,
+    Session,
+    Span,
+    SupervisorRecord,
+)
+from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.storage.files import write_json
+
+SAMPLES = 80
+PARTS = {
+    MODEL: [TensorSpec("parameters.weight", "torch.float32", (4, 3)), TensorSpec("buffers.running_mean", "torch.float32", (4,))],
+    OPTIMIZER: [TensorSpec("optimizer.weight.momentum_buffer", "torch.float32", (4, 3))],
+    RNG: [TensorSpec("rng.rank0.torch", "torch.uint8", (16,)), TensorSpec("rng.rank1.torch", "torch.uint8", (16,))],
+}
+
+
+def config_of(variant: str, kind: str = "none", steps: tuple[int, ...] = (), rank: int = 0) -> RunConfig:
+    """24 steps of 8 samples on two ranks, ten steps per epoch, a checkpoint every 6 steps, three of them kept."""
+    return RunConfig(
+        seed=7,
+        target_steps=24,
+        global_batch=8,
+        world_size=2,
+        dataset=DatasetConfig(name="fake", size=SAMPLES),
+        checkpoint=CheckpointConfig(strategy="none" if variant == "clean" else "blocking", every=6),
+        write_mode=WriteModeConfig(),
+        failure=FailureConfig(kind=kind, steps=steps, rank=rank),
+        variant=VariantConfig(name=variant, failures=bool(steps)),
+    )
+
+
+@dataclass
+class RunBuilder:
+    """One run being recorded. `spoil`: by attempt, the step whose checkpoint is found damaged before that attempt's launch."""
+
+    root: Path
+    config: RunConfig
+    spoil: dict[int, int] = field(default_factory=dict)
+    bug_from: int = 0  # from that step on a resumed attempt computes other losses and tensors: a recovery bug
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.layout = RunLayout(self.root)
+        self.layout.root.mkdir(parents=True)
+        self.run_id = run_id(self.config)
+        self.store = CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.config, self.run_id))
+        self.chains: dict[int, list[str]] = {0: ["", ""]}
+        self.fired: set[int] = set()
+        self.attempts: list[Attempt] = []
+
+    def build(self) -> RunLayout:
+        write_json(self.layout.failures, encode(plan(self.config)))
+        write_run_config(self.layout, self.config)
+        write_json(self.layout.dataset, encode(DatasetRecord("fake", SAMPLES, 10, (3, 32, 32))))
+        session = Session(self.now, self.now, "boot")
+        while not self.attempts or self.attempts[-1].outcome != "completed":
+            self.attempts.append(self.attempt(len(self.attempts)))
+        deaths = sum(a.outcome == "died" for a in self.attempts)
+        record = SupervisorRecord(1, self.run_id, self.config.target_steps, "completed", deaths, tuple(self.attempts), (session,), "target reached")
+        write_json(self.layout.supervisor, encode(record))
+        self.store.close()
+        write_json(self.layout.metrics, metrics_document(load(self.layout)))
+        return self.layout
+
+    def attempt(self, number: int) -> Attempt:
+        resumed, rejected = self.choose(number)
+        self.tick(0.1)
+        step, launched = (int(resumed.path[-8:]) if resumed else 0), self.now
+        pending = tuple(entry for entry in plan(self.config) if entry.index not in self.fired)
+        seen = max((a.last_step or 0 for a in self.attempts), default=0)
+        worker = Worker(self, number, step, {entry.global_step: entry for entry in pending})
+        write_json(worker.logs.launch, encode(LaunchOrder(number, 2, step, resumed, seen, pending)))
+        self.store.claim(number)
+        blow, last = worker.live()
+        ended = self.tick(0.2)
+        victim = blow.rank if blow else None
+        exit_code, signal = (0, None) if blow is None else (137, None) if blow.kind == "exit" else (None, 9)
+        return Attempt(
+            attempt=number,
+            world_size=2,
+            exit_code=exit_code,
+            signal=signal,
+            rank=victim,
+            outcome="died" if blow else "completed",
+            resumed_from_step=step,
+            resumed_from=resumed,
+            rejected=rejected,
+            first_step=step + 1,
+            last_step=last,
+            launched_at=launched,
+            ended_at=ended,
+        )
+
+    def choose(self, number: int) -> tuple[ResumedFrom | None, tuple[Rejected, ...]]:
+        """What the supervisor does before a launch: the guard from the newest down, the refused ones set aside."""
+        if self.config.checkpoint.strategy == "none" or number == 0:
+            return None, ()
+        if number in self.spoil:
+            flip(self.layout.checkpoints / f"step_{self.spoil[number]:08d}" / MODEL)
+        choice = self.store.newest_valid()
+        for refused in choice.rejected:
+            self.store.set_aside(self.layout.root / refused.path)
+        report = choice.report
+        if report is None or report.commit_sha256 is None:
+            return None, choice.rejected
+        return ResumedFrom(self.layout.relative(report.path), report.commit_sha256), choice.rejected
+
+    def tick(self, seconds: float) -> float:
+        self.now += seconds
+        return self.now
+
+
+class Worker:
+    """Both ranks of one attempt, and the one who writes."""
+
+    def __init__(self, run: RunBuilder, attempt: int, step: int, armed: dict[int, PlannedFailure]) -> None:
+        self.run, self.number, self.step, self.armed = run, attempt, step, armed
+        self.logs = run.layout.attempt(attempt)
+        self.journals = [Journal(self.logs.rank(rank)) for rank in range(2)]
+        self.spans, self.checkpoints = Journal(self.logs.spans(0)), Journal(self.logs.checkpoints)
+        self.chain = list(run.chains[step])
+        self.sampler = ResumableGlobalBatchSampler(SAMPLES, run.config.global_batch, run.config.seed)
+        for _ in range(step):
+            self.sampler.advance()
+
+    def live(self) -> tuple[Fired | None, int]:
+        """Work until the target or the blow; gives the blow and the last step."""
+        self.run.tick(0.3)
+        for category, seconds in (("import", 0.5), ("rendezvous", 0.1), ("load", 0.2)):
+            self.spend(category, seconds, 0)
+        blow = None
+        while self.step < self.run.config.target_steps and blow is None:
+            self.one_step()
+            if self.run.config.checkpoint.strategy != "none" and self.step % 6 == 0:
+                self.checkpoint()
+            blow = self.strike()
+        if blow is None:
+            self.finish()
+        for journal in (*self.journals, self.spans, self.checkpoints):
+            journal.close()
+        return blow, self.step
+
+    def one_step(self) -> None:
+        epoch, cursor = self.sampler.epoch, self.sampler.cursor_step
+        self.step += 1
+        self.spend("compute", 0.02, self.step)
+        for rank, journal in enumerate(self.journals):
+            ids = self.sampler.shard(rank, 2)
+            line = RankLine(
+                global_step=self.step,
+                epoch=epoch,
+                cursor_step=cursor,
+                rank=rank,
+                world_size=2,
+                sample_ids_hash=ids_hash(ids),
+                sample_ids_count=len(ids),
+                loss=self.number_at("loss", rank),
+                attempt=self.number,
+                seconds=0.02,
+                at=self.run.now,
+                time=self.run.now,
+                inputs_hash=hashlib.sha256(f"inputs {epoch} {ids_hash(ids)}".encode()).hexdigest(),
+            )
+            written = journal.append(line)
+            self.chain[rank] = hashlib.sha256(self.chain[rank].encode() + written).hexdigest()
+        self.sampler.advance()
+        self.spend("sync", 0.005, self.step)
+
+    def number_at(self, *words: object) -> float:
+        """What "training" gives at this step; wrong from `bug_from` on in an attempt that resumed."""
+        buggy = self.number > 0 and 0 < self.run.bug_from <= self.step
+        seed = hashlib.sha256(f"{words} {self.step} {'bug' if buggy else ''}".encode()).digest()
+        return int.from_bytes(seed[:6], "big") / 2**48
+
+    def bytes_at(self, name: str, count: int) -> bytes:
+        return b"".join(struct.pack("<f", self.number_at(name, i)) for i in range(-(-count // 4)))[:count]
+
+    def checkpoint(self) -> None:
+        self.event("submitted", snapshot_s=0.004, bytes=1000, inflight=1)
+        self.spend("snapshot", 0.004, self.step)
+        image = self.image()
+        saved = self.run.store.save(image, self.number)
+        self.run.chains[self.step] = list(self.chain)
+        self.spend("write_wait", 0.03, self.step)
+        self.event("committed", write_s=0.02, commit_s=0.01, path=self.run.layout.relative(saved.path), commit_sha256=saved.commit_sha256)
+        self.event("released", stall_s=0.034)
+        for retired in self.run.store.settle(saved, image):
+            self.event("retired", step=retired.global_step)
+
+    def image(self) -> Image:
+        layout = plan_image(PARTS)
+        memory = bytearray(layout.nbytes)
+        for offset, header in layout.headers:
+            memory[offset : offset + len(header)] = header
+        for place in layout.tensors:
+            memory[place.offset : place.offset + place.spec.nbytes] = self.bytes_at(place.spec.name, place.spec.nbytes)
+        stamp = Stamp(self.run.run_id, self.step, self.sampler.epoch, self.sampler.cursor_step, self.run.config.seed, 2)
+        return Image(stamp, memoryview(memory), layout.parts, {TRAIN: canonical({"global_step": self.step, "line_chain": self.chain})})
+
+    def strike(self) -> Fired | None:
+        entry = self.armed.get(self.step)
+        if entry is None:
+            return None
+        fired = Fired(entry.index, entry.kind, entry.rank, entry.global_step, self.number, self.run.now, self.run.now)
+        assert claim(self.run.layout, fired)
+        self.run.fired.add(entry.index)
+        return fired
+
+    def finish(self) -> None:
+        digests = self.final_digests()
+        loss = self.number_at("loss", 0)
+        write_json(self.logs.final, encode(Final(self.step, self.number, self.run.now, self.run.now, *digests, loss)))
+        self.spend("idle", 0.01, self.step)
+
+    def final_digests(self) -> tuple[str, str, str, str]:
+        store = self.run.store
+        store = store if self.run.config.checkpoint.strategy != "none" else CheckpointStore(self.run.root.parent / f".scratch_{self.run.root.name}")
+        if store is not self.run.store:
+            store.claim(0)
+            store.save(self.image(), 0)
+        report = store.newest_valid().report
+        assert report is not None and report.manifest is not None and report.global_step == self.step
+        found = components(report.manifest)
+        return found.parameters, found.buffers, found.optimizer, found.rng
+
+    def spend(self, category: str, seconds: float, step: int) -> None:
+        start = self.run.now
+        self.spans.append(Span(category, start, self.run.tick(seconds), self.number, step))
+
+    def event(self, event: str, step: int = 0, **values: object) -> None:
+        self.checkpoints.append(CheckpointLine(event, step or self.step, self.number, self.run.now, self.run.now, **values))  # type: ignore[arg-type]
+
+
+def flip(path: Path, offset: int = -5) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def build_ref(folder: Path) -> RunLayout:
+    """The undisturbed run."""
+    return RunBuilder(folder / "ref", config_of("ref")).build()
+
+
+def build_clean(folder: Path) -> RunLayout:
+    """Undisturbed and without checkpoints."""
+    return RunBuilder(folder / "clean", config_of("clean")).build()
+
+
+def build_blk(folder: Path, name: str = "blk", bug_from: int = 0) -> RunLayout:
+    """Rank 1 is killed behind steps 9 and 20: resumed from 6 and from 18, which are both off the boundary and both replayed."""
+    return RunBuilder(folder / name, config_of("blk", "kill", (9, 20), 1), bug_from=bug_from).build()
+
+
+def build_refused(folder: Path) -> RunLayout:
+    """As `build_blk`, but the checkpoint of step 18 is found damaged: set aside, resumed from 12, step 18 committed again."""
+    return RunBuilder(folder / "refused", config_of("refused", "kill", (9, 20), 1), spoil={2: 18}).build()

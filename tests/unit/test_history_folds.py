@@ -1,0 +1,246 @@
+"""Lineage, timeline, divergence: small records made by hand, and the whole recorded run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import EvidenceMissing, RecordError
+from ecrl_cli.history.divergence import first_differing_step, loss_divergence, read_tensors, same_float, state_divergence
+from ecrl_cli.history.lineage import ancestry, line_chain, lineage, replayed_steps
+from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords, load
+from ecrl_cli.history.timeline import phases, timeline
+from ecrl_cli.records.clock import SpanClock, monotonic
+from ecrl_cli.records.events import CATEGORIES, Attempt, CheckpointLine, Final, Fired, RankLine, ResumedFrom, Session, Span, SupervisorRecord
+from ecrl_cli.records.journal import Journal, Lines, read_journal
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import store
+from tests.runs.builder import build_blk, flip
+from tests.runs.spoil import tear
+
+
+def line(step: int, attempt: int, at: float = 0.0) -> RankLine:
+    return RankLine(step, 0, step - 1, 0, 1, "", 1, float(step), attempt, 0.1, at, at)
+
+
+def lines(*events: object) -> Lines[object]:
+    return Lines(tuple(events), tuple(f"{event}\n".encode() for event in events), 0)
+
+
+def logs(
+    attempt: int, steps: range = range(0), commits: tuple[tuple[int, str], ...] = (), spans: tuple[Span, ...] = (), final: Final | None = None
+) -> AttemptRecords:
+    events = lines(*(CheckpointLine("committed", step, attempt, 0.0, 0.0, commit_sha256=sha) for step, sha in commits))
+    ranks = {0: lines(*(line(step, attempt) for step in steps))} if steps else {}
+    return AttemptRecords(attempt, ranks, events, lines(*spans), final, None)  # type: ignore[arg-type]
+
+
+def records(attempts: list[Attempt], found: list[AttemptRecords], sessions: tuple[Session, ...] = (), fired: tuple[Fired, ...] = ()) -> RunRecords:
+    supervisor = SupervisorRecord(1, "", 10, "completed", 0, tuple(attempts), sessions or (Session(0.0, 0.0, "boot"),))
+    return RunRecords(RunLayout(Path("run")), store(RunConfig()), supervisor, None, (), fired, tuple(found), ())
+
+
+def attempt(number: int, step: int = 0, sha: str = "", **more: object) -> Attempt:
+    resumed = ResumedFrom(f"checkpoints/step_{step:08d}", sha) if sha else None
+    return Attempt(number, 1, resumed_from_step=step, resumed_from=resumed, **more)  # type: ignore[arg-type]
+
+
+def final(at: float, step: int = 10, number: int = 0) -> Final:
+    return Final(step, number, at, at, "", "", "", "", 0.0)
+
+
+def test_the_lineage_is_what_each_attempt_resumed_from() -> None:
+    run = records(
+        [attempt(0), attempt(1, 4, "a"), attempt(2, 4, "a", outcome="completed")],
+        [logs(0, range(1, 8), ((4, "a"),)), logs(1, range(5, 7)), logs(2, range(5, 11))],
+    )
+    path = lineage(run)
+    assert [(s.attempt, s.after, s.until) for s in path.segments] == [(0, 0, 4), (2, 4, 10)]
+    assert path.whole and path.last_step == 10
+    assert (path.of(4), path.of(5)) == path.segments
+    assert replayed_steps(run) == 2 + 3
+
+
+def test_a_chain_of_attempts_without_a_step_of_their_own_holds() -> None:
+    run = records([attempt(0), attempt(1, 4, "a"), attempt(2, 4, "a")], [logs(0, range(1, 8), ((4, "a"),)), logs(1), logs(2)])
+    assert lineage(run).last_step == 4 and lineage(run).whole
+
+
+@pytest.mark.parametrize(
+    ("resumed", "commits", "said"),
+    [
+        (attempt(1, 4, "b"), ((4, "a"),), "no earlier attempt committed"),
+        (attempt(1, 5, "a"), ((4, "a"),), "its checkpoint is of step 4"),
+        (attempt(1, 4), ((4, "a"),), "names no checkpoint"),
+    ],
+)
+def test_a_gap_in_the_lineage_is_said(resumed: Attempt, commits: tuple[tuple[int, str], ...], said: str) -> None:
+    path = lineage(records([attempt(0), resumed], [logs(0, range(1, 8), commits), logs(1, range(5, 11))]))
+    assert not path.whole and said in path.gaps[0]
+
+
+def test_a_checkpoint_that_a_later_attempt_committed_is_no_ancestor() -> None:
+    run = records([attempt(0), attempt(1, 4, "a")], [logs(0, range(1, 8)), logs(1, range(5, 9), ((4, "a"),))])
+    assert not lineage(run).whole
+
+
+def test_the_chain_follows_the_lineage_not_the_files(tmp_path: Path) -> None:
+    run = load(build_blk(tmp_path))
+    stored = json.loads((run.layout.checkpoints / "step_00000024" / "train.json").read_text())["line_chain"]
+    assert [line_chain(run, ancestry(run, 2, 24), rank) for rank in range(2)] == stored
+
+
+def life(number: int, start: float, steps: range, **more: object) -> AttemptRecords:
+    """A tenth of a second of import, then a second per step, at most half of it computing."""
+    spans = [Span("import", start, start + 0.1, number, 0)]
+    for step in steps:
+        begin = spans[-1].end
+        spans += [Span("compute", begin, begin + 0.5, number, step), Span("sync", begin + 0.5, begin + 1.0, number, step)]
+    return dataclasses.replace(logs(number, steps, **more), spans=lines(*spans))  # type: ignore[arg-type]
+
+
+def test_every_second_has_one_account() -> None:
+    """Session at 0, launch at 1, first span at 2, steps 1 to 3, the blow at 5.1; noticed at 6, launched at 6.5, born at 7.5."""
+    run = records(
+        [attempt(0, outcome="died", launched_at=1.0, ended_at=6.0), attempt(1, 1, "a", outcome="completed", launched_at=6.5, ended_at=14.0)],
+        [life(0, 2.0, range(1, 4), commits=((1, "a"),)), life(1, 7.5, range(2, 5), final=final(10.6))],
+        fired=(Fired(0, "kill", 0, 3, 0, 5.1, 5.1),),
+    )
+    account = timeline(run)
+    seconds = {name: value for name, value in account.seconds.items() if value}
+    expected = {"idle": 1.5, "launch": 2.0, "import": 0.2, "compute": 2.0, "sync": 2.0, "detect": 0.9, "replay": 2.0}
+    assert seconds == pytest.approx(expected)
+    assert account.wall_s == 10.6 and abs(account.residual_s) < 1e-9
+    assert account.overlaps() == [] and set(account.seconds) == set(CATEGORIES)
+    assert phases(run, account)[1] == pytest.approx(
+        {"detect": 0.9, "idle": 0.5, "launch": 1.0, "import": 0.1, "rendezvous": 0, "load": 0, "warm_up": 0}
+    )
+
+
+def test_what_a_survivor_did_after_the_blow_is_detection() -> None:
+    run = records(
+        [attempt(0, outcome="died", launched_at=0.0, ended_at=5.0)],
+        [life(0, 0.0, range(1, 4))],
+        sessions=(Session(0.0, 0.0, "boot", ended_at=5.0),),
+        fired=(Fired(0, "kill", 1, 2, 0, 2.1, 2.1),),
+    )
+    assert timeline(run).seconds["detect"] == pytest.approx(2.9)
+    assert timeline(run).seconds["compute"] == pytest.approx(1.0)
+
+
+def test_a_step_logged_before_its_span_closed_is_not_lost() -> None:
+    """Rank 0 logged step 3 at 3.6, began it at 3.1, and was killed with that span open."""
+    alive = life(0, 1.0, range(1, 3))
+    struck = dataclasses.replace(alive, ranks={0: lines(dataclasses.replace(line(3, 0, at=3.6), seconds=0.5))})
+    run = records(
+        [attempt(0, outcome="died", launched_at=0.0, ended_at=4.0)],
+        [struck],  # type: ignore[list-item]
+        sessions=(Session(0.0, 0.0, "boot", ended_at=4.0),),
+        fired=(Fired(0, "kill", 0, 3, 0, 3.7, 3.7),),
+    )
+    account = timeline(run)
+    assert account.seconds["compute"] == pytest.approx(1.5) and account.seconds["detect"] == pytest.approx(0.4)
+    assert abs(account.residual_s) < 1e-9 and account.overlaps() == []
+
+
+def test_no_span_belongs_to_two_steps(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "spans.jsonl")
+    clock = SpanClock(journal, 0, monotonic(), "compute")
+    for step in (1, 2, 3):
+        clock.switch("compute")
+        clock.global_step = step
+    clock.close()
+    journal.close()
+    spans = read_journal(tmp_path / "spans.jsonl", Span).events
+    assert [span.global_step for span in spans] == [0, 1, 2, 3]
+    assert all(before.end == after.start for before, after in pairwise(spans))
+
+
+def test_absence_between_two_supervisors_is_on_no_clock() -> None:
+    """The first supervisor was killed: its stay ends with the last that is known of its attempt."""
+    run = records(
+        [attempt(0, launched_at=0.0), attempt(1, 2, "a", outcome="completed", launched_at=100.0, ended_at=104.0, session=1)],
+        [life(0, 0.0, range(1, 3), commits=((2, "a"),)), life(1, 101.0, range(3, 5), final=final(103.1))],
+        sessions=(Session(0.0, 1000.0, "boot"), Session(99.0, 1099.0, "boot")),
+    )
+    account = timeline(run)
+    assert account.windows == ((0.0, 2.1), (99.0, 103.1))
+    assert account.wall_s == pytest.approx(6.2) and account.absent_s == pytest.approx(96.9)
+    assert abs(account.residual_s) < 1e-9
+
+
+def test_another_boot_starts_another_clock() -> None:
+    run = records(
+        [attempt(0, launched_at=500.0), attempt(1, 2, "a", outcome="completed", launched_at=1.0, session=1)],
+        [life(0, 500.0, range(1, 3), commits=((2, "a"),)), life(1, 1.0, range(3, 5), final=final(3.1))],
+        sessions=(Session(500.0, 1000.0, "one"), Session(0.5, 1050.0, "two")),
+    )
+    account = timeline(run)
+    assert account.overlaps() == [] and account.wall_s == pytest.approx(4.7) and account.absent_s == pytest.approx(47.9)
+
+
+def test_time_counted_twice_shows_twice() -> None:
+    doubled = life(0, 0.0, range(1, 3), final=final(2.1))
+    spans = (*doubled.spans.events, Span("snapshot", 1.0, 1.5, 0, 1))
+    run = records([attempt(0, outcome="completed", ended_at=3.0)], [dataclasses.replace(doubled, spans=lines(*spans))])  # type: ignore[arg-type]
+    assert timeline(run).overlaps() and timeline(run).residual_s == pytest.approx(-0.5)
+
+
+def test_time_without_spans_stays_on_the_residual() -> None:
+    bare = dataclasses.replace(life(0, 0.0, range(1, 3), final=final(2.1)), spans=NOTHING)
+    assert timeline(records([attempt(0, outcome="completed", ended_at=3.0)], [bare])).residual_s == pytest.approx(2.1)
+
+
+def test_loss_divergence() -> None:
+    apart = loss_divergence({1: {0: 1.0, 1: 1.0}, 2: {0: 1.0, 1: 3.0}, 3: {0: 0.0, 1: 0.0}}, {1: {0: 1.0, 1: 1.0}, 2: {0: 1.0, 1: 1.0}, 4: {0: 9.0}})
+    assert (apart.steps, apart.maximum, apart.mean, apart.auc, apart.first_differing_step) == (2, 1.0, 0.5, 0.5, 2)
+    assert loss_divergence({}, {}).first_differing_step is None
+
+
+def test_a_difference_that_cancels_in_the_mean_is_seen() -> None:
+    assert first_differing_step({5: {0: 1.0, 1: 3.0}}, {5: {0: 3.0, 1: 1.0}}) == 5
+
+
+def test_exact_means_every_bit() -> None:
+    assert same_float(math.nan, math.nan) and not same_float(0.0, -0.0) and not same_float(1.0, 1.0 + 2**-52)
+
+
+def test_state_divergence_keeps_relative_and_absolute_apart() -> None:
+    a, b = {"w": np.array([3.0, 0.0]), "x": np.zeros(2)}, {"w": np.array([3.0, 4.0]), "y": np.zeros(2)}
+    apart = state_divergence(a, b)
+    assert (apart.l2, apart.relative_l2, apart.differing) == (4.0, 0.8, ("w", "x", "y"))
+    assert state_divergence(b, b).differing == ()
+
+
+def test_tensors_are_read_and_bfloat16_widened(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    header = json.dumps(
+        {"h": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}, "w": {"dtype": "F32", "shape": [1, 1], "data_offsets": [4, 8]}}
+    ).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\x80\x3f\x20\xc0" + np.float32(1.5).tobytes())
+    tensors = read_tensors(path)
+    assert tensors["h"].tolist() == [1.0, -2.5] and tensors["w"].tolist() == [[1.5]]
+    for damage in (b"", b"\xff" * 16, path.read_bytes()[:-3]):
+        path.write_bytes(damage)
+        with pytest.raises(RecordError):
+            read_tensors(path)
+
+
+def test_a_torn_tail_is_counted_and_damage_is_named(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    tear(layout.attempt(0).rank(1))
+    assert load(layout).torn == {"logs/attempt-00/rank1.jsonl": 1} and not load(layout).unread
+    flip(layout.attempt(0).rank(1), 1)
+    assert [file.path for file in load(layout).unread] == ["logs/attempt-00/rank1.jsonl"]
+
+
+def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceMissing):
+        load(RunLayout(tmp_path))

@@ -1,0 +1,116 @@
+"""What a run cost: the document, the account of the checkpoints, statistics, gates."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.errors import RecordError
+from ecrl_cli.history.load import load
+from ecrl_cli.metrics.checkpoints import account
+from ecrl_cli.metrics.divergence import divergence_document
+from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.metrics.gates import quality_gates
+from ecrl_cli.metrics.statistics import clopper_pearson, mean_of_ratios, ratio_of_means, summary, wilson
+from ecrl_cli.records.events import CATEGORIES
+from tests.runs.builder import build_blk, build_ref, flip
+from tests.runs.spoil import edit_json, edit_lines, without
+
+CONTRACT = [
+    *("schema_version", "run_id", "reference_id", "suite", "variant", "seed", "scale", "dataset_size", "steps_per_epoch", "global_batch"),
+    *("target_steps", "committed_steps", "replayed_steps", "restarts", "wall_s", "goodput", "goodput_published_clock"),
+    *("seconds", "checkpoints", "final"),
+]
+
+
+def test_the_document_keeps_the_contract(tmp_path: Path) -> None:
+    document = metrics_document(load(build_blk(tmp_path)))
+    assert set(CONTRACT) <= set(document)
+    assert set(document["seconds"]) == {*CATEGORIES, "residual"}
+    times = {"snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "stall_s"}
+    assert {"submitted", "committed", "failed", "lost", "bytes", *times} <= set(document["checkpoints"])
+    assert {"global_step", "parameters_digest", "buffers_digest", "optimizer_digest", "loss"} <= set(document["final"])
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_replayed_steps_cost_time_and_count_once(tmp_path: Path) -> None:
+    ref, blk = metrics_document(load(build_ref(tmp_path))), metrics_document(load(build_blk(tmp_path)))
+    assert (ref["committed_steps"], ref["replayed_steps"], ref["restarts"]) == (24, 0, 0)
+    assert (blk["committed_steps"], blk["replayed_steps"], blk["restarts"]) == (24, 3 + 2, 2)
+    assert blk["seconds"]["compute"] == pytest.approx(ref["seconds"]["compute"])
+    assert blk["seconds"]["replay"] == pytest.approx(5 * 0.025)
+    assert blk["goodput"] == pytest.approx(24 / blk["wall_s"]) and blk["goodput"] < ref["goodput"]
+    assert blk["goodput_published_clock"] > blk["goodput"]
+    assert blk["final"] == ref["final"]
+    assert [entry["detect"] for entry in blk["restart_phases"]] == pytest.approx([0.0, 0.2, 0.2])
+
+
+def test_a_run_without_its_end_has_no_final_state(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    layout.attempt(2).final.unlink()
+    assert metrics_document(load(layout))["final"] is None
+
+
+def test_a_damaged_record_gives_no_numbers(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    flip(layout.attempt(1).checkpoints, 1)
+    with pytest.raises(RecordError, match="checkpoint_rank0"):
+        metrics_document(load(layout))
+
+
+def test_every_submitted_checkpoint_counts_however_it_ended(tmp_path: Path) -> None:
+    """Totals are over what was submitted: one that failed, one that is lost and one without an end keep their share."""
+    layout = build_blk(tmp_path)
+    whole = account(load(layout))
+    assert whole.balanced and (whole.submitted, whole.count("committed")) == (4, 4)
+    edit_lines(layout.attempt(0).checkpoints, lambda line: line | {"event": "lost"} if line["event"] == "committed" else line)
+    edit_lines(layout.attempt(1).checkpoints, without(event="committed", global_step=12))
+    spoilt = account(load(layout))
+    assert (spoilt.submitted, spoilt.count("committed"), spoilt.count("lost"), spoilt.balanced) == (4, 2, 1, False)
+    assert spoilt.total("stall_s") == pytest.approx(whole.total("stall_s")) == pytest.approx(4 * 0.034)
+    assert spoilt.document()["bytes"] == 4000
+
+
+def test_divergence_from_the_reference(tmp_path: Path) -> None:
+    ref = load(build_ref(tmp_path))
+    same = divergence_document(load(build_blk(tmp_path)), ref)
+    other = divergence_document(load(build_blk(tmp_path, "buggy", bug_from=12)), ref)
+    assert same["loss"]["first_differing_step"] is None and same["loss"]["maximum"] == 0.0 and all(same["final_equal"].values())
+    assert other["loss"]["first_differing_step"] == 12 and other["loss"]["auc"] > 0 and not any(other["final_equal"].values())
+
+
+def test_intervals_are_what_their_names_say() -> None:
+    """The numbers of reliability's section 10: 0 of 10."""
+    assert (wilson(0, 10).method, round(wilson(0, 10).high, 3)) == ("Wilson", 0.278)
+    assert (clopper_pearson(0, 10).method, round(clopper_pearson(0, 10).high, 3)) == ("Clopper-Pearson", 0.308)
+    assert wilson(0, 10).low == clopper_pearson(0, 10).low == 0.0
+
+
+def test_a_mean_of_ratios_is_no_ratio_of_means() -> None:
+    assert ratio_of_means([1.0, 9.0], [1.0, 3.0]) == 2.5
+    assert mean_of_ratios([1.0, 9.0], [1.0, 3.0]) == 2.0
+
+
+def test_the_interval_of_a_mean_is_students() -> None:
+    found = summary([1.0, 2.0, 3.0])
+    assert (found.n, found.mean, found.sd) == (3, 2.0, 1.0)
+    assert found.high == pytest.approx(2.0 + 4.302653 / math.sqrt(3), abs=1e-5)
+    assert summary([5.0]).sd is None
+    with pytest.raises(ValueError):
+        summary([])
+
+
+def test_the_gates_name_what_fails(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    good = metrics_document(load(layout))
+    assert all(gate.passed for gate in quality_gates({"blk": good}, {"blk": "valid"}, report_written=True))
+    edit_lines(layout.attempt(0).checkpoints, without(event="committed"))
+    layout.attempt(2).final.unlink()
+    edit_json(layout.supervisor, lambda s: s["sessions"][0].update(started_at=900.0, ended_at=2000.0))
+    bad = metrics_document(load(layout)) | {"wall_s": 10.0, "seconds": {"residual": 0.3}}
+    gates = {gate.name: gate for gate in quality_gates({"blk": bad, "ovl": None}, {"blk": "unknown"}, report_written=False)}
+    assert {name for name, gate in gates.items() if not gate.passed} == {"target", "verified", "report", "checkpoints", "time"}
+    assert "blk is unknown" in gates["verified"].message and "ovl is not verified" in gates["verified"].message
