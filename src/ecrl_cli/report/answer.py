@@ -1,0 +1,141 @@
+"""The answer in words: what ran, whether every recovery was judged valid, what it cost, how far to trust it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ecrl_cli.report.arms import BASES, Arm, Versus, versus
+from ecrl_cli.report.evidence import Run
+from ecrl_cli.report.formats import count, distance, duration, listed, plural
+from ecrl_cli.report.study import Study
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`tone`: good, bad or doubt. `paragraphs`: what ran and how it was judged, what it cost, how far to trust it; each in sentences."""
+
+    headline: str
+    tone: str
+    paragraphs: tuple[tuple[str, ...], ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return tuple(sentence for paragraph in self.paragraphs for sentence in paragraph)
+
+
+def answer(study: Study) -> Answer:
+    headline, tone = _headline(study)
+    parts = [
+        [_what_ran(study), _judged(study), _recovered(study)],
+        [*_costs(study), *_stalls(study)],
+        [_trust(study), _left_out(study), _gates(study)],
+    ]
+    told = [tuple(sentence for sentence in part if sentence) for part in parts]
+    return Answer(headline, tone, tuple(paragraph for paragraph in told if paragraph))
+
+
+def _headline(study: Study) -> tuple[str, str]:
+    invalid = [run for run in study.runs if run.verdict.status == "invalid"]
+    unjudged = [run for run in study.counted if run.verdict.status != "valid"]
+    if invalid:
+        return f"{len(invalid)} of {plural(len(study.runs), 'run')} broke a promise", "bad"
+    if not study.counted:
+        return "No run has reached its target", "bad"
+    if unjudged:
+        return f"Not proven: {len(unjudged)} of {plural(len(study.counted), 'finished run')} without a valid verdict", "doubt"
+    judged = "Every recovery was judged valid" if any(_restarts(run) for run in study.counted) else "Every run was judged valid"
+    if study.left_out:
+        return f"{judged}, but {plural(len(study.left_out), 'run')} did not finish", "doubt"
+    return (judged, "good") if study.exit_code == 0 else (f"{judged}, but a quality gate failed", "bad")
+
+
+def _what_ran(study: Study) -> str:
+    counted = study.counted
+    if not counted:
+        return f"{plural(len(study.runs), 'run')} found, none finished."
+    seeds = sorted({run.seed for run in counted}, key=lambda seed: (len(seed), seed))
+    steps = sorted({m.target_steps for m in (run.counted for run in counted) if m})
+    scales = sorted({m.scale for m in (run.counted for run in counted) if m})
+    suites = list(dict.fromkeys(run.suite for run in counted))
+    where = suites[0] if len(suites) == 1 else plural(len(suites), "suite")
+    seeded = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    lasted = f"{listed([f'{s:,}' for s in steps])} steps, scale {listed(scales)}"
+    return f"{plural(len(counted), 'run')} of {where}: {listed(study.labels)}; {seeded}, {lasted}."
+
+
+def _judged(study: Study) -> str:
+    states = [run.verdict.status for run in study.runs]
+    counts = [(states.count(status), word) for status, word in (("valid", "valid"), ("invalid", "invalid"), ("unknown", "unknown"))]
+    text = "Verify judged " + listed([f"{number} of {len(states)} {word}" for number, word in counts if number]) + "."
+    missing = states.count("missing")
+    if missing == len(states):
+        return "No run has been verified yet: run ecrl verify."
+    return text + (f" {plural(missing, 'run')} not verified." if missing else "")
+
+
+def _recovered(study: Study) -> str:
+    restarts = sum(_restarts(run) for run in study.counted)
+    replayed = sum(m.replayed_steps for m in (run.counted for run in study.counted) if m)
+    if not restarts:
+        return "Nothing failed and nothing was restarted."
+    return f"{plural(restarts, 'restart')} in all; {plural(replayed, 'step')} had to be done again."
+
+
+def _costs(study: Study) -> list[str]:
+    """One sentence per arm that others are compared for; a range where there are several suites."""
+    sentences = []
+    for label in study.labels:
+        arms = [arm for arm in study.arms if arm.label == label]
+        parts = [_against(arms, study.arms, base) for base in BASES if not (base == "blk" and arms[0].variant in ("clean", "ref"))]
+        told = [part for part in parts if part]
+        if told and arms[0].variant != "clean":
+            sentences.append(f"Goodput of {label} is {listed(told)}.")
+    return sentences
+
+
+def _against(arms: Sequence[Arm], every: Sequence[Arm], base: str) -> str:
+    found: list[Versus] = [pair for pair in (versus(arm, every, base) for arm in arms) if pair]
+    if not found:
+        return ""
+    ratios = [pair.mean_of_ratios for pair in found]
+    return f"{distance(min(ratios), max(ratios))} {base}"
+
+
+def _stalls(study: Study) -> list[str]:
+    told = []
+    for label in study.labels:
+        values = [v for v in (arm.shown("stall_per_checkpoint_s") for arm in study.arms if arm.label == label) if v is not None]
+        if values:
+            low, high = duration(min(values)), duration(max(values))
+            told.append(f"{low if low == high else f'{low} to {high}'} in {label}")
+    return [f"A checkpoint keeps the training thread waiting for {listed(told)}."] if told else []
+
+
+def _trust(study: Study) -> str:
+    numbers = sorted({len(arm.metrics) for arm in study.arms})
+    if not numbers:
+        return ""
+    if numbers[-1] == 1:
+        return "Each arm is one run: what differs between arms is a single observation, without an interval."
+    several = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    return f"Each arm has {several} runs; intervals are 95% by Student's t, comparisons are means of paired ratios."
+
+
+def _left_out(study: Study) -> str:
+    if not study.left_out:
+        return ""
+    return f"Not compared: {listed([f'{run.name} ({run.reason})' for run in study.left_out[:3]])}" + (
+        f" and {count(len(study.left_out) - 3)} more." if len(study.left_out) > 3 else "."
+    )
+
+
+def _gates(study: Study) -> str:
+    failing = [
+        f"{suite} ({', '.join(g.name for g in gates if not g.passed)})" for suite, gates in study.gates.items() if not all(g.passed for g in gates)
+    ]
+    return f"Not averaged, because a quality gate failed: {listed(failing)}." if failing else ""
+
+
+def _restarts(run: Run) -> int:
+    return run.counted.restarts if run.counted else 0

@@ -1,0 +1,82 @@
+"""How numbers look to a reader. Plain text; the page turns hyphens in front of digits into minus signs."""
+
+from __future__ import annotations
+
+NONE = "-"
+
+
+def duration(seconds: float | None) -> str:
+    """`seconds` with a unit that keeps three digits."""
+    if seconds is None:
+        return NONE
+    size = abs(seconds)
+    if size < 5e-7:
+        return "0 s"
+    if size < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if size < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if size < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(size), 60)
+    sign = "-" if seconds < 0 else ""
+    return f"{sign}{minutes} min {rest:02d} s" if minutes < 120 else f"{sign}{minutes // 60} h {minutes % 60:02d} min"
+
+
+def change(ratio: float | None) -> str:
+    """A relative difference as a signed percentage."""
+    return NONE if ratio is None else f"{ratio * 100:+.1f}%"
+
+
+def distance(low: float, high: float) -> str:
+    """A range of relative differences in words: `3.1% below`, `2.0% to 4.5% above`; signed where it crosses zero."""
+    if low < 0 < high:
+        return f"{change(low)} to {change(high)} against"
+    near, far = sorted((share(abs(low)), share(abs(high))), key=lambda text: float(text[:-1]))
+    return f"{near if near == far else f'{near} to {far}'} {'below' if high <= 0 and low < 0 else 'above'}"
+
+
+def share(part: float | None) -> str:
+    """A fraction as a percentage without sign."""
+    return NONE if part is None else f"{part * 100:.1f}%"
+
+
+def rate(value: float | None) -> str:
+    """Steps per second."""
+    return NONE if value is None else f"{value:#.4g}".rstrip(".")
+
+
+def count(value: float | None) -> str:
+    """A count, or a mean of counts."""
+    return NONE if value is None else f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units."""
+    if value is None:
+        return NONE
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def plural(number: int, one: str, many: str = "") -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def listed(words: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
+
+
+def printable(text: object) -> str:
+    """`text` without control characters, which no table and no XML can hold."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+
+
+def short(text: str, limit: int = 150) -> str:
+    """`text` cut at `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,60 @@
+"""Everything that the report shows, joined: runs, arms, gates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.report.arms import Arm, arms_of
+from ecrl_cli.report.evidence import Run
+from ecrl_cli.report.gates import gates_of, only_unverified, whole
+
+
+@dataclass(frozen=True)
+class Study:
+    """All runs, in the order found; `gates` by suite."""
+
+    runs: tuple[Run, ...]
+    gates: dict[str, tuple[Gate, ...]]
+    arms: tuple[Arm, ...]
+
+    @cached_property
+    def counted(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.counted)
+
+    @cached_property
+    def left_out(self) -> tuple[Run, ...]:
+        """Runs that take part in no comparison; each has its reason."""
+        return tuple(run for run in self.runs if not run.counted)
+
+    @property
+    def suites(self) -> list[str]:
+        return list(self.gates)
+
+    @property
+    def labels(self) -> list[str]:
+        """The arms' labels over all suites, each once."""
+        return list(dict.fromkeys(arm.label for arm in self.arms))
+
+    def of(self, suite: str) -> list[Arm]:
+        return [arm for arm in self.arms if arm.suite == suite]
+
+    def label(self, run: Run) -> str:
+        return next((arm.label for arm in self.arms if run in arm.runs), run.variant)
+
+    @property
+    def exit_code(self) -> int:
+        """0: every gate of every suite passed; 3: only verdicts are missing or unknown; 1: a gate failed."""
+        if all(whole(gates) for gates in self.gates.values()):
+            return 0
+        runs = {suite: [run for run in self.runs if run.suite == suite] for suite in self.gates}
+        return 3 if all(only_unverified(gates, runs[suite]) for suite, gates in self.gates.items()) else 1
+
+
+def study(runs: Sequence[Run]) -> Study:
+    """The runs compared suite by suite."""
+    suites = list(dict.fromkeys(run.suite for run in runs))
+    gates = {suite: gates_of([run for run in runs if run.suite == suite]) for suite in suites}
+    return Study(tuple(runs), gates, tuple(arms_of(runs, lambda suite: whole(gates[suite]))))

@@ -1,0 +1,53 @@
+"""What every word of the report means; the page prints all of it."""
+
+from __future__ import annotations
+
+DEFINITIONS = (
+    ("step", "One committed logical step, counted from 1: every rank has updated, the cursor moved once. It counts once, however often it is done."),
+    ("goodput", "Committed steps divided by wall time, on one clock: from the supervisor's launch to the target, recovering and replaying included."),
+    ("stall", "Seconds the training thread could not compute because of a checkpoint: copying, handing over, waiting for a slot or for the disk."),
+    ("snapshot, write", "Snapshot: copying the training state. Write: bringing the copy to disk, on the training thread or behind it."),
+    (
+        "committed, failed, lost",
+        "How a checkpoint ended. Only committed means durable; lost means gone with a process that died. Together: all submitted.",
+    ),
+    ("attempt, restart", "An attempt is one launch of the job; attempt 0 is the first. A restart is every further one."),
+    ("replay", "Steps done again after a restart, because they came after the checkpoint that it resumed from."),
+    ("variant", "What is compared: clean has neither failures nor checkpoints, ref has checkpoints and no failures, blk and ovl have both."),
+    ("arm", "The runs of a variant that differ in the seed alone. Variants of one name that differ in another setting are arms of their own."),
+    ("blocking, overlapped", "Two ways to save: training waits until the checkpoint is durable, or only for a copy that another process writes."),
+    ("suite", "One cell of a comparison: data set, model and failure schedule."),
+    ("verdict", "What ecrl verify says of a run from its records: valid, invalid (a promise was broken) or unknown (evidence is missing)."),
+    ("ratio of means, mean of ratios", "Two ways to compare arms over several seeds: mean by mean, or pair by pair and then the mean. They differ."),
+    ("95% interval", "Of the mean, by Student's t, over the runs of an arm. There is none for a single run."),
+    ("residual", "Wall time that no category accounts for; negative where time was counted twice."),
+)
+
+CATEGORY_WORDS = {
+    "compute": "forward, backward, update, data",
+    "sync": "barriers and collectives outside of the step's own",
+    "snapshot": "copying the state for a checkpoint",
+    "serialize": "turning the copy into bytes on the training thread",
+    "enqueue": "handing the copy to the writer",
+    "backpressure": "waiting for a free slot, too many writes in flight",
+    "write_wait": "waiting until a checkpoint is durable",
+    "detect": "from a death until the supervisor knew",
+    "launch": "starting processes",
+    "import": "importing libraries",
+    "rendezvous": "ranks finding one another",
+    "load": "data set, model and checkpoint",
+    "warm_up": "the first step's extra time",
+    "replay": "everything within a replayed step",
+    "idle": "nothing of the above",
+    "residual": "wall time on no account",
+}
+
+GATE_WORDS = {
+    "target": "All arms at their target",
+    "verified": "Every run judged valid",
+    "report": "Report written",
+    "checkpoints": "Every submitted checkpoint accounted for",
+    "time": "Time accounted for",
+    "records": "Records agree",
+    "environment": "One environment",
+}

@@ -1,0 +1,277 @@
+"""Synthetic run directories for the report's tests: what a finished run leaves behind, simulated on a clock of its own."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig, VariantConfig
+from ecrl_cli.records.events import CATEGORIES, Attempt, CheckpointLine, Final, Fired, RankLine, ResumedFrom, Session, Span, SupervisorRecord
+from ecrl_cli.records.journal import line_of
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import store, write_run_config
+from ecrl_cli.storage.files import write_json
+
+STARTING = {"launch": 0.3, "import": 0.4, "rendezvous": 0.1, "load": 0.1, "warm_up": 0.2}
+STALL = {"blocking": {"snapshot": 0.006, "serialize": 0.02, "write_wait": 0.09}, "overlapped": {"snapshot": 0.006, "enqueue": 0.001}}
+DETECT = 0.08
+WALL_0 = 1_790_000_000.0
+
+
+@dataclass
+class Plan:
+    """What to simulate. `kills` are the global steps after which a rank dies."""
+
+    variant: str = "blk"
+    suite: str = "digits-cnn-kill"
+    seed: int = 1337
+    steps: int = 60
+    every: int = 10
+    kills: tuple[int, ...] = (24, 45)
+    strategy: str = "blocking"
+    step_s: float = 0.05
+    verdict: str | None = "valid"
+
+
+def arms(suite: str = "digits-cnn-kill", seed: int = 1337, steps: int = 60) -> list[Plan]:
+    """The four arms of one cell."""
+    shared: dict[str, Any] = {"suite": suite, "seed": seed, "steps": steps, "every": max(2, steps // 6)}
+    return [
+        Plan("clean", kills=(), strategy="none", **shared),
+        Plan("ref", kills=(), **shared),
+        Plan("blk", **shared),
+        Plan("ovl", strategy="overlapped", **shared),
+    ]
+
+
+def config_of(plan: Plan) -> RunConfig:
+    struck = FailureConfig("kill", plan.kills, 1) if plan.kills else FailureConfig()
+    return RunConfig(
+        seed=plan.seed,
+        target_steps=plan.steps,
+        suite_name=plan.suite,
+        failure=struck,
+        checkpoint=CheckpointConfig(strategy=plan.strategy, every=plan.every),
+        variant=VariantConfig(plan.variant, bool(plan.kills)),
+    )
+
+
+@dataclass
+class Simulation:
+    """One run on its own clock; `write` leaves the run directory."""
+
+    plan: Plan
+    now: float = 1000.0
+    attempts: list[Attempt] = field(default_factory=list)
+    spans: dict[int, list[Span]] = field(default_factory=dict)
+    ranks: dict[int, list[RankLine]] = field(default_factory=dict)
+    saves: dict[int, list[CheckpointLine]] = field(default_factory=dict)
+    fired: list[Fired] = field(default_factory=list)
+    seen: int = 0
+    durable: int = 0
+
+    def __post_init__(self) -> None:
+        self.noise = random.Random(f"{self.plan.variant} {self.plan.seed} {self.plan.suite}")
+        self.started = self.now
+        for attempt in range(len(self.plan.kills) + 1):
+            self._attempt(attempt, (*self.plan.kills, None)[attempt])
+        self.ended = self.now
+
+    def _spend(self, attempt: int, category: str, seconds: float, step: int) -> None:
+        start, self.now = self.now, self.now + seconds
+        self.spans.setdefault(attempt, []).append(Span(category, start, self.now, attempt, step))
+
+    def _attempt(self, number: int, kill: int | None) -> None:
+        launched, resumed = self.now, self.durable
+        source = ResumedFrom(f"checkpoints/step_{resumed:08d}", _hex(f"commit {resumed}")) if resumed else None
+        self.now += STARTING["launch"]
+        for category in ("import", "rendezvous", "load"):
+            self._spend(number, category, STARTING[category], 0)
+        for step in range(resumed + 1, self.plan.steps + 1):
+            self._step(number, step, first=step == resumed + 1)
+            if step == kill:
+                self.fired.append(Fired(len(self.fired), "kill", 1, step, number, self.now, WALL_0 + self.now))
+                break
+        died = kill is not None
+        self.attempts.append(
+            Attempt(
+                number,
+                2,
+                signal=9 if died else None,
+                exit_code=None if died else 0,
+                rank=1 if died else None,
+                outcome="died" if died else "completed",
+                resumed_from_step=resumed,
+                resumed_from=source,
+                first_step=resumed + 1,
+                last_step=kill if died else self.plan.steps,
+                phases={**STARTING, "detect": DETECT * (number > 0)},
+                launched_at=launched,
+                ended_at=self.now + DETECT * died,
+            )
+        )
+        self.now += DETECT * died
+
+    def _step(self, attempt: int, step: int, *, first: bool) -> None:
+        again = step <= self.seen
+        seconds = self.plan.step_s * self.noise.uniform(0.95, 1.05)
+        if first:
+            self._spend(attempt, "warm_up", STARTING["warm_up"], 0)
+        self._spend(attempt, "replay" if again else "compute", seconds, step)
+        self._spend(attempt, "replay" if again else "sync", 0.002, step)
+        self.seen = max(self.seen, step)
+        loss = 2.3 * 0.97**step + 0.1 * random.Random(f"{self.plan.seed} {step}").random()
+        self.ranks.setdefault(attempt, []).append(
+            RankLine(step, 0, step - 1, 0, 2, _hex(f"ids {step}"), 128, loss, attempt, seconds, self.now, WALL_0 + self.now)
+        )
+        if self.plan.strategy != "none" and (step % self.plan.every == 0 or step == self.plan.steps):
+            self._save(attempt, step)
+
+    def _save(self, attempt: int, step: int) -> None:
+        stall = STALL[self.plan.strategy]
+        shared: dict[str, Any] = {"global_step": step, "attempt": attempt, "time": WALL_0 + self.now}
+        lines = self.saves.setdefault(attempt, [])
+        for category, seconds in stall.items():
+            self._spend(attempt, category, seconds, step)
+        lines.append(
+            CheckpointLine(
+                "submitted", at=self.now, snapshot_s=stall["snapshot"], serialize_s=stall.get("serialize", 0.0), bytes=89_400_000, **shared
+            )
+        )
+        lines.append(CheckpointLine("received", at=self.now, **shared))
+        lines.append(CheckpointLine("released", at=self.now, stall_s=sum(stall.values()), enqueue_s=stall.get("enqueue", 0.0), **shared))
+        write = 0.0 if self.plan.strategy == "blocking" else 0.12
+        struck = step + 1 in self.plan.kills and self.plan.strategy == "overlapped"
+        if struck:
+            lines.append(CheckpointLine("lost", at=self.now + write, reason="its writer was fenced", **shared))
+            return
+        commit = _hex(f"commit {step}")
+        lines.append(
+            CheckpointLine("committed", at=self.now + write, write_s=0.09, commit_s=0.004, commit_sha256=commit, path=f"step_{step:08d}", **shared)
+        )
+        self.durable = step
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by category, the rest of the wall time as the residual."""
+        sums = dict.fromkeys(CATEGORIES, 0.0)
+        for span in (s for spans in self.spans.values() for s in spans):
+            sums[span.category] += span.end - span.start
+        sums["launch"] += STARTING["launch"] * len(self.attempts)
+        sums["detect"] += DETECT * len(self.plan.kills)
+        return {**sums, "residual": self.ended - self.started - sum(sums.values())}
+
+    def checkpoints(self) -> dict[str, Any]:
+        lines = [line for saved in self.saves.values() for line in saved]
+        counts: dict[str, Any] = {name: sum(line.event == name for line in lines) for name in ("submitted", "committed", "failed", "lost")}
+        sums = {
+            key: sum(getattr(line, key) for line in lines)
+            for key in ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "stall_s")
+        }
+        return {**counts, "bytes": sum(line.bytes for line in lines), **sums}
+
+    def metrics(self) -> dict[str, Any]:
+        plan, stored = self.plan, store(config_of(self.plan))
+        wall = self.ended - self.started
+        replayed = sum(len(lines) for lines in self.ranks.values()) - plan.steps
+        digests = {name: _hex(f"{name} {plan.seed}") for name in ("parameters_digest", "buffers_digest", "optimizer_digest")}
+        return {
+            "schema_version": 1,
+            "run_id": stored.run_id,
+            "reference_id": stored.reference_id,
+            "suite": plan.suite,
+            "variant": plan.variant,
+            "seed": plan.seed,
+            "scale": "smoke",
+            "dataset_size": 1797,
+            "steps_per_epoch": 7,
+            "global_batch": 256,
+            "target_steps": plan.steps,
+            "committed_steps": plan.steps,
+            "replayed_steps": replayed,
+            "restarts": len(plan.kills),
+            "wall_s": wall,
+            "goodput": plan.steps / wall,
+            "goodput_published_clock": plan.steps / (wall - 1),
+            "seconds": self.seconds(),
+            "checkpoints": self.checkpoints(),
+            "final": {"global_step": plan.steps, **digests, "loss": 0.25},
+            "mean_loss": {str(line.global_step): line.loss for lines in self.ranks.values() for line in lines},
+        }
+
+    def write(self, folder: Path) -> Path:
+        """The run directory `folder`."""
+        layout = RunLayout(folder)
+        layout.fired.mkdir(parents=True)
+        write_run_config(layout, config_of(self.plan))
+        write_json(layout.metrics, self.metrics())
+        write_json(layout.supervisor, encode(self.supervisor()))
+        write_json(layout.dataset, {"name": "digits", "size": 1797, "classes": 10, "shape": [1, 8, 8]})
+        for fired in self.fired:
+            write_json(layout.fired_entry(fired.index), encode(fired))
+        for number in range(len(self.attempts)):
+            paths = layout.attempt(number)
+            paths.folder.mkdir(parents=True)
+            paths.rank(0).write_bytes(b"".join(map(line_of, self.ranks.get(number, []))))
+            paths.spans(0).write_bytes(b"".join(map(line_of, self.spans.get(number, []))))
+            paths.checkpoints.write_bytes(b"".join(map(line_of, self.saves.get(number, []))))
+        write_json(layout.attempt(len(self.attempts) - 1).final, encode(self.final()))
+        if self.plan.verdict:
+            write_json(layout.verdict, verdict(self.plan.verdict))
+        return folder
+
+    def final(self) -> Final:
+        a, b, c, d = (_hex(f"{name} {self.plan.seed}") for name in ("parameters_digest", "buffers_digest", "optimizer_digest", "rng_digest"))
+        return Final(self.plan.steps, len(self.attempts) - 1, self.ended, WALL_0 + self.ended, a, b, c, d, loss=0.25)
+
+    def supervisor(self) -> SupervisorRecord:
+        session = Session(self.started, WALL_0 + self.started, "boot", self.ended)
+        run_id = store(config_of(self.plan)).run_id
+        return SupervisorRecord(1, run_id, self.plan.steps, "completed", len(self.plan.kills), tuple(self.attempts), (session,), "target reached")
+
+
+def verdict(status: str) -> dict[str, Any]:
+    """A verdict.json of `status`, with one finding of that status and one that holds."""
+    findings = [
+        {"promise": "exactly-once", "status": "valid", "message": "60 steps, 0 duplicates, 0 missing, 0 extra", "evidence": []},
+        {"promise": "same-trajectory", "status": status, "message": f"the comparison is {status}", "evidence": ["losses of 60 steps", "4 digests"]},
+    ]
+    return {"schema_version": 1, "status": status, "run": "run", "run_id": "", "reference": "ref", "findings": findings}
+
+
+def make_run(folder: Path, plan: Plan | None = None) -> Path:
+    """One run directory."""
+    return Simulation(plan or Plan()).write(folder)
+
+
+def make_sweep(folder: Path, plans: list[Plan]) -> Path:
+    """A sweep folder with its manifest and a run directory per plan."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for plan in plans:
+        name = f"{plan.suite}-{plan.variant}-s{plan.seed}".translate(str.maketrans("/<>", "_()"))
+        make_run(folder / name, plan)
+        rows.append(
+            {
+                "run": name,
+                "run_id": store(config_of(plan)).run_id,
+                "suite": plan.suite,
+                "variant": plan.variant,
+                "seed": plan.seed,
+                "status": "completed",
+                "reason": "",
+            }
+        )
+    with (folder / "manifest.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["run", "run_id", "suite", "variant", "seed", "status", "reason"])
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+def _hex(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
