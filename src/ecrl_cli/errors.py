@@ -87,12 +87,15 @@ class NoValidCheckpoint(EcrlError):
 class StorageError(EcrlError):
     exit_code = 5
     code = "storage"
+    errno = 0
 
     @classmethod
     def of(cls, call: str, path: object, error: OSError) -> StorageError:
-        """The error of file-system call `call` on `path`, with the errno by name."""
+        """The error of file-system call `call` on `path`, with the errno by name (and by number in `errno`)."""
         name = errno_names.errorcode.get(error.errno or 0, "unknown errno")
-        return cls(call, f"{name} at {path} ({error.strerror})")
+        made = cls(call, f"{name} at {path} ({error.strerror})")
+        made.errno = error.errno or 0
+        return made
 
 
 class CheckpointConflict(StorageError):

@@ -1,0 +1,159 @@
+"""What was typed after `ecrl train`: flags and Hydra overrides, read with Hydra's own parser and refused where they cannot be meant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, ValueType
+from hydra.errors import HydraException
+
+from ecrl_cli.config.keys import RESERVED, did_you_mean, is_known, reserved, unknown_key
+from ecrl_cli.errors import ConfigError, shown
+
+# The groups that train.yaml does not list: they join with `+`.
+_JOINING = ("suite", "matrix")
+_OURS = {
+    "hydra.run.dir": "use run_dir=DIR",
+    "hydra.sweep.dir": "use run_dir=DIR",
+    "hydra.sweep.subdir": "runs are named by their content",
+    "hydra.launcher": "use supervision.launcher=torchrun or zygote",
+    "hydra/launcher": "use supervision.launcher=torchrun or zygote",
+    "hydra.mode": "use -m to sweep",
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """`overrides` without hydra.searchpath, whose folders stand in `search`; `show`: print the configuration and stop."""
+
+    overrides: tuple[Override, ...]
+    search: tuple[str, ...]
+    multirun: bool
+    show: bool
+    json: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError("arguments", message, "`ecrl train --help` shows examples")
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """The arguments of `ecrl train`; ConfigError for what cannot be read. Keys and options are checked by `check_overrides`."""
+    parser = _Parser(prog="ecrl train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    flags = parser.parse_intermixed_args(list(argv))
+    parsed = read_overrides(_opened(text) for text in flags.overrides)
+    search = [value for override in parsed if override.key_or_group == "hydra.searchpath" for value in _texts(override)]
+    folder = [f"file://{Path(flags.config_dir).expanduser().absolute()}"] if flags.config_dir else []
+    rest = tuple(override for override in parsed if override.key_or_group != "hydra.searchpath")
+    _refuse_repeats(rest)
+    return Arguments(rest, (*folder, *search), flags.multirun, bool(flags.cfg), flags.json)
+
+
+def _opened(text: str) -> str:
+    """Hydra takes new keys in a mapping only with `++`; the one mapping of ours is open."""
+    return f"++{text}" if text.startswith("elastic.schedule") else text
+
+
+def read_overrides(texts: Iterable[str]) -> list[Override]:
+    """Each text as Hydra reads it."""
+    return [_read(text) for text in texts]
+
+
+def _read(text: str) -> Override:
+    key, equals, value = text.partition("=")
+    if not equals and not text.startswith("~"):
+        raise ConfigError(shown(text), "is neither a verb nor key=value", f"write {text}=VALUE, or see `ecrl --help`")
+    if equals and not value:
+        raise ConfigError(key.lstrip("+"), "has no value", f"give one: {key}=VALUE")
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(shown(key), f"cannot be read: {shown(text)}", f"quote what is not plain: '{key}=\"...\"'") from error
+    _refuse_unmeant(override)
+    return override
+
+
+def _refuse_unmeant(override: Override) -> None:
+    key = override.key_or_group
+    if any(part in RESERVED for part in key.split(".")):
+        raise reserved(key)
+    if override.is_delete():
+        raise ConfigError(key, "keys cannot be taken away (~)", f"give it another value: {key}=VALUE")
+    if override.package is not None:
+        raise ConfigError(key, f"packages (@{override.package}) are not accepted", f"write {key}=VALUE")
+    if override.is_hydra_override() and key != "hydra.searchpath":
+        raise ConfigError(key, "is set by ECRL", _OURS.get(key, "leave it out"))
+    if override.value_type == ValueType.ELEMENT and override.value() == "???":
+        raise ConfigError(key, "has no value", f"give one: {key}=VALUE")
+    if override.is_sweep_override() and not override.is_discrete_sweep():
+        raise ConfigError(key, "an interval cannot be enumerated", f"list the values: {key}=A,B")
+
+
+def _texts(override: Override) -> list[str]:
+    value = override.value()
+    if not isinstance(value, list):
+        raise ConfigError("hydra.searchpath", f"must be a list, got {shown(value)}", "write hydra.searchpath=[DIR]")
+    return [str(item) for item in value]
+
+
+def _refuse_repeats(overrides: Iterable[Override]) -> None:
+    seen: set[str] = set()
+    for override in overrides:
+        if override.key_or_group in seen:
+            raise ConfigError(override.key_or_group, "given twice", "keep one, or sweep over both with -m and a comma")
+        seen.add(override.key_or_group)
+
+
+def check_overrides(overrides: Iterable[Override], groups: dict[str, list[str]], defaults: Iterable[str]) -> None:
+    """ConfigError for the first key or option that does not exist. `defaults`: the groups that train.yaml lists."""
+    listed = frozenset(defaults)
+    for override in overrides:
+        key = override.key_or_group
+        is_choice = not any(isinstance(value, dict) for value in values(override))
+        if key in groups and is_choice:
+            _check_group(override, groups[key], key in listed)
+        elif key in _JOINING or not is_known(key):
+            raise unknown_key(key, groups)
+
+
+def _check_group(override: Override, options: list[str], listed: bool) -> None:
+    key = override.key_or_group
+    if listed == override.is_add():
+        text = override.input_line or key
+        raise ConfigError(key, "is always there" if listed else "is not there unless it joins", f"write {text.lstrip('+') if listed else '+' + text}")
+    for value in values(override):
+        if str(value) not in options:
+            raise ConfigError(key, f"must be one of {', '.join(options)}, got {shown(value)}", did_you_mean(str(value), options))
+
+
+def values(override: Override) -> list[Any]:
+    """The value, or each value of a sweep."""
+    if not override.is_sweep_override():
+        return [override.value()]
+    if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+        return []
+    return [Override._convert_value(value) for value in override.sweep_iterator()]
+
+
+def typed(overrides: Iterable[Override]) -> frozenset[str]:
+    """The keys and groups that `overrides` set, dotted; a mapping's keys one by one."""
+    return frozenset(key for override in overrides for value in values(override) for key in _keys(override.key_or_group, value))
+
+
+def _keys(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _keys(f"{key}.{name}", item)
+    else:
+        yield key

@@ -1,0 +1,189 @@
+"""Hydra's composition, before Hydra may write anything: every cell of the grid, each failure in one line."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from ecrl_cli.cli.arguments import Arguments, check_overrides, read_overrides, typed
+from ecrl_cli.config.build import build
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.places import conf_dir, groups
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.tree import raw
+from ecrl_cli.errors import ConfigError, shown
+
+PRIMARY = "train"
+# Before Hydra 1.4 the behaviour is chosen by a version; from then on naming one is deprecated.
+VERSION_BASE: dict[str, Any] = {"version_base": None} if hydra.__version__.startswith("1.3") else {}
+_MAX_FILE_BYTES = 2**20
+_MAX_CELLS = 10_000
+# Hydra's own settings through which a file could run code, write elsewhere or go round the supervisor.
+_GUARDED = ("launcher", "callbacks", "run", "sweep", "job_logging", "hydra_logging", "output_subdir", "verbose", "mode")
+_GUARDED_JOB = ("chdir", "env_set", "env_copy")
+
+ConfigStore.instance().store(name="schema", node=encode(RunConfig()), provider="ecrl")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid: the overrides that Hydra's sweeper gives it, and what they make."""
+
+    overrides: tuple[str, ...]
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`swept`: whether anything asked for more than one run. `matrix`: the matrix file's name, or nothing."""
+
+    cells: tuple[Cell, ...]
+    swept: bool
+    matrix: str
+
+
+def compose_grid(arguments: Arguments) -> Grid:
+    """Every run that `arguments` ask for, composed, converted and checked. Raises ConfigError; writes nothing."""
+    known = groups([conf_dir(), *_user_folders(arguments.search)])
+    with _hydra():
+        composer = _Composer(arguments.search)
+        check_overrides(arguments.overrides, known, composer.defaults)
+        params = composer.params([o.input_line or "" for o in arguments.overrides if not o.is_sweep_override()])
+        check_overrides(read_overrides(f"{key}={value}" for key, value in params.items()), known, composer.defaults)
+        cells = tuple(composer.cell(overrides, params) for overrides in _expand(params, arguments))
+    swept = arguments.multirun or bool(params) or any(o.is_sweep_override() for o in arguments.overrides)
+    matrix = next((str(o.value()) for o in arguments.overrides if o.key_or_group == "matrix"), "")
+    return Grid(cells, swept, matrix)
+
+
+class _Composer:
+    """Composes with the user's folders, and refuses what they change in Hydra's own working.
+
+    `defaults`: the groups that train.yaml lists.
+    """
+
+    def __init__(self, search: Sequence[str]) -> None:
+        bare = raw(_compose([]).hydra)
+        self._settings = _settings(bare)
+        self._search = search_override(search)
+        self.defaults = [str(name) for name in bare["runtime"]["choices"] if not str(name).startswith("hydra/")]
+
+    def params(self, overrides: list[str]) -> dict[str, str]:
+        """The sweep that a file (a matrix) carries: key to values."""
+        return _params(self._compose(overrides))
+
+    def cell(self, overrides: list[str], params: dict[str, str]) -> Cell:
+        """One run; refused where it carries a sweep beyond `params`, which nobody would run."""
+        composed = self._compose(overrides)
+        lost = _params(composed)
+        if lost != params:
+            fact = f"carries a sweep of its own ({', '.join(lost)}) and is itself swept over: its grid would be lost"
+            raise ConfigError(_joined_group(overrides), fact, "start it alone, without sweeping over it")
+        return Cell(tuple(overrides), build(composed, typed(read_overrides(overrides))))
+
+    def _compose(self, overrides: list[str]) -> Any:
+        composed = _compose([*overrides, *self._search])
+        for key, value in _settings(raw(composed.hydra)).items():
+            if value != self._settings[key]:
+                raise ConfigError(f"hydra.{key}", "is set by ECRL", "take it out of your file")
+        return composed
+
+
+def _settings(node: dict[str, Any]) -> dict[str, Any]:
+    """What a file may not change in Hydra's node."""
+    job = {f"job.{key}": node["job"][key] for key in _GUARDED_JOB}
+    return {**{key: node[key] for key in _GUARDED}, **job, "sweeper": {**node["sweeper"], "params": None}}
+
+
+def _params(composed: Any) -> dict[str, str]:
+    return {str(key): str(value) for key, value in (raw(composed.hydra.sweeper.params) or {}).items()}
+
+
+def _joined_group(overrides: list[str]) -> str:
+    return next((text.partition("=")[0].lstrip("+") for text in overrides if text.startswith("+")), "hydra.sweeper.params")
+
+
+def _compose(overrides: list[str]) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return hydra.compose(PRIMARY, overrides=overrides, return_hydra_config=True)
+    except Exception as error:
+        raise explained(error) from error
+
+
+def search_override(search: Sequence[str]) -> list[str]:
+    """The override that makes Hydra look in the user's folders too."""
+    quoted = ",".join(quote(path) for path in search)
+    return [f"hydra.searchpath=[{quoted}]"] if search else []
+
+
+def quote(text: str) -> str:
+    """`text` so that Hydra's grammar takes it as it stands."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return f"'{escaped}'"
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    if not (conf_dir() / f"{PRIMARY}.yaml").is_file():
+        raise ConfigError("conf", f"no configuration files at {conf_dir()}", "install ECRL again")
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(config_dir=str(conf_dir()), job_name=PRIMARY, **VERSION_BASE):
+        yield
+
+
+def _expand(params: dict[str, str], arguments: Arguments) -> list[list[str]]:
+    """The grid as Hydra's own sweeper makes it: the matrix's parameters first, what was typed wins."""
+    texts = [f"{key}={value}" for key, value in params.items()] + [o.input_line or "" for o in arguments.overrides]
+    parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(texts)
+    jobs = BasicSweeper.split_arguments(parsed, None)[0]
+    if not 0 < len(jobs) <= _MAX_CELLS:
+        raise ConfigError("sweep", f"makes {len(jobs)} runs, 1 to {_MAX_CELLS} can be started", "look at the values with commas")
+    return jobs
+
+
+def explained(error: Exception) -> ConfigError:
+    """Hydra's, OmegaConf's or YAML's complaint in one line, with file, line and column where they are known."""
+    mark = getattr(error, "problem_mark", None)  # YAML's errors know where they are
+    if mark is not None:
+        fact = f"is not YAML: {getattr(error, 'problem', error)}"
+        return ConfigError(f"{mark.name}:{mark.line + 1}:{mark.column + 1}", fact, "indent with spaces, close every bracket")
+    lines = [line.strip() for text in (str(error), str(error.__cause__ or "")) for line in text.splitlines() if line.strip()]
+    missing = getattr(error, "missing_cfg_file", None)
+    if missing:
+        return ConfigError(str(missing), "no such configuration file", "`ecrl train --help` lists the groups and their options")
+    return ConfigError("configuration", "; ".join(lines[:3]) or type(error).__name__, "`ecrl train --cfg job` shows what is composed")
+
+
+def _user_folders(search: Sequence[str]) -> list[Path]:
+    folders = [Path(path.removeprefix("file://")).expanduser() for path in search if not path.startswith("pkg://")]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError("--config-dir", f"{folder} is not a folder", "name one that holds your YAML files")
+        for file in [*folder.glob("*.y*ml"), *folder.glob("*/*.y*ml")]:
+            _check_file(file)
+    return folders
+
+
+def _check_file(file: Path) -> None:
+    size = file.stat().st_size
+    if size > _MAX_FILE_BYTES:
+        raise ConfigError(str(file), f"has {size} bytes, a configuration file at most {_MAX_FILE_BYTES}", "is this the right folder?")
+    try:
+        file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        column = error.start - error.object.rfind(b"\n", 0, error.start)
+        raise ConfigError(f"{file}:{line}:{column}", f"is not UTF-8 ({shown(hex(error.object[error.start]))})", "save it as UTF-8") from error

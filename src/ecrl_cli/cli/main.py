@@ -1,0 +1,112 @@
+"""`ecrl`: one door for every verb. Errors are one line on standard error; the exit codes are one table for all verbs."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from ecrl_cli import __version__
+from ecrl_cli.cli.texts import COMPLETION, HELP, VERBS
+from ecrl_cli.config.keys import did_you_mean
+from ecrl_cli.errors import ConfigError, EcrlError, StorageError, shown
+
+_HELP_FLAGS = ("-h", "--help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; gives the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        return _dispatch(words, debug)
+    except EcrlError as error:
+        return _refuse(error, debug)
+    except OSError as error:
+        return _refuse(StorageError.of("ecrl", error.filename, error), debug)
+    except KeyboardInterrupt:
+        sys.stderr.write("ecrl: stopped by SIGINT\n")
+        return 130
+
+
+def say(line: str) -> None:
+    """A line for people: on standard error, so that standard output holds results only."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _refuse(error: EcrlError, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    say(f"ecrl: error: {error.line()}")
+    return error.exit_code
+
+
+def _dispatch(words: list[str], debug: bool) -> int:
+    if not words or words[0] in _HELP_FLAGS:
+        sys.stdout.write(HELP["ecrl"])
+        return 0
+    if words[0] == "--version":
+        sys.stdout.write(f"ecrl {__version__}\n")
+        return 0
+    verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("train", words)
+    _refuse_unknown_verb(words[0])
+    if any(word in _HELP_FLAGS for word in rest):
+        sys.stdout.write(_train_help() if verb == "train" else HELP[verb])
+        return 0
+    return _VERBS[verb](rest, debug)
+
+
+def _refuse_unknown_verb(word: str) -> None:
+    if word not in VERBS and word.isidentifier():
+        remedy = did_you_mean(word, VERBS) or f"verbs: {', '.join(VERBS)}"
+        raise ConfigError(shown(word), "is neither a verb nor key=value", remedy)
+
+
+def _train_help() -> str:
+    from ecrl_cli.config.places import conf_dir, groups
+
+    options = "\n".join(f"  {name:<14} {', '.join(found)}" for name, found in groups([conf_dir()]).items())
+    return HELP["train"].replace("{groups}", options)
+
+
+# Each verb is imported when it is asked for: `ecrl --help` starts in a blink, and `verify` needs no Hydra.
+def _train(words: list[str], debug: bool) -> int:
+    from ecrl_cli.cli.train import train
+
+    return train(words, debug=debug, say=say)
+
+
+def _verify(words: list[str], debug: bool) -> int:
+    from ecrl_cli.cli.judging import verify
+
+    del debug
+    return verify(words)
+
+
+def _report(words: list[str], debug: bool) -> int:
+    from ecrl_cli.cli.reporting import report
+
+    del debug
+    return report(words)
+
+
+def _completion(words: list[str], debug: bool) -> int:
+    del debug
+    if words != ["bash"]:
+        raise ConfigError("completion", f"must be bash, got {shown(' '.join(words))}", "write `ecrl completion bash`")
+    from ecrl_cli.config.keys import leaves
+    from ecrl_cli.config.places import conf_dir, groups
+
+    joining = ("suite", "matrix")
+    choices = [f"{'+' if name in joining else ''}{name}={option}" for name, found in groups([conf_dir()]).items() for option in found]
+    sys.stdout.write(COMPLETION.replace("{verbs}", " ".join(VERBS)).replace("{keys}", " ".join([*choices, *(f"{key}=" for key in leaves())])))
+    return 0
+
+
+_VERBS: dict[str, Callable[[list[str], bool], int]] = {"train": _train, "verify": _verify, "report": _report, "completion": _completion}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

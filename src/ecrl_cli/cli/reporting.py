@@ -1,0 +1,27 @@
+"""`ecrl report`: a page, tables and figures of the runs, and the goodput table on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ecrl_cli.cli.folders import Parser, checked
+from ecrl_cli.report.build import report as build_report
+
+
+def report(argv: Sequence[str]) -> int:
+    """Writes the report beside the runs (or to --out) and says where the page is. 1 where a quality gate failed, 3 where a verdict is missing."""
+    parser = Parser(prog="ecrl report", add_help=False, allow_abbrev=False)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", action="store_true")
+    flags = parser.parse_args(list(argv))
+    made = build_report([checked(folder) for folder in flags.folders], flags.out)
+    page = str(made.page)
+    if flags.json:
+        sys.stdout.write(json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text}, indent=2) + "\n")
+    else:
+        sys.stdout.write(made.text.rstrip() + "\n" + ("" if page in made.text else f"{page}\n"))
+    return made.exit_code

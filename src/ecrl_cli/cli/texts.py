@@ -1,0 +1,92 @@
+"""What `ecrl` says about itself."""
+
+from __future__ import annotations
+
+VERBS = ("train", "verify", "report", "completion")
+
+_CODES = """\
+Exit codes: 0 done, valid; 1 invalid; 2 bad input (nothing was written); 3 evidence missing; 4 no valid checkpoint; 5 storage error;
+6 hang; 7 no progress; 8 the run directory is held; 9 fenced; 130/143 stopped, the same command resumes.
+"""
+
+_ECRL = """\
+ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that cost?
+
+  ecrl train [KEY=VALUE ...]     train under planned failures and recover (no verb means train)
+  ecrl verify DIR...             judge recorded runs: valid, invalid or unknown
+  ecrl report DIR...             tables, figures and a page of recorded runs
+  ecrl completion bash           completion for bash: source <(ecrl completion bash)
+  ecrl --version
+
+Examples
+  ecrl train +suite=digits-cnn variant=blk
+  ecrl -m +suite=digits-cnn variant=clean,ref,blk,ovl
+  ecrl verify outputs/*
+`ecrl VERB --help` says more; --debug adds the traceback to an error.
+
+"""
+
+_TRAIN = """\
+ecrl train [-m] [--config-dir DIR] [--cfg job] [--json] [GROUP=OPTION ...] [KEY=VALUE ...]
+
+Trains under a supervisor that brings the job back after each planned failure. Nothing is written before everything is checked.
+Started again, the same command goes on where the run stopped.
+
+Examples
+  ecrl train +suite=cifar10-r50-late scale=smoke
+  ecrl train dataset=digits model=small_cnn target_steps=200 failure=kill failure.steps=[40,70] failure.rank=1
+  ecrl -m +suite=cifar10-r18-base variant=ref,blk,ovl seed=1337,2027,4242
+  ecrl train --config-dir my_conf +suite=mine run_dir=outputs/mine
+
+  -m, --multirun     a folder for a sweep: every combination of the values with commas
+  --config-dir DIR   your own YAML files join (DIR/suite/mine.yaml gives +suite=mine)
+  --cfg job          show the resolved configuration and stop
+  --json             print how each run ended as JSON
+  --debug            add the traceback to an error
+
+Groups
+{groups}
+
+"""
+
+_VERIFY = """\
+ecrl verify DIR... [--reference DIR] [--json]
+
+Judges recorded runs by their records alone. A sweep folder stands for all its runs. 0 valid, 1 invalid, 3 unknown.
+
+Examples
+  ecrl verify outputs/digits-cnn-blk-s1337-0123abcd
+  ecrl verify outputs/quickstart --json
+  ecrl verify RUN --reference REFERENCE_RUN
+
+"""
+
+_REPORT = """\
+ecrl report DIR... [--out DIR] [--json]
+
+Writes index.html, Markdown, CSV, JSON and figures of recorded runs, into DIR/report unless --out names a folder.
+
+Examples
+  ecrl report outputs/quickstart
+  ecrl report RUN OTHER_RUN --out comparison
+
+"""
+
+HELP = {"ecrl": _ECRL + _CODES, "train": _TRAIN + _CODES, "verify": _VERIFY + _CODES, "report": _REPORT + _CODES, "completion": _ECRL + _CODES}
+
+COMPLETION = """\
+_ecrl() {
+  local word="${COMP_WORDS[COMP_CWORD]}" line="${COMP_LINE:0:COMP_POINT}"
+  word="${line##* }"
+  local choices="{verbs} -m --help {keys}"
+  case "${COMP_WORDS[1]}" in
+    verify|report) COMPREPLY=($(compgen -o dirnames -- "$word")); return ;;
+  esac
+  COMPREPLY=($(compgen -W "$choices" -- "$word"))
+  # Bash splits words at '=': give back only what stands behind it.
+  if [[ "$word" == *=* && "$COMP_WORDBREAKS" == *=* ]]; then
+    COMPREPLY=("${COMPREPLY[@]#"${word%=*}="}")
+  fi
+}
+complete -o nospace -F _ecrl ecrl
+"""

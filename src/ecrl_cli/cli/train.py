@@ -1,0 +1,53 @@
+"""`ecrl train`: refuse what cannot run, then hand over to Hydra, whose sweeper comes back through our launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import hydra
+
+from ecrl_cli.cli.arguments import parse
+from ecrl_cli.cli.compose import PRIMARY, VERSION_BASE, quote, search_override
+from ecrl_cli.cli.prepare import Plan, Say, estimate, prepare
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.places import conf_dir
+
+
+def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
+    """The exit code of the runs that `argv` asks for. Raises EcrlError for bad input, with nothing written."""
+    arguments = parse(argv)
+    plan = prepare(arguments, say)
+    if arguments.show:
+        _show(plan)
+        return 0
+    if any(config.scale.name == "paper" for config in plan.configs().values()):
+        say(estimate(plan))
+    texts = [override.input_line or "" for override in arguments.overrides]
+    return _hand_over(plan, [*texts, *search_override(arguments.search)], debug=debug, as_json=arguments.json, say=say)
+
+
+def _show(plan: Plan) -> None:
+    sys.stdout.write(json.dumps({name: encode(config) for name, config in plan.configs().items()}, indent=2) + "\n")
+
+
+def _hand_over(plan: Plan, overrides: list[str], *, debug: bool, as_json: bool, say: Say) -> int:
+    # Here and not above: the supervising side (psutil, rich, numpy) loads in half a second that bad input need not wait for.
+    from ecrl_cli.cli.jobs import Jobs
+    from ecrl_cli.runs.sweep import exit_code
+
+    jobs = Jobs(plan, say, debug)
+    mask, argv = os.umask(0o077), sys.argv
+    # Hydra's own file of the sweep goes into .hydra/, not beside the user's files.
+    sys.argv = [PRIMARY, *overrides, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quote(str(plan.folder / '.hydra'))}"]
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name=PRIMARY, **VERSION_BASE)(jobs)()
+    finally:
+        sys.argv = argv
+        os.umask(mask)
+    if as_json:
+        ended = {name: {"run_dir": str(plan.run_dir(name)), **encode(result)} for name, result in jobs.results.items()}
+        sys.stdout.write(json.dumps(ended, indent=2) + "\n")
+    return exit_code(jobs.results)

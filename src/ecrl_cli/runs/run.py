@@ -1,0 +1,80 @@
+"""One run, from its configuration to metrics.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.data.preflight import prepare
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.failures.plan import describe, plan
+from ecrl_cli.history.load import load
+from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.records.events import SupervisorRecord
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.runs.directory import claim
+from ecrl_cli.runs.environment import environment
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.launchers import Launchers
+from ecrl_cli.supervision.supervise import supervise
+from ecrl_cli.supervision.ui import make_ui
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended: the exit code of the contract, the status of supervisor.json (or `completed_prev`: it was there), why."""
+
+    exit_code: int
+    status: str
+    reason: str
+
+
+def run(config: RunConfig, run_dir: Path, say: Say, launchers: Launchers) -> RunResult:
+    """Run `config` in `run_dir`, or go on with it, or find it finished. Expected errors are results, not exceptions."""
+    layout = RunLayout(run_dir)
+    try:
+        return _run(config, layout, say, launchers)
+    except EcrlError as error:
+        say(f"ecrl: error: {error.line()}")
+        return RunResult(error.exit_code, "failed", error.line())
+
+
+def _run(config: RunConfig, layout: RunLayout, say: Say, launchers: Launchers) -> RunResult:
+    if finished(layout):
+        say(f"{layout.root}: already at step {config.target_steps}; nothing to do")
+        return RunResult(0, "completed_prev", "finished before")
+    claim(layout, config)
+    prepare(config.dataset, say)
+    if not layout.config.exists():
+        lay_down(layout, config)
+    for line in describe(plan(config)):
+        say(line)
+    record = supervise(config, layout, make_ui(config, layout), launchers.of(config))
+    write_metrics(layout)
+    return RunResult(0, record.terminal_status, record.reason)
+
+
+def finished(layout: RunLayout) -> bool:
+    """Whether the run has reached its target and its metrics are written."""
+    if not (layout.supervisor.exists() and layout.metrics.exists()):
+        return False
+    return decode(SupervisorRecord, read_json(layout.supervisor)).terminal_status == "completed"
+
+
+def lay_down(layout: RunLayout, config: RunConfig) -> None:
+    """Write what the run is, once: environment and plan first, config.json last, because it makes the folder a run."""
+    layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_json(layout.environment, environment(layout.root))
+    write_json(layout.failures, encode(plan(config)))
+    write_run_config(layout, config)
+
+
+def write_metrics(layout: RunLayout) -> None:
+    write_json(layout.metrics, metrics_document(load(layout)))

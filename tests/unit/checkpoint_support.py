@@ -1,0 +1,60 @@
+"""Small checkpoints for tests: a store with a history, damage done to files, a writer process of one's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ecrl_cli.checkpoint.guard import GuardConfig
+from ecrl_cli.checkpoint.image import Image
+from ecrl_cli.checkpoint.store import CheckpointStore, Saved, StoreConfig
+from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.wire import listen
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.storage.fs import Fs
+
+CONFIG = StoreConfig(keep=2, guard=GuardConfig(run_id=RUN_ID))
+
+
+def image(step: int, *, single: bool = False, seed: int = 1, run_id: str = RUN_ID) -> Image:
+    return synthetic_image(seed, step, synthetic_plan(40_000, 20_000, single=single), run_id)
+
+
+def store_at(root: Path, config: StoreConfig = CONFIG, fs: Fs | None = None, attempt: int = 0) -> CheckpointStore:
+    store = CheckpointStore(root / "checkpoints", config, fs)
+    store.claim(attempt)
+    return store
+
+
+def commit(store: CheckpointStore, step: int, *, single: bool = False, attempt: int = 0) -> Saved:
+    made = image(step, single=single)
+    saved = store.save(made, attempt)
+    store.settle(saved, made)
+    return saved
+
+
+def flip(path: Path, offset: int, bit: int = 0) -> None:
+    """Change one bit; the rest, and the name's inode, stay."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ (1 << bit)]))
+
+
+@contextmanager
+def writer_process(layout: RunLayout) -> Iterator[subprocess.Popen[bytes]]:
+    """The real background writer of `layout`, which listens when this begins."""
+    layout.logs.mkdir(exist_ok=True)
+    with listen(layout.writer) as listener, layout.writer_output.open("ab") as output:
+        command = [sys.executable, "-m", "ecrl_cli.checkpoint.writer", str(layout.root), str(listener.fileno())]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[listener.fileno()])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert not layout.writer_output.read_text()

@@ -1,0 +1,139 @@
+"""From a command line to the runs it means: Hydra's grid, our groups, the user's own folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.cli.arguments import parse, typed
+from ecrl_cli.cli.compose import Grid, compose_grid, quote
+from ecrl_cli.config.identity import reference_id, run_name
+from ecrl_cli.config.keys import leaves
+from ecrl_cli.config.places import conf_dir, groups
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError
+
+SUITES = groups([conf_dir()])["suite"]
+
+
+def grid(text: str) -> Grid:
+    return compose_grid(parse(text.split()))
+
+
+def one(text: str) -> RunConfig:
+    (cell,) = grid(text).cells
+    return cell.config
+
+
+def test_no_arguments_are_the_schemas_defaults() -> None:
+    assert one("") == RunConfig()
+
+
+@pytest.mark.parametrize("key", [key for key in leaves() if key not in ("elastic.schedule",)])
+def test_every_key_of_the_schema_can_be_typed(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        one(f"{key}=[[1]]")
+    assert caught.value.key == key, "the key did not reach config.build"
+
+
+@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("scale", ["paper", "cpu", "smoke"])
+def test_the_arms_of_every_suite_must_end_alike_at_every_scale(suite: str, scale: str) -> None:
+    cells = grid(f"-m +suite={suite} scale={scale} variant=clean,ref,ref2,blk,ovl").cells
+    assert len({reference_id(cell.config) for cell in cells}) == 1
+    plans = {cell.config.variant.name: cell.config.failure.steps for cell in cells}
+    assert plans["clean"] == plans["ref"] == plans["ref2"] == ()
+    assert len(plans["blk"]) == 2 and plans["blk"] == plans["ovl"]
+    strategies = [cell.config.checkpoint.strategy for cell in cells]
+    assert strategies == ["none", "blocking", "blocking", "blocking", "overlapped"]
+
+
+def test_a_published_suite_is_the_published_protocol() -> None:
+    config = one("+suite=cifar10-r50-late variant=blk")
+    assert (config.dataset.name, config.model.name, config.target_steps, config.world_size) == ("cifar10", "resnet50", 1600, 4)
+    assert (config.failure.kind, config.failure.steps, config.failure.rank) == ("exit", (800, 1400), 0)
+    assert (config.global_batch, config.checkpoint.every, config.checkpoint.max_inflight, config.optimizer.lr) == (256, 50, 4, 0.1)
+    assert one("+suite=cifar100-r18-base variant=ovl").failure.steps == (400, 1200)
+
+
+def test_the_embedded_suite_strikes_on_and_off_a_boundary() -> None:
+    config = one("+suite=digits-cnn variant=blk")
+    assert [step % config.checkpoint.every == 0 for step in config.failure.steps] == [True, False]
+    assert config.failure.kind == "kill" and config.failure.rank == 1
+
+
+def test_the_command_line_wins_over_suite_and_variant() -> None:
+    config = one("+suite=digits-cnn variant=ref checkpoint=overlapped target_steps=90 model=vit")
+    assert (config.checkpoint.strategy, config.target_steps, config.model.name) == ("overlapped", 90, "vit")
+
+
+def test_a_scale_leaves_alone_what_was_typed() -> None:
+    config = one("+suite=digits-cnn scale=smoke variant=blk target_steps=100 checkpoint.every=10 failure.steps=[20,33]")
+    assert (config.target_steps, config.checkpoint.every, config.failure.steps) == (100, 10, (20, 33))
+
+
+def test_a_grid_is_every_combination_once() -> None:
+    found = grid("-m +suite=digits-cnn,cifar10-r18-base variant=ref,blk,ovl seed=1,2")
+    assert found.swept and len({run_name(cell.config) for cell in found.cells}) == len(found.cells) == 12
+
+
+def test_flags_may_stand_anywhere() -> None:
+    assert len(grid("seed=1,2 -m variant=ref").cells) == 2
+
+
+def test_typed_keys_are_read_from_mappings_too() -> None:
+    overrides = parse(["failure={steps: [3]}", "+suite=digits-cnn", "model=vit"]).overrides
+    assert typed(overrides) == {"failure.steps", "suite", "model"}
+
+
+def test_a_quoted_path_comes_back_as_it_was() -> None:
+    for path in ("/a b/c", "/it's", "/x=y,z", "/[1]"):
+        assert compose_grid(parse([f"run_dir={quote(path)}"])).cells[0].config.run_dir == path
+
+
+@pytest.fixture
+def user_conf(tmp_path: Path) -> Path:
+    suite = tmp_path / "my conf" / "suite"
+    suite.mkdir(parents=True)
+    (suite / "mine.yaml").write_text("# @package _global_\nsuite_name: mine\ntarget_steps: 77\n")
+    (suite / "own_sweep.yaml").write_text("# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\nsuite_name: own\n")
+    matrix = tmp_path / "my conf" / "matrix"
+    matrix.mkdir()
+    (matrix / "exp.yaml").write_text("# @package _global_\nhydra: {sweeper: {params: {+suite: 'mine,digits-cnn', seed: '1,2,3'}}}\n")
+    return suite.parent
+
+
+def test_a_users_suite_joins(user_conf: Path) -> None:
+    (cell,) = compose_grid(parse(["--config-dir", str(user_conf), "+suite=mine"])).cells
+    assert (cell.config.suite_name, cell.config.target_steps) == ("mine", 77)
+
+
+def test_hydra_searchpath_joins_too(user_conf: Path) -> None:
+    (cell,) = compose_grid(parse([f"hydra.searchpath=[{quote(f'file://{user_conf}')}]", "+suite=mine"])).cells
+    assert cell.config.suite_name == "mine"
+
+
+def test_a_matrix_is_swept_without_m_and_can_be_narrowed(user_conf: Path) -> None:
+    full = compose_grid(parse(["--config-dir", str(user_conf), "+matrix=exp"]))
+    assert full.swept and full.matrix == "exp" and len(full.cells) == 6
+    narrowed = compose_grid(parse(["--config-dir", str(user_conf), "+matrix=exp", "seed=9"]))
+    assert {cell.config.seed for cell in narrowed.cells} == {9} and len(narrowed.cells) == 2
+
+
+def test_a_suite_with_a_sweep_of_its_own_runs_alone(user_conf: Path) -> None:
+    found = compose_grid(parse(["--config-dir", str(user_conf), "+suite=own_sweep"]))
+    assert [cell.config.seed for cell in found.cells] == [1, 2]
+
+
+def test_a_suite_with_a_sweep_of_its_own_is_not_swept_over(user_conf: Path) -> None:
+    with pytest.raises(ConfigError, match="its grid would be lost"):
+        compose_grid(parse(["--config-dir", str(user_conf), "-m", "+suite=own_sweep,mine"]))
+
+
+@pytest.mark.parametrize(
+    "text", ["suite=digits-cnn", "+model=vit", "~model", "model@x=vit", "seed=interval(1,2)", "--cfg hydra", "--multi", "model=[vit]"]
+)
+def test_what_hydra_would_take_and_nobody_means_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        grid(text)

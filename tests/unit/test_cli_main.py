@@ -1,0 +1,175 @@
+"""The verbs: help, version, completion; verify and report with stand-ins for what judges and writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ecrl_cli import __version__
+from ecrl_cli.cli import judging, reporting
+from ecrl_cli.cli.main import main
+from ecrl_cli.cli.texts import VERBS
+from ecrl_cli.errors import EvidenceMissing, RecordError
+from ecrl_cli.records.layout import RunLayout
+
+
+@pytest.mark.parametrize("verb", ["train", "verify", "report"])
+def test_each_verb_has_help_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Examples" in text and f"ecrl {verb}" in text and "Exit codes" in text
+
+
+def test_the_help_of_train_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--help"])
+    text = capsys.readouterr().out
+    assert "cifar10-r50-late" in text and "atomic_nodirsync" in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ecrl {__version__}\n"
+
+
+@pytest.mark.parametrize("module", ["torch", "torchvision", "pandas", "matplotlib", "scipy", "psutil", "rich", "hydra"])
+def test_help_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys; from ecrl_cli.cli.main import main; main(['--help']); sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("module", ["torch", "torchvision", "pandas", "matplotlib"])
+def test_refusing_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys; from ecrl_cli.cli.main import main; main(['seed=-1']); sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def completions(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What bash would offer at the end of `line`."""
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    words = line.split(" ")
+    setting = f"COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}; COMP_LINE={line!r}; COMP_POINT={len(line)}"
+    result = subprocess.run(
+        ["bash", "-c", f"{script}\n{setting}; _ecrl; printf '%s\\n' \"${{COMPREPLY[@]}}\""], capture_output=True, text=True, check=True
+    )
+    return result.stdout.split()
+
+
+def test_bash_completes_verbs_keys_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(VERBS) <= set(completions("ecrl ", capsys))
+    assert completions("ecrl train checkpoint.ev", capsys) == ["checkpoint.every="]
+    assert completions("ecrl train +suite=cifar100-r50-l", capsys) == ["cifar100-r50-late"]
+
+
+def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish"]) == 2
+    assert "must be bash" in capsys.readouterr().err
+
+
+def test_a_misspelt_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verfy", "outputs"]) == 2
+    assert "did you mean verify?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["verify", "report"])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("missing", "does not exist"),
+        ("file", "is a file"),
+        ("empty", "run directory"),
+        ("--wrong", "arguments:"),
+    ],
+)
+def test_folders_that_hold_no_run_are_refused(
+    verb: str, name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("empty").mkdir()
+    assert main([verb, name]) == 2
+    text = capsys.readouterr().err
+    assert says in text and text.count("\n") == 1 and text.startswith("ecrl: error: E-")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sweep of three runs, whose verdict is their name."""
+    for name in ("gone", "invalid", "unknown", "unreadable", "valid"):
+        (tmp_path / "sweep" / name).mkdir(parents=True)
+        (tmp_path / "sweep" / name / ("supervisor.json" if name == "gone" else "config.json")).write_text("{}")
+    (tmp_path / "sweep" / "report").mkdir()
+
+    def judge(run: Path, reference: Path | None) -> SimpleNamespace:
+        if run.name in ("unreadable", "gone"):
+            raise RecordError("rank0.jsonl:3", "torn") if run.name == "unreadable" else EvidenceMissing(run.name, "has no config.json")
+        return SimpleNamespace(status=run.name, to_json=lambda: {"status": run.name})
+
+    monkeypatch.setattr(judging, "judge", judge)
+    monkeypatch.setattr(judging, "render", lambda verdict: f"it is {verdict.status}")
+    return tmp_path / "sweep"
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        (["valid"], 0),
+        (["valid", "unknown"], 3),
+        (["gone", "valid"], 3),
+        (["unknown", "invalid"], 1),
+        (["unknown", "unreadable"], 2),
+        ([""], 1),
+        (["invalid", "valid"], 1),
+    ],
+)
+def test_verify_answers_with_the_worst(names: list[str], code: int, sweep: Path) -> None:
+    assert main(["verify", *(str(sweep / name) for name in names)]) == code
+
+
+def test_verify_takes_a_sweep_for_all_its_runs(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["verify", str(sweep)])
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == ["it is invalid", "it is unknown", "it is valid"]
+    assert [line.split(": E-")[1].split(" ")[0] for line in captured.err.splitlines()] == ["unknown", "record"]
+
+
+def test_verify_keeps_the_verdict_beside_the_records(sweep: Path) -> None:
+    main(["verify", str(sweep)])
+    assert json.loads(RunLayout(sweep / "valid").verdict.read_text()) == {"status": "valid"}
+    assert not RunLayout(sweep / "gone").verdict.exists()
+
+
+def test_a_copy_that_cannot_be_written_is_judged_all_the_same(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, value: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(judging, "write_json", refuse)
+    assert main(["verify", str(sweep / "valid")]) == 0
+    assert "the verdict is not stored (Read-only file system)" in capsys.readouterr().err
+
+
+def test_verify_prints_json(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["verify", str(sweep / "valid"), "--json"])
+    assert json.loads(capsys.readouterr().out) == {str(sweep / "valid"): {"status": "valid"}}
+
+
+def test_a_reference_that_is_missing_is_refused(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(sweep / "valid"), "--reference", str(sweep / "nowhere")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_report_says_where_the_page_is(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(
+        reporting, "build_report", lambda dirs, out: asked.append((dirs, out)) or SimpleNamespace(page=Path("p.html"), text="table\n", exit_code=3)
+    )
+    assert main(["report", str(sweep), "--out", "o"]) == 3
+    assert asked == [([sweep], Path("o"))]
+    assert capsys.readouterr().out == "table\np.html\n"

@@ -1,0 +1,184 @@
+"""`ecrl train` through Hydra's own main and our launcher, with a stand-in for the run itself."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.cli import jobs
+from ecrl_cli.cli.main import main
+from ecrl_cli.config.identity import run_name
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError, RunHeld
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.runs.run import RunResult
+from ecrl_cli.supervision.launchers import Launchers
+
+Run = Callable[[RunConfig, Path, jobs.Say, Launchers], RunResult]
+ARGUMENTS = ["-m", "+suite=digits-cnn", "variant=ref,blk,ovl"]
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """The configurations that were started, in order; each run ends well."""
+    configs: list[RunConfig] = []
+
+    def run(config: RunConfig, run_dir: Path, say: jobs.Say, launchers: Launchers) -> RunResult:
+        configs.append(config)
+        write_run_config(RunLayout(run_dir), config)
+        return RunResult(0, "completed", "target reached")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jobs, "run", run)
+    return configs
+
+
+def use(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setattr(jobs, "run", run)
+
+
+def manifest(sweep: Path) -> list[dict[str, str]]:
+    with (sweep / "manifest.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def only(folder: Path) -> Path:
+    (found,) = folder.iterdir()
+    return found
+
+
+def test_a_single_run_has_its_own_folder_and_no_manifest(started: list[RunConfig], tmp_path: Path) -> None:
+    assert main(["train", "+suite=digits-cnn", "variant=blk"]) == 0
+    (config,) = started
+    folder = only(tmp_path / "outputs")
+    assert folder.name == run_name(config) and config.variant.name == "blk"
+    assert sorted(item.name for item in folder.iterdir()) == [".hydra", "config.json"]
+    assert {"config.yaml", "hydra.yaml", "overrides.yaml"} <= {item.name for item in (folder / ".hydra").iterdir()}
+
+
+def test_no_verb_means_train(started: list[RunConfig]) -> None:
+    assert main(["seed=3"]) == 0
+    assert started[0].seed == 3
+
+
+def test_run_dir_is_used_as_it_stands_and_nothing_beside_it(started: list[RunConfig], tmp_path: Path) -> None:
+    assert main(["train", "run_dir=deep/er/my run's"]) == 2
+    assert main(["train", 'run_dir="deep/er/my run\'s"']) == 0
+    assert RunLayout(tmp_path / "deep" / "er" / "my run's").config.exists()
+    assert [item.name for item in tmp_path.iterdir()] == ["deep"] and len(list((tmp_path / "deep" / "er").iterdir())) == 1
+
+
+def test_folders_are_for_the_owner_only(started: list[RunConfig], tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        assert main(["train", "run_dir=run"]) == 0
+        assert os.umask(0o022) == 0o022, "the caller's umask was not given back"
+    finally:
+        os.umask(old)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "run" / ".hydra" / "config.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_sweep_has_a_manifest_and_a_folder_per_run(started: list[RunConfig], tmp_path: Path) -> None:
+    assert main(ARGUMENTS) == 0
+    sweep = only(tmp_path / "outputs")
+    assert sweep.name.startswith("digits-cnn-")
+    rows = manifest(sweep)
+    assert [row["variant"] for row in rows] == [config.variant.name for config in started] == ["ref", "blk", "ovl"]
+    assert {row["status"] for row in rows} == {"completed"} and list(rows[0]) == ["run", "run_id", "suite", "variant", "seed", "status", "reason"]
+    for row in rows:
+        assert (sweep / row["run"] / ".hydra" / "overrides.yaml").exists() and row["run_id"].startswith(row["run"][-8:])
+    assert sorted(item.name for item in sweep.iterdir()) == sorted([".hydra", "manifest.csv", *(row["run"] for row in rows)])
+
+
+def test_the_same_sweep_finds_its_folder_again(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(ARGUMENTS) == 0
+    use(monkeypatch, lambda config, run_dir, say, launchers: RunResult(0, "completed_prev", "finished before"))
+    assert main(ARGUMENTS) == 0
+    assert {row["status"] for row in manifest(only(tmp_path / "outputs"))} == {"completed_prev"}
+
+
+def test_another_start_in_the_same_folder_keeps_the_earlier_lines(started: list[RunConfig], tmp_path: Path) -> None:
+    assert main(["-m", "seed=1,2", "run_dir=all"]) == 0
+    assert main(["-m", "seed=2,3", "run_dir=all"]) == 0
+    assert [row["seed"] for row in manifest(tmp_path / "all")] == ["1", "2", "3"]
+
+
+def test_the_manifest_says_running_while_a_run_runs(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def run(config: RunConfig, run_dir: Path, say: jobs.Say, launchers: Launchers) -> RunResult:
+        seen.append([row["status"] for row in manifest(run_dir.parent)])
+        return RunResult(0, "completed", "")
+
+    use(monkeypatch, run)
+    assert main(["-m", "seed=1,2"]) == 0
+    assert seen == [["running", "pending"], ["completed", "running"]]
+
+
+def failing(code: int, on_seed: int) -> Run:
+    def run(config: RunConfig, run_dir: Path, say: jobs.Say, launchers: Launchers) -> RunResult:
+        return RunResult(code, "failed", "why") if config.seed == on_seed else RunResult(0, "completed", "")
+
+    return run
+
+
+def test_a_failed_run_is_recorded_and_the_sweep_goes_on(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, failing(7, on_seed=1))
+    assert main(["-m", "seed=1,2", "run_dir=all"]) == 7
+    assert [(row["status"], row["reason"]) for row in manifest(tmp_path / "all")] == [("failed", "why"), ("completed", "")]
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_a_stop_leaves_the_rest_to_do(code: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, failing(code, on_seed=2))
+    assert main(["-m", "seed=1,2,3", "run_dir=all"]) == code
+    assert [row["status"] for row in manifest(tmp_path / "all")] == ["completed", "pending", "pending"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(RunHeld("run", "held"), 8), (ConfigError("x", "y"), 2), (OSError(28, "full", "f"), 5), (ValueError("bug"), 1)]
+)
+def test_whatever_a_run_raises_is_a_result(
+    error: Exception, code: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: RunConfig, run_dir: Path, say: jobs.Say, launchers: Launchers) -> RunResult:
+        if config.seed == 1:
+            raise error
+        return RunResult(0, "completed", "")
+
+    use(monkeypatch, run)
+    assert main(["-m", "seed=1,2", "run_dir=all"]) == code
+    assert [row["status"] for row in manifest(tmp_path / "all")] == ["failed", "completed"]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_json_says_how_each_run_ended(started: list[RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "run_dir=run", "--json"]) == 0
+    (ended,) = json.loads(capsys.readouterr().out).values()
+    assert ended == {"run_dir": str(tmp_path / "run"), "exit_code": 0, "status": "completed", "reason": "target reached"}
+
+
+def test_a_sweep_needs_a_folder_of_its_own(started: list[RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "run_dir=run"]) == 0
+    assert main(["-m", "seed=1,2", "run_dir=run"]) == 2
+    assert "is a run directory" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_damaged_manifest_is_not_overwritten(started: list[RunConfig], tmp_path: Path) -> None:
+    assert main(["-m", "seed=1,2", "run_dir=all"]) == 0
+    (tmp_path / "all" / "manifest.csv").write_text("something else\n1\n")
+    assert main(["-m", "seed=1,2", "run_dir=all"]) == 2
+    assert (tmp_path / "all" / "manifest.csv").read_text() == "something else\n1\n"
+
+
+def test_the_configuration_is_shown_without_a_run(started: list[RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--cfg", "job", "seed=5"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out).values()
+    assert shown["seed"] == 5 and not started and not list(tmp_path.iterdir())

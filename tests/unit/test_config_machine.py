@@ -1,0 +1,48 @@
+"""What is asked of this machine, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.config import machine
+from ecrl_cli.config.schema import CheckpointConfig, ModelConfig, RunConfig
+from ecrl_cli.config.size import human_bytes, human_seconds, snapshot_bytes
+from ecrl_cli.errors import ConfigError
+
+
+@pytest.mark.parametrize(("chosen", "seen"), [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1,2", 2)])
+def test_gpus_are_counted_as_a_process_would_see_them(chosen: str | None, seen: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert machine.visible_gpus(tmp_path) == seen
+
+
+def test_a_processor_build_of_torch_has_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "visible_gpus", lambda: 8)
+    monkeypatch.setattr(machine, "_torch_build", lambda: "2.15.0+cpu")
+    with pytest.raises(ConfigError, match=r"CUDA is not available \(torch 2.15.0\+cpu"):
+        machine.check_machine(replace(RunConfig(), device="cuda"))
+
+
+@pytest.mark.parametrize(("strategy", "refused"), [("overlapped", True), ("blocking", False)])
+def test_slots_must_fit_into_memory(strategy: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(RunConfig(), model=ModelConfig(name="resnet18"), checkpoint=CheckpointConfig(strategy=strategy, max_inflight=4))
+    monkeypatch.setattr(machine, "available_memory", lambda: 4 * snapshot_bytes(config))
+    machine.check_machine(config)
+    monkeypatch.setattr(machine, "available_memory", lambda: 4 * snapshot_bytes(config) - 1)
+    if refused:
+        with pytest.raises(ConfigError, match=r"4 x 89\.6 MB would need 358 MB of memory"):
+            machine.check_machine(config)
+    else:
+        machine.check_machine(config)
+
+
+def test_sizes_and_times_are_said_as_people_say_them() -> None:
+    assert [human_bytes(n) for n in (12, 45_000_000, 3e12)] == ["12 bytes", "45 MB", "3 TB"]
+    assert [human_seconds(n) for n in (0.2, 89, 90, 6000)] == ["1 s", "89 s", "1.5 min", "1.7 h"]
