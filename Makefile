@@ -1,0 +1,40 @@
+# Two commands: `make quickstart` and `make test`. Each makes the environment if it is missing.
+PYTHON ?= python3
+VENV := .venv
+ECRL := $(VENV)/bin/ecrl
+READY := $(VENV)/.installed
+OUT ?= outputs/quickstart
+
+.PHONY: help quickstart install test check bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("ecrl needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+install: $(READY)  ## make only the environment (.venv/bin/ecrl)
+
+quickstart: $(READY)  ## train, kill, recover, verify and report on the embedded digits
+	$(ECRL) -m +suite=digits-cnn variant=clean,ref,blk,ovl run_dir=$(OUT)
+	$(ECRL) verify $(OUT)
+	$(ECRL) report $(OUT)
+
+test: $(READY)  ## the whole test suite
+	$(VENV)/bin/python -m pytest
+
+check: $(READY)  ## ruff, mypy strict, the architecture
+	$(VENV)/bin/ruff check src tests bench
+	$(VENV)/bin/ruff format --check src tests bench
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest -q tests/test_architecture.py
+
+bench: $(READY)  ## measure: checkpoint stall, answers to bad input (JSON)
+	$(VENV)/bin/python bench/stall.py
+	$(VENV)/bin/python bench/bad_input.py
+
+clean:  ## remove the environment and all outputs
+	rm -rf $(VENV) outputs/* build dist

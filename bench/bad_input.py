@@ -1,0 +1,42 @@
+"""How long bad input waits for its answer: each row of the table as a fresh process, in seconds, as JSON. Fails above two seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.e2e.bad_input_rows import ROWS, Row
+
+LIMIT_S = 2.0
+
+
+def seconds(row: Row) -> float:
+    """Wall time of `ecrl train ROW`, and an error where the exit code is another than promised."""
+    with tempfile.TemporaryDirectory() as folder:
+        if row.setup:
+            row.setup(Path(folder))
+        command = [sys.executable, "-m", "ecrl_cli.cli.main", "train", *row.arguments]
+        start = time.perf_counter()
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, **row.environment})
+        elapsed = time.perf_counter() - start
+    if result.returncode != row.code:
+        raise SystemExit(f"{row.name}: exit {result.returncode}, expected {row.code}\n{result.stderr}")
+    return elapsed
+
+
+def main() -> int:
+    times = {f"{index:02d}: {row.name}": round(seconds(row), 3) for index, row in enumerate(ROWS)}
+    worst = max(times.values())
+    print(json.dumps({"limit_s": LIMIT_S, "worst_s": worst, "median_s": sorted(times.values())[len(times) // 2], "seconds": times}, indent=2))
+    return 0 if worst < LIMIT_S else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

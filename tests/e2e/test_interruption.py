@@ -1,0 +1,117 @@
+"""Whatever ends the supervisor, nothing of it lives on, nothing is lost, and the same command goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.checkpoint.protocol import MODEL
+from ecrl_cli.records.layout import RunLayout
+from tests.conftest import Ecrl, command, processes_of
+from tests.e2e.runs import end_state, metrics, supervisor, tiny
+
+LONG = tiny("target_steps=60", "failure=none", "failure.steps=", "failure.rank=", "supervision.launcher=")
+
+
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(command("train", *arguments), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    """Return once rank 0 has logged `step` (a bounded wait for an event, not a pause)."""
+    log = RunLayout(run).attempt(0).rank(0)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if log.exists() and log.read_text().count("\n") >= step:
+            return
+        os.sched_yield()
+    raise AssertionError(f"step {step} was not reached: {process.communicate()[0]}")
+
+
+def gone(folder: Path) -> bool:
+    deadline = time.monotonic() + 10
+    while processes_of(folder) and time.monotonic() < deadline:
+        os.sched_yield()
+    return not processes_of(folder)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "zygote"])
+def test_a_killed_supervisor_leaves_nothing_and_the_run_goes_on(ecrl: Ecrl, tmp_path: Path, launcher: str) -> None:
+    arguments = [*LONG, f"supervision.launcher={launcher}", "variant=ovl", "run_dir=run"]
+    process = start(tmp_path, *arguments)
+    wait_for_step(tmp_path / "run", 20, process)
+    process.kill()
+    process.communicate()
+    assert gone(tmp_path / "run"), processes_of(tmp_path)
+    ecrl("train", *arguments)
+    ecrl("train", *LONG, f"supervision.launcher={launcher}", "variant=ref", "run_dir=reference")
+    assert end_state(tmp_path / "run") == end_state(tmp_path / "reference")
+    assert len(supervisor(tmp_path / "run")["sessions"]) == 2
+    ecrl("verify", "run", "--reference", "reference")
+
+
+def test_ctrl_c_ends_every_process_and_the_run_resumes(ecrl: Ecrl, tmp_path: Path) -> None:
+    arguments = [*LONG, "supervision.launcher=zygote", "variant=ovl", "run_dir=run"]
+    process = start(tmp_path, *arguments)
+    wait_for_step(tmp_path / "run", 20, process)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=20)
+    assert process.returncode == 130, said
+    assert not processes_of(tmp_path / "run")
+    assert supervisor(tmp_path / "run")["terminal_status"] == "stopped"
+    assert "Traceback" not in said
+    ecrl("train", *arguments)
+    assert metrics(tmp_path / "run")["committed_steps"] == 60
+    ecrl("verify", "run")
+
+
+def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(ecrl: Ecrl, tmp_path: Path) -> None:
+    arguments = [*LONG, "supervision.launcher=zygote", "variant=ref", "run_dir=run"]
+    process = start(tmp_path, *arguments)
+    wait_for_step(tmp_path / "run", 20, process)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    newest = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))[-1]
+    damage(newest / MODEL)
+    ecrl("train", *arguments)
+    rejected = [r for a in supervisor(tmp_path / "run")["attempts"] for r in a["rejected"]]
+    assert [newest.name in r["path"] and r["layer"] == "hash" for r in rejected] == [True]
+    ecrl("verify", "run")
+    ecrl("train", *LONG, "supervision.launcher=zygote", "variant=ref2", "run_dir=reference")
+    assert end_state(tmp_path / "run") == end_state(tmp_path / "reference")
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+def test_a_second_supervisor_is_turned_away(ecrl: Ecrl, tmp_path: Path) -> None:
+    arguments = [*LONG, "supervision.launcher=zygote", "variant=ref", "run_dir=run"]
+    process = start(tmp_path, *arguments)
+    wait_for_step(tmp_path / "run", 3, process)
+    second = ecrl("train", *arguments, check=8)
+    assert str(process.pid) in second.stderr + second.stdout
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+def test_a_finished_run_has_nothing_to_do(ecrl: Ecrl) -> None:
+    ecrl("train", *tiny(), "variant=clean", "run_dir=done")
+    assert "nothing to do" in ecrl("train", *tiny(), "variant=clean", "run_dir=done").stderr
+
+
+def test_when_the_restarts_are_spent_it_says_why(ecrl: Ecrl, tmp_path: Path) -> None:
+    result = ecrl(
+        "train", *tiny("failure.steps=[3,5,7]", "checkpoint=none", "checkpoint.every="), "supervision.max_restarts=1", "run_dir=run", check=7
+    )
+    assert "restart" in result.stderr
+    assert supervisor(tmp_path / "run")["terminal_status"] == "gave_up"

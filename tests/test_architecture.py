@@ -1,0 +1,160 @@
+"""The house: imports point down, fsync and rename stand in one place, the judging side never imports torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "ecrl_cli"
+FLOORS = [
+    "errors",
+    "storage",
+    "config",
+    "records",
+    "history",
+    "data",
+    "models",
+    "checkpoint",
+    "failures",
+    "recovery",
+    "training",
+    "supervision",
+    "metrics",
+    "verify",
+    "runs",
+    "studies",
+    "report",
+    "cli",
+]
+# Torch-free for good: what supervises, judges and prints.
+TORCH_FREE = (
+    "ecrl_cli.cli.main",
+    "ecrl_cli.runs.run",
+    "ecrl_cli.runs.sweep",
+    "ecrl_cli.supervision.supervise",
+    "ecrl_cli.history",
+    "ecrl_cli.metrics.document",
+    "ecrl_cli.verify.judge",
+    "ecrl_cli.report.build",
+    "ecrl_cli.checkpoint.guard",
+    "ecrl_cli.checkpoint.store",
+    "ecrl_cli.checkpoint.writer",
+    "ecrl_cli.failures.plan",
+    "ecrl_cli.data.order",
+    "ecrl_cli.data.preflight",
+)
+FORBIDDEN_CALLS = {"eval", "exec", "instantiate", "get_class", "get_method", "unsafe_load"}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def floor_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.lineno, node.module
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def test_imports_point_down() -> None:
+    wrong = []
+    for path in modules():
+        here = floor_of(path)
+        if here == "__init__":
+            continue
+        for line, name in imported(ast.parse(path.read_text())):
+            parts = name.split(".")
+            if parts[0] != "ecrl_cli" or len(parts) < 2 or parts[1] not in FLOORS:
+                continue
+            there = parts[1]
+            up = FLOORS.index(there) > FLOORS.index(here)
+            if up or {here, there} == {"metrics", "verify"}:
+                wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {here} imports {there}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_fsync_and_rename_only_in_storage() -> None:
+    wrong = []
+    for path in modules():
+        if floor_of(path) == "storage":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)):
+                continue
+            if node.func.value.id in ("os", "shutil") and node.func.attr in ("fsync", "fdatasync", "rename", "replace", "renames", "move"):
+                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: os.{node.func.attr}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_omegaconf_only_in_config() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in modules()
+        if floor_of(path) != "config"
+        for line, name in imported(ast.parse(path.read_text()))
+        if name.split(".")[0] == "omegaconf"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_hydra_only_at_the_door() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in modules()
+        if floor_of(path) not in ("cli", "config")
+        for line, name in imported(ast.parse(path.read_text()))
+        if name.split(".")[0] == "hydra"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_unpickles_or_evaluates() -> None:
+    wrong = []
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        unpicklers = [(line, name) for line, name in imported(tree) if name.split(".")[0] in ("pickle", "marshal", "shelve")]
+        wrong += [f"{path.relative_to(PACKAGE)}:{line}: {name}" for line, name in unpicklers]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            owner = node.func.value.id if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) else ""
+            safe_load = any(k.arg == "weights_only" and isinstance(k.value, ast.Constant) and k.value.value is True for k in node.keywords)
+            bad = (name in FORBIDDEN_CALLS and owner not in ("model",)) or (owner == "torch" and name == "load" and not safe_load)
+            if bad:
+                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {owner}.{name}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_the_judging_side_never_imports_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, f"{module} imports torch"
+
+
+def test_files_and_functions_stay_small() -> None:
+    wrong = []
+    for path in modules():
+        text = path.read_text()
+        if text.count("\n") > 300:
+            wrong.append(f"{path.relative_to(PACKAGE)}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
+                length = (node.end_lineno or 0) - body[0].lineno + 1
+                if length > 50:
+                    wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.name} has {length} lines")
+    assert not wrong, "\n".join(wrong)
