@@ -51,11 +51,11 @@ def processes_of(folder: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     """After each test no process works in its folder, and no shared-memory object has come to stay."""
-    before = set(os.listdir("/dev/shm"))
+    before = {path.name for path in Path("/dev/shm").iterdir()}
     yield
     left = processes_of(tmp_path)
     for line in left:
         os.kill(int(line.split()[0]), signal.SIGKILL)
     assert not left, f"processes left behind: {left}"
-    leaked = [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("ecrl")]
+    leaked = [name for name in {path.name for path in Path("/dev/shm").iterdir()} - before if name.startswith("ecrl")]
     assert not leaked, f"shared memory left behind: {leaked}"

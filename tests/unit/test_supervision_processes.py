@@ -32,11 +32,12 @@ def test_an_end_is_read_from_a_zombie_and_again_by_reaping(act: str, end: tuple[
     pidfd = processes.open_pidfd(pid)
     assert pidfd is not None
     assert processes.wait_all([pidfd], 10.0) == []
-    seen, reaped = processes.peek(pid), processes.reap(pid)
+    seen, reaped = processes.peek(pid, pidfd), processes.reap(pid)
+    later = processes.peek(pid, pidfd)
     os.close(pidfd)
     assert seen is not None and reaped is not None
     assert processes.split(seen) == processes.split(reaped) == end
-    assert processes.peek(pid) is None
+    assert later in (seen, None), "an older kernel forgets, none may say otherwise"
     assert processes.reap(pid) is None
     assert processes.open_pidfd(pid) is None
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from ecrl_cli.checkpoint.image import PartPlace, TensorPlace, TensorSpec
 
 _RECEIVE = 2**18
 _MAX_FDS = 64
+_FD = struct.Struct("i")
 
 
 @contextmanager
@@ -78,12 +80,11 @@ class Channel:
         found: list[dict[str, Any]] = []
         while not found:
             try:
-                data, fds, _, _ = socket.recv_fds(self.socket, _RECEIVE, _MAX_FDS, 0 if wait else socket.MSG_DONTWAIT)
+                data = self._receive(0 if wait else socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return []
             except ConnectionResetError:
                 return None
-            self._fds += fds
             if not data:
                 return None
             *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -91,6 +92,14 @@ class Channel:
             if not wait:
                 break
         return found
+
+    def _receive(self, flags: int) -> bytes:
+        """Bytes, and descriptors into their queue; not by `socket.recv_fds`, which forgets its flags (CPython 3.11)."""
+        data, ancillary, _, _ = self.socket.recvmsg(_RECEIVE, socket.CMSG_LEN(_MAX_FDS * _FD.size), flags)
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._fds += [fd for (fd,) in _FD.iter_unpack(content[: len(content) // _FD.size * _FD.size])]
+        return data
 
     def take_fd(self) -> int:
         """The descriptor that came with the oldest message not yet served."""

@@ -5,10 +5,13 @@ A pid can be given to another process; a pidfd cannot. Nothing here kills by pid
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import signal
+import struct
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from ecrl_cli.records.clock import monotonic
 
 PR_SET_CHILD_SUBREAPER = 36
 _EXIT_CODE_FIELD = 52  # of /proc/PID/stat, counted from 1; proc(5)
+# linux/pidfd.h: struct pidfd_info begins with a mask (u64) and has the wait status (s32) at byte 60; since Linux 6.15.
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT, _PIDFD_INFO = 0xC040FF0B, 1 << 3, struct.Struct("<Q52xi")
 
 
 def become_subreaper() -> None:
@@ -61,8 +66,14 @@ def wait_all(pidfds: Iterable[int], seconds: float) -> list[int]:
     return sorted(waiting)
 
 
-def peek(pid: int) -> int | None:
-    """The wait status of a zombie that is another process's child; None where it has been reaped already."""
+def peek(pid: int, pidfd: int) -> int | None:
+    """The wait status of another process's child that has ended; None where only its parent, who was faster, could know (before Linux 6.15)."""
+    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+        mask, status = _PIDFD_INFO.unpack(info)
+        if mask & _PIDFD_INFO_EXIT:
+            return int(status)
     fields = _stat(pid)
     return int(fields[_EXIT_CODE_FIELD - 3]) if fields and fields[0] == "Z" else None
 

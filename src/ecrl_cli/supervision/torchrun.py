@@ -68,7 +68,7 @@ class TorchrunAttempt:
     def check(self) -> bool:
         for rank in self._ranks.newly_over():
             # None: the agent was faster. It knows, and its own end, or its table of failures, will tell.
-            rank.status = processes.peek(rank.pid)
+            rank.status = processes.peek(rank.pid, rank.pidfd)
         self._ranks.notice([r.exit() for r in self._ranks.known.values() if _bad(r)])
         if not self._agent_over and processes.ended(self._agent_fd):
             self._agent_over = True

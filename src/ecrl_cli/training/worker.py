@@ -32,7 +32,7 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
     try:
         _train(layout, attempt, rendezvous, started, control)
     except EcrlError as error:
-        print(f"ecrl: error: {error.line()}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"ecrl: error: {error.line()}\n")
         control.trouble(Trouble(rendezvous.rank, error.line(), error.exit_code))
         return error.exit_code
     except Exception as error:
