@@ -291,9 +291,9 @@ def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what a checkpoint costs the training; prints JSON.")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4, help="steps per segment, at least 2")
-    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=36)
     parser.add_argument("--folder", type=Path, default=None, help="where to write the checkpoints (default: a temporary folder here)")
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-stall-", dir=options.folder or Path.cwd()))

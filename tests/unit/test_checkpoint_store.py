@@ -359,3 +359,17 @@ def test_a_full_disk_fails_the_save_and_gives_the_space_back(small_disk: Path, s
         subprocess.run(["rm", "-r", str(store.root / name)], check=True)
     assert commit(store, step, single=single).path.exists()
     store.close()
+
+
+def test_what_is_retired_loses_its_commit_first(tmp_path: Path) -> None:
+    fs = RecordingFs()
+    store = store_at(tmp_path, fs=fs)
+    for step in (10, 20, 30):
+        fs.calls.clear()
+        commit(store, step)
+    gone = [call for call in fs.calls if call.name == "unlink" and ".trash_" in str(call.path.parent)]
+    assert gone[0].path.name == COMMIT and len(gone) == 6
+    moved = next(i for i, call in enumerate(fs.calls) if call.name == "rename" and "step_00000010" in call.path.name)
+    assert moved < fs.calls.index(gone[0])
+    acknowledged = next(i for i, call in enumerate(fs.calls) if call.name == "fsyncdir" and call.path == store.root)
+    assert acknowledged < moved

@@ -223,3 +223,17 @@ def test_it_dies_with_the_one_who_started_it(layout: RunLayout, tmp_path: Path) 
         return
     assert select.select([descriptor], [], [], 30)[0], "the writer outlives the one who started it"
     os.close(descriptor)
+
+
+def test_a_defect_in_a_thread_ends_the_process_so_that_nobody_waits_for_ever(tmp_path: Path) -> None:
+    code = (
+        "import threading\n"
+        "from ecrl_cli.checkpoint import writer\n"
+        "threading.excepthook = writer.die_of\n"
+        "thread = threading.Thread(target=lambda: 1 / 0)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "threading.Event().wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr

@@ -33,9 +33,9 @@ class Context:
         return Stamp(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.pack.world_size)
 
     def capture(self, slot: Slot, progress: Progress, gathered: Gathered) -> tuple[tuple[PartPlace, ...], bytes]:
-        """Copy the state into `slot`; gives the files that it becomes and the text of train.json."""
+        """Copy the state that was just looked up into `slot`; gives the files that it becomes and the text of train.json."""
         self.clock.switch("snapshot")
-        slot.capture(self.snapshotter.tensors(gathered))
+        slot.capture(self.snapshotter.found)
         train = self.pack.train_document(progress, gathered.line_chain)
         serialized = 0
         if slot.layout.suffix == ".pt":

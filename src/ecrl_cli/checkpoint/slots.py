@@ -126,22 +126,26 @@ class Snapshotter:
     def __init__(self, pack: StatePack, suffix: str) -> None:
         self.pack, self._suffix = pack, suffix
         self._layout: Layout | None = None
-        self._expected: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self._sources: list[Source] = []
         self._signature = (-1, -1)
+        self._expected: list[tuple[torch.Size, torch.dtype]] = []
+        self.found: dict[str, torch.Tensor] = {}
 
     def refresh(self, gathered: Gathered) -> Layout:
-        """The layout, planned again if the state's structure is not what was planned for."""
-        if self._layout is None or self._signature != self.pack.signature() or not self._fits(gathered):
-            self._sources, self._signature = self.pack.sources(), self.pack.signature()
-            self._layout = plan_layout(self._sources, gathered, self._suffix)
-            self._expected = {name: (tensor.shape, tensor.dtype) for name, tensor in self.tensors(gathered).items()}
+        """Look up the live tensors (they are in `found`, to be captured); gives the layout, planned again if it does not fit them."""
+        if self._layout is None or self._signature != self.pack.signature():
+            self._plan(gathered)
+        self._look_up(gathered)
+        if [(tensor.shape, tensor.dtype) for tensor in self.found.values()] != self._expected:
+            self._plan(gathered)
+        assert self._layout is not None
         return self._layout
 
-    def tensors(self, gathered: Gathered) -> dict[str, torch.Tensor]:
-        return {source.name: source.find() for source in self._sources} | gathered.rng
+    def _look_up(self, gathered: Gathered) -> None:
+        self.found = {source.name: source.find() for source in self._sources} | gathered.rng
 
-    def _fits(self, gathered: Gathered) -> bool:
-        """Do shapes and types match the plan? (The names do, by the signature.)"""
-        found = self.tensors(gathered)
-        return all(found[name].shape == shape and found[name].dtype == dtype for name, (shape, dtype) in self._expected.items())
+    def _plan(self, gathered: Gathered) -> None:
+        self._sources, self._signature = self.pack.sources(), self.pack.signature()
+        self._layout = plan_layout(self._sources, gathered, self._suffix)
+        self._look_up(gathered)
+        self._expected = [(tensor.shape, tensor.dtype) for tensor in self.found.values()]

@@ -190,8 +190,15 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+def die_of(failure: threading.ExceptHookArgs) -> None:
+    """A writer without its saving thread would look alive for ever: better dead, and replaced."""
+    threading.__excepthook__(failure)
+    os._exit(1)
+
+
 def main(argv: list[str]) -> None:
     die_with_parent()
+    threading.excepthook = die_of
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle: what was received is finished first
     os.nice(NICE)
     layout = RunLayout(Path(argv[0]))

@@ -140,7 +140,7 @@ class Session:
         self.report(loop.global_step, "done", loss)
         loop.strategy.close()
         self.clock.close()
-        dist.destroy_process_group()
+        dist.barrier()  # nobody goes while another may still speak to it; the process then ends without taking the group apart
 
 
 def make_deterministic(config: RunConfig, rank: int) -> torch.device:
