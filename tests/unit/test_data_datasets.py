@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,14 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision import datasets as torchvision_datasets
 
-from ecrl_cli.config.schema import DATASETS, DatasetConfig
+from ecrl_cli.config.schema import DATASETS, DatasetConfig, ModelConfig
 from ecrl_cli.data.augment import augmented
 from ecrl_cli.data.datasets import REGISTRY, build_dataset
+from ecrl_cli.data.loading import BatchLoader
 from ecrl_cli.data.official import ARCHIVES
 from ecrl_cli.data.sample_set import SampleSet
 from ecrl_cli.errors import ConfigError, DatasetError
+from ecrl_cli.models import build
 from tests.unit.cifar_copy import PER_FILE, write_cifar10, write_cifar100
 
 
@@ -56,6 +59,16 @@ def test_every_data_set_gives_inputs_labels_and_ids(name: str, tmp_path: Path) -
     pixels, labels = dataset.fetch(backwards)
     assert np.array_equal(pixels[::-1], everything(dataset)[0])
     assert (str(pixels.dtype), str(labels.dtype)) == ("uint8", "int64")
+
+
+@pytest.mark.parametrize("augment", [True, False])
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_gives_batches_that_a_model_learns_from(name: str, augment: bool, tmp_path: Path) -> None:
+    dataset = build_dataset(copy_of(name, tmp_path))
+    batch = BatchLoader(dataset, seed=1, augment=augment).batch(0, np.arange(3))
+    assert batch.inputs_hash == hashlib.sha256(batch.x.numpy().tobytes()).hexdigest()
+    scores = build(ModelConfig(width=4), dataset.traits.classes, dataset.traits.shape)(batch.x)
+    torch.nn.functional.cross_entropy(scores, batch.y).backward()
 
 
 def test_digits_are_those_of_scikit_learn() -> None:

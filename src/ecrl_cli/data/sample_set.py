@@ -64,7 +64,7 @@ class ArraySet(SampleSet):
 def normalised(pixels: Pixels, traits: Traits) -> npt.NDArray[np.float32]:
     """(pixels / peak - mean) / std as float32, elementwise: a sample's bits do not depend on its batch."""
     mean, std = (np.array(values, dtype=np.float32).reshape(1, -1, 1, 1) for values in (traits.mean, traits.std))
-    x = pixels.astype(np.float32)
+    x = pixels.astype(np.float32, order="C")  # a decoded picture may come channels last: the bytes hashed must lie as the tensor's
     x -= mean * np.float32(traits.peak)
     x /= std * np.float32(traits.peak)
     return x
