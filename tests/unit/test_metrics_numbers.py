@@ -80,6 +80,8 @@ def test_divergence_from_the_reference(tmp_path: Path) -> None:
     other = divergence_document(load(build_blk(tmp_path, "buggy", bug_from=12)), ref)
     assert same["loss"]["first_differing_step"] is None and same["loss"]["maximum"] == 0.0 and all(same["final_equal"].values())
     assert other["loss"]["first_differing_step"] == 12 and other["loss"]["auc"] > 0 and not any(other["final_equal"].values())
+    assert same["state"] == {name: {"l2": 0.0, "relative_l2": 0.0, "differing": 0} for name in ("parameters", "buffers")}
+    assert other["state_step"] == 24 and other["state"]["parameters"]["l2"] > 0 and other["state"]["parameters"]["differing"] > 0
 
 
 def test_intervals_are_what_their_names_say() -> None:

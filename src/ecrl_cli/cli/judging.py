@@ -11,6 +11,8 @@ from typing import Any
 
 from ecrl_cli.cli.folders import Parser, checked, run_directories
 from ecrl_cli.errors import EcrlError, EvidenceMissing, RecordError
+from ecrl_cli.history.load import load
+from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.verify.judge import judge
@@ -51,17 +53,27 @@ def _answer(run: Path, reference: Path | None) -> Answer:
     except (EvidenceMissing, RecordError) as error:  # this run cannot be judged; the others can
         return _unreadable(run, error)
     document = verdict.to_json()
-    _keep(run, document)
+    _keep(run, document, _apart(run, reference, document.get("reference", "")))
     return Answer(render(verdict).rstrip(), document, _EXIT[verdict.status])
+
+
+def _apart(run: Path, reference: Path | None, name: str) -> dict[str, Any] | None:
+    """How far the run ended from the reference that it was judged by, which is called `name`."""
+    if not name:
+        return None
+    return divergence_document(load(RunLayout(run)), load(RunLayout(reference or run.resolve().parent / name)))
 
 
 def _unreadable(run: Path, error: EcrlError) -> Answer:
     return Answer(f"ecrl: error: {run}: {error.line()}", {"status": "unknown", "error": error.line()}, error.exit_code)
 
 
-def _keep(run: Path, document: dict[str, Any]) -> None:
+def _keep(run: Path, document: dict[str, Any], apart: dict[str, Any] | None) -> None:
+    layout = RunLayout(run)
     try:
-        write_json(RunLayout(run).verdict, document)
+        write_json(layout.verdict, document)
+        if apart is not None:
+            write_json(layout.divergence, apart)
     except OSError as error:  # an archived copy may be read-only: the answer counts, not the file
         sys.stderr.write(f"ecrl: {run}: the verdict is not stored ({error.strerror})\n")
 

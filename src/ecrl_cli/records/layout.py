@@ -81,6 +81,11 @@ class RunLayout:
         return self.root / "verdict.json"
 
     @property
+    def divergence(self) -> Path:
+        """How far the run ended from its reference, written when it is verified."""
+        return self.root / "divergence.json"
+
+    @property
     def fired(self) -> Path:
         return self.root / "fired"
 

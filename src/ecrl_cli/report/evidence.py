@@ -90,6 +90,7 @@ class Run:
     config: dict[str, Any]
     environment: dict[str, Any]
     view: View | None
+    divergence: dict[str, Any] | None = None
     troubles: tuple[str, ...] = ()
 
     @property
@@ -142,6 +143,7 @@ class _Reader:
             config,
             self.attempt(lambda: dict(read_json(layout.environment)) if layout.environment.exists() else {}, {}),
             self.attempt(lambda: view(records) if records and supervisor else None, None),
+            self.attempt(lambda: dict(read_json(layout.divergence)) if layout.divergence.exists() else None, None),
             tuple(self.troubles),
         )
 

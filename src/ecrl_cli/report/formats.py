@@ -36,6 +36,11 @@ def distance(low: float, high: float) -> str:
     return f"{near if near == far else f'{near} to {far}'} {'below' if high <= 0 and low < 0 else 'above'}"
 
 
+def magnitude(value: float | None) -> str:
+    """A distance: an exact zero says so."""
+    return NONE if value is None else "0" if value == 0 else f"{value:.3g}"
+
+
 def share(part: float | None) -> str:
     """A fraction as a percentage without sign."""
     return NONE if part is None else f"{part * 100:.1f}%"

@@ -22,6 +22,7 @@ from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.figures import Picture, first_seed
 from ecrl_cli.report.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
 from ecrl_cli.report.study import Study
+from ecrl_cli.report.tables import divergence_cells
 from ecrl_cli.report.text import in_order
 from ecrl_cli.report.view import View, recorded_at
 from ecrl_cli.report.words import CATEGORY_WORDS, DEFINITIONS, GATE_WORDS
@@ -53,6 +54,7 @@ def render(study: Study, said: Answer, figures: Sequence[Picture]) -> str:
             suites=suites,
             repeated=any(len(arm.metrics) > 1 for arm in study.arms),
             first_seed=first_seed(study),
+            compared=[(run, divergence_cells(run)) for _, runs in suites for run in runs if run.divergence],
             numbers={id(run): number for number, run in enumerate(run for _, runs in suites for run in runs)},
             colours=variant_colours(list(dict.fromkeys([*study.labels, *(run.variant for run in study.runs)]))),
             style=Markup((HERE / "page.css").read_text()),
@@ -68,7 +70,7 @@ def render(study: Study, said: Answer, figures: Sequence[Picture]) -> str:
 
 def _environment() -> Environment:
     made = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    for name in ("duration", "change", "rate", "count", "size", "share", "plural", "listed", "printable"):
+    for name in ("duration", "change", "rate", "count", "size", "share", "plural", "listed", "printable", "magnitude"):
         made.filters[name] = _typeset(getattr(formats, name))
     made.filters["ident"] = id
     made.filters["evidence"] = lambda value: formats.printable(json.dumps(value, sort_keys=True, default=str))

@@ -38,7 +38,19 @@ def run_row(run: Run, study: Study) -> Row:
     row |= {f"checkpoint_{key}": m.checkpoints[key] if m else None for key in CHECKPOINT_KEYS}
     row |= {f"seconds_{key}": m.seconds[key] if m else None for key in CATEGORY_COLOURS}
     final = (m.final if m else None) or {}
+    row |= divergence_cells(run)
     return row | {f"final_{key}": final.get(key) for key in ("global_step", "parameters_digest", "buffers_digest", "optimizer_digest", "loss")}
+
+
+def divergence_cells(run: Run) -> Row:
+    """How far the run ended from its reference; empty where it was not compared."""
+    document = run.divergence or {}
+    loss, state = document.get("loss") or {}, document.get("state") or {}
+    cells = {"reference": document.get("reference")}
+    cells |= {f"loss_difference_{key}": loss.get(key) for key in ("maximum", "mean", "auc", "first_differing_step")}
+    for component in ("parameters", "buffers"):
+        cells |= {f"{component}_{key}": (state.get(component) or {}).get(key) for key in ("l2", "relative_l2")}
+    return cells | {"state_step": document.get("state_step")}
 
 
 def summary_row(arm: Arm, arms: Sequence[Arm]) -> Row:
