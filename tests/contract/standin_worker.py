@@ -1,8 +1,8 @@
 """A rank that needs no torch: says hello, plays its part, ends. For the launchers' contract and the supervisor's tests.
 
 `script.json` holds one object per attempt (the last one serves all later ones) that maps a rank to its part, `END` or `STEPS:END`:
-STEPS are logged as done; then END: an exit code; `kill` (SIGKILL itself); `wait` (for ever); `done` (the target is reached); `trouble`
-(say that the input is bad, then exit 2). A rank without a part waits.
+STEPS are logged as done; then END: an exit code; `kill` (SIGKILL itself); `wait` (for ever); `done` (the target is reached); `late` (it is,
+then `kill`); `trouble` (say that the input is bad, then exit 2). A rank without a part waits.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def finish(end: str, layout: RunLayout, attempt: int, rank: int, control: Contro
     if end == "trouble":
         control.trouble(Trouble(rank, "E-dataset dataset: is missing", 2))
         return 2
-    if end == "done":
+    if end in ("done", "late"):
         write_json(layout.attempt(attempt).final, encode(Final(1, attempt, 0.0, 0.0, "", "", "", "", 0.5)))
+        if end == "late":
+            os.kill(os.getpid(), signal.SIGKILL)
         return 0
     if end == "wait":
         (layout.root / f"waiting{rank}").write_text(str(os.getpid()))

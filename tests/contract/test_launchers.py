@@ -130,6 +130,43 @@ def test_nothing_survives_a_killed_supervisor(kind: str, tmp_path: Path) -> None
     assert layout.control.exists()  # nobody was left to tidy up; the next supervisor does
 
 
+def test_an_attempt_may_be_ended_twice_and_hears_nobody_afterwards(launcher: Launcher, tmp_path: Path) -> None:
+    layout = scripted(tmp_path, {})
+    listener = Listener(layout)
+    with StopSignals() as stop:
+        running = launcher.launch(spec(layout))
+        ended = AttemptWatch(running, 0, listener, stop).run(lambda progress: os.kill(os.getpid(), signal.SIGINT))
+    listener.close()
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]  # the numbers of what was closed
+    running.kill()
+    running.introduce(5, os.getpid())
+    assert (running.reap().ranks, 5 in running.pids()) == (ended.exits.ranks, False)
+    for fd in taken:
+        os.close(fd)
+
+
+FAILING_FORK = """
+import errno, os, socket
+from ecrl_cli.supervision import zygote_main
+forks, real = [0], os.fork
+def fork():
+    forks[0] += 1
+    if forks[0] == 3:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return real()
+os.fork = fork
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+request = {"world_size": 2, "prefix": "x", "module": "x", "run_dir": "/", "attempt": 0, "output": "/dev/null"}
+zygote_main.fork_ranks(request, zygote_main.Parents(theirs, os.getpid(), 1))
+"""
+
+
+def test_a_zygote_that_cannot_fork_ends_and_does_not_wait_for_ever() -> None:
+    ended = subprocess.run([sys.executable, "-c", FAILING_FORK], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "Resource temporarily unavailable" in ended.stderr
+
+
 TABLE = """
 worker.py FAILED
 ------------------------------------------------------------

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.errors import EvidenceMissing, RecordError, RunDirectoryError
+from ecrl_cli.records.events import FOUND, GONE
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, Verdict, render
 from tests.runs.builder import build_blk, build_clean, build_ref, build_refused
-from tests.runs.spoil import at_step, edit_json, edit_lines, line_at
+from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at
 from tests.runs.spoilt import NEEDS_REFERENCE, ONCE, SAID, SPOILT, TIME, TRAJECTORY, Spoil, attempts, never_committed
 
 
@@ -123,6 +124,38 @@ def test_the_verdict_says_what_was_found(sweep: Path, name: str, said: str) -> N
     verdict = judge(sweep / "blk")
     told = [text for finding in verdict.findings for text in (finding.message, *finding.evidence)]
     assert any(said in text for text in told), render(verdict)
+
+
+def test_a_failure_that_strikes_where_an_attempt_resumes_needs_no_line_of_it(sweep: Path) -> None:
+    """Attempt 0 was stopped behind step 6 and before the blow; attempt 1 resumed there and was struck at once."""
+    layout = RunLayout(sweep / "blk")
+    edit_json(layout.fired_entry(0), lambda fired: fired | {"attempt": 1, "global_step": 6})
+    for rank in range(2):
+        layout.attempt(1).rank(rank).write_text("")
+    texts = [text for f in judge(sweep / "blk").findings if f.promise == "failures-once" for text in (f.message, *f.evidence)]
+    assert not any("entry 0 fired" in text and "log" in text for text in texts), texts
+
+
+def test_a_failed_save_that_recovery_found_whole_has_one_end(sweep: Path) -> None:
+    layout = RunLayout(sweep / "blk")
+    log = layout.attempt(1).checkpoints
+    late = line_at(log, 18)
+    assert late["event"] == "submitted"
+    committed = {"reason": FOUND}
+    edit_lines(log, lambda line: line | committed if line["event"] == "committed" and line["global_step"] == 18 else line)
+    append(log, late | {"event": "failed"})
+    assert found(judge(sweep / "blk"), "checkpoints-accounted").status == VALID
+
+
+@pytest.mark.parametrize(("mode", "status"), [("atomic_dirsync", INVALID), ("unsafe", VALID)])
+def test_an_acknowledged_checkpoint_that_recovery_missed_is_a_loss(sweep: Path, mode: str, status: str) -> None:
+    layout = RunLayout(sweep / "refused")
+    gone = {"path": "checkpoints/step_00000018", "layer": "file", "reason": GONE}
+    attempts(layout, lambda found: found[2].update(rejected=[gone]))
+    edit_json(layout.config, lambda c: c["config"]["write_mode"].update(name=mode))
+    finding = found(judge(sweep / "refused"), "no-acknowledged-loss")
+    assert finding.status == status, finding
+    assert any("was gone when attempt 2" in text for text in (finding.message, *finding.evidence))
 
 
 def test_duplicates_are_counted_from_what_was_logged(sweep: Path) -> None:

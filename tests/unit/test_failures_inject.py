@@ -109,3 +109,13 @@ def test_a_claim_cut_off_by_its_own_blow_still_counts(tmp_path: Path) -> None:
 
 def _harmless(strike: Strike, blow: Callable[[], object]) -> Strike:
     return Strike(strike.text, strike.available, strike.victim, strike.flushes, blow)  # type: ignore[arg-type]
+
+
+def test_the_folder_of_claims_is_durable_before_the_first_blow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("ecrl_cli.failures.fired.sync_directory", synced.append)
+    layout = RunLayout(tmp_path)
+    layout.fired.mkdir()  # made by a process that died at once
+    monkeypatch.setitem(STRIKES, "kill", _harmless(STRIKES["kill"], lambda: synced.append(layout.fired_entry(0))))
+    Injector(layout, 0, 1, (KILL,)).at_boundary(7, lambda: None)
+    assert synced == [tmp_path, layout.fired_entry(0)]

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,9 @@ from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
-from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.supervision.lock import held
-from ecrl_cli.supervision.supervise import supervise
+from ecrl_cli.supervision.supervise import Supervisor, supervise
 from ecrl_cli.supervision.ui import SilentUI
 from ecrl_cli.supervision.zygote import ZygoteLauncher
 from tests.contract.standin import MODULE, PYTHONPATH, StandinLauncher, scripted
@@ -183,6 +184,64 @@ def test_a_held_run_directory_is_left_alone(launcher: StandinLauncher, tmp_path:
     with held(layout), pytest.raises(RunHeld):
         supervise(CONFIG, layout, SilentUI(), launcher)
     assert not layout.supervisor.exists()
+
+
+def test_a_run_that_reached_its_target_is_not_trained_again(launcher: StandinLauncher, tmp_path: Path) -> None:
+    layout = prepared(tmp_path, DONE)
+    supervise(CONFIG, layout, SilentUI(), launcher)
+    as_if_killed(layout)
+    record = supervise(CONFIG, layout, SilentUI(), launcher)
+    assert (record.terminal_status, [a.outcome for a in record.attempts]) == ("completed", ["completed"])
+
+
+def test_a_death_after_the_final_record_takes_nothing_back(launcher: StandinLauncher, tmp_path: Path) -> None:
+    record = supervise(CONFIG, prepared(tmp_path, {0: "100:late"}), SilentUI(), launcher)
+    assert (record.terminal_status, [(a.outcome, a.signal) for a in record.attempts]) == ("completed", [("completed", 9)])
+
+
+def test_a_stop_that_came_too_late_for_the_run_is_passed_on(launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = Supervisor._close_attempt
+    monkeypatch.setattr(Supervisor, "_close_attempt", lambda *given: (signal.raise_signal(signal.SIGINT), close(*given)))
+    layout = prepared(tmp_path, DONE)
+    with pytest.raises(KeyboardInterrupt):
+        supervise(CONFIG, layout, SilentUI(), launcher)
+    assert recorded(layout).terminal_status == "completed"
+
+
+def test_books_that_two_supervisors_left_open_are_closed(launcher: StandinLauncher, tmp_path: Path) -> None:
+    layout = prepared(tmp_path, {0: "7:137"}, DONE)
+    layout.attempt(0).folder.mkdir(parents=True)
+    supervise(CONFIG, layout, SilentUI(), launcher)
+    Journal(layout.attempt(0).checkpoints).append(CheckpointLine("submitted", 6, 0, 1.0, 1.0))  # the attempt is on record as died
+    supervise(CONFIG, layout, SilentUI(), launcher)
+    events = read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
+    assert [(line.event, line.global_step) for line in events] == [("submitted", 6), ("lost", 6)]
+
+
+class DebrisAtFirstStep(StopAtFirstStep):
+    """A killed save without atomic installation leaves a folder under the final name."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        super().__init__(signal.SIGINT)
+        self.layout = layout
+
+    def progress(self, progress: Progress) -> None:
+        (self.layout.checkpoints / "step_00000020").mkdir(parents=True, exist_ok=True)
+        super().progress(progress)
+
+
+def test_only_what_was_acknowledged_is_called_durable(launcher: StandinLauncher, tmp_path: Path) -> None:
+    layout = prepared(tmp_path, {0: "7:wait"})
+    with pytest.raises(Stopped, match="nothing was saved yet"):
+        supervise(CONFIG, layout, DebrisAtFirstStep(layout), launcher)
+
+
+def test_a_run_goes_on_with_the_data_where_it_lies_now(launcher: StandinLauncher, tmp_path: Path) -> None:
+    layout = prepared(tmp_path, DONE)
+    before = read_run_config(layout)
+    moved = replace(CONFIG, dataset=replace(CONFIG.dataset, root="elsewhere"))
+    supervise(moved, layout, SilentUI(), launcher)
+    assert read_run_config(layout) == replace(before, config=replace(before.config, dataset=moved.dataset))
 
 
 def as_if_killed(layout: RunLayout) -> None:

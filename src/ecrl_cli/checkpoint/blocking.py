@@ -43,6 +43,10 @@ class BlockingStrategy:
     def flush(self) -> None:
         """Nothing is ever in flight."""
 
+    def confirm(self, global_step: int) -> None:
+        if self._context.writes:
+            self._context.log.confirm(global_step, curable=False)
+
     def close(self) -> None:
         if self._slot is not None:
             self._slot.close()

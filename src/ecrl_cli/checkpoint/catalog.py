@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,14 +91,19 @@ def set_aside(fs: Fs, entry: Entry, prefix: str = REJECTED_PREFIX) -> tuple[Path
 
 
 def discard(fs: Fs, paths: tuple[Path, ...]) -> None:
-    """Remove files and checkpoint folders."""
+    """Remove files and checkpoint folders. What does not go counts for nothing and costs only its space: it stays."""
     for path in paths:
-        try:
-            fs.unlink(path)
-        except StorageError as error:
-            if error.errno not in (errno.EISDIR, errno.EPERM):
-                raise
-            remove_group(fs, path)
+        with suppress(StorageError):
+            _remove(fs, path)
+
+
+def _remove(fs: Fs, path: Path) -> None:
+    try:
+        fs.unlink(path)
+    except StorageError as error:
+        if error.errno not in (errno.EISDIR, errno.EPERM):
+            raise
+        remove_group(fs, path)
 
 
 def leftovers(fs: Fs, root: Path) -> tuple[Path, ...]:

@@ -48,10 +48,15 @@ class WriterClient:
     def in_flight(self) -> int:
         return self._in_flight
 
+    @property
+    def gone(self) -> bool:
+        """Whether the writer at the other end has ended: a new one does not know this connection."""
+        return self._gone
+
     def take(self) -> tuple[int, Slot]:
-        """A free slot and its number; waits while there is none."""
+        """A free slot and its number; waits while there is none. The slots of a writer that has ended are of no use."""
         with self._changed:
-            self._wait(lambda: bool(self._free))
+            self._wait(lambda: bool(self._free) and not self._gone)
             number = self._free.popleft()
             return number, self._slots[number]
 
@@ -98,9 +103,12 @@ class WriterClient:
             self._refuse(error)
         except OSError:
             pass  # the connection broke: the same as its end
-        with self._changed:
-            self._gone = True
-            self._changed.notify_all()
+        except Exception as error:  # whatever it was (CUDA, say), nobody may wait for this thread any more
+            self._refuse(StorageError("slot", f"{type(error).__name__}: {error}", "resume the run"))
+        finally:
+            with self._changed:
+                self._gone = True
+                self._changed.notify_all()
 
     def _handle(self, message: dict[str, Any]) -> None:
         kind = message["kind"]

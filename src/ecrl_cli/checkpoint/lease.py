@@ -18,16 +18,18 @@ _LIMIT = 1024
 class Lease:
     """The attempt's number in a file beside the checkpoints."""
 
-    def __init__(self, fs: Fs, root: Path, mode: WriteMode) -> None:
-        self._fs, self._root, self._mode = fs, root, mode
+    def __init__(self, fs: Fs, root: Path) -> None:
+        self._fs, self._root = fs, root
 
     def claim(self, attempt: int) -> None:
-        """From now on `attempt` may commit and older ones may not; Fenced if a newer one has claimed already."""
+        """From now on `attempt` may commit and older ones may not; Fenced if a newer one has claimed already.
+
+        Durable whatever the write mode: that is about what a checkpoint may lose, and a lost lease would lift the fence.
+        """
         if self.check(attempt) == attempt:
             return
-        replace_small(self._fs, self._root / LEASE, canonical({"attempt": attempt}), self._mode)
-        if self._mode.sync_directories:
-            self._fs.fsyncdir(self._root)
+        replace_small(self._fs, self._root / LEASE, canonical({"attempt": attempt}), WriteMode())
+        self._fs.fsyncdir(self._root)
 
     def check(self, attempt: int) -> int:
         """The number on file (-1: none); Fenced if it is newer than `attempt`."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ecrl_cli.checkpoint.store import Retired, Saved
-from ecrl_cli.errors import EcrlError
+from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.records.clock import monotonic, wall
-from ecrl_cli.records.events import CheckpointLine
-from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine
+from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
 
 
@@ -38,6 +38,16 @@ class CheckpointLog:
     def retired(self, gone: tuple[Retired, ...]) -> None:
         for checkpoint in gone:
             self.write("retired", checkpoint.global_step, path=self._layout.relative(checkpoint.path), commit_sha256=checkpoint.commit_sha256)
+
+    def confirm(self, global_step: int, *, curable: bool) -> None:
+        """Raise if `global_step` is on record as submitted and not as committed: StorageError, unless a restart may cure it."""
+        events = read_journal(self._layout.attempt(self._attempt).checkpoints, CheckpointLine).events
+        found = {line.event: line for line in events if line.global_step == global_step}
+        if "submitted" not in found or "committed" in found:
+            return
+        reason = next((found[end].reason for end in CHECKPOINT_ENDS if end in found), None) or "the background writer has ended"
+        kind, code = (EcrlError, "unsaved") if curable else (StorageError, "")
+        raise kind("checkpoint", f"step {global_step} is the target and was not saved ({reason})", "resume the run", code=code)
 
     def close(self) -> None:
         self._journal.close()

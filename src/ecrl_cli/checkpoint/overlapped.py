@@ -56,6 +56,10 @@ class OverlappedStrategy:
         except WriterGone:
             self._drop()
 
+    def confirm(self, global_step: int) -> None:
+        if self._context.writes:
+            self._context.log.confirm(global_step, curable=self._client is None)
+
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
@@ -87,6 +91,8 @@ class OverlappedStrategy:
     def _ready(self, gathered: Gathered) -> WriterClient:
         """The connection, made again if the writer was lost or the state's structure has changed."""
         layout = self._context.snapshotter.refresh(gathered)
+        if self._client is not None and self._client.gone:
+            self._drop()
         if self._client is not None and layout != self._planned:
             self._client.wait_idle()
             self._drop()

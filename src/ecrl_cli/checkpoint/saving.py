@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
+
 from ecrl_cli.checkpoint.image import Image
 from ecrl_cli.checkpoint.lines import CheckpointLog
 from ecrl_cli.checkpoint.store import CheckpointStore
@@ -21,13 +24,18 @@ def save_and_record(store: CheckpointStore, image: Image, attempt: int, log: Che
         log.failed(step, error)
         if isinstance(error, Fenced):
             raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _retire(store, log)  # what an earlier save could not remove is the space that the next one needs
         return False
     except Exception as error:  # a defect here must not leave a submitted checkpoint without an end
         log.failed(step, EcrlError("save", f"{type(error).__name__}: {error}", "report this"))
         return False
     log.committed(step, saved)
-    try:
+    with suppress(StorageError):
         log.retired(store.settle(saved, image))
-    except StorageError:
-        return True
     return True
+
+
+def _retire(store: CheckpointStore, log: CheckpointLog) -> None:
+    with suppress(StorageError):
+        log.retired(store.retire())

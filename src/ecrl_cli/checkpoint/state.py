@@ -92,6 +92,7 @@ class StatePack:
             "global_step": progress.global_step,
             "world_size": self.world_size,
             "line_chain": line_chain,
+            "loss": progress.loss,
             "sampler": {"epoch": progress.epoch, "cursor_step": progress.cursor_step, "seed": progress.seed},
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
@@ -174,7 +175,8 @@ class StatePack:
         chain = train["line_chain"]
         if states:  # a rank that was not there when the checkpoint was taken keeps the seed of its own
             restore_rng(states, self.device)
-        return Progress(global_step=train["global_step"], line_chain=chain[self.rank] if self.rank < len(chain) else "", **train["sampler"])
+        own = chain[self.rank] if self.rank < len(chain) else ""
+        return Progress(global_step=train["global_step"], line_chain=own, loss=train.get("loss"), **train["sampler"])
 
     def _optimizer_document(self) -> dict[str, Any]:
         names, state = self._names, self.optimizer.state

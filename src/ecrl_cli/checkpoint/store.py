@@ -75,7 +75,7 @@ class CheckpointStore:
 
     def __init__(self, root: Path, config: StoreConfig | None = None, fs: Fs | None = None, points: Points = _no_point) -> None:
         self.root, self.config, self.fs, self.points = root, config or StoreConfig(), fs or PosixFs(), points
-        self._lease = Lease(self.fs, root, self.config.mode)
+        self._lease = Lease(self.fs, root)
         self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
         self._verified: dict[str, str] = {}
 
@@ -86,8 +86,7 @@ class CheckpointStore:
         except StorageError as error:
             if error.errno != errno.EEXIST:
                 raise
-        else:
-            self._sync(self.root.parent)
+        self.fs.fsyncdir(self.root.parent)  # also where it exists: who made it may have died before this
         self._lease.claim(attempt)
         self.janitor()
 
@@ -110,7 +109,7 @@ class CheckpointStore:
                 if (already := self._already(work, installer.target)) is not None:
                     return already
                 installer.install()
-            self._sync(self.root)
+            self._sync_installed(installer.target, attempt)
         except StorageError:
             self._lease.check(attempt)  # a newer attempt that has swept our stage away is the better explanation
             raise
@@ -126,7 +125,8 @@ class CheckpointStore:
     def settle(self, saved: Saved, image: Image) -> tuple[Retired, ...]:
         """After the acknowledgement: the pointers, then retention. Errors here make no saved checkpoint a failed one."""
         self.points("before_pointer")
-        self.point(saved.path, {"epoch": image.stamp.epoch, "global_step": image.stamp.global_step, "world_size": image.stamp.world_size})
+        with suppress(StorageError):  # a hint; and a disk that is full for it is one where retention must go on
+            self.point(saved.path, {"epoch": image.stamp.epoch, "global_step": image.stamp.global_step, "world_size": image.stamp.world_size})
         self.points("after_pointer")
         return self.retire()
 
@@ -138,12 +138,15 @@ class CheckpointStore:
         self._sync(self.root)
 
     def retire(self) -> tuple[Retired, ...]:
-        """Remove what is older than the newest `keep` verified checkpoints: with fewer verified ones nothing goes."""
+        """Remove what is older than the newest `keep` verified checkpoints: with fewer verified ones nothing goes.
+        What cannot be removed stays; gives what did go."""
         verified, retired = 0, []
         for entry in self.entries():
             if verified >= max(2, self.config.keep):
-                retired.append(Retired(entry.global_step, entry.path, self._verified.get(entry.path.name) or self._records(entry)))
-                self._trash(entry)
+                gone = Retired(entry.global_step, entry.path, self._verified.get(entry.path.name) or self._records(entry))
+                with suppress(StorageError):
+                    self._trash(entry)
+                    retired.append(gone)
             elif self._is_verified(entry):
                 verified += 1
         return tuple(retired)
@@ -231,6 +234,16 @@ class CheckpointStore:
                 return False
             raise
         return True
+
+    def _sync_installed(self, target: Path, attempt: int) -> None:
+        """Make the name durable. Where that fails, take it away again: what is on record as failed must not be resumed from."""
+        try:
+            self._sync(self.root)
+        except StorageError:
+            self._lease.check(attempt)  # a newer attempt may have chosen it already
+            with suppress(StorageError):
+                catalog.discard(self.fs, catalog.set_aside(self.fs, entry_of(target), TRASH_PREFIX))
+            raise
 
     def _sync(self, folder: Path) -> None:
         if self.config.mode.sync_directories:

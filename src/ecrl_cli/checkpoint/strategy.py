@@ -23,5 +23,9 @@ class Strategy(Protocol):
     def flush(self) -> None:
         """Return when everything submitted has ended as committed or failed."""
 
+    def confirm(self, global_step: int) -> None:
+        """After flush: raise if `global_step` was submitted in this attempt and is not committed. StorageError where storage refused;
+        an error that a restart may cure where the writer died. Only rank 0 knows, and its end is the end of the attempt."""
+
     def close(self) -> None:
         """Give back memory and connections; does not wait."""

@@ -8,12 +8,13 @@ from ecrl_cli.config.codec import decode
 from ecrl_cli.records.events import Fired
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.storage.files import create_once
+from ecrl_cli.storage.files import create_once, sync_directory
 
 
 def claim(layout: RunLayout, fired: Fired) -> bool:
     """Take entry `fired.index` for this process, durably; False where any process of any attempt took it before."""
     layout.fired.mkdir(exist_ok=True)
+    sync_directory(layout.root)  # also where it exists: who made it may have died before this
     return create_once(layout.fired_entry(fired.index), line_of(fired))
 
 

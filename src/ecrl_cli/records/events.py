@@ -6,6 +6,7 @@ Times: `at` is CLOCK_MONOTONIC in seconds (the same for all processes of one boo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 SCHEMA_VERSION = 1
 
@@ -29,6 +30,10 @@ CATEGORIES = (
 )
 
 CHECKPOINT_ENDS = ("committed", "failed", "lost")
+
+# Reasons that recovery writes and verify reads: of a refusal, where an acknowledged checkpoint is not there; of an acknowledgement that
+# came after the save was recorded as failed (its name was not known to be durable, and is there).
+GONE, FOUND = "is gone", "found after a failed save"
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,10 @@ class CheckpointLine:
     submitted: the training thread hands it over (`bytes`, `snapshot_s`, `serialize_s`, `backpressure_s`, `inflight` with this one);
     received: the writer has all of it; released: the training thread goes on (`enqueue_s`, `stall_s`); then exactly one of
     committed (durable as the write mode promises: `write_s`, `commit_s`, `commit_sha256`, `path`), failed (`reason`), lost (`reason`);
-    later perhaps retired (retention removed it).
+    later perhaps retired (retention removed it). Rank 0 and the background writer share the file.
     """
+
+    SHARED: ClassVar[bool] = True
 
     event: str
     global_step: int

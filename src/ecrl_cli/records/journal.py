@@ -1,4 +1,4 @@
-"""Append-only JSON lines: one write per line, so that a dead process leaves at most one torn line, the last."""
+"""Append-only JSON lines: one write per line, so that a dead process leaves at most one torn line of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.errors import RecordError
+from ecrl_cli.errors import RecordError, StorageError
 
 T = TypeVar("T")
 
@@ -21,17 +21,36 @@ def line_of(event: object) -> bytes:
 
 
 class Journal:
-    """Appends events to one file; several processes may share it (O_APPEND, one write per line)."""
+    """Appends events to one file; several processes may share it (O_APPEND, one write per line).
+
+    A torn end that another process left when it died is closed by a newline, so that it swallows no line of this one.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        size = os.fstat(self._fd).st_size
+        self._gap = b"\n" if size and os.pread(self._fd, 1, size - 1) != b"\n" else b""
 
     def append(self, event: object) -> bytes:
-        """Write one line; with the kernel when this returns. Gives the bytes written."""
+        """Write one line; with the kernel when this returns. Gives its bytes. StorageError where it does not fit: then none of it stays."""
         line = line_of(event)
-        os.write(self._fd, line)
+        rest = self._gap + line
+        try:
+            while rest := rest[os.write(self._fd, rest) :]:
+                pass  # the kernel took a part: the next call takes more or says why not
+        except OSError as error:
+            self._take_back(len(self._gap + line) - len(rest))
+            raise StorageError.of("append", self._path, error) from error
+        self._gap = b""
         return line
+
+    def _take_back(self, written: int) -> None:
+        """Cut off the last `written` bytes, unless another process has written behind them."""
+        end = os.lseek(self._fd, 0, os.SEEK_CUR)
+        if written and os.fstat(self._fd).st_size == end:
+            os.ftruncate(self._fd, end - written)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -39,7 +58,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Lines(Generic[T]):
-    """What a journal holds: the events in order, each one's bytes, and how many torn lines its end has (0 or 1)."""
+    """What a journal holds: the events in order, each one's bytes, and how many torn lines (the last, and in a shared one any)."""
 
     events: tuple[T, ...]
     raw: tuple[bytes, ...]
@@ -47,12 +66,27 @@ class Lines(Generic[T]):
 
 
 def read_journal(path: Path, kind: type[T]) -> Lines[T]:
-    """All events of `path` (none where it is missing). A torn last line is counted; damage before it is a RecordError."""
+    """All events of `path` (none where it is missing). A torn last line is counted; damage before it is a RecordError.
+
+    Where several processes write (`kind.SHARED`), one's torn line may stand before another's whole ones: a line that is no JSON is
+    counted there, too. What it said is missing, and the account of the checkpoints shows that.
+    """
     if not path.exists():
         return Lines((), (), 0)
     *whole, tail = path.read_bytes().split(b"\n")
-    events = tuple(_parsed(path, number, line, kind) for number, line in enumerate(whole, start=1))
-    return Lines(events, tuple(line + b"\n" for line in whole), 1 if tail else 0)
+    numbered = list(enumerate(whole, start=1))
+    if getattr(kind, "SHARED", False):
+        numbered = [(number, line) for number, line in numbered if _is_json(line)]
+    events = tuple(_parsed(path, number, line, kind) for number, line in numbered)
+    return Lines(events, tuple(line + b"\n" for _, line in numbered), len(whole) - len(numbered) + (1 if tail else 0))
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _parsed(path: Path, number: int, line: bytes, kind: type[T]) -> T:

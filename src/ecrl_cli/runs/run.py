@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.runs.directory import claim
 from ecrl_cli.runs.environment import environment
-from ecrl_cli.storage.files import write_json
+from ecrl_cli.storage.files import sync_directory, write_json
 from ecrl_cli.supervision.launchers import Launchers
 from ecrl_cli.supervision.supervise import supervise
 from ecrl_cli.supervision.ui import make_ui
@@ -47,33 +48,44 @@ def run(config: RunConfig, run_dir: Path, say: Say, launchers: Launchers) -> Run
 
 
 def _run(config: RunConfig, layout: RunLayout, say: Say, launchers: Launchers) -> RunResult:
-    if finished(layout):
+    if completed(layout) and layout.metrics.exists():
         say(f"{layout.root}: already at step {config.target_steps}; nothing to do")
         return RunResult(0, "completed_prev", "finished before")
     claim(layout, config)
+    if completed(layout):  # whoever completed it was killed before it could measure it
+        write_metrics(layout)
+        return RunResult(0, "completed", "target reached")
     prepare(config.dataset, say)
     if not layout.config.exists():
         lay_down(layout, config)
     for line in describe(plan(config)):
         say(line)
-    record = supervise(config, layout, make_ui(config, layout), launchers.of(config))
+    launcher = launchers.of(config)  # before the UI: what is interrupted while it warms leaves no bar behind
+    record = supervise(config, layout, make_ui(config, layout), launcher)
     write_metrics(layout)
     return RunResult(0, record.terminal_status, record.reason)
 
 
-def finished(layout: RunLayout) -> bool:
-    """Whether the run has reached its target and its metrics are written."""
-    if not (layout.supervisor.exists() and layout.metrics.exists()):
-        return False
-    return decode(SupervisorRecord, read_json(layout.supervisor)).terminal_status == "completed"
+def completed(layout: RunLayout) -> bool:
+    """Whether the run is on record as having reached its target."""
+    return layout.supervisor.exists() and decode(SupervisorRecord, read_json(layout.supervisor)).terminal_status == "completed"
 
 
 def lay_down(layout: RunLayout, config: RunConfig) -> None:
     """Write what the run is, once: environment and plan first, config.json last, because it makes the folder a run."""
-    layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_durably(layout.root)
     write_json(layout.environment, environment(layout.root))
     write_json(layout.failures, encode(plan(config)))
     write_run_config(layout, config)
+
+
+def make_durably(folder: Path) -> None:
+    """Make `folder` and what is missing above it, and make their names durable."""
+    missing = [above for above in folder.absolute().parents if not above.exists()]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for made in (folder.absolute(), *missing):
+        with contextlib.suppress(PermissionError):  # a folder above that may be entered and not read
+            sync_directory(made.parent)
 
 
 def write_metrics(layout: RunLayout) -> None:

@@ -53,10 +53,14 @@ def create_once(path: Path, data: bytes) -> bool:
     except FileExistsError:
         return False
     try:
-        _write_all(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        try:
+            _write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError:
+        path.unlink(missing_ok=True)  # an empty claim would hold, and say nothing
+        raise
     sync_directory(path.parent)
     return True
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,12 +79,24 @@ def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode) -> None:
     The name is durable only after the caller has synced the directory.
     """
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
-    write_new(fs, temporary, data, mode)
-    fs.rename(temporary, path, replace=True)
+    with _removed_on_failure(fs, temporary):
+        write_new(fs, temporary, data, mode)
+        fs.rename(temporary, path, replace=True)
 
 
 def replace_link(fs: Fs, path: Path, target: str) -> None:
     """Point the symbolic link `path` to `target` by a rename."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
-    fs.symlink(target, temporary)
-    fs.rename(temporary, path, replace=True)
+    with _removed_on_failure(fs, temporary):
+        fs.symlink(target, temporary)
+        fs.rename(temporary, path, replace=True)
+
+
+@contextmanager
+def _removed_on_failure(fs: Fs, temporary: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        with suppress(StorageError):
+            fs.unlink(temporary)
+        raise

@@ -44,6 +44,7 @@ class AttemptWatch:
         self._connections: dict[int, Connection] = {}
         self._troubles: list[Trouble] = []
         self._on_progress: Callable[[Progress], None] = _nothing_to_show
+        self._reaped = False
         self._watch = Watch()
 
     def run(self, on_progress: Callable[[Progress], None]) -> Ended:
@@ -70,6 +71,7 @@ class AttemptWatch:
         signals = self._stop.received()
         self._watch.keep("attempt", (), _look)
         exits = self._running.reap()
+        self._reaped = True
         self._hear_what_is_left()
         return Ended(exits, self._explanation(exits.first), signals[0] if signals else None)
 
@@ -105,8 +107,9 @@ class AttemptWatch:
             self._connections.pop(number).socket.close()
 
     def _take(self, message: Hello | Progress | Trouble) -> None:
-        if isinstance(message, Hello) and message.attempt == self._attempt:
-            self._running.introduce(message.rank, message.pid)
+        if isinstance(message, Hello):
+            if message.attempt == self._attempt and not self._reaped:
+                self._running.introduce(message.rank, message.pid)
         elif isinstance(message, Progress):
             self._on_progress(message)
         elif isinstance(message, Trouble):

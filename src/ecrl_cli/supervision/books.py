@@ -6,9 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from ecrl_cli.checkpoint.catalog import entry_of
+from ecrl_cli.checkpoint.guard import GuardReport
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.records.clock import monotonic, wall
-from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine
+from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, Attempt, CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
 
@@ -36,10 +38,29 @@ def close_books(layout: RunLayout, attempt: int, store: CheckpointStore) -> None
     journal.close()
 
 
-def still_kept(layout: RunLayout) -> frozenset[int]:
-    """Steps whose checkpoint was acknowledged and never retired."""
-    events = [line for attempt in layout.attempts() for line in lines(layout, attempt)]
-    return frozenset(e.global_step for e in events if e.event == "committed") - {e.global_step for e in events if e.event == "retired"}
+def still_kept(layout: RunLayout, attempts: tuple[Attempt, ...]) -> dict[int, CheckpointLine]:
+    """By step, the acknowledgements of checkpoints that neither retention removed nor one of `attempts` refused."""
+    kept: dict[int, CheckpointLine] = {}
+    for number in layout.attempts():
+        for refused in attempts[number].rejected if number < len(attempts) else ():
+            kept.pop(entry_of(layout.root / refused.path).global_step, None)
+        for line in lines(layout, number):
+            if line.event == "committed":
+                kept[line.global_step] = line
+            elif line.event == "retired":
+                kept.pop(line.global_step, None)
+    return kept
+
+
+def acknowledge(layout: RunLayout, report: GuardReport) -> None:
+    """Put the checkpoint of `report` on record as committed, in the attempt that wrote it, unless it is: before anything follows from it."""
+    known = {line.commit_sha256 for attempt in layout.attempts() for line in lines(layout, attempt) if line.event == "committed"}
+    if report.commit_sha256 in known or report.attempt is None or report.global_step is None:
+        return
+    journal = Journal(layout.attempt(report.attempt).checkpoints)
+    found = CheckpointLine("committed", report.global_step, report.attempt, monotonic(), wall(), reason=FOUND)
+    journal.append(replace(found, path=layout.relative(report.path), commit_sha256=report.commit_sha256))
+    journal.close()
 
 
 def _end(layout: RunLayout, line: CheckpointLine, store: CheckpointStore) -> CheckpointLine:

@@ -73,10 +73,10 @@ class RunningAttempt(Protocol):
         """Whether the attempt is over: a rank ended badly, or all have ended, or the launcher's own process has gone. Never waits."""
 
     def kill(self) -> None:
-        """SIGKILL to everything that is left."""
+        """SIGKILL to everything that is left. Nothing after `reap`."""
 
     def reap(self) -> Exits:
-        """Wait (milliseconds, after `check` was true or `kill` was called) until nothing is left; how everything ended."""
+        """Wait (milliseconds, after `check` was true or `kill` was called) until nothing is left; how everything ended; again the same."""
 
 
 class Launcher(Protocol):
@@ -112,10 +112,13 @@ class Ranks:
     known: dict[int, Rank] = field(default_factory=dict)
     first: RankExit | None = None
     noticed_at: float = 0.0
+    closed: bool = False
 
     def add(self, rank: int, pid: int) -> None:
+        if rank in self.known or self.closed:
+            return
         pidfd = processes.open_pidfd(pid)
-        if pidfd is not None and rank not in self.known:
+        if pidfd is not None:
             self.known[rank] = Rank(rank, pid, pidfd)
 
     def watched(self) -> list[int]:
@@ -135,11 +138,14 @@ class Ranks:
             self.noticed_at = monotonic()
 
     def kill(self) -> None:
-        for rank in self.known.values():
+        for rank in () if self.closed else self.known.values():
             processes.kill(rank.pidfd)
 
     def gather(self) -> None:
-        """Wait until all have ended, learn how, close the descriptors."""
+        """Wait until all have ended, learn how, close the descriptors, once."""
+        if self.closed:
+            return
+        self.closed = True
         processes.wait_all([r.pidfd for r in self.known.values()], GONE_WITHIN_S)
         for rank in self.known.values():
             status = processes.reap(rank.pid)

@@ -49,7 +49,8 @@ class RecordKeeper:
 
     def _abandoned(self, attempt: Attempt) -> Attempt:
         first, last = step_range(self._layout, attempt.attempt)
-        return replace(attempt, outcome="died", first_step=first, last_step=last)
+        outcome = "completed" if self._layout.attempt(attempt.attempt).final.exists() else "died"
+        return replace(attempt, outcome=outcome, first_step=first, last_step=last)
 
     def _write(self, **changes: Any) -> None:
         record = replace(self.record, **changes)

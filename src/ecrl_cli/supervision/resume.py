@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ecrl_cli.checkpoint.catalog import Choice
+from ecrl_cli.checkpoint.protocol import step_name
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import NoValidCheckpoint
 from ecrl_cli.failures.fired import fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
-from ecrl_cli.records.events import Attempt, Rejected, ResumedFrom
+from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, Rejected, ResumedFrom
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.books import still_kept
+from ecrl_cli.supervision.books import acknowledge, still_kept
 
 
-def choose(layout: RunLayout, store: CheckpointStore, attempt: int) -> Choice:
-    """What `attempt` resumes from. NoValidCheckpoint (exit 4) where acknowledged checkpoints are there and none may be loaded."""
-    store.claim(attempt)
-    choice = store.newest_valid()
-    if choice.report is None and choice.rejected and still_kept(layout):
-        raise NoValidCheckpoint("checkpoints", _refused(choice.rejected), "run `ecrl verify` on the run directory; nothing was changed")
-    return choice
+def choose(layout: RunLayout, store: CheckpointStore, earlier: tuple[Attempt, ...]) -> Choice:
+    """What the attempt after `earlier` resumes from, on record as committed; newer acknowledged checkpoints that are gone count as refused.
+
+    NoValidCheckpoint (exit 4) where checkpoints were acknowledged and none may be loaded.
+    """
+    store.claim(len(earlier))
+    choice, kept = store.newest_valid(), still_kept(layout, earlier)
+    there = {entry.global_step for entry in store.entries()}
+    newest = choice.report.global_step or 0 if choice.report else 0
+    gone = tuple(_gone(kept[step]) for step in sorted(kept, reverse=True) if step > newest and step not in there)
+    if choice.report is None and kept:
+        remedy = "restore them or start a new run; `ecrl verify` tells more, nothing was changed"
+        raise NoValidCheckpoint("checkpoints", _refused(choice.rejected, gone), remedy)
+    if choice.report:
+        acknowledge(layout, choice.report)
+    return replace(choice, rejected=choice.rejected + gone)
+
+
+def _gone(line: CheckpointLine) -> Rejected:
+    return Rejected(line.path or f"checkpoints/{step_name(line.global_step)}", "file", GONE)
 
 
 def set_aside(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejected, ...]) -> None:
@@ -47,6 +63,6 @@ def order(layout: RunLayout, world_size: int, earlier: tuple[Attempt, ...], choi
     return made
 
 
-def _refused(rejected: tuple[Rejected, ...]) -> str:
-    each = "; ".join(f"{r.path} ({r.layer}: {r.reason})" for r in rejected[:3])
+def _refused(rejected: tuple[Rejected, ...], gone: tuple[Rejected, ...]) -> str:
+    each = "; ".join(f"{r.path} ({r.layer}: {r.reason})" for r in (*rejected, *gone)[:3])
     return f"{len(rejected)} found, 0 valid: {each}"

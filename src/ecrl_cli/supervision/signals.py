@@ -13,7 +13,10 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """While entered, a stop signal does not interrupt anything: it waits in `received`. Outside the main thread it does nothing."""
+    """While entered, a stop signal does not interrupt anything: it waits in `received`. Outside the main thread it does nothing.
+
+    `obeyed`: set by whoever stops because of one; `pass_on`, once this has been left, raises one that nobody obeyed.
+    """
 
     def __init__(self) -> None:
         self._mine, self._kernel = socket.socketpair()
@@ -21,6 +24,7 @@ class StopSignals:
         self._kernel.setblocking(False)
         self._before: dict[int, Any] = {}
         self._count: list[int] = []
+        self.obeyed = False
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -33,8 +37,14 @@ class StopSignals:
             signal.set_wakeup_fd(self._wakeup)
             for number, handler in self._before.items():
                 signal.signal(number, handler)
+        self.received()
         self._mine.close()
         self._kernel.close()
+
+    def pass_on(self) -> None:
+        """Raise the first signal that was received, by the handler that was there before, unless it was obeyed."""
+        if self._count and not self.obeyed:
+            signal.raise_signal(self._count[0])
 
     def fileno(self) -> int:
         return self._mine.fileno()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
@@ -13,10 +14,10 @@ from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.run_config import read_run_config
+from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.attempt import AttemptWatch, Ended
-from ecrl_cli.supervision.books import close_books
+from ecrl_cli.supervision.books import close_books, still_kept
 from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
 from ecrl_cli.supervision.launchers import Launchers
 from ecrl_cli.supervision.listener import Listener
@@ -36,20 +37,30 @@ def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher |
     """Run the attempts of the run in `layout` (which has its config.json) until the target is reached; gives supervisor.json's content.
 
     Whatever else ends the run is raised once everything is on record: Stopped (130, 143), NoProgress (7), RunHeld (8), InputError (2),
-    NoValidCheckpoint (4), StorageError (5). A `launcher` that is given is not closed: it may serve the next run.
+    NoValidCheckpoint (4), StorageError (5). A `launcher` that is given is not closed: it may serve the next run. A stop signal that came too
+    late to stop the run is raised again at the end: whoever called may have more to stop.
     """
     layout = RunLayout(Path(layout.root).resolve())
     processes.become_subreaper()
     try:
         with contextlib.ExitStack() as stack:
+            stop = StopSignals()
+            stack.callback(stop.pass_on)
+            stack.enter_context(stop)
             stack.callback(ui.close)
             lock = stack.enter_context(held(layout))
-            stop = stack.enter_context(StopSignals())
+            take_up(config, layout)
             own = stack.enter_context(contextlib.closing(Launchers()))
             with contextlib.closing(Supervisor(config, layout, ui, launcher or own.of(config), stop)) as supervisor:
                 return supervisor.run(lock)
     except OSError as error:
         raise StorageError.of("supervise", error.filename or layout.root, error) from error
+
+
+def take_up(config: RunConfig, layout: RunLayout) -> None:
+    """Let config.json say where the data lies and what else may have changed without making this another run. Only under the run's lock."""
+    if read_run_config(layout).config != replace(config, run_dir=""):
+        write_run_config(layout, config)
 
 
 class Supervisor:
@@ -67,11 +78,11 @@ class Supervisor:
     def run(self, lock: RunLock) -> SupervisorRecord:
         processes.sweep(processes.of_run(self._layout.root))
         self._listener = Listener(self._layout)
-        left_open = [a.attempt for a in self._keeper.record.attempts if a.outcome == "running"]
-        self._keeper.begin()
-        for attempt in left_open:
+        for attempt in self._layout.attempts():  # all: whoever should have closed them may have been killed before it did
             close_books(self._layout, attempt, self._store)
-        decision = Decision("running", "")
+        self._keeper.begin()
+        reached = any(a.outcome == "completed" for a in self._keeper.record.attempts[-1:])
+        decision = Decision("completed", "target reached") if reached else Decision("running", "")
         while decision.restart:
             decision = self._attempt(lock)
         record = self._keeper.end(decision.status, decision.reason)
@@ -106,7 +117,7 @@ class Supervisor:
 
     def _prepare(self) -> tuple[Attempt, LaunchOrder]:
         earlier = self._keeper.record.attempts
-        choice = choose(self._layout, self._store, len(earlier))
+        choice = choose(self._layout, self._store, earlier)
         todo = order(self._layout, self._config.world_size, earlier, choice)
         attempt = Attempt(
             attempt=todo.attempt,
@@ -141,7 +152,7 @@ class Supervisor:
 
     def _conclude(self, ended: Ended) -> Decision:
         attempt = self._keeper.record.attempts[-1].attempt
-        reached = ended.well and self._layout.attempt(attempt).final.exists()
+        reached = self._layout.attempt(attempt).final.exists()  # whatever happened to a process after that
         casualty = ended.exits.first
         first_step, last_step = step_range(self._layout, attempt)
         last = self._keeper.update(
@@ -163,6 +174,7 @@ class Supervisor:
 
     def _stopped(self, number: int) -> Decision:
         name = signal.Signals(number).name
-        newest = self._store.entries()
-        durable = f"step {newest[0].global_step} is durable" if newest else "nothing was saved yet"
+        self._stop.obeyed = True
+        newest = max(still_kept(self._layout, self._keeper.record.attempts), default=None)
+        durable = "nothing was saved yet" if newest is None else f"step {newest} is durable"
         return Decision("stopped", f"stopped by {name}; {durable}", Stopped(name, f"stopped; {durable}", "the same command goes on with it"))

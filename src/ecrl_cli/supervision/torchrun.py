@@ -76,11 +76,15 @@ class TorchrunAttempt:
         return self._agent_over or self._ranks.first is not None or self._all_ended_well()
 
     def kill(self) -> None:
+        if self._ranks.closed:
+            return
         processes.kill(self._agent_fd)
         self._ranks.kill()
 
     def reap(self) -> Exits:
         """Reaping the agent first matters: only then are its workers our children, and known to be all of them."""
+        if self._ranks.closed:
+            return self._ranks.exits()
         self.kill()
         self._agent.wait()
         self._ranks.gather()

@@ -167,12 +167,16 @@ class ZygoteAttempt:
 
     def kill(self) -> None:
         """Ranks whose ids are not known yet go with the zygote."""
+        if self._ranks.closed:
+            return  # by now the zygote serves another attempt
         self._hear()
         if not self._forked:
             self._zygote.kill()
         self._ranks.kill()
 
     def reap(self) -> Exits:
+        if self._ranks.closed:
+            return self._ranks.exits()
         self.kill()
         self._ranks.gather()
         if self._zygote.over():

@@ -81,9 +81,7 @@ def fork_ranks(request: dict[str, Any], parents: Parents) -> None:
     between = os.fork()
     if between == 0:
         os.close(go_write)
-        pids = [fork_rank(rank, go_read, request, parents) for rank in range(request["world_size"])]
-        os.write(pids_write, json.dumps(pids).encode())
-        os._exit(0)
+        fork_all(request, parents, go_read, (pids_read, pids_write))
     os.close(go_read)
     os.close(pids_write)
     os.waitpid(between, 0)
@@ -94,12 +92,24 @@ def fork_ranks(request: dict[str, Any], parents: Parents) -> None:
     os.close(go_write)
 
 
-def fork_rank(rank: int, go_read: int, request: dict[str, Any], parents: Parents) -> int:
+def fork_all(request: dict[str, Any], parents: Parents, go_read: int, pids: tuple[int, int]) -> NoReturn:
+    """In the process between: write the ranks' ids to the pipe `pids` and end. Where a fork fails nothing is written."""
+    try:
+        ids = [fork_rank(rank, go_read, pids, request, parents) for rank in range(request["world_size"])]
+        os.write(pids[1], json.dumps(ids).encode())
+        os._exit(0)
+    except BaseException as error:
+        leave(error)
+
+
+def fork_rank(rank: int, go_read: int, pids: tuple[int, int], request: dict[str, Any], parents: Parents) -> int:
     pid = os.fork()
     if pid:
         return pid
     started = monotonic()
     try:
+        for end in pids:  # or the zygote would wait for a rank that waits for it
+            os.close(end)
         if os.read(go_read, 1) != b"g":
             os._exit(ORPHANED)
         die_with_parent(parents.supervisor)

@@ -13,6 +13,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn.parallel import DistributedDataParallel
 
 from ecrl_cli.checkpoint.make import make_strategy
+from ecrl_cli.checkpoint.progress import NOWHERE
+from ecrl_cli.checkpoint.progress import Progress as Restored
 from ecrl_cli.checkpoint.state import StatePack
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
@@ -90,15 +92,16 @@ class Session:
             journal=Journal(self.logs.rank(self.rank)),
             report=self.report,
             global_step=self.order.resume_step,
-            line_chain=resumed,
+            line_chain=resumed.line_chain,
+            loss=float("nan") if resumed.loss is None else resumed.loss,
         )
 
-    def restore(self, pack: StatePack) -> str:
-        """Restore `pack` where there is something to resume from; gives this rank's line chain so far."""
+    def restore(self, pack: StatePack) -> Restored:
+        """Restore `pack` where there is something to resume from; gives where this rank stands."""
         if self.order.resume_from is None:
-            return ""
+            return NOWHERE
         path = self.layout.root / self.order.resume_from.path
-        return pack.restore(path, self.order.resume_from.commit_sha256).line_chain
+        return pack.restore(path, self.order.resume_from.commit_sha256)
 
     def agree_on(self, record: DatasetRecord) -> None:
         """Write dataset.json once; refuse a data set of another size later: the windows would not match."""

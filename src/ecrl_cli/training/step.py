@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -71,38 +72,42 @@ class Loop:
     report: Reporter
     global_step: int
     line_chain: str
+    loss: float  # the last step's
 
     def run(self) -> float:
-        """Train to the target and wait for everything in flight; gives the last loss."""
-        loss, first = float("nan"), True
+        """Train to the target and wait for everything in flight; gives the last loss. Raises if the target's checkpoint is due and lost."""
+        first = True
+        if self.global_step:  # what should have struck here is still to come where the run was stopped in between
+            self.injector.at_boundary(self.global_step, self.strategy.flush)
         while self.global_step < self.config.target_steps:
-            loss = self.step()
+            self.step()
             if first:
                 self.clock.switch("warm_up")
                 self.strategy.prepare()
                 first = False
             if self.checkpoint_due():
-                self.report(self.global_step, "saving", loss)
+                self.report(self.global_step, "saving", self.loss)
                 self.strategy.save(self.progress())
             self.injector.at_boundary(self.global_step, self.strategy.flush)
-        self.report(self.global_step, "flushing", loss)
+        self.report(self.global_step, "flushing", self.loss)
         self.strategy.flush()
-        return loss
+        if self.config.checkpoint.final:
+            self.strategy.confirm(self.global_step)
+        return self.loss
 
-    def step(self) -> float:
+    def step(self) -> None:
         """One committed step: window, shard, update, the line in the log; then the cursor moves."""
         began = self.clock.switch("compute")
         self.clock.global_step = self.global_step + 1
         epoch, cursor = self.sampler.epoch, self.sampler.cursor_step
         batch = self.loader.batch(epoch, self.sampler.shard(self.rank, self.world_size))
-        loss = self.learner.learn(batch)
+        self.loss = self.learner.learn(batch)
         self.global_step += 1
         self.sampler.advance()
-        self.log(batch, epoch, cursor, loss, began)
-        self.report(self.global_step, "training", loss)
-        return loss
+        self.log(batch, epoch, cursor, began)
+        self.report(self.global_step, "training", self.loss)
 
-    def log(self, batch: Batch, epoch: int, cursor: int, loss: float, began: float) -> None:
+    def log(self, batch: Batch, epoch: int, cursor: int, began: float) -> None:
         """The evidence of the step: with the kernel before any barrier that precedes a capture."""
         now = monotonic()
         line = RankLine(
@@ -113,7 +118,7 @@ class Loop:
             world_size=self.world_size,
             sample_ids_hash=ids_hash(batch.ids),
             sample_ids_count=len(batch.ids),
-            loss=loss,
+            loss=self.loss,
             attempt=self.attempt,
             seconds=now - began,
             at=now,
@@ -130,4 +135,5 @@ class Loop:
 
     def progress(self) -> Progress:
         """Where the run stands: what the next step will consume."""
-        return Progress(self.global_step, self.sampler.epoch, self.sampler.cursor_step, self.config.seed, self.line_chain)
+        loss = self.loss if math.isfinite(self.loss) else None
+        return Progress(self.global_step, self.sampler.epoch, self.sampler.cursor_step, self.config.seed, self.line_chain, loss)

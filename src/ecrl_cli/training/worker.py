@@ -15,7 +15,7 @@ from ecrl_cli.records.clock import SpanClock, monotonic
 STARTED = monotonic()  # before torch is imported, so that importing it is on the account
 
 from ecrl_cli.config.codec import decode  # noqa: E402
-from ecrl_cli.errors import EcrlError  # noqa: E402 - after the first instant
+from ecrl_cli.errors import EcrlError, StorageError  # noqa: E402 - after the first instant
 from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
 from ecrl_cli.records.launch import LaunchOrder  # noqa: E402
 from ecrl_cli.records.layout import RunLayout  # noqa: E402
@@ -31,16 +31,24 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
     control = Control(layout, Hello(rendezvous.rank, os.getpid(), attempt, started))
     try:
         _train(layout, attempt, rendezvous, started, control)
-    except EcrlError as error:
+    except (EcrlError, OSError) as raised:
+        if isinstance(raised, (ConnectionError, TimeoutError)):  # of a peer, which a restart may cure
+            control.trouble(_unexpected(rendezvous.rank, raised))
+            raise
+        error = raised if isinstance(raised, EcrlError) else StorageError.of("rank", raised.filename or run_dir, raised)
         sys.stderr.write(f"ecrl: error: {error.line()}\n")
         control.trouble(Trouble(rendezvous.rank, error.line(), error.exit_code))
         return error.exit_code
     except Exception as error:
-        control.trouble(Trouble(rendezvous.rank, f"{type(error).__name__}: {error}".splitlines()[0][:500], 1))
+        control.trouble(_unexpected(rendezvous.rank, error))
         raise
     finally:
         control.close()
     return 0
+
+
+def _unexpected(rank: int, error: Exception) -> Trouble:
+    return Trouble(rank, f"{type(error).__name__}: {error}".splitlines()[0][:500], 1)
 
 
 def _train(layout: RunLayout, attempt: int, rendezvous: Rendezvous, started: float, control: Control) -> None:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from ecrl_cli.history.lineage import committed_as
-from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, CheckpointLine
+from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, CheckpointLine
 from ecrl_cli.verify.case import Case, checkpoint_events
 from ecrl_cli.verify.stored import OnDisk, set_aside
 from ecrl_cli.verify.verdict import Finding, Notes
@@ -123,6 +123,7 @@ def no_acknowledged_loss(case: Case) -> Finding:
         notes.missing("the folder checkpoints is not here")
         return notes.finding("")
     lost = [text for step, line in sorted(live.items()) if not _outlived(case, step) and (text := _lost(line, disk.get(step)))]
+    lost += _found_gone(case)
     promised = case.run.stored.config.write_mode.name == "atomic_dirsync"
     for text in lost if promised else ():
         notes.broken(text)
@@ -134,7 +135,13 @@ def no_acknowledged_loss(case: Case) -> Finding:
             notes.broken(f"{c.path} follows the commit {c.previous[:8]}, which no line acknowledges")
     if promised or not lost:
         return notes.finding(f"{len(live)} committed checkpoints are there and whole")
-    return notes.finding(f"not promised under {case.run.stored.config.write_mode.name}; {len(lost)} of {len(live)} are lost", lost)
+    return notes.finding(f"not promised under {case.run.stored.config.write_mode.name}; {len(lost)} lost, {len(live)} at the end", lost)
+
+
+def _found_gone(case: Case) -> list[str]:
+    """What a recovery missed: it may have been committed again since."""
+    gone = [(a.attempt, refused.path) for a in case.attempts for refused in a.rejected if refused.reason == GONE]
+    return [f"{path} was committed and was gone when attempt {attempt} was launched" for attempt, path in gone]
 
 
 def _outlived(case: Case, step: int) -> bool:
@@ -161,6 +168,7 @@ def checkpoints_accounted(case: Case) -> Finding:
         lines = case.run.logs(a.attempt).checkpoints.events
         handed = Counter(line.global_step for line in lines if line.event == "submitted")
         ends = Counter(line.global_step for line in lines if line.event in CHECKPOINT_ENDS)
+        ends -= _taken_back(lines)
         submitted += sum(handed.values())
         for step in sorted(set(handed) | set(ends)):
             if handed[step] != 1 or ends[step] != 1:
@@ -172,6 +180,12 @@ def checkpoints_accounted(case: Case) -> Finding:
         for step in sorted(_due(case, a) - set(handed)):
             notes.broken(f"step {step} of attempt {a.attempt} was due and no checkpoint was submitted")
     return notes.finding(f"{submitted} submitted, each ended once")
+
+
+def _taken_back(lines: tuple[CheckpointLine, ...]) -> Counter[int]:
+    """By step, `failed` lines that recovery corrected: the checkpoint was there all the same."""
+    failed = {line.global_step for line in lines if line.event == "failed"}
+    return Counter(line.global_step for line in lines if line.event == "committed" and line.reason == FOUND and line.global_step in failed)
 
 
 def _due(case: Case, a: Attempt) -> set[int]:

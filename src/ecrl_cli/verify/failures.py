@@ -51,6 +51,8 @@ def _check_blow(case: Case, fired: Fired, notes: Notes) -> None:
         notes.broken(f"{who} ({fired.kind} of rank {fired.rank}) is not how attempt {a.attempt} died: {_death(a)}")
     lines = case.run.logs(a.attempt).ranks.get(fired.rank)
     if lines is None or not lines.events:
+        if a.resumed_from_step == fired.global_step:
+            return  # it stood behind that step from the start
         notes.missing(f"{who} fired in attempt {a.attempt} and rank {fired.rank} left no log")
     elif lines.events[-1].global_step > fired.global_step:
         notes.broken(f"{who} fired behind step {fired.global_step}, rank {fired.rank} went on to step {lines.events[-1].global_step}")

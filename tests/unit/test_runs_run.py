@@ -1,0 +1,46 @@
+"""What a run does around its supervisor."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.runs import run as runs
+from tests.runs.builder import build_ref, config_of
+
+
+class NoLaunchers:
+    """Whoever asks for one is disappointed."""
+
+    def of(self, config: Any) -> Any:
+        raise RuntimeError
+
+
+def test_a_run_that_was_completed_and_not_measured_is_measured(tmp_path: Path) -> None:
+    layout = build_ref(tmp_path)
+    before = layout.metrics.read_bytes()
+    layout.metrics.unlink()
+    result = runs.run(config_of("ref"), layout.root, lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+    assert (result.exit_code, result.status) == (0, "completed")
+    assert layout.metrics.read_bytes() == before
+
+
+def test_nothing_is_shown_before_the_launcher_is_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr(runs, "prepare", lambda *given: None)
+    monkeypatch.setattr(runs, "make_ui", lambda *given: shown.append(given))
+    with pytest.raises(RuntimeError):
+        runs.run(config_of("ref"), tmp_path / "run", lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+    assert shown == []
+
+
+def test_the_name_of_a_run_directory_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(runs, "sync_directory", synced.append)
+    runs.lay_down(RunLayout(tmp_path / "a" / "b"), config_of("ref"))
+    assert set(synced) == {tmp_path / "a", tmp_path}
+    shutil.rmtree(tmp_path / "a" / "b")

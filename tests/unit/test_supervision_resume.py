@@ -1,0 +1,62 @@
+"""What the next attempt resumes from, and what goes on record before it does."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.checkpoint.lines import CheckpointLog
+from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.errors import NoValidCheckpoint, StorageError
+from ecrl_cli.records.events import FOUND, GONE, Attempt, CheckpointLine, Rejected
+from ecrl_cli.records.journal import Journal, read_journal
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.resume import choose
+from tests.unit.checkpoint_support import commit, store_at
+
+TEN, TWENTY = Attempt(0, 2, last_step=20), Rejected("checkpoints/step_00000020", "file", GONE)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    return RunLayout(tmp_path)
+
+
+@pytest.fixture
+def store(layout: RunLayout) -> CheckpointStore:
+    """Checkpoints of steps 10 and 20, both acknowledged."""
+    made = store_at(layout.root)
+    log = CheckpointLog(Journal(layout.attempt(0).checkpoints), layout, 0)
+    for step in (10, 20):
+        log.committed(step, commit(made, step))
+    log.close()
+    return made
+
+
+def test_an_acknowledged_checkpoint_that_is_gone_is_refused_once(layout: RunLayout, store: CheckpointStore) -> None:
+    shutil.rmtree(layout.checkpoints / "step_00000020")
+    choice = choose(layout, store, (TEN,))
+    assert choice.report is not None and choice.report.global_step == 10
+    assert choice.rejected == (TWENTY,)
+    (layout.attempt(1).folder).mkdir(parents=True)
+    assert choose(layout, store, (TEN, Attempt(1, 2, rejected=choice.rejected))).rejected == ()
+
+
+def test_a_run_whose_checkpoints_are_all_gone_does_not_begin_anew(layout: RunLayout, store: CheckpointStore) -> None:
+    for step in (10, 20):
+        shutil.rmtree(layout.checkpoints / f"step_{step:08d}")
+    with pytest.raises(NoValidCheckpoint, match=r"step_00000020 \(file: is gone\)"):
+        choose(layout, store, (TEN,))
+
+
+def test_what_is_resumed_from_is_on_record_as_committed(layout: RunLayout, store: CheckpointStore) -> None:
+    log = CheckpointLog(Journal(layout.attempt(0).checkpoints), layout, 0)
+    saved = commit(store, 30)
+    log.failed(30, StorageError("fsync", "EIO"))
+    for _ in range(2):
+        choose(layout, store, (TEN,))
+    events = [line for line in read_journal(layout.attempt(0).checkpoints, CheckpointLine).events if line.global_step == 30]
+    assert [(line.event, line.reason) for line in events[1:]] == [("committed", FOUND)]
+    assert (events[1].commit_sha256, events[1].path, events[1].attempt) == (saved.commit_sha256, "checkpoints/step_00000030", 0)
