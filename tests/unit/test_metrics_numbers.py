@@ -56,8 +56,8 @@ def test_a_run_without_its_end_has_no_final_state(tmp_path: Path) -> None:
 
 def test_a_damaged_record_gives_no_numbers(tmp_path: Path) -> None:
     layout = build_blk(tmp_path)
-    flip(layout.attempt(1).checkpoints, 1)
-    with pytest.raises(RecordError, match="checkpoint_rank0"):
+    flip(layout.attempt(1).rank(0), 1)
+    with pytest.raises(RecordError, match="rank0"):
         metrics_document(load(layout))
 
 
