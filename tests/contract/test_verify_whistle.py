@@ -13,8 +13,9 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, Verdict, render
 from tests.runs.builder import build_blk, build_clean, build_ref, build_refused
+from tests.runs.said import SAID
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at
-from tests.runs.spoilt import NEEDS_REFERENCE, ONCE, SAID, SPOILT, TIME, TRAJECTORY, Spoil, attempts, never_committed
+from tests.runs.spoilt import NEEDS_REFERENCE, ONCE, SPOILT, TIME, TRAJECTORY, Spoil, attempts, never_committed, two_states
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_an_untouched_run_is_valid(sweep: Path, name: str, alone: bool) -> None:
         run = Path(shutil.move(run, sweep.parent / "moved"))
     verdict = judge(run)
     assert verdict.status == VALID, render(verdict)
-    assert verdict.reference == ("" if alone or name in ("ref", "clean") else "ref")
+    assert verdict.reference == ("" if alone else "clean" if name == "ref" else "ref")
 
 
 @pytest.mark.parametrize("name", SPOILT)
@@ -202,6 +203,32 @@ def test_a_reference_without_its_end_leaves_the_trajectory_unknown(sweep: Path) 
     for name in ("ref", "clean"):
         RunLayout(sweep / name).attempt(0).final.unlink()
     assert found(judge(sweep / "blk"), TRAJECTORY).status == UNKNOWN
+
+
+def test_ranks_with_buffers_of_their_own_may_differ_after_a_step(sweep: Path) -> None:
+    two_states(RunLayout(sweep / "blk"), buffers=True)
+    assert found(judge(sweep / "blk"), TRAJECTORY).status == VALID
+
+
+def test_an_undisturbed_run_that_ends_elsewhere_does_not_pass(sweep: Path) -> None:
+    edit_json(RunLayout(sweep / "clean").attempt(0).final, lambda final: final | {"parameters_digest": "0" * 64})
+    finding = found(judge(sweep / "clean"), TRAJECTORY)
+    assert finding.status == INVALID and "the final parameters differ" in finding.message
+
+
+def test_an_undisturbed_run_does_not_wait_for_another(sweep: Path) -> None:
+    RunLayout(sweep / "clean").attempt(0).final.unlink()
+    verdict = judge(sweep / "ref")
+    assert verdict.status == VALID and verdict.reference == "", render(verdict)
+
+
+def test_an_unfinished_run_in_another_role_is_no_reference(sweep: Path) -> None:
+    shutil.rmtree(sweep / "clean")
+    layout = RunLayout(sweep / "ref")
+    edit_json(layout.config, lambda c: c["config"]["variant"].update(name="warm"))
+    layout.attempt(0).final.unlink()
+    verdict = judge(sweep / "blk")
+    assert verdict.status == VALID and verdict.reference == "", render(verdict)
 
 
 def test_only_a_run_that_must_end_alike_is_a_reference(sweep: Path, tmp_path: Path) -> None:

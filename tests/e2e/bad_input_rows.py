@@ -192,6 +192,8 @@ ROWS = (
     row(60, "seed=${eval:1}", "seed: resolvers are not accepted, got '${eval:1}'"),
     row(60, "run_dir=${oc.env:HOME}", "run_dir: resolvers are not accepted"),
     row(60, "seed=${target_steps} target_steps=${seed}", "refers to itself through ${...}"),
+    row(58, MINE, "conf/suite/mine.yaml:2", "has no value (???)", setup=conf(b"# @package _global_\nseed: ???\n")),
+    row(56, MINE, "suite: unknown key 'suite'", "put `# @package _global_` on the first line", setup=conf(b"target_steps: 5\n")),
     row(60, MINE, "conf/suite/mine.yaml:1:13", "is not UTF-8", setup=conf(b"suite_name: \xff\xfe\n")),
     row(60, MINE, "conf/suite/mine.yaml", "has 104857600 bytes", setup=conf(b"suite_name: x\n", size=100 * 2**20)),
     row(60, MINE, "conf/suite/mine.yaml:2:1", "is not YAML", "indent with spaces", setup=conf(b"model:\n\twidth: 8\n")),

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+from ecrl_cli.checkpoint.canonical import digest
 from ecrl_cli.checkpoint.protocol import MODEL, TRAIN
 from ecrl_cli.data.order import epoch_order, ids_hash, window
 from ecrl_cli.records.layout import RunLayout
@@ -113,6 +114,28 @@ def forge_the_log_of_step_5(layout: RunLayout) -> None:
     edit_lines(layout.attempt(0).rank(1), at_step(5, seconds=0.5))
 
 
+def metrics(**changes: Any) -> Spoil:
+    return lambda run: edit_json(run.metrics, lambda document: document | changes)
+
+
+def miscount(name: str) -> Spoil:
+    return lambda run: edit_json(run.metrics, lambda m: m["checkpoints"].update({name: m["checkpoints"][name] + 1}))
+
+
+def replayed_state(layout: RunLayout, state: str | None) -> None:
+    """Step 8 of rank 1, first done by attempt 0 and again by attempt 1."""
+    edit_lines(layout.attempt(0).rank(1), at_step(8, state_digest="a" * 64))
+    edit_lines(layout.attempt(1).rank(1), at_step(8, state_digest=state, seconds=0.5))
+
+
+def two_states(layout: RunLayout, buffers: bool) -> None:
+    """Step 22, which is done once."""
+    for rank, state in enumerate("ab"):
+        edit_lines(layout.attempt(2).rank(rank), at_step(22, state_digest=state * 64))
+    if not buffers:
+        edit_json(layout.attempt(2).final, lambda final: final | {"buffers_digest": digest([])})
+
+
 SPOILT: dict[str, tuple[Spoil, str]] = {
     "a step dropped": (lambda run: edit_lines(run.attempt(0).rank(0), without(global_step=4)), ONCE),
     "a step dropped on all ranks": (lambda run: [edit_lines(run.attempt(2).rank(r), without(global_step=22)) for r in (0, 1)], ONCE),
@@ -194,6 +217,24 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     "a line damaged in the middle": (lambda run: flip(run.attempt(1).rank(0), 1), RECORDS),
     "seconds moved to another account": (lambda run: edit_lines(run.attempt(1).spans(0), without(category="import")), RECORDS),
     "metrics that flatter": (lambda run: edit_json(run.metrics, lambda m: m | {"wall_s": m["wall_s"] / 2}), RECORDS),
+    "metrics of another goodput": (metrics(goodput=9.0), RECORDS),
+    "metrics without a restart": (metrics(restarts=0), RECORDS),
+    "metrics of another target": (metrics(target_steps=30), RECORDS),
+    "metrics of another variant": (metrics(variant="ref"), RECORDS),
+    "metrics of another seed": (metrics(seed=8), RECORDS),
+    "metrics of another run": (metrics(run_id="0" * 64), RECORDS),
+    "metrics of another reference": (metrics(reference_id="0" * 64), RECORDS),
+    "metrics of another end": (lambda run: edit_json(run.metrics, lambda m: m["final"].update(loss=0.0)), RECORDS),
+    "metrics of another end state": (lambda run: edit_json(run.metrics, lambda m: m["final"].update(rng_digest="0" * 64)), RECORDS),
+    "metrics that submit less": (miscount("submitted"), RECORDS),
+    "metrics that commit more": (miscount("committed"), RECORDS),
+    "metrics that fail more": (miscount("failed"), RECORDS),
+    "metrics that lose more": (miscount("lost"), RECORDS),
+    "metrics that are no object": (lambda run: run.metrics.write_text("[]"), RECORDS),
+    "metrics.json gone": (lambda run: run.metrics.unlink(), RECORDS),
+    "a replayed state changed": (lambda run: replayed_state(run, "b" * 64), TRAJECTORY),
+    "a replayed state not hashed": (lambda run: replayed_state(run, None), TRAJECTORY),
+    "ranks that hold two states": (lambda run: two_states(run, buffers=False), TRAJECTORY),
     "final.json gone": (lambda run: run.attempt(2).final.unlink(), TARGET),
     "a final record too many": (lambda run: shutil.copy(run.attempt(2).final, run.attempt(1).final), TARGET),
     "completed early": (completed_early, TARGET),
@@ -209,68 +250,3 @@ NEEDS_REFERENCE = {
     "the final generators changed",
     "inputs differ from the reference",
 }
-
-# What the verdict on a spoilt run says, word for word: one promise may be broken in several ways at once, and each must be told.
-SAID: tuple[tuple[str, str], ...] = (
-    ("a step dropped", "attempt 0 rank 0 logged step 5 behind step 3: step 4 is dropped"),
-    ("a step dropped", "step 4 of attempt 0 rank 0 left no line: missing"),
-    ("a step repeated", "attempt 2 rank 1 logged step 24 behind step 24: step 24 is repeated"),
-    ("a step repeated", "step 24 was logged 2 times by attempt 2 rank 1: duplicates"),
-    ("two samples swapped between ranks", "step 3 rank 0 (attempt 0) logged samples of no shard of this run: extra"),
-    ("two samples swapped between ranks", "epoch 0: duplicates 0, missing 8, extra 8"),
-    ("two shards swapped between ranks", "step 16 rank 0 (attempt 1) logged the shard of step 16 rank 1"),
-    ("two windows swapped", "step 3 rank 1 (attempt 0) logged the shard of step 4 rank 1"),
-    ("too few samples", "step 2 rank 0 (attempt 0) consumed 3 samples, its shard has 4"),
-    ("a cursor shifted", "step 2 rank 0 (attempt 0) is at epoch 0 cursor 2, the step is epoch 0 cursor 1"),
-    ("a line of another rank", "attempt 0 rank 1 holds a line of attempt 0 rank 0 of 2 (step 2)"),
-    ("a log of a rank too many", "attempt 0 rank 2 left a log, the attempt had 2 ranks"),
-    ("a rank's log removed", "the log of steps 7 to 18 of attempt 1 rank 1 is not there"),
-    ("a rank's log removed", "epoch 0: 16 samples are not on record"),
-    ("a last line torn", "the log ends before step 24 of attempt 2 rank 1, its last line is torn"),
-    ("resumed from an older one", "attempt 2 rank 0 began with step 19, the attempt resumed behind step 12"),
-    ("resumed from an older one", "attempt 2 resumed from step 12 although step 18 was committed and is on no record as refused"),
-    ("resumed at another step", "attempt 2 says it resumed at step 12, its checkpoint is of step 18"),
-    ("resumed at another step", "attempt 2 was told to resume behind step 18, supervisor.json says step 12"),
-    ("resumed from nowhere", "which no earlier attempt committed"),
-    ("began anew", "attempt 1 began anew although step 6 was committed and is on no record as refused"),
-    ("resumed from a retired one", "attempt 2 resumed from step 18, which was retired, refused or replaced before"),
-    ("a bit flipped in what was resumed from", "which the guard refuses: hash: model.safetensors does not match its SHA-256"),
-    ("a committed checkpoint is gone", "step 24 was committed (attempt 2) and is gone"),
-    ("another run's checkpoint", "checkpoints/step_00000018 belongs to run"),
-    ("a loss changed", "the first differing step is step 21, component loss"),
-    ("a replayed loss changed", "step 8 rank 0: loss"),
-    ("a final digest changed", "the final optimizer differ"),
-    ("the final generators changed", "the final rng differ"),
-    ("a failure fired again", "entry 0 fired in attempt 0 and attempt 1 died of it again"),
-    ("a failure fired again", "the run completed and entries [1] never fired"),
-    ("an attempt armed again", "entry 0 fired in attempt 0 and attempt 1 was armed with it again"),
-    ("one entry fired twice", "entry 0 fired 2 times"),
-    ("a failure that was not planned", "entry 1 fired (kill, rank 1, step 19), which was not planned"),
-    ("a failure that was not planned", "entry 1 fired behind step 19, rank 1 went on to step 20"),
-    ("another death", "entry 0 (kill of rank 1) is not how attempt 0 died: rank 1, exit code 1, signal None"),
-    ("the seed changed", "config.json does not hash to its run_id"),
-    ("the seed changed", "config.json does not hash to its reference_id"),
-    ("another target", "supervisor.json aims at step 30, config.json at step 24"),
-    ("another run's supervisor", "supervisor.json is of run 00000000"),
-    ("an attempt dropped", "supervisor.json numbers its attempts [0, 2]"),
-    ("an attempt dropped", "attempt 1 left logs and is not in supervisor.json"),
-    ("an attempt's logs dropped", "attempt 1 is in supervisor.json and left no logs"),
-    ("a restart not counted", "supervisor.json counts 1 restarts, 2 attempts follow one that died"),
-    ("an attempt of no session", "an attempt belongs to no session"),
-    ("an attempt of three ranks", "attempt 1 had 3 ranks, the configuration says 2"),
-    ("an attempt that completed too soon", "attempt 1 completed and another attempt follows it"),
-    ("another last step", "attempt 1 did steps 7 to 19 by supervisor.json, 7 to 20 by the log of rank 0"),
-    ("launch.json gone", "attempt 1 has no launch.json"),
-    ("a line damaged in the middle", "logs/attempt-01/rank0.jsonl cannot be read"),
-    ("a line forged", "the lines of rank 1 up to step 24 are not those that checkpoints/step_00000024 was taken behind"),
-    ("a rank's log emptied", "12 lines of rank 1 up to step 24 are gone, checkpoints/step_00000024 was taken behind them"),
-    ("seconds moved to another account", "seconds in metrics.json is not what the records fold to"),
-    ("time counted twice", "counted twice"),
-    ("completed early", "final.json is of step 22, the target is step 24"),
-    ("completed early", "the run is said to be completed, its logs end at step 22 of 24"),
-    ("completed in an attempt that died", "the run is said to be completed, its last attempt died"),
-    ("a final record too many", "attempt 1 left the final record of attempt 2, the last attempt is 2"),
-    ("final.json gone", "attempt 2 left no final.json"),
-    ("final.json gone", "this run has no final record: its end state is not known"),
-    ("not completed", "the run is stopped at step 24 of 24"),
-)

@@ -140,7 +140,7 @@ def test_verify_takes_a_sweep_for_all_its_runs(sweep: Path, capsys: pytest.Captu
 
 def test_verify_keeps_the_verdict_beside_the_records(sweep: Path) -> None:
     main(["verify", str(sweep)])
-    assert json.loads(RunLayout(sweep / "valid").verdict.read_text()) == {"status": "valid"}
+    assert json.loads(RunLayout(sweep / "valid").verdict.read_text())["status"] == "valid"
     assert not RunLayout(sweep / "gone").verdict.exists()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.errors import EvidenceMissing, RunDirectoryError
+from ecrl_cli.errors import ConfigError, EvidenceMissing, RunDirectoryError
 from ecrl_cli.report.build import report
 from ecrl_cli.report.find import destination, places
 from tests.unit.report_runs import Plan, arms, make_run, make_sweep
@@ -57,5 +57,6 @@ def test_runs_without_any_metrics_are_missing_evidence(tmp_path: Path) -> None:
 def test_where_the_report_goes(tmp_path: Path) -> None:
     a, b = tmp_path / "s" / "a", tmp_path / "s" / "b"
     assert destination([a], None) == a / "report"
-    assert destination([a, b], None) == tmp_path.resolve() / "s" / "report"
+    with pytest.raises(ConfigError, match="add --out DIR"):
+        destination([a, b], None)
     assert destination([a, b], tmp_path / "here") == tmp_path / "here"

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from ecrl_cli.metrics.statistics import mean_of_ratios, ratio_of_means, summary
+from ecrl_cli.records.fingerprint import fingerprint
+from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
+from ecrl_cli.storage.files import write_json
 from tests.unit.report_runs import Plan, Simulation, arms, make_run, make_sweep
 
 SEEDS = (1337, 2027, 4242)
@@ -178,3 +181,12 @@ def test_the_report_is_the_same_when_made_again(tmp_path: Path) -> None:
     before = {p.name: p.read_bytes() for p in report([sweep]).page.parent.rglob("*") if p.is_file()}
     after = {p.name: p.read_bytes() for p in report([sweep]).page.parent.rglob("*") if p.is_file()}
     assert before == after and {"goodput.pdf", "goodput.png", "loss.png", "timeline-1.pdf", "report.md"} <= set(after)
+
+
+def test_a_verdict_over_records_that_were_changed_since_counts_for_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Plan(verdict="valid"))
+    layout = RunLayout(run)
+    write_json(layout.verdict, read_json(layout.verdict) | {"records_sha256": fingerprint(layout)})
+    assert "not verified" not in report([run]).text
+    layout.metrics.write_text(layout.metrics.read_text().replace('"restarts": ', '"restarts": 1'))
+    assert "not verified" in report([run]).text

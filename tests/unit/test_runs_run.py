@@ -29,6 +29,32 @@ def test_a_run_that_was_completed_and_not_measured_is_measured(tmp_path: Path) -
     assert layout.metrics.read_bytes() == before
 
 
+def test_metrics_of_an_earlier_stop_do_not_pass_for_those_of_the_completed_run(tmp_path: Path) -> None:
+    layout = build_ref(tmp_path)
+    before = layout.metrics.read_bytes()
+    layout.metrics.write_bytes(before.replace(b'"terminal_status": "completed"', b'"terminal_status": "stopped"'))
+    runs.run(config_of("ref"), layout.root, lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+    assert layout.metrics.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ['{"schema_version": 2}', "[]", '{"schema_version": 1, "foo": 2}', "{"])
+def test_a_damaged_supervisors_record_is_bad_input(tmp_path: Path, damage: str) -> None:
+    layout = build_ref(tmp_path)
+    layout.supervisor.write_text(damage)
+    result = runs.run(config_of("ref"), layout.root, lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+    assert result.exit_code == 2 and "supervisor.json" in result.reason
+
+
+def test_a_damaged_log_is_found_before_the_training_that_would_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "prepare", lambda *given: None)
+    monkeypatch.setattr(runs, "completed", lambda layout: False)
+    layout = build_ref(tmp_path)
+    log = layout.attempt(0).rank(0)
+    log.write_bytes(b"xx" + log.read_bytes())
+    result = runs.run(config_of("ref"), layout.root, lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+    assert result.exit_code == 2 and "rank0.jsonl" in result.reason
+
+
 def test_nothing_is_shown_before_the_launcher_is_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[object] = []
     monkeypatch.setattr(runs, "prepare", lambda *given: None)

@@ -102,6 +102,8 @@ def test_of_several_explanations_the_incurable_counts_then_the_casualtys(layout:
 
     assert watch(Scripted(0, first, all_speak), listener).trouble == input_error
     assert watch(Scripted(0, first, two_speak), listener).trouble == casualty
+    survivor = Scripted(0, first, lambda: said(layout, peer.rank, peer).close())
+    assert watch(survivor, listener).trouble is None, "a survivor only knows that its peer is gone"
 
 
 def test_a_line_that_a_death_cut_off_is_no_message(layout: RunLayout, listener: Listener) -> None:

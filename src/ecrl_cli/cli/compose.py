@@ -28,6 +28,7 @@ PRIMARY = "train"
 # Before Hydra 1.4 the behaviour is chosen by a version; from then on naming one is deprecated.
 VERSION_BASE: dict[str, Any] = {"version_base": None} if hydra.__version__.startswith("1.3") else {}
 _MAX_FILE_BYTES = 2**20
+_NO_VALUE = re.compile(r":\s*\?\?\?\s*(#.*)?$")
 _MAX_CELLS = 10_000
 # Hydra's own settings through which a file could run code, write elsewhere or go round the supervisor.
 _GUARDED = ("launcher", "callbacks", "run", "sweep", "job_logging", "hydra_logging", "output_subdir", "verbose", "mode")
@@ -187,3 +188,6 @@ def _check_file(file: Path) -> None:
         line = error.object[: error.start].count(b"\n") + 1
         column = error.start - error.object.rfind(b"\n", 0, error.start)
         raise ConfigError(f"{file}:{line}:{column}", f"is not UTF-8 ({shown(hex(error.object[error.start]))})", "save it as UTF-8") from error
+    for number, text in enumerate(file.read_text().splitlines(), start=1):
+        if _NO_VALUE.search(text):
+            raise ConfigError(f"{file}:{number}", "has no value (???)", "give it one or take the line out")

@@ -13,6 +13,7 @@ from ecrl_cli.cli.folders import Parser, checked, run_directories
 from ecrl_cli.errors import EcrlError, EvidenceMissing, RecordError
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
+from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.verify.judge import judge
@@ -61,7 +62,11 @@ def _apart(run: Path, reference: Path | None, name: str) -> dict[str, Any] | Non
     """How far the run ended from the reference that it was judged by, which is called `name`."""
     if not name:
         return None
-    return divergence_document(load(RunLayout(run)), load(RunLayout(reference or run.resolve().parent / name)))
+    try:
+        return divergence_document(load(RunLayout(run)), load(RunLayout(reference or run.resolve().parent / name)))
+    except (EcrlError, OSError) as error:  # the verdict stands without the distances: a damaged file is its finding, not its end
+        sys.stderr.write(f"ecrl: {run}: no divergence ({error})\n")
+        return None
 
 
 def _unreadable(run: Path, error: EcrlError) -> Answer:
@@ -71,7 +76,7 @@ def _unreadable(run: Path, error: EcrlError) -> Answer:
 def _keep(run: Path, document: dict[str, Any], apart: dict[str, Any] | None) -> None:
     layout = RunLayout(run)
     try:
-        write_json(layout.verdict, document)
+        write_json(layout.verdict, document | {"records_sha256": fingerprint(layout)})
         if apart is not None:
             write_json(layout.divergence, apart)
     except OSError as error:  # an archived copy may be read-only: the answer counts, not the file

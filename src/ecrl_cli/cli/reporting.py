@@ -21,7 +21,8 @@ def report(argv: Sequence[str]) -> int:
     made = build_report([checked(folder) for folder in flags.folders], flags.out)
     page = str(made.page)
     if flags.json:
-        sys.stdout.write(json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text}, indent=2) + "\n")
+        document = json.loads(made.page.with_name("report.json").read_text())
+        sys.stdout.write(json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text, **document}, indent=2) + "\n")
     else:
         sys.stdout.write(made.text.rstrip() + "\n" + ("" if page in made.text else f"{page}\n"))
     return made.exit_code

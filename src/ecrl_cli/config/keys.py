@@ -14,6 +14,7 @@ from ecrl_cli.errors import ConfigError, shown
 
 RESERVED = ("_target_", "_recursive_", "_partial_", "_convert_", "_args_")
 
+PACKAGED = "put `# @package _global_` on the first line of the suite's or matrix's file"
 _RETIRED = {"resume": "start the same command again: a run directory that holds this very run is resumed"}
 
 
@@ -53,7 +54,7 @@ def unknown_key(key: str, more: Iterable[str] = ()) -> ConfigError:
     head = key.partition(".")[0]
     known = [*leaves(), *sections(), *more]
     misspelt = head if head not in known else key
-    remedy = _RETIRED.get(head) or _suggestion(key, known) or did_you_mean(head, known)
+    remedy = _RETIRED.get(head) or (PACKAGED if head in ("suite", "matrix") else "") or _suggestion(key, known) or did_you_mean(head, known)
     return ConfigError(key, f"unknown key {shown(misspelt)}", remedy or "`ecrl train --cfg job` shows every key")
 
 

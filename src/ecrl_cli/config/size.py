@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ecrl_cli.config.schema import ModelConfig, OptimizerConfig, RunConfig
 
 _BYTES = 4  # parameters and optimizer state are kept in fp32, under autocast too
@@ -29,7 +31,8 @@ def seconds(config: RunConfig, *, gpu: bool) -> float:
     work = 6 * gflop * config.global_batch
     rate = _GPU_GFLOPS if gpu else _CPU_GFLOPS * config.threads
     starts = _START_S * (1 + len(config.failure.steps))
-    return starts + config.target_steps * max(work / (rate * config.world_size), _STEP_FLOOR_S)
+    workers = config.world_size if gpu else min(config.world_size, os.cpu_count() or 1)
+    return starts + config.target_steps * max(work / (rate * workers), _STEP_FLOOR_S)
 
 
 def _slots(optimizer: OptimizerConfig) -> int:

@@ -10,6 +10,7 @@ from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords
 from ecrl_cli.records.events import CHECKPOINT_ENDS, SCHEMA_VERSION, CheckpointLine, Final, Fired, RankLine, Span, SupervisorRecord
+from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
 from ecrl_cli.report.find import Place
@@ -225,6 +226,8 @@ def _verdict(place: Place) -> Verdict:
     if not place.layout.verdict.exists():
         return Verdict("missing")
     value = read_json(place.layout.verdict)
+    if value.get("records_sha256", "") not in ("", fingerprint(place.layout)):
+        return Verdict("missing", (Finding("records", "unknown", "the records were changed after the verdict; run `ecrl verify` again"),))
     status = value["status"] if value["status"] in ("valid", "invalid", "unknown") else "unknown"
     findings = tuple(Finding(f["promise"], f["status"], f["message"], f.get("evidence")) for f in value["findings"])
     return Verdict(status, findings, str(value.get("reference", "")))

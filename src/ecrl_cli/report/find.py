@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrl_cli.errors import EvidenceMissing, RunDirectoryError
+from ecrl_cli.errors import ConfigError, EvidenceMissing, RunDirectoryError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 
 
@@ -65,9 +64,9 @@ def _named_apart(found: list[Place]) -> list[Place]:
 
 
 def destination(dirs: list[Path], out: Path | None) -> Path:
-    """`out`, or report/ in the one folder given, or in the common parent of several."""
+    """`out`, or report/ in the one folder given; several folders have no place of their own, so that theirs must be named."""
     if out is not None:
         return out
     if len(dirs) == 1:
         return SweepLayout(dirs[0]).report
-    return SweepLayout(Path(os.path.commonpath([d.resolve() for d in dirs]))).report
+    raise ConfigError("--out", f"{len(dirs)} folders and no place for their report", "add --out DIR")

@@ -7,25 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.preflight import prepare
-from ecrl_cli.errors import EcrlError
+from ecrl_cli.errors import EcrlError, NoProgress, NoValidCheckpoint, RecordError, Stopped, StorageError
 from ecrl_cli.failures.plan import describe, plan
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
-from ecrl_cli.records.events import SupervisorRecord
+from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.runs.directory import claim
 from ecrl_cli.runs.environment import environment
 from ecrl_cli.storage.files import sync_directory, write_json
+from ecrl_cli.supervision.launcher import Launcher
 from ecrl_cli.supervision.launchers import Launchers
+from ecrl_cli.supervision.record import read_record
 from ecrl_cli.supervision.supervise import supervise
 from ecrl_cli.supervision.ui import make_ui
 
 Say = Callable[[str], None]
+WORTH_SAYING_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def run(config: RunConfig, run_dir: Path, say: Say, launchers: Launchers) -> Run
 
 
 def _run(config: RunConfig, layout: RunLayout, say: Say, launchers: Launchers) -> RunResult:
-    if completed(layout) and layout.metrics.exists():
+    if completed(layout) and measured(layout):
         say(f"{layout.root}: already at step {config.target_steps}; nothing to do")
         return RunResult(0, "completed_prev", "finished before")
     claim(layout, config)
@@ -56,19 +59,47 @@ def _run(config: RunConfig, layout: RunLayout, say: Say, launchers: Launchers) -
         write_metrics(layout)
         return RunResult(0, "completed", "target reached")
     prepare(config.dataset, say)
-    if not layout.config.exists():
+    if layout.config.exists():
+        check_records(layout)
+    else:
         lay_down(layout, config)
     for line in describe(plan(config)):
         say(line)
-    launcher = launchers.of(config)  # before the UI: what is interrupted while it warms leaves no bar behind
-    record = supervise(config, layout, make_ui(config, layout), launcher)
+    launcher = warm(launchers, config, say)  # before the UI: what is interrupted while it warms leaves no bar behind
+    try:
+        record = supervise(config, layout, make_ui(config, layout), launcher)
+    except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
+        write_metrics(layout)  # what it came to is shown too, and never averaged
+        raise
     write_metrics(layout)
     return RunResult(0, record.terminal_status, record.reason)
 
 
+def warm(launchers: Launchers, config: RunConfig, say: Say) -> Launcher:
+    """The launcher, ready; what its first use took is said, because no run's clock has it."""
+    began = monotonic()
+    launcher = launchers.of(config)
+    spent = monotonic() - began
+    if spent > WORTH_SAYING_S:
+        say(f"{config.supervision.launcher}: warm after {spent:.1f} s, which is on no run's clock")
+    return launcher
+
+
 def completed(layout: RunLayout) -> bool:
     """Whether the run is on record as having reached its target."""
-    return layout.supervisor.exists() and decode(SupervisorRecord, read_json(layout.supervisor)).terminal_status == "completed"
+    return layout.supervisor.exists() and read_record(layout).terminal_status == "completed"
+
+
+def measured(layout: RunLayout) -> bool:
+    """Whether metrics.json tells of the completed run, not of an earlier stop."""
+    return layout.metrics.exists() and read_json(layout.metrics).get("terminal_status") == "completed"
+
+
+def check_records(layout: RunLayout) -> None:
+    """RecordError where an earlier attempt left what cannot be read: found out now, not after the training that would follow."""
+    for trouble in load(layout).unread:
+        if trouble.path.startswith("logs/"):
+            raise RecordError(trouble.path, trouble.reason, "restore the file or start a new run")
 
 
 def lay_down(layout: RunLayout, config: RunConfig) -> None:

@@ -83,9 +83,10 @@ class AttemptWatch:
             self._hear(number)
 
     def _explanation(self, first: RankExit | None) -> Trouble | None:
-        """What no restart would cure; else the word of the first casualty; else of anyone."""
-        said = sorted(self._troubles, key=lambda t: (t.exit_code not in INCURABLE, first is None or t.rank != first.rank))
-        return said[0] if said else None
+        """What no restart would cure; else the first casualty's own word. A survivor only knows that its peer is gone."""
+        incurable = [t for t in self._troubles if t.exit_code in INCURABLE]
+        own = [t for t in self._troubles if first is not None and t.rank == first.rank]
+        return next(iter([*incurable, *own]), None)
 
     def _accept(self) -> bool:
         """Take the next waiting connection; False where none waits."""

@@ -85,6 +85,7 @@ class LiveUI:
 
     def __init__(self, name: str, target_steps: int, console: Console) -> None:
         self._name, self._target = name, target_steps
+        self._width = max(6, min(30, console.width - len(name) - 66))  # the rest of the line is words
         self._started = self._drawn = monotonic()
         self._step, self._loss, self._restarts, self._state = 0, "", 0, "starting"
         self._highest = self._first = 0
@@ -128,7 +129,7 @@ class LiveUI:
         row = Table.grid(padding=(0, 1))
         row.add_row(
             self._name,
-            ProgressBar(total=self._target, completed=self._step, width=30),
+            ProgressBar(total=self._target, completed=self._step, width=self._width),
             f"{self._step}/{self._target}{self._loss} | {goodput:.1f} steps/s | {self._restarts} restarts | {self._state}",
         )
         return row

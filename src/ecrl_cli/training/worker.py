@@ -54,11 +54,11 @@ def _unexpected(rank: int, error: Exception) -> Trouble:
 def _train(layout: RunLayout, attempt: int, rendezvous: Rendezvous, started: float, control: Control) -> None:
     logs = layout.attempt(attempt)
     clock = SpanClock(Journal(logs.spans(rendezvous.rank)), attempt, started, "import")
+    order = decode(LaunchOrder, read_json(logs.launch))
     if rendezvous.rank == 0:
-        control.progress(Progress(0, "importing", monotonic()))
+        control.progress(Progress(order.resume_step, "importing", monotonic()))
     from ecrl_cli.training.session import Session  # torch: its import is a span of its own and follows the hello
 
-    order = decode(LaunchOrder, read_json(logs.launch))
     Session(read_run_config(layout).config, layout, order, rendezvous, clock, control).train()
 
 

@@ -16,7 +16,7 @@ PREFERRED = ("ref", "clean")  # variants, best reference first
 
 
 def judge(run_dir: Path, reference: Path | None = None) -> Verdict:
-    """The verdict over `run_dir`. The reference is `reference`, else a sibling that must end in the same state, if the run needs one.
+    """The verdict over `run_dir`. The reference is `reference`, else a sibling that must end in the same state, if there is one.
 
     RecordError and EvidenceMissing where `run_dir` is no readable run; RunDirectoryError where `reference` is none or cannot be compared.
     """
@@ -44,11 +44,16 @@ def _given(run: RunRecords, reference: Path) -> RunRecords:
 
 
 def _chosen(run: RunRecords, siblings: list[RunRecords]) -> RunRecords | None:
-    return siblings[0] if siblings and not undisturbed(run) else None
+    """The best sibling. One undisturbed run is held against another only where that one came to its end: neither needs the other."""
+    fit = [sibling for sibling in siblings if sibling.final] if undisturbed(run) else siblings
+    return fit[0] if fit else None
 
 
 def _siblings(run: RunRecords) -> list[RunRecords]:
-    """Undisturbed runs beside this one that must end in the same state, the best reference first."""
+    """Undisturbed runs beside this one that must end in the same state, the best reference first.
+
+    One that did not come to its end counts only in the role of a reference: another may still be going on.
+    """
     found = []
     for folder in sorted(run.layout.root.parent.iterdir()):
         layout = RunLayout(folder)
@@ -60,7 +65,7 @@ def _siblings(run: RunRecords) -> list[RunRecords]:
             records = load(layout)
         except (EcrlError, OSError):
             continue  # not this run's evidence: its own verdict will say what is wrong with it
-        if undisturbed(records):
+        if undisturbed(records) and (records.final or records.stored.config.variant.name in PREFERRED):
             found.append(records)
     return sorted(found, key=_preference)
 

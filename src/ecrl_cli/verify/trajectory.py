@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from ecrl_cli.checkpoint.canonical import digest
 from ecrl_cli.checkpoint.protocol import COMPONENTS
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses
 from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.events import RankLine
 from ecrl_cli.verify.case import Case, every_line, undisturbed
 from ecrl_cli.verify.stored import tensor_digests
 from ecrl_cli.verify.verdict import Finding, Notes
 
 PROMISE = "same-trajectory"
+NO_TENSORS = digest([])  # what a component that holds nothing hashes to
 
 
 def same_trajectory(case: Case) -> Finding:
@@ -21,11 +24,12 @@ def same_trajectory(case: Case) -> Finding:
     """
     notes = Notes(PROMISE)
     replayed = _check_replays(case, notes)
+    _check_ranks(case, notes)
     again = f"{replayed} replayed lines repeated their losses"
     if _resized(case):
         return notes.finding(f"not claimed, the world size changed; {again}")
     if case.reference is None:
-        alone = "undisturbed, it needs no reference" if undisturbed(case.run) else "not claimed, no run shares its reference_id"
+        alone = "undisturbed, no other such run ended beside it" if undisturbed(case.run) else "not claimed, no run shares its reference_id"
         return notes.finding(f"{alone}; {again}")
     return _compare(case, case.reference, notes, again)
 
@@ -48,15 +52,38 @@ def _resized(case: Case) -> bool:
 
 
 def _check_replays(case: Case, notes: Notes) -> int:
-    """A step that is done again on the same number of ranks must give the same losses; gives how many were compared."""
-    first: dict[tuple[int, int, int], tuple[int, float]] = {}
+    """A step that is done again on the same number of ranks must give the same losses and states; gives how many were compared."""
+    first: dict[tuple[int, int, int], tuple[int, RankLine]] = {}
     compared = 0
     for attempt, rank, line in every_line(case.run):
-        before, loss = first.setdefault((line.global_step, rank, line.world_size), (attempt, line.loss))
-        compared += before != attempt
-        if before != attempt and not same_float(loss, line.loss):
-            notes.broken(f"step {line.global_step} rank {rank}: loss {line.loss!r} in attempt {attempt}, {loss!r} in attempt {before}")
+        before, earlier = first.setdefault((line.global_step, rank, line.world_size), (attempt, line))
+        if before == attempt:
+            continue
+        compared += 1
+        where = f"step {line.global_step} rank {rank}"
+        if not same_float(earlier.loss, line.loss):
+            notes.broken(f"{where}: loss {line.loss!r} in attempt {attempt}, {earlier.loss!r} in attempt {before}")
+        if bool(line.state_digest) != bool(earlier.state_digest):
+            notes.missing(f"{where}: no digest of the state in attempt {attempt if earlier.state_digest else before}")
+        elif line.state_digest != earlier.state_digest:
+            notes.broken(f"{where}: the state in attempt {attempt} is not that in attempt {before}")
     return compared
+
+
+def _check_ranks(case: Case, notes: Notes) -> None:
+    """After a committed step every rank holds the same state; the first step where they do not is named.
+
+    Claimed for models without buffers: BatchNorm's move with each rank's own samples and are made equal only in the next forward pass.
+    """
+    final = case.run.final
+    if final is None or final.buffers_digest != NO_TENSORS:
+        return
+    by_step: dict[int, dict[int, str]] = {}
+    for (step, rank), state in _states(case.run, case.path).items():
+        by_step.setdefault(step, {})[rank] = state
+    apart = [step for step, states in sorted(by_step.items()) if len(set(states.values())) > 1]
+    for step in apart[:1]:
+        notes.broken(f"step {step}: ranks {sorted(by_step[step])} do not hold the same state ({len(apart)} such steps)")
 
 
 def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, notes: Notes) -> None:
