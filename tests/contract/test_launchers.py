@@ -62,7 +62,7 @@ def test_a_killed_rank_ends_the_attempt_and_is_named(launcher: Launcher, tmp_pat
     ended = attempt(launcher, scripted(tmp_path, {1: "kill"}))
     assert ended.exits.first is not None
     assert (ended.exits.first.rank, ended.exits.first.exit_code, ended.exits.first.signal) == (1, None, 9)
-    assert hows(ended) == [(None, 9), (None, 9)]
+    assert set(hows(ended)) == {(None, 9)}, "a peer that was still starting is gone too, though nobody had met it"
     assert not ended.well
 
 
