@@ -6,14 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.protocol import MODEL, step_name
+from ecrl_cli.checkpoint.protocol import COMPONENTS, MODEL, step_name
 from ecrl_cli.history.divergence import loss_divergence, read_tensors, state_divergence
 from ecrl_cli.history.lineage import lineage, losses
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.layout import RunLayout
 
-COMPONENTS = ("parameters", "buffers", "optimizer", "rng")
 MEASURED = ("parameters", "buffers")  # apart: BatchNorm's counters would drown the weights
 
 

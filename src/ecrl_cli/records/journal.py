@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -102,14 +101,3 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except ValueError as error:
         raise RecordError(path.name, f"not JSON ({error})", "restore the file") from error
-
-
-def follow(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Whole lines past byte `offset`, each with the offset behind it: for readers beside a living writer."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            yield offset, line
