@@ -23,7 +23,7 @@ SEEDS = (1337, 2027, 4242)
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take most of the time and add nothing to a table."""
-    monkeypatch.setattr("ecrl_cli.report.build.pictures", lambda study: [])
+    monkeypatch.setattr("ecrl_cli.report.build.pictures", lambda comparison: [])
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ecrl_cli.report.arms import BASES, Arm, Versus, versus
+from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.formats import count, distance, duration, listed, plural
-from ecrl_cli.report.study import Study
 
 
 @dataclass(frozen=True)
@@ -24,36 +24,36 @@ class Answer:
         return tuple(sentence for paragraph in self.paragraphs for sentence in paragraph)
 
 
-def answer(study: Study) -> Answer:
-    headline, tone = _headline(study)
+def answer(comparison: Comparison) -> Answer:
+    headline, tone = _headline(comparison)
     parts = [
-        [_what_ran(study), _judged(study), _recovered(study)],
-        [*_costs(study), *_stalls(study)],
-        [_trust(study), _left_out(study), _gates(study)],
+        [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
+        [*_costs(comparison), *_stalls(comparison)],
+        [_trust(comparison), _left_out(comparison), _gates(comparison)],
     ]
     told = [tuple(sentence for sentence in part if sentence) for part in parts]
     return Answer(headline, tone, tuple(paragraph for paragraph in told if paragraph))
 
 
-def _headline(study: Study) -> tuple[str, str]:
-    invalid = [run for run in study.runs if run.verdict.status == "invalid"]
-    unjudged = [run for run in study.counted if run.verdict.status != "valid"]
+def _headline(comparison: Comparison) -> tuple[str, str]:
+    invalid = [run for run in comparison.runs if run.verdict.status == "invalid"]
+    unjudged = [run for run in comparison.counted if run.verdict.status != "valid"]
     if invalid:
-        return f"{len(invalid)} of {plural(len(study.runs), 'run')} broke a promise", "bad"
-    if not study.counted:
+        return f"{len(invalid)} of {plural(len(comparison.runs), 'run')} broke a promise", "bad"
+    if not comparison.counted:
         return "No run has reached its target", "bad"
     if unjudged:
-        return f"Not proven: {len(unjudged)} of {plural(len(study.counted), 'finished run')} without a valid verdict", "doubt"
-    judged = "Every recovery was judged valid" if any(_restarts(run) for run in study.counted) else "Every run was judged valid"
-    if study.left_out:
-        return f"{judged}, but {plural(len(study.left_out), 'run')} did not finish", "doubt"
-    return (judged, "good") if study.exit_code == 0 else (f"{judged}, but a quality gate failed", "bad")
+        return f"Not proven: {len(unjudged)} of {plural(len(comparison.counted), 'finished run')} without a valid verdict", "doubt"
+    judged = "Every recovery was judged valid" if any(_restarts(run) for run in comparison.counted) else "Every run was judged valid"
+    if comparison.left_out:
+        return f"{judged}, but {plural(len(comparison.left_out), 'run')} did not finish", "doubt"
+    return (judged, "good") if comparison.exit_code == 0 else (f"{judged}, but a quality gate failed", "bad")
 
 
-def _what_ran(study: Study) -> str:
-    counted = study.counted
+def _what_ran(comparison: Comparison) -> str:
+    counted = comparison.counted
     if not counted:
-        return f"{plural(len(study.runs), 'run')} found, none finished."
+        return f"{plural(len(comparison.runs), 'run')} found, none finished."
     seeds = sorted({run.seed for run in counted}, key=lambda seed: (len(seed), seed))
     steps = sorted({m.target_steps for m in (run.counted for run in counted) if m})
     scales = sorted({m.scale for m in (run.counted for run in counted) if m})
@@ -61,11 +61,11 @@ def _what_ran(study: Study) -> str:
     where = suites[0] if len(suites) == 1 else plural(len(suites), "suite")
     seeded = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     lasted = f"{listed([f'{s:,}' for s in steps])} steps, scale {listed(scales)}"
-    return f"{plural(len(counted), 'run')} of {where}: {listed(study.labels)}; {seeded}, {lasted}."
+    return f"{plural(len(counted), 'run')} of {where}: {listed(comparison.labels)}; {seeded}, {lasted}."
 
 
-def _judged(study: Study) -> str:
-    states = [run.verdict.status for run in study.runs]
+def _judged(comparison: Comparison) -> str:
+    states = [run.verdict.status for run in comparison.runs]
     counts = [(states.count(status), word) for status, word in (("valid", "valid"), ("invalid", "invalid"), ("unknown", "unknown"))]
     text = "Verify judged " + listed([f"{number} of {len(states)} {word}" for number, word in counts if number]) + "."
     missing = states.count("missing")
@@ -74,20 +74,20 @@ def _judged(study: Study) -> str:
     return text + (f" {plural(missing, 'run')} not verified." if missing else "")
 
 
-def _recovered(study: Study) -> str:
-    restarts = sum(_restarts(run) for run in study.counted)
-    replayed = sum(m.replayed_steps for m in (run.counted for run in study.counted) if m)
+def _recovered(comparison: Comparison) -> str:
+    restarts = sum(_restarts(run) for run in comparison.counted)
+    replayed = sum(m.replayed_steps for m in (run.counted for run in comparison.counted) if m)
     if not restarts:
         return "Nothing failed and nothing was restarted."
     return f"{plural(restarts, 'restart')} in all; {plural(replayed, 'step')} had to be done again."
 
 
-def _costs(study: Study) -> list[str]:
+def _costs(comparison: Comparison) -> list[str]:
     """One sentence per arm that others are compared for; a range where there are several suites."""
     sentences = []
-    for label in study.labels:
-        arms = [arm for arm in study.arms if arm.label == label]
-        parts = [_against(arms, study.arms, base) for base in BASES if not (base == "blk" and arms[0].variant in ("clean", "ref"))]
+    for label in comparison.labels:
+        arms = [arm for arm in comparison.arms if arm.label == label]
+        parts = [_against(arms, comparison.arms, base) for base in BASES if not (base == "blk" and arms[0].variant in ("clean", "ref"))]
         told = [part for part in parts if part]
         if told and arms[0].variant != "clean":
             sentences.append(f"Goodput of {label} is {listed(told)}.")
@@ -102,18 +102,18 @@ def _against(arms: Sequence[Arm], every: Sequence[Arm], base: str) -> str:
     return f"{distance(min(ratios), max(ratios))} {base}"
 
 
-def _stalls(study: Study) -> list[str]:
+def _stalls(comparison: Comparison) -> list[str]:
     told = []
-    for label in study.labels:
-        values = [v for v in (arm.shown("stall_per_checkpoint_s") for arm in study.arms if arm.label == label) if v is not None]
+    for label in comparison.labels:
+        values = [v for v in (arm.shown("stall_per_checkpoint_s") for arm in comparison.arms if arm.label == label) if v is not None]
         if values:
             low, high = duration(min(values)), duration(max(values))
             told.append(f"{low if low == high else f'{low} to {high}'} in {label}")
     return [f"A checkpoint keeps the training thread waiting for {listed(told)}."] if told else []
 
 
-def _trust(study: Study) -> str:
-    numbers = sorted({len(arm.metrics) for arm in study.arms})
+def _trust(comparison: Comparison) -> str:
+    numbers = sorted({len(arm.metrics) for arm in comparison.arms})
     if not numbers:
         return ""
     if numbers[-1] == 1:
@@ -122,17 +122,19 @@ def _trust(study: Study) -> str:
     return f"Each arm has {several} runs; intervals are 95% by Student's t, comparisons are means of paired ratios."
 
 
-def _left_out(study: Study) -> str:
-    if not study.left_out:
+def _left_out(comparison: Comparison) -> str:
+    if not comparison.left_out:
         return ""
-    return f"Not compared: {listed([f'{run.name} ({run.reason})' for run in study.left_out[:3]])}" + (
-        f" and {count(len(study.left_out) - 3)} more." if len(study.left_out) > 3 else "."
+    return f"Not compared: {listed([f'{run.name} ({run.reason})' for run in comparison.left_out[:3]])}" + (
+        f" and {count(len(comparison.left_out) - 3)} more." if len(comparison.left_out) > 3 else "."
     )
 
 
-def _gates(study: Study) -> str:
+def _gates(comparison: Comparison) -> str:
     failing = [
-        f"{suite} ({', '.join(g.name for g in gates if not g.passed)})" for suite, gates in study.gates.items() if not all(g.passed for g in gates)
+        f"{suite} ({', '.join(g.name for g in gates if not g.passed)})"
+        for suite, gates in comparison.gates.items()
+        if not all(g.passed for g in gates)
     ]
     return f"Not averaged, because a quality gate failed: {listed(failing)}." if failing else ""
 

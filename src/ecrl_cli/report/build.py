@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
 from ecrl_cli.report.answer import answer
+from ecrl_cli.report.comparison import Comparison, compare
 from ecrl_cli.report.evidence import read_run
 from ecrl_cli.report.figures import pictures
 from ecrl_cli.report.find import destination, places
 from ecrl_cli.report.page import render
-from ecrl_cli.report.study import Study, study
 from ecrl_cli.report.tables import as_csv, as_document, run_rows, summary_rows
 from ecrl_cli.report.text import markdown, terminal
 from ecrl_cli.storage.files import write_whole
@@ -36,7 +36,7 @@ def report(dirs: list[Path], out: Path | None = None) -> ReportResult:
 
     RunDirectoryError where one of them is neither; EvidenceMissing where no run left metrics; StorageError where `out` refuses.
     """
-    shown = study([read_run(place) for place in places(dirs)])
+    shown = compare([read_run(place) for place in places(dirs)])
     if not any(run.metrics for run in shown.runs):
         reasons = "; ".join(f"{run.name}: {run.reason}" for run in shown.runs[:3])
         raise EvidenceMissing("report", f"no run has metrics ({reasons})", "let a run reach its end first")
@@ -47,7 +47,7 @@ def report(dirs: list[Path], out: Path | None = None) -> ReportResult:
     return ReportResult(page, terminal(shown, page), shown.exit_code)
 
 
-def contents(shown: Study) -> dict[str, bytes]:
+def contents(shown: Comparison) -> dict[str, bytes]:
     """Every file of the report by its path in the folder; the page last, so that a page never lacks what it links to."""
     said, drawn = answer(shown), pictures(shown)
     files = {f"figures/{picture.name}.{kind}": data for picture in drawn for kind, data in (("png", picture.png), ("pdf", picture.pdf))}

@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ecrl_cli.report.arms import Arm
+from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.formats import duration, printable, rate
 from ecrl_cli.report.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, themed, variant_colours
-from ecrl_cli.report.study import Study
 from ecrl_cli.report.view import View, thinned
 
 WIDTH, ROW = 7.4, 0.30  # inches
@@ -64,29 +64,29 @@ class Picture:
     pdf: bytes
 
 
-def pictures(study: Study) -> list[Picture]:
+def pictures(comparison: Comparison) -> list[Picture]:
     """Every figure that there is something to show for."""
-    if not study.arms:
+    if not comparison.arms:
         return []
     with mpl.style.context("seaborn-v0_8-ticks"), mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in a script that the font lacks
         found = [
-            _picture("goodput", "Goodput of each arm, in committed steps per second", draw_goodput(study)),
-            _picture("seconds", "Where the wall time went, in seconds by category", draw_seconds(study)),
+            _picture("goodput", "Goodput of each arm, in committed steps per second", draw_goodput(comparison)),
+            _picture("seconds", "Where the wall time went, in seconds by category", draw_seconds(comparison)),
         ]
-        if any(_losses(run) for run in study.counted):
-            found.append(_picture("loss", "Loss of the committed steps, mean over ranks", draw_losses(study)))
-        for number, (suite, runs) in enumerate(first_seed(study).items()):
+        if any(_losses(run) for run in comparison.counted):
+            found.append(_picture("loss", "Loss of the committed steps, mean over ranks", draw_losses(comparison)))
+        for number, (suite, runs) in enumerate(first_seed(comparison).items()):
             title = f"{printable(suite)}: the arms of one seed on one clock"
-            found.append(_picture(f"timeline-{number + 1}", title, draw_timelines(study, runs), in_page=False))
+            found.append(_picture(f"timeline-{number + 1}", title, draw_timelines(comparison, runs), in_page=False))
     return found
 
 
-def first_seed(study: Study) -> dict[str, list[Run]]:
+def first_seed(comparison: Comparison) -> dict[str, list[Run]]:
     """By suite, one run per arm: of the seed that most arms have, the first of them in order."""
     chosen = {}
-    for suite in dict.fromkeys(arm.suite for arm in study.arms):
-        arms = study.of(suite)
+    for suite in dict.fromkeys(arm.suite for arm in comparison.arms):
+        arms = comparison.of(suite)
         seeds = [run.seed for arm in arms for run in arm.runs]
         best = max(dict.fromkeys(seeds), key=seeds.count)
         picked = [next((run for run in arm.runs if run.seed == best), None) for arm in arms]
@@ -94,10 +94,10 @@ def first_seed(study: Study) -> dict[str, list[Run]]:
     return chosen
 
 
-def draw_goodput(study: Study) -> Figure:
+def draw_goodput(comparison: Comparison) -> Figure:
     """A bar per arm; the 95% interval and every run's own point where there is more than one."""
-    figure, axes, rows = _bars(study)
-    colours = variant_colours(study.labels)
+    figure, axes, rows = _bars(comparison)
+    colours = variant_colours(comparison.labels)
     for y, arm in rows:
         value, summary = arm.shown("goodput"), arm.summary("goodput")
         points = [m.goodput for m in arm.metrics]
@@ -116,9 +116,9 @@ def draw_goodput(study: Study) -> Figure:
     return figure
 
 
-def draw_seconds(study: Study) -> Figure:
+def draw_seconds(comparison: Comparison) -> Figure:
     """A bar per arm, cut into categories; the mean over its runs where it is averaged."""
-    figure, axes, rows = _bars(study, extra=0.75)
+    figure, axes, rows = _bars(comparison, extra=0.75)
     used: dict[str, float] = {}
     for y, arm in rows:
         left = 0.0
@@ -137,40 +137,40 @@ def draw_seconds(study: Study) -> Figure:
     return figure
 
 
-def draw_losses(study: Study) -> Figure:
+def draw_losses(comparison: Comparison) -> Figure:
     """A panel per suite, a curve per arm of one seed; wide under narrow, so that equal curves stay visible."""
-    chosen = first_seed(study)
+    chosen = first_seed(comparison)
     columns = min(2, len(chosen))
     rows = -(-len(chosen) // columns)
     figure = Figure(figsize=(WIDTH, 2.5 * rows + 0.4), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False)
-    colours = variant_colours(study.labels)
+    colours = variant_colours(comparison.labels)
     for axes in panels.flat[len(chosen) :]:
         axes.set_axis_off()
     for axes, (suite, runs) in zip(panels.flat, chosen.items(), strict=False):
         for number, run in enumerate(runs):
             points = _losses(run)
             width = max(1.0, 5.5 - 1.5 * number)
-            axes.plot([step for step, _ in points], [loss for _, loss in points], color=colours[study.label(run)].light, linewidth=width)
+            axes.plot([step for step, _ in points], [loss for _, loss in points], color=colours[comparison.label(run)].light, linewidth=width)
         axes.set_title(printable(suite), fontsize=9, loc="left", color=INK.light)
         axes.set_xlabel("step")
     panels[0][0].set_ylabel("loss")
-    handles = [Patch(color=colours[label].light, label=_legend(label)) for label in study.labels]
+    handles = [Patch(color=colours[label].light, label=_legend(label)) for label in comparison.labels]
     figure.legend(handles=handles, loc="outside upper right", ncols=6, fontsize=8, handlelength=1, handleheight=0.5)
     return figure
 
 
-def draw_timelines(study: Study, runs: Sequence[Run]) -> Figure:
+def draw_timelines(comparison: Comparison, runs: Sequence[Run]) -> Figure:
     """A panel per run on one time axis: progress, categories, checkpoints in flight, failures."""
     shown = [(run, run.view) for run in runs if run.view]
     figure = Figure(figsize=(WIDTH, 1.15 * max(1, len(shown)) + 0.7), layout="constrained")
     if not shown:
         return figure
     panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)
-    colours = variant_colours(study.labels)
+    colours = variant_colours(comparison.labels)
     for axes, (run, view) in zip(panels.flat, shown, strict=True):
-        draw_timeline(axes, view, colours[study.label(run)])
-        axes.set_title(f"{printable(study.label(run))}, seed {printable(run.seed)}", fontsize=9, loc="left", color=INK.light)
+        draw_timeline(axes, view, colours[comparison.label(run)])
+        axes.set_title(f"{printable(comparison.label(run))}, seed {printable(run.seed)}", fontsize=9, loc="left", color=INK.light)
     panels.flat[-1].set_xlabel("seconds since the supervisor's launch")
     handles = [Patch(color=colour.light, label=family) for family, colour in FAMILY_COLOURS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, handlelength=1, handleheight=1)
@@ -195,13 +195,13 @@ def draw_timeline(axes: Axes, view: View, colour: Colour) -> None:
     axes.set_ylim(-0.5 * target, 1.1 * target)
 
 
-def _bars(study: Study, extra: float = 0.0) -> tuple[Figure, Axes, list[tuple[float, Arm]]]:
+def _bars(comparison: Comparison, extra: float = 0.0) -> tuple[Figure, Axes, list[tuple[float, Arm]]]:
     """Axes with a row per arm, a gap and a heading per suite; the rows from top to bottom."""
     rows: list[tuple[float, Arm]] = []
     headings: list[tuple[float, str]] = []
     y = 0.0
-    several = len({arm.suite for arm in study.arms}) > 1
-    for arm in study.arms:
+    several = len({arm.suite for arm in comparison.arms}) > 1
+    for arm in comparison.arms:
         if several and (not rows or rows[-1][1].suite != arm.suite):
             headings.append((y + 0.15, arm.suite))
             y += 1

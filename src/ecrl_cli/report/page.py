@@ -18,10 +18,10 @@ from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.report import formats
 from ecrl_cli.report.answer import Answer
 from ecrl_cli.report.arms import run_versus, versus
+from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.figures import Picture, first_seed
 from ecrl_cli.report.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
-from ecrl_cli.report.study import Study
 from ecrl_cli.report.tables import divergence_cells
 from ecrl_cli.report.text import in_order
 from ecrl_cli.report.view import View, recorded_at
@@ -38,32 +38,32 @@ BADGES = {
 }
 
 
-def render(study: Study, said: Answer, figures: Sequence[Picture]) -> str:
+def render(comparison: Comparison, said: Answer, figures: Sequence[Picture]) -> str:
     """The whole page. Every name in it came from a record and is escaped; only our own SVG, style and script are not."""
     script = (HERE / "page.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    suites = [(suite, in_order(study, suite)) for suite in study.suites]
+    suites = [(suite, in_order(comparison, suite)) for suite in comparison.suites]
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
-            study=study,
+            comparison=comparison,
             said=said,
             figures=[(picture, Markup(picture.svg)) for picture in figures if picture.svg],
             files=[picture.name for picture in figures],
             suites=suites,
-            repeated=any(len(arm.metrics) > 1 for arm in study.arms),
-            first_seed=first_seed(study),
+            repeated=any(len(arm.metrics) > 1 for arm in comparison.arms),
+            first_seed=first_seed(comparison),
             compared=[(run, divergence_cells(run)) for _, runs in suites for run in runs if run.divergence],
             numbers={id(run): number for number, run in enumerate(run for _, runs in suites for run in runs)},
-            colours=variant_colours(list(dict.fromkeys([*study.labels, *(run.variant for run in study.runs)]))),
+            colours=variant_colours(list(dict.fromkeys([*comparison.labels, *(run.variant for run in comparison.runs)]))),
             style=Markup((HERE / "page.css").read_text()),
             light=Markup(variables(dark=False)),
             dark=Markup(variables(dark=True)),
             script=Markup(script),
             script_hash=digest,
-            when=_when(study),
-            environment=next((run.environment for run in study.runs if run.environment), {}),
+            when=_when(comparison),
+            environment=next((run.environment for run in comparison.runs if run.environment), {}),
         )
     )
 
@@ -177,7 +177,7 @@ def _merge(row: dict[str, Any], line: CheckpointLine) -> None:
         row["end"], row["reason"] = line.event, line.reason or ""
 
 
-def _when(study: Study) -> str:
+def _when(comparison: Comparison) -> str:
     """The day of the first run, by its own record."""
-    times = [at for at in (recorded_at(run.supervisor.sessions) for run in study.runs if run.supervisor) if at]
+    times = [at for at in (recorded_at(run.supervisor.sessions) for run in comparison.runs if run.supervisor) if at]
     return datetime.fromtimestamp(min(times), UTC).strftime("%-d %B %Y") if times else ""

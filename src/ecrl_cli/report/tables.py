@@ -10,9 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ecrl_cli.report.arms import BASES, MEASURES, Arm, run_versus, versus
+from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.evidence import CHECKPOINT_KEYS, Run
 from ecrl_cli.report.palette import CATEGORY_COLOURS
-from ecrl_cli.report.study import Study
 
 Row = dict[str, Any]
 
@@ -20,20 +20,20 @@ _SIZES = ("target_steps", "committed_steps", "replayed_steps", "restarts", "scal
 _PLAIN = ("goodput", "goodput_published_clock", "wall_s", "stall_per_checkpoint_s", *_SIZES)
 
 
-def run_row(run: Run, study: Study) -> Row:
+def run_row(run: Run, comparison: Comparison) -> Row:
     """One row of runs.csv; the numbers of a run without metrics are empty, its `left_out` says why."""
     m = run.metrics
     row: Row = {
         "run": run.name,
         "suite": run.suite,
         "variant": run.variant,
-        "arm": study.label(run),
+        "arm": comparison.label(run),
         "seed": run.seed,
         "verdict": run.verdict.status,
         "left_out": run.reason,
     }
     row |= {key: getattr(m, key) if m else None for key in _PLAIN}
-    arms = list(study.arms)
+    arms = list(comparison.arms)
     row |= {f"goodput_vs_{base}": run_versus(run, arms, base) for base in BASES}
     row |= {f"checkpoint_{key}": m.checkpoints[key] if m else None for key in CHECKPOINT_KEYS}
     row |= {f"seconds_{key}": m.seconds[key] if m else None for key in CATEGORY_COLOURS}
@@ -68,12 +68,12 @@ def summary_row(arm: Arm, arms: Sequence[Arm]) -> Row:
     return row
 
 
-def run_rows(study: Study) -> list[Row]:
-    return [run_row(run, study) for run in study.runs]
+def run_rows(comparison: Comparison) -> list[Row]:
+    return [run_row(run, comparison) for run in comparison.runs]
 
 
-def summary_rows(study: Study) -> list[Row]:
-    return [summary_row(arm, study.arms) for arm in study.arms]
+def summary_rows(comparison: Comparison) -> list[Row]:
+    return [summary_row(arm, comparison.arms) for arm in comparison.arms]
 
 
 def as_csv(rows: Sequence[Row]) -> bytes:
@@ -85,16 +85,16 @@ def as_csv(rows: Sequence[Row]) -> bytes:
     return text.getvalue().encode()
 
 
-def as_document(study: Study, headline: str, sentences: Sequence[str]) -> dict[str, Any]:
+def as_document(comparison: Comparison, headline: str, sentences: Sequence[str]) -> dict[str, Any]:
     """report.json."""
     return {
         "schema_version": 1,
-        "exit_code": study.exit_code,
+        "exit_code": comparison.exit_code,
         "headline": headline,
         "sentences": list(sentences),
-        "gates": {suite: [asdict(gate) for gate in gates] for suite, gates in study.gates.items()},
-        "runs": [_finite(row) for row in run_rows(study)],
-        "summary": [_finite(row) for row in summary_rows(study)],
+        "gates": {suite: [asdict(gate) for gate in gates] for suite, gates in comparison.gates.items()},
+        "runs": [_finite(row) for row in run_rows(comparison)],
+        "summary": [_finite(row) for row in summary_rows(comparison)],
     }
 
 

@@ -7,44 +7,44 @@ from pathlib import Path
 
 from ecrl_cli.report.answer import Answer
 from ecrl_cli.report.arms import run_versus
+from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.formats import NONE, change, count, duration, printable, rate, short
-from ecrl_cli.report.study import Study
 
 _ENDS = ("committed", "failed", "lost")
 COLUMNS = ("variant", "seed", "verdict", "steps", "restarts", "replayed", "goodput", "vs ref", "vs clean", "stall/ckpt", *_ENDS)
 _LEFT = 3  # columns of words; the others are numbers and stand to the right
 
 
-def cells(run: Run, study: Study) -> list[str]:
+def cells(run: Run, comparison: Comparison) -> list[str]:
     """One run's row of the goodput table."""
     m = run.counted
     verdict = "not verified" if run.verdict.status == "missing" else run.verdict.status
-    words = [printable(study.label(run)) or NONE, printable(run.seed) or NONE, verdict]
+    words = [printable(comparison.label(run)) or NONE, printable(run.seed) or NONE, verdict]
     if m is None:
         steps = f"{run.metrics.committed_steps}/{run.metrics.target_steps}" if run.metrics else NONE
         return [*words, steps, *[NONE] * (len(COLUMNS) - 4)]
-    arms = list(study.arms)
+    arms = list(comparison.arms)
     numbers = [count(m.committed_steps), count(m.restarts), count(m.replayed_steps), rate(m.goodput)]
     ends = [count(m.checkpoints[key]) for key in _ENDS]
     compared = [change(run_versus(run, arms, "ref")), change(run_versus(run, arms, "clean")), duration(m.stall_per_checkpoint_s)]
     return [*words, *numbers, *compared, *ends]
 
 
-def in_order(study: Study, suite: str) -> list[Run]:
+def in_order(comparison: Comparison, suite: str) -> list[Run]:
     """The runs of a suite, arm by arm, then those that are not compared."""
-    compared = [run for arm in study.of(suite) for run in arm.runs]
-    return compared + [run for run in study.runs if run.suite == suite and run not in compared]
+    compared = [run for arm in comparison.of(suite) for run in arm.runs]
+    return compared + [run for run in comparison.runs if run.suite == suite and run not in compared]
 
 
-def terminal(study: Study, page: Path) -> str:
+def terminal(comparison: Comparison, page: Path) -> str:
     """The goodput table of every suite, what was left out and which gates failed, and where the page is."""
     lines: list[str] = []
-    for suite in study.suites:
+    for suite in comparison.suites:
         lines += [f"{printable(suite) or 'no suite'} (goodput in committed steps per second)"]
-        lines += aligned([list(COLUMNS), *(cells(run, study) for run in in_order(study, suite))])
-        lines += [f"  gate failed: {gate.name}: {short(printable(gate.message))}" for gate in study.gates[suite] if not gate.passed] + [""]
-    lines += [f"not compared: {printable(run.name)}: {printable(run.reason)}" for run in study.left_out]
+        lines += aligned([list(COLUMNS), *(cells(run, comparison) for run in in_order(comparison, suite))])
+        lines += [f"  gate failed: {gate.name}: {short(printable(gate.message))}" for gate in comparison.gates[suite] if not gate.passed] + [""]
+    lines += [f"not compared: {printable(run.name)}: {printable(run.reason)}" for run in comparison.left_out]
     return "\n".join([*lines, f"report: {page}"])
 
 
@@ -55,16 +55,16 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [("  " + "  ".join(row)).rstrip() for row in padded]
 
 
-def markdown(study: Study, said: Answer, figures: Sequence[str]) -> str:
+def markdown(comparison: Comparison, said: Answer, figures: Sequence[str]) -> str:
     """report.md."""
     lines = [f"# {escaped(said.headline)}", "", *(f"- {escaped(sentence)}" for sentence in said.sentences), ""]
-    for suite in study.suites:
-        rows = [cells(run, study) for run in in_order(study, suite)]
+    for suite in comparison.suites:
+        rows = [cells(run, comparison) for run in in_order(comparison, suite)]
         rule = ["---" if i < _LEFT else "---:" for i in range(len(COLUMNS))]
         lines += [f"## {escaped(suite)}", "", *(_row(row) for row in [COLUMNS, rule, *rows]), ""]
-        lines += [f"- {'passed' if g.passed else '**failed**'}: {g.name}: {escaped(g.message)}" for g in study.gates[suite]] + [""]
-    if study.left_out:
-        lines += ["## Not compared", "", *(f"- {escaped(run.name)}: {escaped(run.reason)}" for run in study.left_out), ""]
+        lines += [f"- {'passed' if g.passed else '**failed**'}: {g.name}: {escaped(g.message)}" for g in comparison.gates[suite]] + [""]
+    if comparison.left_out:
+        lines += ["## Not compared", "", *(f"- {escaped(run.name)}: {escaped(run.reason)}" for run in comparison.left_out), ""]
     lines += ["## Figures", "", *(f"![{name}](figures/{name}.png)" for name in figures), ""]
     lines += ["Goodput is committed steps per second of wall time, from the supervisor's launch to the target."]
     lines += ["All numbers: runs.csv, summary.csv, report.json.", ""]

@@ -13,7 +13,7 @@ from ecrl_cli.report.gates import gates_of, only_unverified, whole
 
 
 @dataclass(frozen=True)
-class Study:
+class Comparison:
     """All runs, in the order found; `gates` by suite."""
 
     runs: tuple[Run, ...]
@@ -53,8 +53,8 @@ class Study:
         return 3 if all(only_unverified(gates, runs[suite]) for suite, gates in self.gates.items()) else 1
 
 
-def study(runs: Sequence[Run]) -> Study:
+def compare(runs: Sequence[Run]) -> Comparison:
     """The runs compared suite by suite."""
     suites = list(dict.fromkeys(run.suite for run in runs))
     gates = {suite: gates_of([run for run in runs if run.suite == suite]) for suite in suites}
-    return Study(tuple(runs), gates, tuple(arms_of(runs, lambda suite: whole(gates[suite]))))
+    return Comparison(tuple(runs), gates, tuple(arms_of(runs, lambda suite: whole(gates[suite]))))
