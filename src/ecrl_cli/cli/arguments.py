@@ -40,12 +40,12 @@ class Arguments:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError("arguments", message, "`ecrl train --help` shows examples")
+        raise ConfigError("arguments", message, f"`{self.prog} --help` shows examples")
 
 
-def parse(argv: Sequence[str]) -> Arguments:
-    """The arguments of `ecrl train`; ConfigError for what cannot be read. Keys and options are checked by `check_overrides`."""
-    parser = _Parser(prog="ecrl train", add_help=False, allow_abbrev=False)
+def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
+    """The arguments of `ecrl train` or `study`; ConfigError for what cannot be read. Keys and options are checked by `check_overrides`."""
+    parser = _Parser(prog=f"ecrl {verb}", add_help=False, allow_abbrev=False)
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", choices=["job"])

@@ -56,8 +56,8 @@ class Grid:
 
 def compose_grid(arguments: Arguments) -> Grid:
     """Every run that `arguments` ask for, composed, converted and checked. Raises ConfigError; writes nothing."""
-    known = groups([conf_dir(), *_user_folders(arguments.search)])
-    with _hydra():
+    known = groups([conf_dir(), *user_folders(arguments.search)])
+    with initialized(PRIMARY):
         composer = _Composer(arguments.search)
         check_overrides(arguments.overrides, known, composer.defaults)
         params = composer.params([o.input_line or "" for o in arguments.overrides if not o.is_sweep_override()])
@@ -75,7 +75,7 @@ class _Composer:
     """
 
     def __init__(self, search: Sequence[str]) -> None:
-        bare = raw(_compose([]).hydra)
+        bare = raw(compose(PRIMARY, []).hydra)
         self._settings = _settings(bare)
         self._search = search_override(search)
         self.defaults = [str(name) for name in bare["runtime"]["choices"] if not str(name).startswith("hydra/")]
@@ -94,7 +94,7 @@ class _Composer:
         return Cell(tuple(overrides), build(composed, typed(read_overrides(overrides))))
 
     def _compose(self, overrides: list[str]) -> Any:
-        composed = _compose([*overrides, *self._search])
+        composed = compose(PRIMARY, [*overrides, *self._search])
         for key, value in _settings(raw(composed.hydra)).items():
             if value != self._settings[key]:
                 raise ConfigError(f"hydra.{key}", "is set by ECRL", "take it out of your file")
@@ -115,11 +115,12 @@ def _joined_group(overrides: list[str]) -> str:
     return next((text.partition("=")[0].lstrip("+") for text in overrides if text.startswith("+")), "hydra.sweeper.params")
 
 
-def _compose(overrides: list[str]) -> Any:
+def compose(primary: str, overrides: list[str]) -> Any:
+    """What Hydra makes of `primary`.yaml and `overrides`; ConfigError, in one line, where it cannot."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return hydra.compose(PRIMARY, overrides=overrides, return_hydra_config=True)
+            return hydra.compose(primary, overrides=overrides, return_hydra_config=True)
     except Exception as error:
         raise explained(error) from error
 
@@ -137,17 +138,22 @@ def quote(text: str) -> str:
 
 
 @contextmanager
-def _hydra() -> Iterator[None]:
-    if not (conf_dir() / f"{PRIMARY}.yaml").is_file():
+def initialized(primary: str) -> Iterator[None]:
+    """Hydra, ready to compose `primary`.yaml."""
+    if not (conf_dir() / f"{primary}.yaml").is_file():
         raise ConfigError("conf", f"no configuration files at {conf_dir()}", "install ECRL again")
     GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(config_dir=str(conf_dir()), job_name=PRIMARY, **VERSION_BASE):
+    with hydra.initialize_config_dir(config_dir=str(conf_dir()), job_name=primary, **VERSION_BASE):
         yield
 
 
 def _expand(params: dict[str, str], arguments: Arguments) -> list[list[str]]:
     """The grid as Hydra's own sweeper makes it: the matrix's parameters first, what was typed wins."""
-    texts = [f"{key}={value}" for key, value in params.items()] + [o.input_line or "" for o in arguments.overrides]
+    return expand([f"{key}={value}" for key, value in params.items()] + [o.input_line or "" for o in arguments.overrides])
+
+
+def expand(texts: list[str]) -> list[list[str]]:
+    """Every combination of the values with commas, as Hydra's own sweeper makes it."""
     parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(texts)
     jobs = BasicSweeper.split_arguments(parsed, None)[0]
     if not 0 < len(jobs) <= _MAX_CELLS:
@@ -168,7 +174,8 @@ def explained(error: Exception) -> ConfigError:
     return ConfigError("configuration", "; ".join(lines[:3]) or type(error).__name__, "`ecrl train --cfg job` shows what is composed")
 
 
-def _user_folders(search: Sequence[str]) -> list[Path]:
+def user_folders(search: Sequence[str]) -> list[Path]:
+    """The folders of --config-dir and hydra.searchpath; ConfigError for one that is not there or holds what cannot be read."""
     folders = [Path(path.removeprefix("file://")).expanduser() for path in search if not path.startswith("pkg://")]
     for folder in folders:
         if not folder.is_dir():

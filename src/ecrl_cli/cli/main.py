@@ -92,6 +92,13 @@ def _report(words: list[str], debug: bool) -> int:
     return report(words)
 
 
+def _study(words: list[str], debug: bool) -> int:
+    from ecrl_cli.cli.study import study
+
+    del debug
+    return study(words, say=say)
+
+
 def _completion(words: list[str], debug: bool) -> int:
     del debug
     if words != ["bash"]:
@@ -105,7 +112,13 @@ def _completion(words: list[str], debug: bool) -> int:
     return 0
 
 
-_VERBS: dict[str, Callable[[list[str], bool], int]] = {"train": _train, "verify": _verify, "report": _report, "completion": _completion}
+_VERBS: dict[str, Callable[[list[str], bool], int]] = {
+    "train": _train,
+    "verify": _verify,
+    "report": _report,
+    "study": _study,
+    "completion": _completion,
+}
 
 
 if __name__ == "__main__":

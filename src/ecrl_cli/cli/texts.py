@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERBS = ("train", "verify", "report", "completion")
+VERBS = ("train", "verify", "report", "study", "completion")
 
 _CODES = """\
 Exit codes: 0 done, valid; 1 invalid; 2 bad input (nothing was written); 3 evidence missing; 4 no valid checkpoint; 5 storage error;
@@ -15,6 +15,7 @@ ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that
   ecrl train [KEY=VALUE ...]     train under planned failures and recover (no verb means train)
   ecrl verify DIR...             judge recorded runs: valid, invalid or unknown
   ecrl report DIR...             tables, figures and a page of recorded runs
+  ecrl study study=NAME          an experiment on the checkpoint store: crash points, power loss, corruption, ...
   ecrl completion bash           completion for bash: source <(ecrl completion bash)
   ecrl --version
 
@@ -72,7 +73,40 @@ Examples
 
 """
 
-HELP = {"ecrl": _ECRL + _CODES, "train": _TRAIN + _CODES, "verify": _VERIFY + _CODES, "report": _REPORT + _CODES, "completion": _ECRL + _CODES}
+_STUDY = """\
+ecrl study study=NAME [-m] [--config-dir DIR] [--cfg job] [--json] [KEY=VALUE ...]
+
+Runs an experiment that is no training run, at its published number of trials. Started again, the same command runs only what is missing;
+`ecrl report DIR` shows its tables and figures.
+
+Studies
+  write-latency    how long a save takes in each write mode
+  crash-points     the writer is killed at every point of the protocol
+  power-loss       every state that a power loss may leave, then real file systems cut off
+  corruption       one damage per committed checkpoint; which layer sees it
+  io-errors        the n-th file call fails, for every n, in every way
+  disk-timeline    disk activity while checkpoints are written
+  writers          two writers on one folder, clocks that jump
+  hostile          checkpoints that an adversary prepared
+  compat           checkpoints of every format version
+
+Examples
+  ecrl study study=crash-points
+  ecrl study study=corruption study.trials=1000 seed=7
+  ecrl study -m study=write-latency,crash-points seed=1,2
+  ecrl study study=corruption trial=KEY      one trial alone, by its key in trials.jsonl
+  ecrl study study=write-latency --cfg job   every key and its default
+
+"""
+
+HELP = {
+    "ecrl": _ECRL + _CODES,
+    "train": _TRAIN + _CODES,
+    "verify": _VERIFY + _CODES,
+    "report": _REPORT + _CODES,
+    "study": _STUDY + _CODES,
+    "completion": _ECRL + _CODES,
+}
 
 COMPLETION = """\
 _ecrl() {

@@ -51,11 +51,14 @@ def _field(field: dataclasses.Field[Any], hint: Any, value: Any, prefix: str) ->
     if value is None:
         raise ConfigError(key, "has no value", f"give one: {key}=VALUE")
     converted = _converter(hint)(key, value)
-    _check_range(key, converted, field.metadata)
+    for item in converted if typing.get_args(hint)[:1] == (str,) else (converted,):
+        _check_range(key, item, field.metadata)
     return converted
 
 
 def _converter(hint: Any) -> Callable[[str, Any], Any]:
+    if typing.get_args(hint)[:1] == (str,):
+        return _texts
     return _CONVERTERS[typing.get_origin(hint) or hint]
 
 
@@ -90,6 +93,12 @@ def _integers(key: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigError(key, f"must be a list of integers, got {shown(value)}", f"write {key}=[{value}]")
     return tuple(_integer(key, item) for item in value)
+
+
+def _texts(key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(key, f"must be a list of names, got {shown(value)}", f"write {key}=[{value}]")
+    return tuple(_text(key, item) for item in value)
 
 
 def _schedule(key: str, value: Any) -> dict[int, int]:

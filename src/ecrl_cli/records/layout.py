@@ -152,3 +152,39 @@ class SweepLayout:
 
     def run(self, name: str) -> RunLayout:
         return RunLayout(self.root / name)
+
+
+@dataclass(frozen=True)
+class StudyLayout:
+    """A study's folder. `scratch`: where its trials work; gone when nothing runs."""
+
+    root: Path
+
+    @property
+    def study(self) -> Path:
+        """The resolved configuration, with its study_id."""
+        return self.root / "study.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def trials(self) -> Path:
+        return self.root / "trials.jsonl"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
+
+    @property
+    def scratch(self) -> Path:
+        return self.root / ".scratch"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"

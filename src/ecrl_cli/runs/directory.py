@@ -49,6 +49,14 @@ def claim_sweep(layout: SweepLayout) -> None:
     _check_writable(here)
 
 
+def claim_folder(root: Path, ours: tuple[str, ...]) -> None:
+    """RunDirectoryError unless `root` can be made, or is empty but for `ours`."""
+    here = _nearest(root)
+    if here == root and (foreign := sorted(item.name for item in root.iterdir() if item.name not in ours)):
+        raise RunDirectoryError("run_dir", f"{root} contains other files (first: {shown(foreign[0])})", "choose an empty directory")
+    _check_writable(here)
+
+
 def _nearest(path: Path) -> Path:
     """`path` itself where it is a directory, else the nearest directory above that exists."""
     for candidate in (path, *path.absolute().parents):

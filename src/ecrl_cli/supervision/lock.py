@@ -12,7 +12,7 @@ from typing import Any
 
 from ecrl_cli.errors import RunHeld
 from ecrl_cli.records.clock import wall
-from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.layout import RunLayout, StudyLayout
 
 
 class RunLock:
@@ -32,7 +32,7 @@ class RunLock:
 
 
 @contextlib.contextmanager
-def held(layout: RunLayout) -> Iterator[RunLock]:
+def held(layout: RunLayout | StudyLayout) -> Iterator[RunLock]:
     """Hold the run directory; RunHeld (exit 8) where another supervisor does, naming it."""
     fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

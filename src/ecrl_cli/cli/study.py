@@ -1,0 +1,98 @@
+"""`ecrl study`: compose, refuse what cannot run, then run each study of the grid; the worst answer is the command's."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
+
+from ecrl_cli.cli.arguments import Arguments, parse, values
+from ecrl_cli.cli.compose import compose, expand, initialized, search_override, user_folders
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.keys import did_you_mean
+from ecrl_cli.config.places import conf_dir, groups
+from ecrl_cli.config.studies import STUDIES
+from ecrl_cli.config.study import StudyConfig, build_study, study_id, study_name
+from ecrl_cli.errors import ConfigError, shown
+
+PRIMARY = "study"
+_AROUND = tuple(f.name for f in dataclasses.fields(StudyConfig))
+_WORST_FIRST = (130, 143, 1, 5, 2, 3, 0)
+
+for _name, _kind in STUDIES.items():
+    ConfigStore.instance().store(group="study", name=f"keys-{_name}", node=encode(_kind()), provider="ecrl")
+
+
+def study(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
+    """The exit code of the studies that `argv` asks for. Raises EcrlError for bad input, with nothing written."""
+    arguments = parse(argv, "study")
+    configs = _configs(arguments)
+    if arguments.show:
+        sys.stdout.write(json.dumps([encode(config) for config in configs], indent=2) + "\n")
+        return 0
+    places = _places(configs, swept=len(configs) > 1 or arguments.multirun)
+    # Here and not above: scipy and pandas take a second that bad input need not wait for.
+    from ecrl_cli.studies.runner import check_folder, replay, run_study
+
+    if configs[0].trial:
+        return max(replay(config) for config in configs)
+    for config, place in zip(configs, places, strict=True):
+        check_folder(config, place)
+    os.umask(0o077)
+    codes: dict[str, int] = {}
+    for config, place in zip(configs, places, strict=True):
+        codes[str(place)] = run_study(config, place, say)
+        if codes[str(place)] in (130, 143):
+            break
+    if arguments.json:
+        sys.stdout.write(json.dumps({place: _result(Path(place)) | {"exit_code": code} for place, code in codes.items()}, indent=2) + "\n")
+    return next(code for code in _WORST_FIRST if code in codes.values())
+
+
+def _result(place: Path) -> dict[str, object]:
+    path = place / "result.json"
+    document: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
+    return document
+
+
+def _configs(arguments: Arguments) -> list[StudyConfig]:
+    known = groups([conf_dir(), *user_folders(arguments.search)]).get("study", [])
+    _check(arguments.overrides, known)
+    with initialized(PRIMARY):
+        jobs = expand([override.input_line or "" for override in arguments.overrides])
+        configs = [build_study(compose(PRIMARY, [*job, *search_override(arguments.search)])) for job in jobs]
+    names = [study_name(config) for config in configs]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError("sweep", f"study {repeated} comes up twice", "look for a value that is listed twice")
+    return configs
+
+
+def _check(overrides: Iterable[Override], options: list[str]) -> None:
+    """ConfigError for a key that no chosen study has, or a study that does not exist."""
+    chosen = [str(value) for override in overrides if override.key_or_group == "study" for value in values(override)]
+    if not chosen:
+        raise ConfigError("study", "has no value", f"give one of {', '.join(options)}: study=NAME")
+    for name in chosen:
+        if name not in options:
+            raise ConfigError("study", f"must be one of {', '.join(options)}, got {shown(name)}", did_you_mean(name, options))
+    keys = {f"study.{f.name}" for name in chosen if name in STUDIES for f in dataclasses.fields(STUDIES[name])}
+    for override in overrides:
+        key = override.key_or_group
+        if key not in _AROUND and key not in keys and keys:
+            remedy = did_you_mean(key, [*_AROUND, *keys]) or f"known: {', '.join(sorted([*_AROUND, *keys]))}"
+            raise ConfigError(key, f"unknown key {shown(key)}", remedy)
+
+
+def _places(configs: list[StudyConfig], swept: bool) -> list[Path]:
+    if not swept:
+        return [(Path(configs[0].run_dir).expanduser() if configs[0].run_dir else Path("outputs") / study_name(configs[0])).absolute()]
+    content = hashlib.sha256("\n".join(sorted(map(study_id, configs))).encode()).hexdigest()[:8]
+    root = Path(configs[0].run_dir).expanduser() if configs[0].run_dir else Path("outputs") / f"studies-{content}"
+    return [(root / study_name(config)).absolute() for config in configs]

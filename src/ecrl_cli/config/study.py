@@ -1,0 +1,92 @@
+"""One study, resolved: from what Hydra composed to checked dataclasses, and its identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.fields import convert
+from ecrl_cli.config.keys import did_you_mean
+from ecrl_cli.config.registry import unknown
+from ecrl_cli.config.schema import at_least
+from ecrl_cli.config.studies import STUDIES
+from ecrl_cli.config.tree import plain
+from ecrl_cli.errors import ConfigError, shown
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """`study`: one of `config.studies`. `workers`: processes that share the trials, where a study allows it (0: one per core).
+
+    `trial`: run only the trial of this key, and print its record.
+    """
+
+    study: Any
+    seed: int = field(default=1337, metadata={"minimum": 0, "maximum": 2**63 - 1})
+    run_dir: str = ""
+    workers: int = at_least(0, 0)
+    trial: str = ""
+
+    @property
+    def name(self) -> str:
+        return str(self.study.name)
+
+
+@dataclass(frozen=True)
+class _Around:
+    """The keys beside `study.*`."""
+
+    seed: int = field(default=1337, metadata={"minimum": 0, "maximum": 2**63 - 1})
+    run_dir: str = ""
+    workers: int = at_least(0, 0)
+    trial: str = ""
+
+
+def build_study(composed: Mapping[str, Any]) -> StudyConfig:
+    """The study that `composed` describes. Raises ConfigError for every key or value that cannot be meant."""
+    values = plain(composed)
+    inner = values.pop("study", None)
+    if not isinstance(inner, Mapping):
+        raise ConfigError("study", "has no value", f"give one of {', '.join(STUDIES)}: study=NAME")
+    name = inner.get("name")
+    if name not in STUDIES:
+        raise unknown("study", str(name), STUDIES)
+    _refuse_unknown([str(key) for key in values], [f.name for f in fields(_Around)], "")
+    _refuse_unknown([str(key) for key in inner], [f.name for f in fields(STUDIES[name])], "study.")
+    study = convert(STUDIES[name], inner, "study.")
+    _check_lists(study)
+    return StudyConfig(study, **encode(convert(_Around, values)))
+
+
+def _refuse_unknown(keys: list[str], known: list[str], prefix: str) -> None:
+    for key in keys:
+        if key not in known:
+            listed = ", ".join(prefix + name for name in known if name != "name")
+            raise ConfigError(prefix + key, f"unknown key {shown(prefix + key)}", f"{did_you_mean(key, known)} known: {listed}".strip())
+
+
+def _check_lists(study: Any) -> None:
+    for key, value in encode(study).items():
+        if isinstance(value, list) and (not value or len(set(value)) < len(value)):
+            raise ConfigError(f"study.{key}", f"must name at least one, each once, got {shown(value)}")
+
+
+def study_id(config: StudyConfig) -> str:
+    """64 hex digits of what changes the trials: the study's keys and the seed."""
+    text = json.dumps({"study": encode(config.study), "seed": config.seed}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def study_name(config: StudyConfig) -> str:
+    """The folder's name: study, seed and eight hex digits of the study id."""
+    return f"{config.name}-s{config.seed}-{study_id(config)[:8]}"
+
+
+def read_study(document: Mapping[str, Any]) -> StudyConfig:
+    """The study that a study.json holds. Raises TypeError or KeyError, naming the key."""
+    inner = document["study"]
+    return StudyConfig(decode(STUDIES[inner["name"]], inner), **{key: document[key] for key in ("seed", "run_dir", "workers", "trial")})

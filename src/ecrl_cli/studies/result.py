@@ -1,0 +1,93 @@
+"""What a study found, as data: tables, figures and gates that the report shows as they stand (it does no arithmetic of its own)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.metrics.statistics import clopper_pearson, wilson
+
+SCHEMA_VERSION = 1
+
+# How a column's numbers are to be read (and typeset). share: 0..1. change: a relative difference, signed.
+KINDS = ("text", "count", "share", "change", "seconds", "bytes", "number")
+
+
+@dataclass(frozen=True)
+class Column:
+    key: str
+    label: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` hold a value (or None) per column key. A column that shows a published value says so in its label."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[dict[str, Any], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """`y` over `x` (or over the figure's categories, where `x` is empty); `low`, `high`: intervals, or empty."""
+
+    label: str
+    y: tuple[float, ...]
+    x: tuple[float, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`kind`: bars (grouped, with intervals) | stacked (bars) | cdf (`y` are the samples) | lines. `marks`: vertical lines, at x."""
+
+    name: str
+    title: str
+    kind: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    categories: tuple[str, ...] = ()
+    marks: tuple[float, ...] = ()
+    log_x: bool = False
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`gates`: the targets, each able to fail. `notes`: sentences for the reader: what a zero supports, what is not covered."""
+
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+PROPORTION_COLUMNS = (
+    Column("k", "count", "count"),
+    Column("n", "of", "count"),
+    Column("rate", "rate", "share"),
+    Column("wilson_low", "Wilson 95% low", "share"),
+    Column("wilson_high", "Wilson 95% high", "share"),
+    Column("cp_low", "Clopper-Pearson 95% low", "share"),
+    Column("cp_high", "Clopper-Pearson 95% high", "share"),
+)
+
+
+def proportion(k: int, n: int) -> dict[str, Any]:
+    """The values of PROPORTION_COLUMNS for `k` of `n`; None where nothing was tried."""
+    if n == 0:
+        return {column.key: None for column in PROPORTION_COLUMNS} | {"k": 0, "n": 0}
+    score, exact = wilson(k, n), clopper_pearson(k, n)
+    bounds = {"wilson_low": score.low, "wilson_high": score.high, "cp_low": exact.low, "cp_high": exact.high}
+    return {"k": k, "n": n, "rate": k / n, **bounds}
+
+
+def upper_bound(n: int) -> float:
+    """The one-sided exact 95% upper bound for 0 of `n`: 1 - 0.05^(1/n)."""
+    return float(1 - 0.05 ** (1 / n))

@@ -1,0 +1,185 @@
+"""`write-latency`: how long a save takes in each write mode, until it is acknowledged. Published Table 1, Figures 1 and 2.
+
+Modes are interleaved save by save, in rotating order, so that drift of the machine hits all alike; the first mode runs twice, and the
+difference of the two (A/A) is the noise beside which every other difference has to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from ecrl_cli.checkpoint.image import Image
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.config.studies import WriteLatency
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.records.clock import monotonic
+from ecrl_cli.studies.modes import write_mode
+from ecrl_cli.studies.result import Column, Figure, Findings, Series, Table
+from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+
+QUANTILES = (0.5, 0.9, 0.99)
+# Milliseconds on another machine (macOS 14.6, APFS): p50, p90, p99.
+PUBLISHED = {"unsafe": (2.47, 2.87, 3.02), "atomic_nodirsync": (3.87, 4.15, 6.30), "atomic_dirsync": (4.55, 6.52, 20.27)}
+ADVICE = {
+    "unsafe": "development and iteration: a lost checkpoint is annoying, not catastrophic",
+    "atomic_nodirsync": "standard production training",
+    "atomic_dirsync": "critical long jobs: multi-day training, releases, compliance",
+}
+_AGAIN = " (again)"
+
+
+def make(setting: Setting) -> Study:
+    return _WriteLatency(setting)
+
+
+class _WriteLatency:
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._config: WriteLatency = setting.config.study
+        self._plan = synthetic_plan(self._config.model_bytes, self._config.optimizer_bytes, single=self._config.layout == "single")
+        self._stores: dict[tuple[str, int], CheckpointStore] = {}
+        self._image: tuple[tuple[int, int], Image] | None = None
+
+    @property
+    def arms(self) -> list[str]:
+        return [*self._config.modes, self._config.modes[0] + _AGAIN]
+
+    def plan(self) -> list[Trial]:
+        """Seed by seed, save by save; the order of the modes moves on by one each time."""
+        arms, found = self.arms, []
+        for seed in range(self._config.seeds):
+            for number in range(self._config.checkpoints):
+                turn = (seed * self._config.checkpoints + number) % len(arms)
+                for arm in arms[turn:] + arms[:turn]:
+                    found.append(Trial(f"{seed:03d}/{number:04d}/{arm}", {"arm": arm, "seed": seed, "checkpoint": number + 1}))
+        return found
+
+    def skips(self) -> list[Skip]:
+        return []
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        arm, seed, step = trial.facts["arm"], trial.facts["seed"], trial.facts["checkpoint"]
+        image = self._snapshot(seed, step)
+        store = self._store(arm, seed)
+        began = monotonic()
+        saved = store.save(image, 0)
+        done = monotonic()
+        store.settle(saved, image)
+        return {"latency_s": done - began, "write_s": saved.write_s, "commit_s": saved.commit_s, "settle_s": monotonic() - done}
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        frame = pd.DataFrame([{"arm": record.facts["arm"], **record.found} for record in records])
+        rows = _rows(frame, [arm for arm in self.arms if (frame["arm"] == arm).any()])
+        payload = sum(part.nbytes for part in self._plan.parts)
+        return Findings(
+            tables=(_latency(rows, payload), _deployment(rows)),
+            figures=(_percentiles(rows), _cdf(frame)),
+            gates=(_even(frame),),
+            notes=_notes(rows),
+        )
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    def _snapshot(self, seed: int, step: int) -> Image:
+        """The same content for every arm; made once per round, outside the clock."""
+        if self._image is None or self._image[0] != (seed, step):
+            self._image = ((seed, step), synthetic_image(self._setting.config.seed + seed, step + 1, self._plan))
+        return self._image[1]
+
+    def _store(self, arm: str, seed: int) -> CheckpointStore:
+        """A folder per arm and seed, in which one save has been made that nobody timed."""
+        if (arm, seed) not in self._stores:
+            mode = arm.removesuffix(_AGAIN)
+            store = CheckpointStore(self._setting.scratch / f"{self.arms.index(arm)}-{seed}", StoreConfig(mode=write_mode(mode), keep=2))
+            store.claim(0)
+            store.save(synthetic_image(self._setting.config.seed + seed, 1, self._plan), 0)
+            self._stores[arm, seed] = store
+        return self._stores[arm, seed]
+
+
+def _rows(frame: pd.DataFrame, arms: list[str]) -> list[dict[str, Any]]:
+    """Quantiles by pandas' linear interpolation; overhead (mode - unsafe) / unsafe. Seconds, and shares of one."""
+    quantiles = {arm: frame.loc[frame["arm"] == arm, "latency_s"].quantile(list(QUANTILES), interpolation="linear").tolist() for arm in arms}
+    base = quantiles.get("unsafe")
+    rows = []
+    for arm in arms:
+        p50, p90, p99 = quantiles[arm]
+        row: dict[str, Any] = {"mode": arm, "n": int((frame["arm"] == arm).sum()), "p50": p50, "p90": p90, "p99": p99}
+        for name, value, reference in zip(("p50_overhead", "p90_overhead", "p99_overhead"), quantiles[arm], base or (), strict=False):
+            row[name] = (value - reference) / reference
+        rows.append(row | _published(arm))
+    return rows
+
+
+def _published(arm: str) -> dict[str, Any]:
+    if arm not in PUBLISHED:
+        return {}
+    base, values = PUBLISHED["unsafe"], PUBLISHED[arm]
+    row = {f"published_{name}": value / 1e3 for name, value in zip(("p50", "p90", "p99"), values, strict=True)}
+    return row | {"published_p50_overhead": (values[0] - base[0]) / base[0], "published_p99_overhead": (values[2] - base[2]) / base[2]}
+
+
+def _latency(rows: list[dict[str, Any]], payload: int) -> Table:
+    columns = (
+        Column("mode", "write mode"),
+        Column("n", "saves", "count"),
+        *(Column(name, name, "seconds") for name in ("p50", "p90", "p99")),
+        *(Column(f"{name}_overhead", f"{name} overhead", "change") for name in ("p50", "p90", "p99")),
+        *(Column(f"published_{name}", f"published {name}", "seconds") for name in ("p50", "p90", "p99")),
+        *(Column(f"published_{name}_overhead", f"published {name} overhead", "change") for name in ("p50", "p99")),
+    )
+    note = (
+        f"Files of {payload} bytes and their records, until the save is acknowledged. Overhead is (mode - unsafe) / unsafe; the published "
+        "percentages follow from the published milliseconds, which come from another machine (macOS 14.6, APFS)."
+    )
+    return Table("latency", "Latency of a save by write mode", columns, tuple(rows), note)
+
+
+def _deployment(rows: list[dict[str, Any]]) -> Table:
+    """The published advice beside what it costs here."""
+    found = [
+        {"mode": row["mode"], "advice": ADVICE[row["mode"]], "overhead": row.get("p50_overhead"), "p99": row["p99"]}
+        | {"published_overhead": row["published_p50_overhead"]}
+        for row in rows
+        if row["mode"] in ADVICE
+    ]
+    columns = (
+        Column("mode", "write mode"),
+        Column("advice", "published advice"),
+        Column("published_overhead", "published p50 overhead", "change"),
+        Column("overhead", "p50 overhead here", "change"),
+        Column("p99", "p99 here", "seconds"),
+    )
+    note = "Published besides: the integrity guard always, whatever the mode. What each mode loses is measured by the studies power-loss and crash-points."
+    return Table("deployment", "The published advice beside what it costs here", columns, tuple(found), note)
+
+
+def _percentiles(rows: list[dict[str, Any]]) -> Figure:
+    series = tuple(Series(row["mode"], tuple(row[name] * 1e3 for name in ("p50", "p90", "p99"))) for row in rows)
+    return Figure("percentiles", "Latency of a save", "bars", "percentile", "ms", series, categories=("p50", "p90", "p99"))
+
+
+def _cdf(frame: pd.DataFrame) -> Figure:
+    series = tuple(Series(str(arm), tuple((part["latency_s"] * 1e3).tolist())) for arm, part in frame.groupby("arm", sort=False))
+    return Figure("cdf", "Latency of a save: share of saves that took at most so long", "cdf", "ms", "share of saves", series, log_x=True)
+
+
+def _even(frame: pd.DataFrame) -> Gate:
+    counts = frame.groupby("arm").size()
+    passed = counts.nunique() == 1
+    return Gate("balanced", bool(passed), "every mode has as many saves" if passed else f"saves per mode differ: {counts.to_dict()}")
+
+
+def _notes(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    again = next((row for row in rows if row["mode"].endswith(_AGAIN)), None)
+    first = next((row for row in rows if again and row["mode"] + _AGAIN == again["mode"]), None)
+    if again is None or first is None:
+        return ()
+    apart = again["p50"] / first["p50"] - 1
+    return (f"The noise floor: {first['mode']} run twice differs by {apart:+.1%} at the median (A/A); a smaller difference between modes says nothing.",)
