@@ -107,7 +107,7 @@ def test_a_refusal_names_the_call_the_path_and_the_errno(tmp_path: Path) -> None
 @pytest.mark.parametrize("without_renameat2", [False, True])
 def test_a_rename_never_overwrites_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_renameat2: bool) -> None:
     if without_renameat2:
-        monkeypatch.setattr("ecrl_cli.storage.fs._LIBC", object())
+        monkeypatch.setattr("ecrl_cli.storage.durable._LIBC", object())
     fs = PosixFs()
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -8,14 +8,13 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.storage.durable import rename_over, sync
+from ecrl_cli.storage.durable import sync_directory as _sync_directory
+
 
 def sync_directory(path: Path) -> None:
-    """Make the names in `path` durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    """Make the names in `path` durable; `path` may be a link to the folder."""
+    _sync_directory(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -29,10 +28,10 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
         try:
             _write_all(fd, data)
             if durable:
-                os.fsync(fd)
+                sync(fd)
         finally:
             os.close(fd)
-        os.replace(temporary, path)
+        rename_over(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
@@ -55,7 +54,7 @@ def create_once(path: Path, data: bytes) -> bool:
     try:
         try:
             _write_all(fd, data)
-            os.fsync(fd)
+            sync(fd)
         finally:
             os.close(fd)
     except OSError:

@@ -5,10 +5,9 @@ Rules: `close` syncs nothing; data and names are separate (`fsync` makes bytes d
 (Python itself repeats a call that a signal interrupted), least of all a failed sync: the data may be gone.
 """
 
-# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH208, PTH211
+# ruff: noqa: PTH102, PTH106, PTH108, PTH208, PTH211
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -18,10 +17,11 @@ from pathlib import Path
 from typing import Protocol
 
 from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.durable import FOLDER as FOLDER
+from ecrl_cli.storage.durable import rename_new, rename_over, sync, sync_directory
 
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECT = getattr(os, "O_DIRECT", 0)
 
 Buffer = bytes | bytearray | memoryview
@@ -93,15 +93,11 @@ class PosixFs:
 
     def fsync(self, fd: int) -> None:
         with _typed("fsync", self._path(fd)):
-            os.fsync(fd)
+            sync(fd)
 
     def fsyncdir(self, path: Path) -> None:
         with _typed("fsync of the directory", path):
-            fd = os.open(path, FOLDER)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_directory(path)
 
     def close(self, fd: int) -> None:
         path = self._paths.pop(fd, Path("?"))
@@ -110,10 +106,7 @@ class PosixFs:
 
     def rename(self, source: Path, target: Path, *, replace: bool) -> None:
         with _typed("rename", target):
-            if replace:
-                os.replace(source, target)
-            else:
-                _rename_new(source, target)
+            (rename_over if replace else rename_new)(source, target)
 
     def symlink(self, target: str, path: Path) -> None:
         with _typed("symlink", path):
@@ -155,21 +148,3 @@ def _typed(call: str, path: Path) -> Iterator[None]:
         raise StorageError.of(call, path, error) from error
     except ValueError as error:  # a NUL byte or a surrogate in a name
         raise StorageError.of(call, repr(str(path)), OSError(errno.EINVAL, str(error))) from error
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
-
-
-def _rename_new(source: Path, target: Path) -> None:
-    """Rename without overwriting. Where the file system cannot (EINVAL), look first: the store has one writer at a time."""
-    call = getattr(_LIBC, "renameat2", None)
-    if call is not None:
-        if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
-            return
-        number = ctypes.get_errno()
-        if number not in (errno.EINVAL, errno.ENOSYS):
-            raise OSError(number, os.strerror(number))
-    if os.path.lexists(target):
-        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
-    os.rename(source, target)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ecrl_cli.config.codec import encode
@@ -50,7 +52,7 @@ def run_study(config: StudyConfig, root: Path, say: Say) -> int:
     """Run what is missing and write result.json. 0: complete and every gate passed; 1: a gate failed; 130: stopped, goes on when started again."""
     layout = StudyLayout(root)
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with held(layout), _scratch(layout):
+    with held(layout), _scratch(layout), _terminable():
         _write_headers(config, layout)
         with _opened(Setting(config, layout.scratch / "main")) as study:
             plan = _planned(study)
@@ -59,9 +61,9 @@ def run_study(config: StudyConfig, root: Path, say: Say) -> int:
                 say(f"{config.name}: skipped: {skip.arm}: {skip.reason}")
             try:
                 _run_missing(config, layout, study, plan, say)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as stop:
                 say(f"{config.name}: stopped; the same command goes on from here")
-                return 130
+                return 143 if stop.args == (signal.SIGTERM,) else 130
             finally:
                 document = _conclude(config, layout, study, plan)
     return _answer(config, document, say)
@@ -102,6 +104,20 @@ def _scratch(layout: StudyLayout) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(layout.scratch, ignore_errors=True)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the study as Ctrl-C does: what is on record stays, what is open is closed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number))
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _write_headers(config: StudyConfig, layout: StudyLayout) -> None:

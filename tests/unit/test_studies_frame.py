@@ -1,0 +1,207 @@
+"""`ecrl study`: the plan is fixed, a stopped study goes on, a shortfall or a failed gate is said, and nobody else's folder is touched."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from ecrl_cli.cli.main import main
+from ecrl_cli.config.studies import WriteLatency
+from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.errors import EcrlError, RecordError, RunDirectoryError
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies import catalog
+from ecrl_cli.studies.result import Findings, proportion, upper_bound
+from ecrl_cli.studies.runner import check_folder, replay, run_study
+from ecrl_cli.studies.study import Record, Setting, Skip, Trial
+
+CONFIG = StudyConfig(WriteLatency(), seed=5, workers=1)
+
+
+class Toy:
+    """Ten trials, each a random number; `before` runs first in each of them."""
+
+    before: Callable[[Trial], None] = staticmethod(lambda trial: None)
+    gates: tuple[Gate, ...] = ()
+    ran: ClassVar[list[str]] = []
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        assert list(setting.scratch.iterdir()) == []
+
+    def plan(self) -> Sequence[Trial]:
+        return [Trial(f"toy/{number}", {"number": number}) for number in range(10)]
+
+    def skips(self) -> Sequence[Skip]:
+        return [Skip("arm", "there is no such arm")]
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        self.before(trial)
+        self.ran.append(trial.key)
+        return {"drawn": self.setting.rng(trial.key).random()}
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        return Findings(gates=self.gates, notes=(f"{len(records)} drawn",))
+
+    def close(self) -> None:
+        self.ran.append("closed")
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
+    made = type("MyToy", (Toy,), {"ran": []})
+    monkeypatch.setattr(catalog, "make_study", made)
+    for module in ("runner", "pool"):
+        monkeypatch.setattr(f"ecrl_cli.studies.{module}.make_study", made)
+    return made
+
+
+def result(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return document
+
+
+def drawn(folder: Path) -> dict[str, float]:
+    lines = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    return {line["key"]: line["found"]["drawn"] for line in lines}
+
+
+def test_a_stopped_study_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path, toy: type[Toy]) -> None:
+    said: list[str] = []
+    assert run_study(CONFIG, tmp_path / "whole", said.append) == 0
+
+    def stop(trial: Trial) -> None:
+        if trial.key == "toy/4":
+            raise KeyboardInterrupt
+
+    toy.before = staticmethod(stop)
+    assert run_study(CONFIG, tmp_path / "cut", said.append) == 130
+    assert result(tmp_path / "cut")["done"] == 4 and not result(tmp_path / "cut")["complete"]
+    assert toy.ran[-1] == "closed" and not (tmp_path / "cut" / ".scratch").exists()
+
+    toy.before, toy.ran[:] = staticmethod(lambda trial: None), []
+    check_folder(CONFIG, tmp_path / "cut")
+    assert run_study(CONFIG, tmp_path / "cut", said.append) == 0
+    assert toy.ran == [f"toy/{number}" for number in range(4, 10)] + ["closed"]
+    assert drawn(tmp_path / "cut") == drawn(tmp_path / "whole")
+    assert any("there is no such arm" in line for line in said)
+
+
+def test_sigterm_stops_a_study_with_its_own_code(tmp_path: Path, toy: type[Toy]) -> None:
+    toy.before = staticmethod(lambda trial: signal.raise_signal(signal.SIGTERM) if trial.key == "toy/2" else None)
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_study(CONFIG, tmp_path / "cut", lambda line: None) == 143
+    assert result(tmp_path / "cut")["done"] == 2 and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_trial_draws_the_same_whatever_ran_before_it(tmp_path: Path, toy: type[Toy], capsys: pytest.CaptureFixture[str]) -> None:
+    run_study(CONFIG, tmp_path / "all", lambda line: None)
+    assert replay(replace(CONFIG, trial="toy/7")) == 0
+    assert json.loads(capsys.readouterr().out)["found"]["drawn"] == drawn(tmp_path / "all")["toy/7"]
+    run_study(replace(CONFIG, seed=6), tmp_path / "other", lambda line: None)
+    assert drawn(tmp_path / "other")["toy/7"] != drawn(tmp_path / "all")["toy/7"]
+    with pytest.raises(RunDirectoryError, match="no trial 'toy/77'"):
+        replay(replace(CONFIG, trial="toy/77"))
+
+
+def test_a_failed_gate_is_the_answer_and_is_named(tmp_path: Path, toy: type[Toy]) -> None:
+    toy.gates = (Gate("kept", True, "fine"), Gate("lost", False, "3 of 10 were lost"))
+    said: list[str] = []
+    assert run_study(CONFIG, tmp_path / "bad", said.append) == 1
+    assert any("lost: 3 of 10 were lost" in line for line in said)
+    assert [gate["passed"] for gate in result(tmp_path / "bad")["gates"]] == [True, True, False]
+
+
+def test_a_study_short_of_its_plan_fails(tmp_path: Path, toy: type[Toy]) -> None:
+    """A study whose records were lost must not pass on those that are left."""
+    run_study(CONFIG, tmp_path / "short", lambda line: None)
+    trials = tmp_path / "short" / "trials.jsonl"
+    trials.write_text("".join(trials.read_text().splitlines(keepends=True)[:6]))
+    toy.before = staticmethod(lambda trial: (_ for _ in ()).throw(KeyboardInterrupt()))
+    assert run_study(CONFIG, tmp_path / "short", lambda line: None) == 130
+    (ran,) = result(tmp_path / "short")["gates"]
+    assert not ran["passed"] and ran["message"] == "6 of 10 planned trials are on record"
+
+
+def test_a_defect_in_a_trial_is_no_outcome(tmp_path: Path, toy: type[Toy]) -> None:
+    toy.before = staticmethod(lambda trial: 1 // (trial.facts["number"] - 3))
+    with pytest.raises(ZeroDivisionError):
+        run_study(CONFIG, tmp_path / "broken", lambda line: None)
+    assert result(tmp_path / "broken")["done"] == 3 and toy.ran[-1] == "closed"
+
+
+def test_only_its_own_folder_is_used(tmp_path: Path, toy: type[Toy]) -> None:
+    run_study(CONFIG, tmp_path / "mine", lambda line: None)
+    with pytest.raises(RunDirectoryError, match="belongs to study"):
+        check_folder(replace(CONFIG, seed=6), tmp_path / "mine")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "thesis.tex").write_text("x")
+    with pytest.raises(RunDirectoryError, match=r"thesis\.tex"):
+        check_folder(CONFIG, tmp_path / "theirs")
+    (tmp_path / "mine" / "study.json").write_text("{")
+    with pytest.raises(RecordError, match=r"study\.json"):
+        check_folder(CONFIG, tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "study: has no value"),
+        (["study=corrupt"], "did you mean corruption?"),
+        (["study=corruption", "study.trails=3"], "did you mean study.trials?"),
+        (["study=corruption", "study.trials=0"], "study.trials: must be >= 1, got 0"),
+        (["study=corruption", "study.trials=many"], "study.trials: must be an integer"),
+        (["study=write-latency", "study.modes=[atomic]"], "study.modes: must be one of unsafe, atomic_nodirsync, atomic_dirsync, got 'atomic'"),
+        (["study=write-latency", "study.modes=unsafe"], "study.modes: must be a list of names"),
+        (["study=write-latency", "study.modes=[]"], "study.modes: must name at least one"),
+        (["study=write-latency", "study.modes=[unsafe,unsafe]"], "study.modes: must name at least one, each once"),
+        (["study=write-latency", "target_steps=3"], "target_steps: unknown key"),
+        (["study=write-latency", "seed=-1"], "seed: must be in 0 .. 2^63-1"),
+        (["study=write-latency", "seed=1", "seed=2"], "seed: given twice"),
+        (["-m", "study=write-latency", "seed=1,1"], "comes up twice"),
+        (["study=write-latency", "study._target_=os.system"], "is not accepted"),
+        (["study=write-latency", "hydra.run.dir=/tmp"], "hydra.run.dir: is set by ECRL"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", *words]) == 2
+    line = capsys.readouterr().err
+    assert said in line and line.count("\n") == 1 and line.startswith("ecrl: error: E-")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_real_command_sweeps_and_answers_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["study.seeds=1", "study.checkpoints=2", "study.model_bytes=4096", "study.optimizer_bytes=4096"]
+    assert main(["study", "-m", "study=write-latency", "seed=1,2", *small, "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)
+    assert len(answers) == 2 and all(answer["complete"] and answer["exit_code"] == 0 for answer in answers.values())
+    (latency, _) = next(iter(answers.values()))["tables"]
+    assert [row["mode"] for row in latency["rows"]] == ["unsafe", "atomic_nodirsync", "atomic_dirsync", "unsafe (again)"]
+    assert all(row["n"] == 2 and 0 < row["p50"] <= row["p99"] for row in latency["rows"])
+
+
+def test_every_option_of_a_study_can_be_composed(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in catalog._STUDIES.builtin:
+        try:
+            assert main(["study", f"study={name}", "--cfg", "job"]) == 0
+        except EcrlError as error:  # pragma: no cover
+            pytest.fail(str(error))
+        assert json.loads(capsys.readouterr().out)[0]["study"]["name"] == name
+
+
+def test_the_published_intervals() -> None:
+    """0 of 10: Wilson [0, 27.8]%, Clopper-Pearson [0, 30.8]%; one-sided 25.9%."""
+    none = proportion(0, 10)
+    assert [round(100 * none[key], 1) for key in ("wilson_low", "wilson_high", "cp_low", "cp_high")] == [0.0, 27.8, 0.0, 30.8]
+    assert round(100 * upper_bound(10), 1) == 25.9
+    assert proportion(0, 0)["rate"] is None
