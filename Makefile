@@ -4,8 +4,9 @@ VENV := .venv
 ECRL := $(VENV)/bin/ecrl
 READY := $(VENV)/.installed
 OUT ?= outputs/quickstart
+STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hostile,compat
 
-.PHONY: help quickstart install test check bench clean
+.PHONY: help quickstart install test check bench studies clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,9 +33,14 @@ check: $(READY)  ## ruff, mypy strict, the architecture
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py
 
-bench: $(READY)  ## measure: checkpoint stall, answers to bad input (JSON)
+bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input (JSON)
 	$(VENV)/bin/python bench/stall.py
+	$(VENV)/bin/python bench/store.py
+	$(VENV)/bin/python bench/scrub.py
 	$(VENV)/bin/python bench/bad_input.py
+
+studies: $(READY)  ## every study at its published number of trials, and their report
+	$(ECRL) study -m study=$(STUDIES) run_dir=outputs/studies; code=$$?; $(ECRL) report outputs/studies && exit $$code
 
 clean:  ## remove the environment and all outputs
 	rm -rf $(VENV) outputs/* build dist
