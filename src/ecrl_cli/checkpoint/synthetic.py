@@ -13,6 +13,7 @@ from ecrl_cli.checkpoint.manifest import Components, components_of
 from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG, TRAIN, step_name
 
 RUN_ID = "5" * 64
+_PIECE = 64 * 2**20
 _RNG_BYTES = 5056  # what torch's generator on the CPU has
 
 
@@ -31,7 +32,7 @@ def synthetic_image(seed: int, step: int, plan: ImagePlan, run_id: str = RUN_ID)
         memory[offset : offset + len(header)] = header
     generator = random.Random(f"{seed}/{step}")
     for place in plan.tensors:
-        data = bytearray(generator.randbytes(place.spec.nbytes))
+        data = _drawn(generator, place.spec.nbytes)
         if place.spec.dtype == "torch.float32":
             data[3::4] = b"\x3f" * (len(data) // 4)  # exponents of numbers between 0.5 and 2: all finite
         memory[place.offset : place.offset + len(data)] = data
@@ -39,6 +40,14 @@ def synthetic_image(seed: int, step: int, plan: ImagePlan, run_id: str = RUN_ID)
     if len(parts) == 1:
         parts = (PartPlace(step_name(step) + ".safetensors", parts[0].offset, parts[0].nbytes, parts[0].tensors),)
     return Image(Stamp(run_id, step, 0, step, seed, 1), memory, parts, {TRAIN: canonical({"global_step": step, "line_chain": [""]})})
+
+
+def _drawn(generator: random.Random, nbytes: int) -> bytearray:
+    """Random bytes, piece by piece: one call can draw 256 MiB at most."""
+    data = bytearray(generator.randbytes(min(nbytes, _PIECE)))
+    while len(data) < nbytes:
+        data += generator.randbytes(min(nbytes - len(data), _PIECE))
+    return data
 
 
 def image_components(image: Image) -> Components:
