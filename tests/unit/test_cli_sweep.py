@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.cli import jobs
+from ecrl_cli.cli.arguments import parse
+from ecrl_cli.cli.compose import compose_grid
 from ecrl_cli.cli.main import main
 from ecrl_cli.config.identity import run_name
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.schema import RunConfig, VariantConfig
 from ecrl_cli.errors import ConfigError, RunHeld
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.runs.run import RunResult
+from ecrl_cli.runs.sweep import fair_order
 from ecrl_cli.supervision.launchers import Launchers
 
 Run = Callable[[RunConfig, Path, jobs.Say, Launchers], RunResult]
@@ -182,3 +185,23 @@ def test_the_configuration_is_shown_without_a_run(started: list[RunConfig], tmp_
     assert main(["train", "--cfg", "job", "seed=5"]) == 0
     (shown,) = json.loads(capsys.readouterr().out).values()
     assert shown["seed"] == 5 and not started and not list(tmp_path.iterdir())
+
+
+def test_the_arms_of_a_suite_and_seed_take_turns_in_going_first() -> None:
+    arms, suites, seeds = ("ref", "blk", "ovl"), [f"suite{number}" for number in range(8)], (1337, 2027, 4242)
+    cells = [(suite, arm, seed) for suite in suites for arm in arms for seed in seeds]
+    configs = {f"{s}-{a}-{n}": RunConfig(suite_name=s, seed=n, variant=VariantConfig(name=a)) for s, a, n in cells}
+    ordered = [configs[name] for name in fair_order(configs)]
+    assert len(ordered) == 72
+    groups = [ordered[number : number + 3] for number in range(0, 72, 3)]
+    assert all(len({(config.suite_name, config.seed) for config in group}) == 1 for group in groups)
+    assert all({config.variant.name for config in group} == set(arms) for group in groups)
+    first = [group[0].variant.name for group in groups]
+    assert [first.count(arm) for arm in arms] == [8, 8, 8]
+
+
+@pytest.mark.parametrize(("matrix", "runs"), [("exp1", 3), ("exp3", 6)])
+def test_a_matrix_is_its_published_runs(matrix: str, runs: int) -> None:
+    grid = compose_grid(parse(["-m", f"+matrix={matrix}"]))
+    assert len(grid.cells) == runs == len({run_name(cell.config) for cell in grid.cells})
+    assert grid.matrix == matrix and {cell.config.variant.name for cell in grid.cells} == {"ref", "blk", "ovl"}

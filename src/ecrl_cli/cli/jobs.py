@@ -13,7 +13,7 @@ from ecrl_cli.cli.prepare import Plan, Say
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import RunResult, run
-from ecrl_cli.runs.sweep import sweep
+from ecrl_cli.runs.sweep import fair_order, sweep
 from ecrl_cli.supervision.launchers import Launchers
 
 
@@ -42,6 +42,7 @@ class Jobs:
             return self._start(name, lambda: self._hydra_job(context, master, name, jobs[name]))
 
         configs = {name: self._plan.cells[name].config for name in jobs}
+        configs = {name: configs[name] for name in fair_order(configs)}
         try:
             self.results = sweep(SweepLayout(self._plan.folder), configs, start) if self._plan.swept else {n: start(n) for n in configs}
         except (EcrlError, OSError) as error:

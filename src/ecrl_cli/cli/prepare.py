@@ -39,12 +39,15 @@ class Plan:
 
 
 def prepare(arguments: Arguments, say: Say) -> Plan:
-    """The plan that `arguments` ask for. Raises EcrlError with nothing written (a data set may have been downloaded)."""
+    """The plan that `arguments` ask for, its data there unless it is only shown. Raises EcrlError with nothing written (a data set may have
+    been downloaded)."""
     grid = compose_grid(arguments)
     plan = _plan(grid)
     for config in plan.configs().values():
         check_machine(config)
     _check_folders(plan)
+    if arguments.show:  # to look at a configuration needs no data, and must not download any
+        return plan
     _check_data([cell.config for cell in grid.cells], say)
     return plan
 

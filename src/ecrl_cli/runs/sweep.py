@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import RecordError
 from ecrl_cli.records.layout import SweepLayout
+from ecrl_cli.records.reading import read_whole
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.storage.files import write_whole
 
@@ -67,9 +68,19 @@ def read_manifest(path: Path) -> list[Row]:
     if not path.exists():
         return []
     try:
-        return [Row(**line) for line in csv.DictReader(io.StringIO(path.read_text()), strict=True)]
+        return [Row(**line) for line in csv.DictReader(io.StringIO(read_whole(path).decode()), strict=True)]
     except (csv.Error, TypeError, ValueError) as error:
         raise RecordError("manifest.csv", f"not a manifest ({error})", "restore the file or choose another run_dir") from error
+
+
+def fair_order(configs: Mapping[str, RunConfig]) -> list[str]:
+    """The names in the order in which the runs are fair to each other: what shares suite and seed stands together, and the arm that goes
+    first moves on by one from group to group, so that the machine's drift hits all arms alike."""
+    groups: dict[tuple[str, str, str, int], list[str]] = {}
+    for name, config in configs.items():
+        groups.setdefault((config.suite_name, config.dataset.name, config.model.name, config.seed), []).append(name)
+    turned = (names[turn % len(names) :] + names[: turn % len(names)] for turn, names in enumerate(groups.values()))
+    return [name for names in turned for name in names]
 
 
 def sweep(layout: SweepLayout, configs: dict[str, RunConfig], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
