@@ -9,6 +9,7 @@ import pytest
 
 from ecrl_cli.checkpoint.lines import CheckpointLog
 from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.errors import NoValidCheckpoint, StorageError
 from ecrl_cli.records.events import FOUND, GONE, Attempt, CheckpointLine, Rejected
 from ecrl_cli.records.journal import Journal, read_journal
@@ -42,6 +43,23 @@ def test_an_acknowledged_checkpoint_that_is_gone_is_refused_once(layout: RunLayo
     assert choice.rejected == (TWENTY,)
     (layout.attempt(1).folder).mkdir(parents=True)
     assert choose(layout, store, (TEN, Attempt(1, 2, rejected=choice.rejected))).rejected == ()
+
+
+def test_another_checkpoint_in_the_place_of_the_acknowledged_one_is_refused(layout: RunLayout, store: CheckpointStore, tmp_path: Path) -> None:
+    """Whole and consistent, so that the guard alone cannot tell: the records outside the folder can."""
+    (tmp_path / "other").mkdir()
+    other = store_at(tmp_path / "other")
+    forged = other.save(synthetic_image(99, 20, synthetic_plan(4096, 4096), run_id=RUN_ID), 0)
+    shutil.rmtree(layout.checkpoints / "step_00000020")
+    shutil.copytree(forged.path, layout.checkpoints / "step_00000020")
+    choice = choose(layout, store, (TEN,))
+    assert choice.report is not None and choice.report.global_step == 10
+    assert [(each.path, each.layer, each.reason) for each in choice.rejected] == [
+        ("checkpoints/step_00000020", "commit", "is not the checkpoint that was acknowledged")
+    ]
+    events = read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
+    assert [line.commit_sha256 for line in events if line.global_step == 20] != [forged.commit_sha256], "the forged one was acknowledged"
+    assert all(line.commit_sha256 != forged.commit_sha256 for line in events)
 
 
 def test_a_run_whose_checkpoints_are_all_gone_does_not_begin_anew(layout: RunLayout, store: CheckpointStore) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ecrl_cli.checkpoint.catalog import Choice
+from ecrl_cli.checkpoint.catalog import Choice, newest_valid
+from ecrl_cli.checkpoint.guard import GuardReport
 from ecrl_cli.checkpoint.protocol import step_name
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.config.codec import encode
@@ -24,7 +25,8 @@ def choose(layout: RunLayout, store: CheckpointStore, earlier: tuple[Attempt, ..
     NoValidCheckpoint (exit 4) where checkpoints were acknowledged and none may be loaded.
     """
     store.claim(len(earlier))
-    choice, kept = store.newest_valid(), still_kept(layout, earlier)
+    kept = still_kept(layout, earlier)
+    choice = newest_valid(store.fs, store.root, lambda path: _recognized(store.examine(path), kept))
     there = {entry.global_step for entry in store.entries()}
     newest = choice.report.global_step or 0 if choice.report else 0
     gone = tuple(_gone(kept[step]) for step in sorted(kept, reverse=True) if step > newest and step not in there)
@@ -34,6 +36,14 @@ def choose(layout: RunLayout, store: CheckpointStore, earlier: tuple[Attempt, ..
     if choice.report:
         acknowledge(layout, choice.report)
     return replace(choice, rejected=choice.rejected + gone)
+
+
+def _recognized(report: GuardReport, kept: dict[int, CheckpointLine]) -> GuardReport:
+    """`report`, refused where it is not the checkpoint that was acknowledged at its step: whole, and another one put in its place."""
+    line = kept.get(report.global_step or 0)
+    if not report.ok or line is None or line.commit_sha256 == report.commit_sha256:
+        return report
+    return replace(report, ok=False, layer="commit", reason="is not the checkpoint that was acknowledged")
 
 
 def _gone(line: CheckpointLine) -> Rejected:
