@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,28 +18,36 @@ from ecrl_cli.checkpoint.hashing import tensor_prefix, workers
 from ecrl_cli.checkpoint.image import TensorPlace
 from ecrl_cli.checkpoint.manifest import MAX_COMMIT, MAX_MANIFEST, Commit, Manifest, PartEntry, read_commit, read_manifest
 from ecrl_cli.checkpoint.protocol import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN
-from ecrl_cli.checkpoint.safetensors_header import header_length, places
+from ecrl_cli.checkpoint.safetensors_header import header_length, longest_header, places
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.reading import RefusedFile, fill, open_regular, pieces, read_small
 
 MAX_TRAIN = 16 * 2**20
+_WORTH_THREADS = 2**20  # bytes; below, starting threads takes longer than hashing
 MAX_SIDECAR = MAX_COMMIT + MAX_MANIFEST + 2 * MAX_TRAIN
 
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """`run_id`: whose checkpoint it must be (empty: anyone's). `contents` False looks at names, sizes and records only."""
+    """`run_id`: whose checkpoint it must be (empty: anyone's). `contents` False looks at names, sizes and records only.
+
+    `hmac_key`: the key under which the commit record must carry a MAC (empty: a MAC is not looked at).
+    """
 
     run_id: str = ""
     max_bytes: int = 64 * 2**30
     trust_owner: bool = False
     contents: bool = True
+    hmac_key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
 class GuardReport:
-    """`layer` and `reason` say what a refused checkpoint failed at; the other fields are as far as they are known."""
+    """`layer` and `reason` say what a refused checkpoint failed at; the other fields are as far as they are known.
+
+    `unread`: what the file system said where it would not show a file, which need not be the checkpoint's fault.
+    """
 
     path: Path
     ok: bool
@@ -50,6 +58,7 @@ class GuardReport:
     run_id: str | None = None
     commit_sha256: str | None = None
     manifest: Manifest | None = None
+    unread: StorageError | None = None
 
 
 class Refused(Exception):
@@ -79,8 +88,9 @@ def examine(path: Path, config: GuardConfig | None = None, fs: Fs | None = None)
             if config.contents:
                 _check_contents(fs, found)
     except Refused as refused:
-        return _report(path, found, refused.layer, refused.reason)
-    return _report(path, found)
+        unread = refused.__cause__ if isinstance(refused.__cause__, StorageError) else None
+        return replace(report_of(path, found, refused.layer, refused.reason), unread=unread)
+    return report_of(path, found)
 
 
 @contextmanager
@@ -98,9 +108,7 @@ def opened(path: Path, config: GuardConfig, fs: Fs, found: OpenCheckpoint) -> It
             reader.read_single(path.name)
         else:
             reader.read_group(fs.listdir(path))
-        assert found.commit is not None
-        if found.commit.global_step != int(match[1]):
-            raise Refused("commit", f"says step {found.commit.global_step} under the name {path.name}")
+        reader.expect_step(int(match[1]), path.name)
         yield found
 
 
@@ -173,7 +181,7 @@ class _Reader:
         return data
 
     def take_commit(self, data: bytes) -> None:
-        self.found.commit = commit = read_commit(data)
+        self.found.commit = commit = read_commit(data, self.config.hmac_key)
         if self.config.run_id and commit.run_id != self.config.run_id:
             raise ValueError(f"belongs to run {commit.run_id[:8]}")
 
@@ -193,6 +201,12 @@ class _Reader:
         if extra := sorted(found - expected):
             raise ValueError(f"{where} has {extra[0][:80]!r}, which does not belong")
 
+    def expect_step(self, step: int, name: str) -> None:
+        commit = self.found.commit
+        assert commit is not None
+        if commit.global_step != step:
+            raise Refused("commit", f"says step {commit.global_step} under the name {name}")
+
     def open_parts(self, names: list[str]) -> None:
         total = sum(part.bytes for part in self.manifest.parts.values())
         if total > self.config.max_bytes:
@@ -209,18 +223,19 @@ def _check_contents(fs: Fs, found: OpenCheckpoint) -> None:
     """Hash every part, then read headers and tensors; one thread per part, as many at once as there are cores."""
     assert found.manifest is not None
     entries = found.manifest.parts
-    with ThreadPoolExecutor(workers()) as pool:
+    small = sum(entry.bytes for entry in entries.values()) < _WORTH_THREADS
+    with nullcontext() if small else ThreadPoolExecutor(workers()) as pool:
         _all(pool, [partial(_check_hash, fs, name, fd, entries[name]) for name, fd in found.files.items()])
         with layer("schema"):
             parse(found.train)
         tensors = [(name, fd) for name, fd in found.files.items() if name.endswith(".safetensors")]
-        laid_out = [(fd, entries[name], _check_header(fs, name, fd, entries[name])) for name, fd in tensors]
+        laid_out = [(fd, entries[name], check_header(fs, name, fd, entries[name])) for name, fd in tensors]
         _all(pool, [partial(_check_tensor, fs, fd, entry, place) for fd, entry, found_places in laid_out for place in found_places])
 
 
-def _all(pool: ThreadPoolExecutor, jobs: list[Callable[[], None]]) -> None:
-    for future in [pool.submit(job) for job in jobs]:
-        future.result()
+def _all(pool: ThreadPoolExecutor | None, jobs: list[Callable[[], None]]) -> None:
+    for result in [pool.submit(job).result for job in jobs] if pool else jobs:
+        result()
 
 
 def _check_hash(fs: Fs, name: str, fd: int, entry: PartEntry) -> None:
@@ -231,11 +246,14 @@ def _check_hash(fs: Fs, name: str, fd: int, entry: PartEntry) -> None:
         _expect_hash(name, state.hexdigest(), entry)
 
 
-def _check_header(fs: Fs, name: str, fd: int, entry: PartEntry) -> list[TensorPlace]:
+def check_header(fs: Fs, name: str, fd: int, entry: PartEntry) -> list[TensorPlace]:
+    """Where the tensors of a part lie whose hash has been checked; Refused where its header does not agree with the manifest."""
     with layer("schema"):
         if entry.bytes < 8:
             raise ValueError(f"{name} is no safetensors file")
         length = header_length(bytes(fill(fs, fd, memoryview(bytearray(8)), 0)), entry.bytes)
+        if length > longest_header(entry):
+            raise ValueError(f"{name} has a header of {length} bytes for {len(entry.tensors)} tensors")
         return places(bytes(fill(fs, fd, memoryview(bytearray(length)), 8)), entry)
 
 
@@ -261,7 +279,8 @@ def _expect_hash(name: str, sha256: str, entry: PartEntry) -> None:
         raise Refused("hash", f"{name} does not match its SHA-256")
 
 
-def _report(path: Path, found: OpenCheckpoint, layer_name: str = "", reason: str = "") -> GuardReport:
+def report_of(path: Path, found: OpenCheckpoint, layer_name: str = "", reason: str = "") -> GuardReport:
+    """What is known of the checkpoint; refused if a layer is named."""
     commit = found.commit
     return GuardReport(
         path=path,

@@ -1,16 +1,21 @@
-"""`ecrl verify`: judge each run, keep the verdict beside its records, print it, answer with the worst."""
+"""`ecrl verify`: judge each run, keep the verdict beside its records, scrub the checkpoints that are named, answer with the worst."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.cli.folders import Parser, checked, run_directories
-from ecrl_cli.errors import EcrlError, EvidenceMissing, RecordError
+from ecrl_cli.checkpoint.guard import GuardConfig
+from ecrl_cli.checkpoint.repair import check_folder
+from ecrl_cli.checkpoint.scrub import ScrubConfig
+from ecrl_cli.cli.answers import Answer
+from ecrl_cli.cli.folders import Checkpoints, Parser, checked, checkpoints_of, sorted_out
+from ecrl_cli.cli.scrubbing import scrubbed
+from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RecordError
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.fingerprint import fingerprint
@@ -20,32 +25,52 @@ from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import render
 
 _EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
-_WORST_FIRST = (1, 2, 3, 0)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one run gets: text for people, a document for programs, its exit code."""
-
-    text: str
-    document: dict[str, Any]
-    exit_code: int
+_WORST_FIRST = (5, 4, 1, 2, 3, 0)
 
 
 def verify(argv: Sequence[str]) -> int:
-    """0 if every run is valid; else the worst: 1 one is invalid, 2 one's records cannot be read, 3 evidence is missing for one."""
+    """0 if everything is valid; else the worst: 4 a folder has checkpoints and none is valid, 1 a run or a checkpoint is invalid, 2 a
+    run's records cannot be read, 3 evidence is missing for one. 5 where a repaired copy could not be written."""
+    flags = _parser().parse_args(list(argv))
+    reference = checked(flags.reference) if flags.reference else None
+    runs, folders = sorted_out(flags.folders)
+    if flags.scrub:
+        folders += [found for run in runs if (found := checkpoints_of(run)) is not None]
+    _check_flags(flags, folders)
+    answers = {str(run): _answer(run, reference) for run in runs}
+    guard = GuardConfig(max_bytes=flags.max_bytes or GuardConfig.max_bytes, trust_owner=True)
+    for folder in folders:
+        answers[folder.label] = scrubbed(folder, ScrubConfig(flags.sample, flags.deep, guard), flags.repair)
+    if flags.json:
+        sys.stdout.write(json.dumps({name: answer.document for name, answer in answers.items()}, indent=2) + "\n")
+    for answer in answers.values():
+        _say(answer, flags.json)
+    return next(code for code in _WORST_FIRST if code in {answer.exit_code for answer in answers.values()})
+
+
+def _parser() -> Parser:
     parser = Parser(prog="ecrl verify", add_help=False, allow_abbrev=False)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--reference", type=Path)
     parser.add_argument("--json", action="store_true")
-    flags = parser.parse_args(list(argv))
-    reference = checked(flags.reference) if flags.reference else None
-    answers = {str(run): _answer(run, reference) for run in run_directories(flags.folders)}
-    if flags.json:
-        sys.stdout.write(json.dumps({run: answer.document for run, answer in answers.items()}, indent=2) + "\n")
-    for answer in answers.values():
-        _say(answer, flags.json)
-    return next(code for code in _WORST_FIRST if code in {answer.exit_code for answer in answers.values()})
+    parser.add_argument("--scrub", action="store_true")
+    parser.add_argument("--deep", action="store_true")
+    parser.add_argument("--sample", type=int, default=0)
+    parser.add_argument("--max-bytes", type=int, default=0)
+    parser.add_argument("--repair", type=Path)
+    return parser
+
+
+def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
+    for name in ("sample", "max_bytes"):
+        if getattr(flags, name) < 0:
+            raise ConfigError(f"--{name.replace('_', '-')}", "must not be negative", "leave it out to look at everything")
+    if not folders and (flags.deep or flags.sample or flags.repair):
+        raise ConfigError("arguments", "--deep, --sample and --repair are for checkpoints", "name a folder of checkpoints, or add --scrub")
+    if flags.repair and len(folders) != 1:
+        raise ConfigError("--repair", f"takes the checkpoints of one folder, got {len(folders)}", "name one folder of checkpoints")
+    if flags.repair:
+        check_folder(flags.repair, folders[0].folder)
 
 
 def _answer(run: Path, reference: Path | None) -> Answer:

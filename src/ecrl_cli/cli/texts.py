@@ -13,8 +13,8 @@ _ECRL = """\
 ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that cost?
 
   ecrl train [KEY=VALUE ...]     train under planned failures and recover (no verb means train)
-  ecrl verify DIR...             judge recorded runs: valid, invalid or unknown
-  ecrl report DIR...             tables, figures and a page of recorded runs
+  ecrl verify DIR...             judge recorded runs: valid, invalid or unknown; scrub checkpoints
+  ecrl report DIR...             tables, figures and a page of recorded runs and studies
   ecrl study study=NAME          an experiment on the checkpoint store: crash points, power loss, corruption, ...
   ecrl completion bash           completion for bash: source <(ecrl completion bash)
   ecrl --version
@@ -51,24 +51,41 @@ Groups
 """
 
 _VERIFY = """\
-ecrl verify DIR... [--reference DIR] [--json]
+ecrl verify DIR... [--reference DIR] [--scrub] [--json]
+ecrl verify CHECKPOINT... [--sample N] [--deep] [--repair OUT_DIR] [--max-bytes N] [--json]
 
 Judges recorded runs by their records alone. A sweep folder stands for all its runs. 0 valid, 1 invalid, 3 unknown.
+Scrubs checkpoints, newest first: one of them (step_00000050), a run's checkpoints/, or any folder of such. Of a damaged one it names the file, the
+chunk and the tensors, of flipped bits each byte and bit. 0 all valid; 1 one is refused, or latest.json or latest_ok is damaged or points to
+nothing; 4 there are checkpoints and none is valid; 2 the folder holds neither runs nor checkpoints. Nothing is changed.
 
 Examples
   ecrl verify outputs/digits-cnn-blk-s1337-0123abcd
   ecrl verify outputs/quickstart --json
   ecrl verify RUN --reference REFERENCE_RUN
+  ecrl verify RUN --scrub                    the run, and its checkpoints
+  ecrl verify RUN/checkpoints
+  ecrl verify /backup/step_00000050 --repair repaired
+
+  --scrub            scrub the checkpoints of the runs too
+  --sample N         look at N checkpoints (the newest, others evenly spread); one bad one, and all are looked at
+  --deep             digest each tensor as well: twice the time. Without it the file's SHA-256 stands for its tensors: bytes that match the
+                     manifest are those that were digested. --deep would see a writer that digested other bytes than it wrote.
+  --repair OUT_DIR   write corrected copies of damaged checkpoints, if the corrected bytes match all hashes and the guard passes them;
+                     OUT_DIR must be new or empty. The damaged ones stay as they are, and so does the exit code (5: the disk refused).
+  --max-bytes N      read checkpoints larger than 64 GiB, up to N bytes
 
 """
 
 _REPORT = """\
 ecrl report DIR... [--out DIR] [--json]
 
-Writes index.html, Markdown, CSV, JSON and figures of recorded runs, into DIR/report unless --out names a folder.
+Writes index.html, Markdown, CSV, JSON and figures of recorded runs and studies, into DIR/report unless --out names a folder.
+0; 1 where a gate failed or a study is incomplete; 3 where a verdict or a study's result is missing.
 
 Examples
   ecrl report outputs/quickstart
+  ecrl report outputs/corruption-s1337-0123abcd
   ecrl report RUN OTHER_RUN --out comparison
 
 """

@@ -1,0 +1,70 @@
+"""Which single bit was flipped? CRC-32 is linear: the sums of two texts of one length differ by a value (the syndrome) that depends
+on the differing bits alone, and for one bit only on its distance from the end.
+
+A byte b that is k bytes before the end has the syndrome T[b] advanced over k zero bytes (T: the table of the reflected polynomial). Walking
+back a zero byte at a time until T[1 << bit] appears finds the place; x^m is different for each m below 2^32 - 1, so it is the only one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_POLYNOMIAL = 0xEDB88320  # of zlib.crc32, bits reflected
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A bit that is the wrong way round: byte `offset` of its file, `bit` 0 being the lowest."""
+
+    offset: int
+    bit: int
+
+
+def _entry(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
+    return byte
+
+
+_TABLE = [_entry(byte) for byte in range(256)]
+_BY_TOP = {entry >> 24: byte for byte, entry in enumerate(_TABLE)}
+_SINGLE = {_TABLE[1 << bit]: bit for bit in range(8)}
+
+
+def single_flip(is_crc: int, should_be: int, length: int) -> Flip | None:
+    """The one bit whose flip makes `should_be` into `is_crc` in a text of `length` bytes; None where no single bit does."""
+    syndrome = is_crc ^ should_be
+    for from_end in range(length):
+        bit = _SINGLE.get(syndrome)
+        if bit is not None:
+            return Flip(length - 1 - from_end, bit)
+        low = _BY_TOP[syndrome >> 24]
+        syndrome = ((syndrome ^ _TABLE[low]) << 8) & 0xFFFFFFFF | low
+    return None
+
+
+def flipped(data: bytes, flip: Flip) -> bytes:
+    return data[: flip.offset] + bytes([data[flip.offset] ^ 1 << flip.bit]) + data[flip.offset + 1 :]
+
+
+def search_by_hash(data: bytes, sha256: str) -> Flip | None:
+    """The one bit of `data` whose flip gives it this SHA-256. Hashes 4 n^2 bytes for n: for small texts."""
+    before = hashlib.sha256()
+    for offset, byte in enumerate(data):
+        behind = data[offset + 1 :]
+        for bit in range(8):
+            state = before.copy()
+            state.update(bytes([byte ^ 1 << bit]))
+            state.update(behind)
+            if state.hexdigest() == sha256:
+                return Flip(offset, bit)
+        before.update(data[offset : offset + 1])
+    return None
+
+
+def search(data: bytes, is_right: Callable[[bytes], bool]) -> Flip | None:
+    """The one bit of `data` whose flip `is_right` accepts."""
+    flips = (Flip(offset, bit) for offset in range(len(data)) for bit in range(8))
+    return next((flip for flip in flips if is_right(flipped(data, flip))), None)
