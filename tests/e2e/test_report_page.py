@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.config.studies import Corruption
+from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.report.build import report
 from tests.unit.report_runs import arms, make_sweep
+from tests.unit.test_report_studies import findings, make_study
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
@@ -24,17 +27,19 @@ PROBE = """
 <script>
 addEventListener("load", () => {
   const box = (e) => e.getBoundingClientRect();
-  const button = document.querySelector("table.sortable th:nth-child(3) button");
-  button.click();
-  const column = [...button.closest("table").tBodies[0].rows].map((row) => Number(row.cells[2].dataset.value));
   const first = document.querySelector("details.run");
-  location.hash = first.id;
+  const at = first ? 2 : 1;
+  const table = document.querySelector("table.sortable");
+  table.tHead.rows[0].cells[at].querySelector("button").click();
+  const column = [...table.tBodies[0].rows].map((row) => Number(row.cells[at].dataset.value));
+  if (first) location.hash = first.id;
   setTimeout(() => {
     const found = {
       figures: [...document.querySelectorAll("figure svg[role=img], svg.timeline")].map((e) => [box(e).width, box(e).height]),
       plots: document.querySelectorAll("figure").length,
       sorted: column,
-      opened: first.open,
+      opened: first?.open ?? null,
+      folded: document.querySelectorAll("details.more:not([open]) table").length,
       overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
       background: getComputedStyle(document.body).backgroundColor,
     };
@@ -55,6 +60,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report on 24 runs."""
     plans = [plan for suite in ("cifar10-r18-base", "cifar100-r50-late") for seed in (1337, 2027, 4242) for plan in arms(suite, seed)]
     return report([make_sweep(tmp_path_factory.mktemp("report") / "sweep", plans)]).page
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report on two studies: a figure of each kind, a table that folds, a failed gate, a skipped arm."""
+    folder = tmp_path_factory.mktemp("report") / "studies"
+    make_study(folder / "crash-points", findings(rows=70), gates=[{"name": "never wrong", "passed": False, "message": "2 of 400"}])
+    make_study(folder / "corruption", of=StudyConfig(Corruption()), skips=[{"arm": "loop", "reason": "no loop devices"}])
+    return report([folder]).page
 
 
 def browse(page: Path, *more: str) -> tuple[str, list[str]]:
@@ -78,8 +92,9 @@ def probed(page: Path, folder: Path, *more: str) -> dict[str, object]:
     return measured
 
 
-def test_the_page_loads_without_a_complaint(page: Path) -> None:
-    dom, console = browse(page)
+@pytest.mark.parametrize("kind", ["page", "studies"])
+def test_the_page_loads_without_a_complaint(request: pytest.FixtureRequest, kind: str) -> None:
+    dom, console = browse(request.getfixturevalue(kind))
     assert not console, "\n".join(console)
     assert "<button" in dom, "the script was not allowed to run"
 
@@ -94,11 +109,22 @@ def test_its_figures_are_drawn_and_its_script_works(page: Path, tmp_path: Path) 
     assert found["opened"] is True
 
 
-def test_it_fits_a_phone(page: Path, tmp_path: Path) -> None:
-    assert probed(page, tmp_path, "--window-size=500,900")["overflow"] == 0
+def test_the_figures_of_studies_are_drawn_and_their_tables_sort_and_fold(studies: Path, tmp_path: Path) -> None:
+    found = probed(studies, tmp_path, "--window-size=1200,1600")
+    sizes = found["figures"]
+    assert isinstance(sizes, list) and len(sizes) == found["plots"] == 2 * 4
+    assert all(width > 500 and height > 80 for width, height in sizes)
+    assert found["sorted"] == [0, 1, 312] and found["folded"] == 1
 
 
-def test_it_follows_the_readers_theme(page: Path, tmp_path: Path) -> None:
-    light = probed(page, tmp_path, "--blink-settings=preferredColorScheme=1")["background"]
-    dark = probed(page, tmp_path, "--blink-settings=preferredColorScheme=0")["background"]
+@pytest.mark.parametrize("kind", ["page", "studies"])
+def test_it_fits_a_phone(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
+    assert probed(request.getfixturevalue(kind), tmp_path, "--window-size=500,900")["overflow"] == 0
+
+
+@pytest.mark.parametrize("kind", ["page", "studies"])
+def test_it_follows_the_readers_theme(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
+    shown = request.getfixturevalue(kind)
+    light = probed(shown, tmp_path, "--blink-settings=preferredColorScheme=1")["background"]
+    dark = probed(shown, tmp_path, "--blink-settings=preferredColorScheme=0")["background"]
     assert (light, dark) == ("rgb(255, 255, 255)", "rgb(20, 23, 27)")

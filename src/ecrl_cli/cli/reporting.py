@@ -1,4 +1,4 @@
-"""`ecrl report`: a page, tables and figures of the runs, and the goodput table on standard output."""
+"""`ecrl report`: a page, tables and figures of runs and studies, and the main tables on standard output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrl_cli.report.build import report as build_report
 
 
 def report(argv: Sequence[str]) -> int:
-    """Writes the report beside the runs (or to --out) and says where the page is. 1 where a quality gate failed, 3 where a verdict is missing."""
+    """Writes the report beside what it is about (or to --out) and says where the page is. 1: a gate failed; 3: a verdict or result is missing."""
     parser = Parser(prog="ecrl report", add_help=False, allow_abbrev=False)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--out", type=Path)

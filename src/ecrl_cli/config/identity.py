@@ -10,7 +10,10 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
 
 # Where a run lives and where its data lies do not change what it computes; names only label it.
-NOT_IDENTITY = ("run_dir", "suite_name", "dataset.root", "dataset.download", "scale", "supervision.writer_grace_s", "supervision.master_port")
+NOT_IDENTITY = (
+    *("run_dir", "suite_name", "dataset.root", "dataset.download", "scale"),
+    *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s", "checkpoint.hmac_key_file"),
+)
 
 # Two runs that must end in the same state share a reference id: how they are struck, saved and brought back is not part of it.
 NOT_REFERENCE = (*NOT_IDENTITY, "failure", "checkpoint", "write_mode", "recovery", "supervision", "elastic.schedule", "variant", "state_digests")

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.secret import read_key
 from ecrl_cli.config.size import human_bytes, snapshot_bytes
 from ecrl_cli.errors import ConfigError
 
@@ -19,6 +20,7 @@ def check_machine(config: RunConfig) -> None:
     """ConfigError where this machine cannot serve `config`."""
     if config.device == "cuda":
         _check_cuda(config.world_size)
+    read_key(config.checkpoint.hmac_key_file)
     if config.supervision.master_port:
         _check_port(config.supervision.master_port)
     if config.checkpoint.strategy == "overlapped":

@@ -82,7 +82,11 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """`every`: steps between checkpoints. `keep`: how many valid ones retention leaves (>= 2). `final`: also one at the target."""
+    """`every`: steps between checkpoints. `keep`: how many valid ones retention leaves (>= 2). `final`: also one at the target.
+
+    `on_error`: after a failed save training goes on, or stops with exit code 5, to be resumed once the cause is gone.
+    `hmac_key_file`: a key of 32 bytes or more under which each COMMIT carries a MAC; what has none is then refused.
+    """
 
     strategy: str = one_of("blocking", STRATEGIES)
     every: int = at_least(50, 1)
@@ -93,6 +97,8 @@ class CheckpointConfig:
     final: bool = True
     max_bytes: int = at_least(64 * 2**30, 1)
     trust_owner: bool = False
+    hmac_key_file: str = ""
+    on_error: str = one_of("continue", ("continue", "stop"))
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,10 @@ class ElasticConfig:
 
 @dataclass(frozen=True)
 class SupervisionConfig:
-    """`writer_grace_s`: how long a writer that outlived its rank may finish what it received. `collective_timeout_s`: gloo and NCCL."""
+    """`writer_grace_s`: how long a writer that outlived its rank may finish what it received. `collective_timeout_s`: gloo and NCCL.
+
+    `disk_interval_s`: how often disk activity is sampled into disk.jsonl; 0: never.
+    """
 
     launcher: str = one_of("torchrun", LAUNCHERS)
     max_restarts: int = at_least(20, 0)
@@ -137,6 +146,7 @@ class SupervisionConfig:
     writer_grace_s: float = positive(30.0)
     collective_timeout_s: float = field(default=300.0, metadata={"minimum": 1.0})
     master_port: int = at_least(0, 0)
+    disk_interval_s: float = at_least(0.0, 0.0)
 
 
 @dataclass(frozen=True)

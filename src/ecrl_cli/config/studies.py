@@ -8,6 +8,8 @@ from typing import Any
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES, at_least, positive
 
 WRITING = ("blocking", "overlapped")
+# first: checkpoints/ is not there yet. overlapped: two in flight. rejected: over a damaged one. again: a step saved twice. recovery: after a crash.
+POWER_LOSS_WORKLOADS = ("first", "one", "two", "pointer", "retention", "overlapped", "stale_stage", "rejected", "again", "recovery")
 
 
 def some_of(choices: tuple[str, ...], default: tuple[str, ...] | None = None) -> Any:
@@ -30,7 +32,8 @@ class WriteLatency:
 
 @dataclass(frozen=True)
 class CrashPoints:
-    """`trials` at after_model, `fewer` at every other point (published 400 and 10); `kills`: at a random microsecond, per mode."""
+    """`trials` at after_model and without a crash, `fewer` at every other point (published 400 and 10); `kills`: at a random microsecond,
+    per mode. A kill keeps the page cache: trials may lie in memory (`in_memory`) instead of beside their records, and be small."""
 
     name: str = "crash-points"
     modes: tuple[str, ...] = some_of(WRITE_MODES)
@@ -39,58 +42,105 @@ class CrashPoints:
     trials: int = at_least(400, 1)
     fewer: int = at_least(10, 1)
     kills: int = at_least(2000, 0)
+    model_bytes: int = at_least(16 * 1024, 4)
+    optimizer_bytes: int = at_least(8 * 1024, 4)
+    in_memory: bool = True
     planted: bool = True
 
 
 @dataclass(frozen=True)
 class PowerLoss:
-    """`arms`: model (every legal state, enumerated), shutdown (loop image cut off), blocks (block log replayed)."""
+    """`arms`: model (every legal state, enumerated), shutdown (loop image cut off), blocks (block log replayed).
+
+    The model: up to `model_states` states of each moment (64 times as many under atomic_dirsync), recovery itself cut off from `model_second` of them
+    per cell, `model_folders` rebuilt in real folders.
+
+    The real file systems: `real_trials` shutdowns per subject and file system (recorded: 1000) in `real_blocks` blocks, each on fresh ones, within
+    `real_window_s` of the first acknowledgement; `real_states` crash states per block log; payload of `real_model_bytes` and `real_optimizer_bytes`.
+    """
 
     name: str = "power-loss"
     arms: tuple[str, ...] = some_of(("model", "shutdown", "blocks"))
     modes: tuple[str, ...] = some_of(WRITE_MODES)
     planted: bool = True
+    model_workloads: tuple[str, ...] = some_of(POWER_LOSS_WORKLOADS)
+    model_states: int = at_least(2048, 64)
+    model_second: int = at_least(100, 4)
+    model_folders: int = at_least(2000, 1)
+    real_trials: int = at_least(40, 1)
+    real_blocks: int = at_least(5, 1)
+    real_states: int = at_least(80, 1)
+    real_window_s: float = positive(0.03)
+    real_model_bytes: int = at_least(32 * 1024, 4)
+    real_optimizer_bytes: int = at_least(16 * 1024, 4)
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """`trials` of each published fault and of the control."""
+    """`trials` of each published fault and of the control (published: 400); `random` of each random fault; `seeds` per structural row;
+    `clean` verifications that must pass; `flips` of one bit per stock loader."""
 
     name: str = "corruption"
+    arms: tuple[str, ...] = some_of(("published", "exhaustive", "random", "structural", "recovery", "clean", "anchors"))
     trials: int = at_least(400, 1)
+    random: int = at_least(1000, 1)
+    seeds: int = at_least(20, 1)
+    clean: int = at_least(10_000, 1)
+    flips: int = at_least(300, 1)
     planted: bool = True
 
 
 @dataclass(frozen=True)
 class IoErrors:
-    """Each call of each operation fails in each way, once and for ever."""
+    """`arms`: calls (in memory: each call of each operation fails in each way, once and for ever), space (a tmpfs with room for 0, 1, 2, ...
+    `spaces` - 1 pages), inodes (likewise), sync (strace refuses the K-th fsync of a real process)."""
 
     name: str = "io-errors"
+    arms: tuple[str, ...] = some_of(("calls", "space", "inodes", "sync"))
+    operations: tuple[str, ...] = some_of(("save", "save again", "settle", "recover", "claim", "set aside"))
+    modes: tuple[str, ...] = some_of(WRITE_MODES)
+    layouts: tuple[str, ...] = some_of(LAYOUTS)
+    spaces: int = at_least(200, 1)
     planted: bool = True
 
 
 @dataclass(frozen=True)
 class DiskTimeline:
-    """The disk sampled every `interval_s` while a checkpoint is written every `every_s`."""
+    """Per mode a stretch of `checkpoints`, one every `every_s`, the disk sampled every `fine_s`, shown also every `interval_s` (published: 1 s)."""
 
     name: str = "disk-timeline"
-    interval_s: float = positive(1.0)
+    modes: tuple[str, ...] = some_of(WRITE_MODES)
+    checkpoints: int = at_least(4, 1)
     every_s: float = positive(3.0)
+    interval_s: float = positive(1.0)
+    fine_s: float = positive(0.1)
+    model_bytes: int = at_least(128 * 1024, 4)
+    optimizer_bytes: int = at_least(64 * 1024, 4)
 
 
 @dataclass(frozen=True)
 class Writers:
-    """Two writers, fenced and raced; clocks that jump; names that appear late."""
+    """Two writers, fenced and raced; clocks that jump; names that appear late.
+
+    `races`: starts of two supervisors at once. `every`: stand still before each `every`-th call. `lies`: stories told under false
+    clocks. `saves`: of the writer that a reader runs beside.
+    """
 
     name: str = "writers"
+    races: int = at_least(200, 1)
+    every: int = at_least(1, 1)
+    lies: int = at_least(100, 1)
+    saves: int = at_least(200, 1)
     planted: bool = True
 
 
 @dataclass(frozen=True)
 class Hostile:
-    """Checkpoints and records prepared by an adversary."""
+    """Checkpoints and records prepared by an adversary. `every`: try each `every`-th input. `deadline_s`: then a look counts as hung."""
 
     name: str = "hostile"
+    every: int = at_least(1, 1)
+    deadline_s: float = positive(300.0)
 
 
 @dataclass(frozen=True)

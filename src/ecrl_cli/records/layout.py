@@ -6,8 +6,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_ATTEMPT = re.compile(r"^attempt-(\d{2,})$")
-_RANK_LOG = re.compile(r"^rank(\d+)\.jsonl$")
+_ATTEMPT = re.compile(r"^attempt-([0-9]{2,9})\Z")
+_RANK_LOG = re.compile(r"^rank([0-9]{1,9})\.jsonl\Z")
+
+
+def is_folder(path: Path) -> bool:
+    """Whether `path` is a folder itself: a link in a run directory leads nowhere that is read."""
+    return path.is_dir() and not path.is_symlink()
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class AttemptLayout:
 
     def ranks(self) -> list[int]:
         """The ranks that left a log, in order."""
-        names = (_RANK_LOG.match(p.name) for p in self.folder.iterdir()) if self.folder.is_dir() else ()
+        names = (_RANK_LOG.match(p.name) for p in self.folder.iterdir()) if is_folder(self.folder) else ()
         return sorted(int(m[1]) for m in names if m)
 
 
@@ -86,6 +91,11 @@ class RunLayout:
         return self.root / "divergence.json"
 
     @property
+    def disk(self) -> Path:
+        """The disk's counters, sampled while the run was supervised, where it was asked for."""
+        return self.root / "disk.jsonl"
+
+    @property
     def fired(self) -> Path:
         return self.root / "fired"
 
@@ -128,7 +138,7 @@ class RunLayout:
 
     def attempts(self) -> list[int]:
         """The attempts that left a folder, in order."""
-        names = (_ATTEMPT.match(p.name) for p in self.logs.iterdir()) if self.logs.is_dir() else ()
+        names = (_ATTEMPT.match(p.name) for p in self.logs.iterdir() if is_folder(p)) if is_folder(self.logs) else ()
         return sorted(int(m[1]) for m in names if m)
 
     def relative(self, path: Path) -> str:

@@ -1,18 +1,25 @@
-"""From run directories to the report: what `ecrl report` calls."""
+"""From run directories and studies to the report: what `ecrl report` calls."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
-from ecrl_cli.report.answer import answer
+from ecrl_cli.report.answer import Answer, answer
 from ecrl_cli.report.comparison import Comparison, compare
 from ecrl_cli.report.evidence import read_run
 from ecrl_cli.report.figures import pictures
-from ecrl_cli.report.find import destination, places
-from ecrl_cli.report.page import render
+from ecrl_cli.report.find import destination, found
+from ecrl_cli.report.page import Drawn, render
+from ecrl_cli.report.study_answer import studies_answer, together, worst_code
+from ecrl_cli.report.study_figures import study_pictures
+from ecrl_cli.report.study_record import Studied, read_studies
+from ecrl_cli.report.study_tables import csv_files, study_document
+from ecrl_cli.report.study_text import ALONE, AMONG_OTHERS, study_lines, study_markdown
 from ecrl_cli.report.tables import as_csv, as_document, run_rows, summary_rows
 from ecrl_cli.report.text import markdown, terminal
 from ecrl_cli.storage.files import write_whole
@@ -20,7 +27,7 @@ from ecrl_cli.storage.files import write_whole
 
 @dataclass(frozen=True)
 class ReportResult:
-    """`page`: index.html. `text`: the goodput table for a terminal. `exit_code`: 0, 1 (a gate failed) or 3 (only verdicts are missing or unknown)."""
+    """`page`: index.html. `text`: for a terminal. `exit_code`: 0, 1 (a gate failed, a study is incomplete) or 3 (a verdict or result is missing)."""
 
     page: Path
     text: str
@@ -32,29 +39,62 @@ class ReportResult:
 
 
 def report(dirs: list[Path], out: Path | None = None) -> ReportResult:
-    """Write the report on `dirs` (run directories or sweep folders) into `out`.
+    """Write the report on `dirs` (run directories, studies and folders of them) into `out`.
 
-    RunDirectoryError where one of them is neither; EvidenceMissing where no run left metrics; StorageError where `out` refuses.
+    RunDirectoryError where one of them is neither; RecordError for a damaged result of a study; EvidenceMissing where nothing left
+    numbers; StorageError where `out` refuses.
     """
-    shown = compare([read_run(place) for place in places(dirs)])
-    if not any(run.metrics for run in shown.runs):
-        reasons = "; ".join(f"{run.name}: {run.reason}" for run in shown.runs[:3])
-        raise EvidenceMissing("report", f"no run has metrics ({reasons})", "let a run reach its end first")
+    there = found(dirs)
+    shown = compare([read_run(place) for place in there.runs])
+    studies = read_studies(there.studies)
+    if not any(run.metrics for run in shown.runs) and not any(study.result for study in studies):
+        raise _nothing(shown, studies)
     folder = destination(dirs, out)
-    files = contents(shown)
-    _write(folder, files)
+    _write(folder, contents(shown, studies))
     page = folder / "index.html"
-    return ReportResult(page, terminal(shown, page), shown.exit_code)
+    lines = [line for study in studies for line in study_lines(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
+    code = worst_code([shown.exit_code, *(study.exit_code for study in studies)])
+    return ReportResult(page, "\n".join([*lines, terminal(shown, page)]), code)
 
 
-def contents(shown: Comparison) -> dict[str, bytes]:
+def _nothing(shown: Comparison, studies: Sequence[Studied]) -> EvidenceMissing:
+    if not shown.runs:
+        names = ", ".join(study.place.name for study in studies[:3])
+        return EvidenceMissing("report", f"no result.json in {names}", "the same `ecrl study` command goes on and writes it")
+    reasons = "; ".join(f"{run.name}: {run.reason}" for run in shown.runs[:3])
+    return EvidenceMissing("report", f"no run has metrics ({reasons})", "let a run reach its end first")
+
+
+def contents(shown: Comparison, studies: Sequence[Studied] = ()) -> dict[str, bytes]:
     """Every file of the report by its path in the folder; the page last, so that a page never lacks what it links to."""
-    said, drawn = answer(shown), pictures(shown)
-    files = {f"figures/{picture.name}.{kind}": data for picture in drawn for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
-    files |= {"runs.csv": as_csv(run_rows(shown)), "summary.csv": as_csv(summary_rows(shown))}
-    files["report.json"] = (json.dumps(as_document(shown, said.headline, said.sentences), indent=2, allow_nan=False) + "\n").encode()
-    files["report.md"] = markdown(shown, said, [picture.name for picture in drawn]).encode()
-    return files | {"index.html": render(shown, said, drawn).encode()}
+    drawn = Drawn(pictures(shown), {study.ident: study_pictures(study) for study in studies})
+    said = _said(shown, studies)
+    files = {f"figures/{picture.name}.{kind}": data for picture in drawn.every for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
+    if shown.runs:
+        files |= {"runs.csv": as_csv(run_rows(shown)), "summary.csv": as_csv(summary_rows(shown))}
+    for study in studies:
+        files |= csv_files(study)
+    files["report.json"] = (json.dumps(_document(shown, studies, said), indent=2, allow_nan=False) + "\n").encode()
+    files["report.md"] = _markdown(shown, studies, said, drawn).encode()
+    return files | {"index.html": render(shown, studies, said, drawn).encode()}
+
+
+def _said(shown: Comparison, studies: Sequence[Studied]) -> Answer:
+    if not studies:
+        return answer(shown)
+    return together(answer(shown), studies_answer(studies)) if shown.runs else studies_answer(studies)
+
+
+def _document(shown: Comparison, studies: Sequence[Studied], said: Answer) -> dict[str, Any]:
+    code = worst_code([shown.exit_code, *(study.exit_code for study in studies)])
+    document = as_document(shown, said.headline, said.sentences) | {"exit_code": code}
+    return document | ({"studies": [study_document(study) for study in studies]} if studies else {})
+
+
+def _markdown(shown: Comparison, studies: Sequence[Studied], said: Answer, drawn: Drawn) -> str:
+    text = markdown(shown, said, [picture.name for picture in drawn.runs])
+    parts = [study_markdown(study, [picture.name for picture in drawn.studies[study.ident]]) for study in studies]
+    return "\n".join([text, *("\n".join(lines) for lines in parts)])
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords
+from ecrl_cli.metrics.disk import DiskLine
 from ecrl_cli.records.events import CHECKPOINT_ENDS, SCHEMA_VERSION, CheckpointLine, Final, Fired, RankLine, Span, SupervisorRecord
 from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.journal import Lines, read_journal, read_json
+from ecrl_cli.records.layout import is_folder
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
 from ecrl_cli.report.find import Place
 from ecrl_cli.report.palette import CATEGORY_COLOURS
@@ -104,6 +106,15 @@ class Run:
         return None if self.reason else self.metrics
 
 
+def known_environment(value: Any) -> dict[str, Any]:
+    """environment.json without what is not of the type that this ECRL writes: nothing depends on it, so it fails nothing."""
+    kinds: dict[str, Any] = {"cpu": dict, "packages": dict, "file_system": dict, "gpus": list}
+    known: dict[str, Any] = {
+        key: item for key, item in (value if isinstance(value, dict) else {}).items() if isinstance(item, kinds.get(key, str | int | None))
+    }
+    return known | ({"gpus": [gpu for gpu in known["gpus"] if isinstance(gpu, dict)]} if "gpus" in known else {})
+
+
 def read_run(place: Place) -> Run:
     """The run at `place`; never raises for what its records lack."""
     return _Reader(place).run()
@@ -142,8 +153,8 @@ class _Reader:
             tuple(line for a in records.attempts for line in a.checkpoints.events) if records else (),
             records.fired if records else (),
             config,
-            self.attempt(lambda: dict(read_json(layout.environment)) if layout.environment.exists() else {}, {}),
-            self.attempt(lambda: view(records) if records and supervisor else None, None),
+            self.attempt(lambda: known_environment(dict(read_json(layout.environment))) if layout.environment.exists() else {}, {}),
+            self.attempt(lambda: view(records, self.disk()) if records and supervisor else None, None),
             self.attempt(lambda: dict(read_json(layout.divergence)) if layout.divergence.exists() else None, None),
             tuple(self.troubles),
         )
@@ -167,9 +178,12 @@ class _Reader:
             order=None,
         )
 
+    def disk(self) -> tuple[DiskLine, ...]:
+        return self.attempt(lambda: read_journal(self.layout.disk, DiskLine), NOTHING).events
+
     def fired(self) -> tuple[Fired, ...]:
         folder = self.layout.fired
-        return tuple(decode(Fired, read_json(path)) for path in sorted(folder.glob("*.json"))) if folder.is_dir() else ()
+        return tuple(decode(Fired, read_json(path)) for path in sorted(folder.glob("*.json"))) if is_folder(folder) else ()
 
 
 def _document(place: Place) -> dict[str, Any] | None:

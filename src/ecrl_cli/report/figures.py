@@ -28,7 +28,7 @@ from ecrl_cli.report.view import View, thinned
 
 WIDTH, ROW = 7.4, 0.30  # inches
 MOST_POINTS = 240
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it along
     "font.size": 9,
@@ -68,17 +68,17 @@ def pictures(comparison: Comparison) -> list[Picture]:
     """Every figure that there is something to show for."""
     if not comparison.arms:
         return []
-    with mpl.style.context("seaborn-v0_8-ticks"), mpl.rc_context(_STYLE), warnings.catch_warnings():
+    with mpl.style.context("seaborn-v0_8-ticks"), mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in a script that the font lacks
         found = [
-            _picture("goodput", "Goodput of each arm, in committed steps per second", draw_goodput(comparison)),
-            _picture("seconds", "Where the wall time went, in seconds by category", draw_seconds(comparison)),
+            picture("goodput", "Goodput of each arm, in committed steps per second", draw_goodput(comparison)),
+            picture("seconds", "Where the wall time went, in seconds by category", draw_seconds(comparison)),
         ]
         if any(_losses(run) for run in comparison.counted):
-            found.append(_picture("loss", "Loss of the committed steps, mean over ranks", draw_losses(comparison)))
+            found.append(picture("loss", "Loss of the committed steps, mean over ranks", draw_losses(comparison)))
         for number, (suite, runs) in enumerate(first_seed(comparison).items()):
             title = f"{printable(suite)}: the arms of one seed on one clock"
-            found.append(_picture(f"timeline-{number + 1}", title, draw_timelines(comparison, runs), in_page=False))
+            found.append(picture(f"timeline-{number + 1}", title, draw_timelines(comparison, runs), in_page=False))
     return found
 
 
@@ -155,7 +155,7 @@ def draw_losses(comparison: Comparison) -> Figure:
         axes.set_title(printable(suite), fontsize=9, loc="left", color=INK.light)
         axes.set_xlabel("step")
     panels[0][0].set_ylabel("loss")
-    handles = [Patch(color=colours[label].light, label=_legend(label)) for label in comparison.labels]
+    handles = [Patch(color=colours[label].light, label=legend_name(label)) for label in comparison.labels]
     figure.legend(handles=handles, loc="outside upper right", ncols=6, fontsize=8, handlelength=1, handleheight=0.5)
     return figure
 
@@ -233,12 +233,12 @@ def _losses(run: Run) -> tuple[tuple[int, float], ...]:
     return thinned([(step, loss) for step, loss in sorted(recorded.items()) if loss is not None], MOST_POINTS)
 
 
-def _legend(label: str) -> str:
+def legend_name(label: str) -> str:
     """matplotlib leaves labels out that begin with an underscore."""
     return printable(label).replace("_", "\N{ZERO WIDTH SPACE}_", 1) if label.startswith("_") else printable(label)
 
 
-def _picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> Picture:
+def picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> Picture:
     """Draw `figure` in each format; the layout is computed once."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")

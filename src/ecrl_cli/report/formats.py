@@ -46,6 +46,25 @@ def share(part: float | None) -> str:
     return NONE if part is None else f"{part * 100:.1f}%"
 
 
+def proportion(part: float | None) -> str:
+    """A proportion that was counted: only an exact 0 or 1 is shown as such."""
+    if part is None:
+        return NONE
+    percent = part * 100
+    if percent in (0, 100):
+        return f"{percent:.0f}%"
+    if 0 < percent < 0.005 or 99.995 <= percent < 100:
+        return "<0.01%" if percent < 50 else ">99.99%"
+    return f"{percent:.2f}%" if percent < 1 or percent > 99 else f"{percent:.1f}%"
+
+
+def number(value: float | None) -> str:
+    """Any other number: whole ones in full, the rest to four digits."""
+    if value is None:
+        return NONE
+    return count(value) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
 def rate(value: float | None) -> str:
     """Steps per second."""
     return NONE if value is None else f"{value:#.4g}".rstrip(".")

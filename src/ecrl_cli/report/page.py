@@ -6,7 +6,8 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,17 @@ from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.figures import Picture, first_seed
 from ecrl_cli.report.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
+from ecrl_cli.report.study_answer import badge, circumstances, command, headline, progress
+from ecrl_cli.report.study_record import Studied
+from ecrl_cli.report.study_tables import cell, named_tables, shown_columns
 from ecrl_cli.report.tables import divergence_cells
 from ecrl_cli.report.text import in_order
 from ecrl_cli.report.view import View, recorded_at
-from ecrl_cli.report.words import CATEGORY_WORDS, DEFINITIONS, GATE_WORDS
+from ecrl_cli.report.words import CATEGORY_WORDS, DEFINITIONS, GATE_WORDS, STUDY_DEFINITIONS
 
 HERE = Path(__file__).parent
 MOST_CHECKPOINTS = 40
+MOST_OPEN, MOST_ROWS = 60, 400  # rows of a study's table: folded beyond the first, cut at the second
 COSTS = ("stall_s", "snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "commit_s")
 BADGES = {
     "valid": ("good", "\N{CHECK MARK}", "valid"),
@@ -38,7 +43,19 @@ BADGES = {
 }
 
 
-def render(comparison: Comparison, said: Answer, figures: Sequence[Picture]) -> str:
+@dataclass(frozen=True)
+class Drawn:
+    """The figures: of the runs, and of each study by its ident."""
+
+    runs: Sequence[Picture]
+    studies: Mapping[str, Sequence[Picture]]
+
+    @property
+    def every(self) -> list[Picture]:
+        return [*self.runs, *(picture for pictures in self.studies.values() for picture in pictures)]
+
+
+def render(comparison: Comparison, studies: Sequence[Studied], said: Answer, drawn: Drawn) -> str:
     """The whole page. Every name in it came from a record and is escaped; only our own SVG, style and script are not."""
     script = (HERE / "page.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -49,8 +66,12 @@ def render(comparison: Comparison, said: Answer, figures: Sequence[Picture]) -> 
         .render(
             comparison=comparison,
             said=said,
-            figures=[(picture, Markup(picture.svg)) for picture in figures if picture.svg],
-            files=[picture.name for picture in figures],
+            studies=studies,
+            figures=_in_page(drawn.runs),
+            drawn={ident: _in_page(pictures) for ident, pictures in drawn.studies.items()},
+            files=[picture.name for picture in drawn.runs],
+            words=[*(DEFINITIONS if comparison.runs else ()), *(STUDY_DEFINITIONS if studies else ())],
+            made_of=_made_of(comparison, studies),
             suites=suites,
             repeated=any(len(arm.metrics) > 1 for arm in comparison.arms),
             first_seed=first_seed(comparison),
@@ -63,15 +84,29 @@ def render(comparison: Comparison, said: Answer, figures: Sequence[Picture]) -> 
             script=Markup(script),
             script_hash=digest,
             when=_when(comparison),
-            environment=next((run.environment for run in comparison.runs if run.environment), {}),
+            environment=next((found for found in _environments(comparison, studies) if found), {}),
         )
     )
 
 
+def _in_page(pictures: Sequence[Picture]) -> list[tuple[Picture, Markup]]:
+    return [(picture, Markup(picture.svg)) for picture in pictures if picture.svg]
+
+
+def _environments(comparison: Comparison, studies: Sequence[Studied]) -> list[dict[str, Any]]:
+    return [run.environment for run in comparison.runs] + [study.environment for study in studies]
+
+
+def _made_of(comparison: Comparison, studies: Sequence[Studied]) -> str:
+    parts = [(len(comparison.runs), "run", "runs"), (len(studies), "study", "studies")]
+    return formats.listed([formats.plural(*part) for part in parts if part[0]])
+
+
 def _environment() -> Environment:
     made = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    for name in ("duration", "change", "rate", "count", "size", "share", "plural", "listed", "printable", "magnitude"):
+    for name in ("duration", "change", "rate", "count", "size", "share", "plural", "listed", "printable", "magnitude", "number"):
         made.filters[name] = _typeset(getattr(formats, name))
+    made.filters["plain"] = _typeset(formats.printable)
     made.filters["ident"] = id
     made.filters["evidence"] = lambda value: formats.printable(json.dumps(value, sort_keys=True, default=str))
     made.globals |= {
@@ -91,6 +126,18 @@ def _environment() -> Environment:
         "checkpoint_rows": checkpoint_rows,
         "checkpoint_columns": checkpoint_columns,
         "longest": longest,
+        "busiest": busiest,
+        "disk_points": disk_points,
+        "study_headline": headline,
+        "study_progress": progress,
+        "study_badge": badge,
+        "study_command": command,
+        "study_circumstances": circumstances,
+        "named_tables": named_tables,
+        "shown_columns": shown_columns,
+        "cell": cell,
+        "most_open": MOST_OPEN,
+        "most_rows": MOST_ROWS,
     }
     return made
 
@@ -120,6 +167,17 @@ def points(view: View, longest_s: float) -> list[str]:
     """The progress of each attempt as SVG points in a box of 1000 x 100, y downwards."""
     target = max(1, view.target_steps)
     return [" ".join(f"{1000 * t / longest_s:.1f},{100 - 100 * step / target:.1f}" for t, step in a.progress) for a in view.attempts]
+
+
+def busiest(view: View) -> float:
+    """The most transfers per second."""
+    return max((rate.tps for rate in view.disk), default=0.0)
+
+
+def disk_points(view: View) -> str:
+    """Transfers per second as SVG points in a box of 1000 x 100, a step per interval."""
+    most, wall_s = busiest(view) or 1.0, view.wall_s
+    return " ".join(f"{1000 * t / wall_s:.1f},{100 - 100 * rate.tps / most:.1f}" for rate in view.disk for t in (rate.start, rate.end))
 
 
 def strip_paths(view: View, longest_s: float) -> dict[str, str]:

@@ -50,6 +50,22 @@ OTHER_VARIANTS = (
     Colour("v-5", "#8c6d31", "#c2a266"),
 )
 
+# What a study's series are called again and again: how a trial ended, from harmless to worst, and the write modes.
+KNOWN_SERIES = {
+    "new": Colour("o-new", "#2a9d72", "#45c795"),
+    "previous": Colour("o-previous", "#8fc9b0", "#2f6b54"),
+    "detected": Colour("o-detected", "#4c7fb0", "#74a7d8"),
+    "empty_ok": Colour("o-empty", "#b9c0c8", "#565f6a"),
+    "lost_ack": Colour("o-lost-ack", "#e69a2e", "#efb45c"),
+    "lost_all": Colour("o-lost-all", "#c4681f", "#d98444"),
+    "silent_wrong": Colour("o-wrong", "#b3202a", "#f0626b"),
+    "untyped": Colour("o-untyped", "#8a4f9e", "#b98acb"),
+    "hung": Colour("o-hung", "#5a4636", "#b29a86"),
+    "unsafe": Colour("w-unsafe", "#d25f10", "#f0843f"),
+    "atomic_nodirsync": Colour("w-nodirsync", "#0e72b5", "#4fa8e0"),
+    "atomic_dirsync": Colour("w-dirsync", "#0a9a70", "#32c99d"),
+}
+
 FAMILIES: dict[str, tuple[str, ...]] = {
     "training": ("compute", "sync"),
     "checkpointing": ("snapshot", "serialize", "enqueue", "backpressure", "write_wait"),
@@ -93,7 +109,14 @@ def variant_colours(labels: list[str]) -> dict[str, Colour]:
     return {label: KNOWN_VARIANTS.get(label) or OTHER_VARIANTS[others.index(label) % len(OTHER_VARIANTS)] for label in labels}
 
 
-ALL = (*THEME, *KNOWN_VARIANTS.values(), *OTHER_VARIANTS, *FAMILY_COLOURS.values(), *CATEGORY_COLOURS.values())
+def series_colours(labels: list[str]) -> dict[str, Colour]:
+    """A colour for each series of a study's figure; known names always have their own, and the blue that is like one of them stays out."""
+    others = [label for label in labels if label not in KNOWN_SERIES]
+    spare = OTHER_VARIANTS if len(others) == len(labels) else OTHER_VARIANTS[1:]
+    return {label: KNOWN_SERIES.get(label) or spare[others.index(label) % len(spare)] for label in labels}
+
+
+ALL = (*THEME, *KNOWN_VARIANTS.values(), *OTHER_VARIANTS, *KNOWN_SERIES.values(), *FAMILY_COLOURS.values(), *CATEGORY_COLOURS.values())
 _BY_LIGHT = {colour.light: colour.css for colour in ALL}
 
 

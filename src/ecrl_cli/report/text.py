@@ -65,6 +65,8 @@ def markdown(comparison: Comparison, said: Answer, figures: Sequence[str]) -> st
         lines += [f"- {'passed' if g.passed else '**failed**'}: {g.name}: {escaped(g.message)}" for g in comparison.gates[suite]] + [""]
     if comparison.left_out:
         lines += ["## Not compared", "", *(f"- {escaped(run.name)}: {escaped(run.reason)}" for run in comparison.left_out), ""]
+    if not comparison.runs:
+        return "\n".join(lines)
     lines += ["## Figures", "", *(f"![{name}](figures/{name}.png)" for name in figures), ""]
     lines += ["Goodput is committed steps per second of wall time, from the supervisor's launch to the target."]
     lines += ["All numbers: runs.csv, summary.csv, report.json.", ""]

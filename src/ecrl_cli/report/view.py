@@ -6,15 +6,16 @@ Only the choice of what can be seen: what is recorded, thinned to what a picture
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import Piece, phases, timeline
+from ecrl_cli.metrics.disk import DiskLine, Rate, rates
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, Session
 from ecrl_cli.report.palette import FAMILY_OF
 
-BINS, POINTS = 2400, 80
+BINS, POINTS, DISK_POINTS = 2400, 80, 1200
 
 T = TypeVar("T")
 At = Callable[[int, float], float]
@@ -62,7 +63,7 @@ class AttemptView:
 
 @dataclass(frozen=True)
 class View:
-    """One run's picture. `absent_s`: seconds between two supervisors, on no clock."""
+    """One run's picture. `absent_s`: seconds between two supervisors, on no clock. `disk`: what the disk did, where it was sampled."""
 
     wall_s: float
     absent_s: float
@@ -71,10 +72,11 @@ class View:
     attempts: tuple[AttemptView, ...]
     writes: tuple[Write, ...]
     blows: tuple[Blow, ...]
+    disk: tuple[Rate, ...] = ()
 
 
-def view(records: RunRecords) -> View:
-    """The picture of `records`, whose supervisor.json is there."""
+def view(records: RunRecords, disk: Sequence[DiskLine] = ()) -> View:
+    """The picture of `records`, whose supervisor.json is there, and of the lines of disk.jsonl."""
     supervisor = records.supervisor
     if supervisor is None:
         raise ValueError("no supervisor.json")
@@ -89,6 +91,7 @@ def view(records: RunRecords) -> View:
         tuple(_attempt(records, a, at, account.wall_s, starts.get(a.attempt, {})) for a in supervisor.attempts),
         tuple(_writes(records, at, account.wall_s)),
         tuple(Blow(at(f.attempt, f.at), f.global_step, f.kind, f.rank) for f in records.fired),
+        disk_rates(disk, supervisor.sessions, account.windows),
     )
 
 
@@ -115,6 +118,22 @@ def _clock(attempts: Sequence[Attempt], windows: Sequence[tuple[float, float]]) 
         return before[session] + min(max(instant, start), end) - start
 
     return at
+
+
+def disk_rates(lines: Sequence[DiskLine], sessions: Sequence[Session], windows: Sequence[tuple[float, float]]) -> tuple[Rate, ...]:
+    """The rates within each supervisor's stay, on the goodput clock. Wall time tells two boots apart whose monotonic clocks overlap."""
+    mine: list[list[DiskLine]] = [[] for _ in windows]
+    for line in lines:
+        around = [number for number, (start, end) in enumerate(windows) if start <= line.at <= end]
+        if around:
+            of_boot = [abs((line.time - sessions[n].time) - (line.at - sessions[n].started_at)) for n in around]
+            mine[around[of_boot.index(min(of_boot))]].append(line)
+    found, before = list[Rate](), 0.0
+    for (start, end), inside in zip(windows, mine, strict=True):
+        thin = thinned(sorted(inside, key=lambda line: line.at), max(2, DISK_POINTS // len(windows)))
+        found += [replace(rate, start=before + rate.start - start, end=before + rate.end - start) for rate in rates(thin)]
+        before += end - start
+    return tuple(found)
 
 
 def _strips(pieces: Sequence[Piece], wall_s: float, at: At) -> tuple[Strip, ...]:

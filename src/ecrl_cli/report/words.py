@@ -23,6 +23,26 @@ DEFINITIONS = (
     ("residual", "Wall time that no category accounts for; negative where time was counted twice."),
 )
 
+STUDY_DEFINITIONS = (
+    ("trial", "One try of a study, planned before the first one ran and repeatable by its key: its randomness follows from seed and key alone."),
+    ("gate", "A target that a study set itself beforehand. It can fail, and then the study says so and its command ends with 1."),
+    ("skipped", "What this machine cannot try, with the reason. It counts neither as passed nor as failed."),
+    ("planted", "Bugs put in on purpose. A study that does not find them is blind, whatever else it shows."),
+    (
+        "new, previous",
+        "Recovery took up the checkpoint that was being written, or an older one although the newer was never acknowledged: both allowed.",
+    ),
+    ("detected, empty_ok", "The guard refused what was damaged and said where; or there was nothing yet that could be lost."),
+    ("lost_ack, lost_all", "An acknowledged checkpoint is gone, an older one is left; or all acknowledged ones are gone."),
+    ("silent_wrong", "Something was loaded that is not what had been saved, and nobody noticed. The worst that can happen."),
+    ("untyped, hung", "The program fell over its input with a traceback, or never came back."),
+    (
+        "Wilson, Clopper-Pearson",
+        "Two 95% intervals for a proportion: the score interval (the published one) and the exact one, which is never too narrow. They differ.",
+    ),
+    ("published", "What the published study measured, on another machine. It stands beside, not in place of, what was measured here."),
+)
+
 CATEGORY_WORDS = {
     "compute": "forward, backward, update, data",
     "sync": "barriers and collectives outside of the step's own",

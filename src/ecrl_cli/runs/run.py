@@ -13,6 +13,7 @@ from ecrl_cli.data.preflight import prepare
 from ecrl_cli.errors import EcrlError, NoProgress, NoValidCheckpoint, RecordError, Stopped, StorageError
 from ecrl_cli.failures.plan import describe, plan
 from ecrl_cli.history.load import load
+from ecrl_cli.metrics.disk import sampled
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.journal import read_json
@@ -67,7 +68,8 @@ def _run(config: RunConfig, layout: RunLayout, say: Say, launchers: Launchers) -
         say(line)
     launcher = warm(launchers, config, say)  # before the UI: what is interrupted while it warms leaves no bar behind
     try:
-        record = supervise(config, layout, make_ui(config, layout), launcher)
+        with sampled(layout.disk, config.supervision.disk_interval_s, say):
+            record = supervise(config, layout, make_ui(config, layout), launcher)
     except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
         write_metrics(layout)  # what it came to is shown too, and never averaged
         raise

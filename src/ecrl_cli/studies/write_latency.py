@@ -156,7 +156,7 @@ def _deployment(rows: list[dict[str, Any]]) -> Table:
         Column("overhead", "p50 overhead here", "change"),
         Column("p99", "p99 here", "seconds"),
     )
-    note = "Published besides: the integrity guard always, whatever the mode. What each mode loses is measured by the studies power-loss and crash-points."
+    note = "Published besides: the guard always, whatever the mode. What each mode loses: the studies power-loss and crash-points."
     return Table("deployment", "The published advice beside what it costs here", columns, tuple(found), note)
 
 
@@ -182,4 +182,4 @@ def _notes(rows: list[dict[str, Any]]) -> tuple[str, ...]:
     if again is None or first is None:
         return ()
     apart = again["p50"] / first["p50"] - 1
-    return (f"The noise floor: {first['mode']} run twice differs by {apart:+.1%} at the median (A/A); a smaller difference between modes says nothing.",)
+    return (f"The noise floor: {first['mode']} twice differs by {apart:+.1%} at the median (A/A); less between two modes says nothing.",)

@@ -1,0 +1,192 @@
+"""What a disk does meanwhile: the kernel's counters of the device that holds a folder, read again and again by a thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar
+
+import psutil
+
+from ecrl_cli.errors import EcrlError, EvidenceMissing
+from ecrl_cli.records.clock import monotonic, wall
+from ecrl_cli.records.journal import Journal
+
+LEAST_S = 0.005  # a shorter interval would measure the sampler
+_MOUNTS, _DEVICES = Path("/proc/self/mountinfo"), Path("/sys/dev/block")
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A block device by the kernel's name; `note` says what it counts beyond the folder's own file system."""
+
+    name: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class DiskLine:
+    """A line of disk.jsonl: what the device has done since it came up. `at`: monotonic; `time`: wall, to tell two boots apart.
+
+    SHARED: a torn line in the middle, left by a full disk or a killed supervisor, is passed over.
+    """
+
+    SHARED: ClassVar[bool] = True
+
+    at: float
+    time: float
+    reads: int
+    writes: int
+    read_bytes: int
+    write_bytes: int
+    busy_ms: int
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One interval between two lines. `tps`: transfers per second, as iostat has it; the others per second likewise; `busy`: share of the time."""
+
+    start: float
+    end: float
+    tps: float
+    written: float
+    read: float
+    busy: float
+
+
+def disk_of(folder: Path) -> Disk:
+    """The device under `folder`; EvidenceMissing where its file system lies on none that the kernel counts."""
+    number, (kind, source) = folder.stat().st_dev, _mount(folder)
+    named = _named(number) or _named(_device_number(source))
+    counted = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
+    if named is None:
+        raise EvidenceMissing("disk", f"{folder} lies on {kind}, which is on no disk of this machine", "use a folder on a local disk")
+    if named.name in counted:
+        return Disk(named.name)
+    if named.parent.name in counted:
+        return Disk(named.parent.name, f"{named.name} has no counters of its own: the whole disk is counted")
+    raise EvidenceMissing("disk", f"the kernel counts nothing for {named.name}, on which {folder} lies", "use a folder on a local disk")
+
+
+def _mount(folder: Path) -> tuple[str, str]:
+    """Type and source of the file system that holds `folder`: of the deepest mount point above it, the last one mounted there."""
+    here, best, found = folder.resolve(), -1, ("an unknown file system", "")
+    for line in _MOUNTS.read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        point, (kind, source, *_) = before.split(" ")[4].replace("\\040", " "), after.split(" ")
+        if here.is_relative_to(point) and len(point) >= best:
+            best, found = len(point), (kind, source)
+    return found
+
+
+def _named(number: int | None) -> Path | None:
+    """The device's folder in sysfs, its name the last part; the disk of a partition is the folder above."""
+    if number is None:
+        return None
+    link = _DEVICES / f"{os.major(number)}:{os.minor(number)}"
+    return link.resolve() if link.exists() else None
+
+
+def _device_number(source: str) -> int | None:
+    """Of a file system with an invented number of its own (btrfs): the device it was mounted from."""
+    try:
+        return Path(source).stat().st_rdev if source.startswith("/") else None
+    except OSError:
+        return None
+
+
+def read_disk(disk: Disk) -> DiskLine:
+    """The counters now; EvidenceMissing where the device is gone."""
+    counted = (psutil.disk_io_counters(perdisk=True, nowrap=False) or {}).get(disk.name)
+    if counted is None:
+        raise EvidenceMissing("disk", f"{disk.name} is gone", "")
+    return DiskLine(
+        monotonic(), wall(), counted.read_count, counted.write_count, counted.read_bytes, counted.write_bytes, int(getattr(counted, "busy_time", 0))
+    )
+
+
+def rates(lines: Sequence[DiskLine]) -> list[Rate]:
+    """What happened between each two neighbours; a counter that went back (another boot, a device that came back) begins anew."""
+    return [_rate(a, b) for a, b in pairwise(lines) if b.at > a.at and b.writes >= a.writes and b.reads >= a.reads]
+
+
+def _rate(a: DiskLine, b: DiskLine) -> Rate:
+    took = b.at - a.at
+    transfers = b.reads - a.reads + b.writes - a.writes
+    written, read = (b.write_bytes - a.write_bytes) / took, (b.read_bytes - a.read_bytes) / took
+    return Rate(a.at, b.at, transfers / took, written, read, (b.busy_ms - a.busy_ms) / 1e3 / took)
+
+
+def coarser(lines: Sequence[DiskLine], interval_s: float) -> list[DiskLine]:
+    """The first of `lines`, then the first of each further interval: counters only grow, so nothing is lost between them.
+
+    A thread's ticks are not exact: a line that comes up to a twentieth of the interval early counts for the next.
+    """
+    kept, last = list[DiskLine](), -1
+    for line in lines:
+        number = int((line.at - lines[0].at) / interval_s + 0.05)
+        if number > last:
+            kept.append(line)
+            last = number
+    return kept
+
+
+class Sampler:
+    """Hands a line to `keep` at once, then every `interval_s` (at least LEAST_S), then once more at the end.
+
+    `trouble`: why it stopped before that.
+    """
+
+    def __init__(self, interval_s: float, read: Callable[[], DiskLine], keep: Callable[[DiskLine], object]) -> None:
+        self._interval_s, self._read, self._keep = max(interval_s, LEAST_S), read, keep
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
+        self.trouble: EcrlError | OSError | None = None
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        """A tick that was missed (a machine asleep) is left out, so that the others stay where they belong."""
+        began, tick = monotonic(), 1
+        try:
+            self._keep(self._read())
+            while not self._stop.wait(max(0.0, began + tick * self._interval_s - monotonic())):
+                self._keep(self._read())
+                tick = max(tick, int((monotonic() - began) / self._interval_s)) + 1
+            self._keep(self._read())
+        except (EcrlError, OSError) as error:
+            self.trouble = error
+
+
+@contextmanager
+def sampled(path: Path, interval_s: float, say: Callable[[str], None]) -> Iterator[None]:
+    """Meanwhile, the disk that holds `path` is sampled into `path`; 0 s: it is not. What prevents that is said, and stops nothing."""
+    if not interval_s:
+        yield
+        return
+    try:
+        disk = disk_of(path.parent)
+        journal = Journal(path)
+    except (EcrlError, OSError) as error:
+        say(f"disk activity is not recorded: {error}")
+        yield
+        return
+    try:
+        with Sampler(interval_s, lambda: read_disk(disk), journal.append) as sampler:
+            yield
+    finally:
+        journal.close()
+        if sampler.trouble:
+            say(f"disk activity was not recorded to the end: {sampler.trouble}")

@@ -1,0 +1,240 @@
+"""`disk-timeline`: what the disk does while checkpoints are written. Published Figure 6.
+
+Per write mode one stretch of time with a checkpoint every few seconds, the device's counters read by a thread all along, and once more
+at the submission and at the acknowledgement of each checkpoint. `unsafe` is the planted arm: it acknowledges what no disk has seen, and
+a study that does not notice that is blind.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from scipy import stats
+
+from ecrl_cli.checkpoint.image import Image
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.studies import DiskTimeline
+from ecrl_cli.errors import EvidenceMissing
+from ecrl_cli.metrics.disk import Disk, DiskLine, Rate, Sampler, coarser, disk_of, rates, read_disk
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.records.clock import monotonic
+from ecrl_cli.studies.modes import write_mode
+from ecrl_cli.studies.result import Column, Figure, Findings, Series, Table
+from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+
+_SYNCED = ("atomic_nodirsync", "atomic_dirsync")  # their saves return only when the disk has the bytes
+
+
+def make(setting: Setting) -> Study:
+    return _DiskTimeline(setting)
+
+
+class _DiskTimeline:
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._config: DiskTimeline = setting.config.study
+        self._plan = synthetic_plan(self._config.model_bytes, self._config.optimizer_bytes)
+        self._pause = threading.Event()
+        self._disk, self._skips = _disk(setting)
+
+    def plan(self) -> list[Trial]:
+        return [Trial(mode, {"mode": mode}) for mode in self._config.modes] if self._disk else []
+
+    def skips(self) -> list[Skip]:
+        return self._skips
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        """One stretch; instants in seconds since its first sample."""
+        assert self._disk is not None
+        disk, lines = self._disk, list[DiskLine]()
+        images = [synthetic_image(self._setting.config.seed, step, self._plan) for step in range(1, self._config.checkpoints + 1)]
+        root = self._setting.scratch / "stretch"
+        store = CheckpointStore(root, StoreConfig(mode=write_mode(trial.facts["mode"]), keep=2))
+        try:
+            store.claim(0)
+            with Sampler(self._config.fine_s, lambda: read_disk(disk), lines.append) as sampler:
+                saves = self._stretch(disk, store, images)
+            if sampler.trouble:
+                raise sampler.trouble
+        finally:
+            store.close()
+            shutil.rmtree(root, ignore_errors=True)
+        return {"disk": disk.name, "payload": images[0].nbytes, **_since(lines, saves)}
+
+    def _stretch(self, disk: Disk, store: CheckpointStore, images: Sequence[Image]) -> list[tuple[DiskLine, DiskLine]]:
+        """Save each image in the middle of its own `every_s`; the counters at submission and acknowledgement."""
+        every_s, began, saves = self._config.every_s, monotonic(), []
+        for number, image in enumerate(images):
+            self._pause.wait(max(0.0, began + (number + 0.5) * every_s - monotonic()))
+            before = read_disk(disk)
+            saved = store.save(image, 0)
+            saves.append((before, read_disk(disk)))
+            store.settle(saved, image)
+        self._pause.wait(max(0.0, began + len(images) * every_s - monotonic()))
+        return saves
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        stretches = [Stretch(record, self._config) for record in records]
+        notes = (
+            "Published (iostat at 1 s, macOS, APFS): every group of files lines up with a clear burst of disk activity; no numbers were given.",
+            f"The counters are those of the whole device {stretches[0].disk}: what other programs did meanwhile is in them, too.",
+            *([self._disk.note] if self._disk and self._disk.note else []),
+        )
+        figures = tuple(stretch.figure() for stretch in stretches)
+        return Findings((_bursts(stretches), _saves(stretches)), (*figures, _written(stretches)), tuple(_gates(stretches)), notes)
+
+    def close(self) -> None:
+        self._pause.set()
+
+
+def _disk(setting: Setting) -> tuple[Disk | None, list[Skip]]:
+    try:
+        return disk_of(setting.scratch), []
+    except EvidenceMissing as error:
+        return None, [Skip("every mode", f"{error.fact}; {error.remedy}")]
+
+
+def _since(lines: Sequence[DiskLine], saves: Sequence[tuple[DiskLine, DiskLine]]) -> dict[str, Any]:
+    """Instants and counters counted from the first line, for the record."""
+    first = encode(lines[0])
+
+    def counted(line: DiskLine) -> dict[str, Any]:
+        return {key: value - first[key] for key, value in encode(line).items()}
+
+    return {"samples": [counted(line) for line in lines], "saves": [{"submitted": counted(a), "acknowledged": counted(b)} for a, b in saves]}
+
+
+class Stretch:
+    """One mode's record, read."""
+
+    def __init__(self, record: Record, config: DiskTimeline) -> None:
+        self.mode: str = record.facts["mode"]
+        self.disk: str = record.found["disk"]
+        self.payload: int = record.found["payload"]
+        self.lines = [decode(DiskLine, line) for line in record.found["samples"]]
+        self.saves = [(decode(DiskLine, save["submitted"]), decode(DiskLine, save["acknowledged"])) for save in record.found["saves"]]
+        self.intervals = {config.interval_s: rates(coarser(self.lines, config.interval_s)), config.fine_s: rates(coarser(self.lines, config.fine_s))}
+        self.finest = config.fine_s
+
+    def written(self) -> list[int]:
+        """Bytes that the device wrote while each save was under way."""
+        return [after.write_bytes - before.write_bytes for before, after in self.saves]
+
+    def speeds(self) -> tuple[float, float]:
+        """Bytes per second that the device wrote: the median save, and the median interval without one. What others write comes in bursts
+        that would carry a mean away."""
+        saving = [written / (after.at - before.at) for written, (before, after) in zip(self.written(), self.saves, strict=True)]
+        return median(saving), median([rate.written for rate in self.split(self.finest)[1]] or [0.0])
+
+    def lags(self) -> list[float | None]:
+        """Seconds from each submission until the device had written as many bytes as the payload; None: not within the stretch."""
+        return [self._lag(before, after) for before, after in self.saves]
+
+    def _lag(self, before: DiskLine, after: DiskLine) -> float | None:
+        later = sorted((line for line in (*self.lines, after) if line.at > before.at), key=lambda line: line.at)
+        return next((line.at - before.at for line in later if line.write_bytes - before.write_bytes >= self.payload), None)
+
+    def split(self, interval_s: float) -> tuple[list[Rate], list[Rate]]:
+        """The intervals in which a checkpoint was being written, and the others."""
+        held, free = list[Rate](), list[Rate]()
+        for rate in self.intervals[interval_s]:
+            busy = any(before.at < rate.end and after.at > rate.start for before, after in self.saves)
+            (held if busy else free).append(rate)
+        return held, free
+
+    def figure(self) -> Figure:
+        series = tuple(
+            Series(f"every {interval_s:g} s", tuple(rate.tps for rate in found), tuple((rate.start + rate.end) / 2 for rate in found))
+            for interval_s, found in sorted(self.intervals.items())
+        )
+        marks = tuple(after.at for _, after in self.saves)
+        title = f"{self.mode}: disk transfers, and a line where each checkpoint was acknowledged"
+        return Figure(f"transfers-{self.mode}", title, "lines", "seconds", "transfers per second", series, marks=marks)
+
+
+def _bursts(stretches: Sequence[Stretch]) -> Table:
+    columns = (
+        Column("mode", "write mode"),
+        Column("interval", "interval", "seconds"),
+        Column("held", "intervals with a checkpoint", "count"),
+        Column("free", "others", "count"),
+        Column("tps_held", "transfers/s with (mean)", "number"),
+        Column("tps_free", "transfers/s without (mean)", "number"),
+        Column("written_held", "written/s with (median)", "bytes"),
+        Column("written_free", "written/s without (median)", "bytes"),
+        Column("above", "busier than nine in ten others", "count"),
+        Column("p", "rank test p", "number"),
+    )
+    rows = tuple(_burst(stretch, interval_s) for stretch in stretches for interval_s in stretch.intervals)
+    note = "Bursts by bytes written. Rank test: Mann-Whitney, one-sided: would intervals with a checkpoint be as busy by chance?"
+    return Table("bursts", "Do checkpoints line up with bursts of disk activity?", columns, rows, note)
+
+
+def _burst(stretch: Stretch, interval_s: float) -> dict[str, Any]:
+    held, free = stretch.split(interval_s)
+    row: dict[str, Any] = {"mode": stretch.mode, "interval": interval_s, "held": len(held), "free": len(free)}
+    if not held or not free:
+        return row
+    ours, theirs = [rate.written for rate in held], [rate.written for rate in free]
+    bar = sorted(theirs)[int(0.9 * (len(theirs) - 1))]
+    row |= {"tps_held": sum(rate.tps for rate in held) / len(held), "tps_free": sum(rate.tps for rate in free) / len(free)}
+    row |= {"written_held": median(ours), "written_free": median(theirs), "above": sum(value > bar for value in ours)}
+    return row | {"p": float(stats.mannwhitneyu(ours, theirs, alternative="greater").pvalue)}
+
+
+def _saves(stretches: Sequence[Stretch]) -> Table:
+    columns = (
+        Column("mode", "write mode"),
+        Column("checkpoint", "checkpoint", "count"),
+        Column("at", "submitted at", "seconds"),
+        Column("took", "acknowledged after", "seconds"),
+        Column("payload", "payload", "bytes"),
+        Column("written", "written by then", "bytes"),
+        Column("lag", "as much on disk after", "seconds"),
+    )
+    rows = []
+    for stretch in stretches:
+        for number, ((before, after), written, lag) in enumerate(zip(stretch.saves, stretch.written(), stretch.lags(), strict=True), start=1):
+            row = {"mode": stretch.mode, "checkpoint": number, "at": before.at, "took": after.at - before.at}
+            rows.append(row | {"payload": stretch.payload, "written": written, "lag": lag})
+    note = "Empty: not within the stretch; the kernel writes unsynced data when it likes, up to half a minute later."
+    return Table("saves", "What the disk had when a save returned", columns, tuple(rows), note)
+
+
+def _written(stretches: Sequence[Stretch]) -> Figure:
+    """All modes on one clock: they save at the same instants of their stretches."""
+    series = tuple(
+        Series(s.mode, tuple(rate.written / 1e6 for rate in found), tuple((rate.start + rate.end) / 2 for rate in found))
+        for s, found in ((s, s.intervals[s.finest]) for s in stretches)
+    )
+    marks = tuple(before.at for before, _ in stretches[0].saves)
+    return Figure(
+        "written", "Bytes written, all modes, and a line where each checkpoint was submitted", "lines", "seconds", "MB/s", series, marks=marks
+    )
+
+
+def _gates(stretches: Sequence[Stretch]) -> list[Gate]:
+    """A synced save has its bytes on disk when it returns, visibly so; and an unsynced one has not, or this study sees nothing."""
+    gates = []
+    for stretch in stretches:
+        written = stretch.written()
+        there = sum(value >= stretch.payload for value in written)
+        if stretch.mode in _SYNCED:
+            said = f"in {there} of {len(written)} saves the disk wrote at least the payload before the save returned"
+            gates += [Gate(f"on disk: {stretch.mode}", there == len(written), said), _lined_up(stretch)]
+        else:
+            said = f"{len(written) - there} of {len(written)} saves returned before the disk wrote the payload; with none, the disk is too noisy"
+            gates.append(Gate(f"seen: {stretch.mode}", there < len(written), said))
+    return gates
+
+
+def _lined_up(stretch: Stretch) -> Gate:
+    during, meanwhile = stretch.speeds()
+    said = f"the disk wrote {during / 1e6:.3g} MB/s during a save, {meanwhile / 1e6:.3g} MB/s in {stretch.finest:g} s without one (medians)"
+    return Gate(f"burst: {stretch.mode}", during > meanwhile, said)
