@@ -73,22 +73,24 @@ def _write_body(fs: Fs, fd: int, view: memoryview, direct: bool) -> bool:
     return direct
 
 
-def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode) -> None:
+def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode, ready: Callable[[], None] = lambda: None) -> None:
     """Put `data` in the place of `path` by a rename, whatever the mode: a reader sees the old bytes or the new.
 
-    The name is durable only after the caller has synced the directory.
+    The name is durable only after the caller has synced the directory. `ready` is called before the rename.
     """
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
     with _removed_on_failure(fs, temporary):
         write_new(fs, temporary, data, mode)
+        ready()
         fs.rename(temporary, path, replace=True)
 
 
-def replace_link(fs: Fs, path: Path, target: str) -> None:
-    """Point the symbolic link `path` to `target` by a rename."""
+def replace_link(fs: Fs, path: Path, target: str, ready: Callable[[], None] = lambda: None) -> None:
+    """Point the symbolic link `path` to `target` by a rename; `ready` is called before it."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
     with _removed_on_failure(fs, temporary):
         fs.symlink(target, temporary)
+        ready()
         fs.rename(temporary, path, replace=True)
 
 

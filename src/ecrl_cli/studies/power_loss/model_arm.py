@@ -1,0 +1,92 @@
+"""The arm `model`: workload x layout x write mode x fault model, each moment of each cut off; the planted bugs; the published protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ecrl_cli.config.schema import LAYOUTS
+from ecrl_cli.studies.planted import PLANTED, Planted
+from ecrl_cli.studies.power_loss.model_cell import Cell, Limits
+from ecrl_cli.studies.power_loss.model_disk import MODELS
+from ecrl_cli.studies.power_loss.model_findings import findings
+from ecrl_cli.studies.power_loss.model_forest import Forest
+from ecrl_cli.studies.power_loss.model_judge import Judge
+from ecrl_cli.studies.power_loss.model_planted import hunt
+from ecrl_cli.studies.power_loss.model_published import published
+from ecrl_cli.studies.power_loss.model_work import WORKLOADS, Bench, honest, played
+from ecrl_cli.studies.result import Findings
+from ecrl_cli.studies.study import Record, Setting, Skip, Trial
+
+PUBLISHED = "two"  # the workload of the published protocol
+_PROMISED = "atomic_dirsync"  # tried in full: a state left out could be the one that breaks the promise
+_IN_FULL = 64  # so many times the limit of the others
+
+
+class ModelArm:
+    """Trials `model/ours/...`, `model/published/...` and `model/planted/...`."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting, self._config = setting, setting.config.study
+        self._planted = {each.name: each for each in PLANTED}
+
+    def plan(self) -> Sequence[Trial]:
+        chosen = [each for each in WORKLOADS if each in self._config.model_workloads]
+        trials = [
+            self._cell("ours", mode, layout, workload, model)
+            for workload in reversed(chosen)
+            for layout in LAYOUTS
+            for model in MODELS
+            for mode in self._config.modes
+        ]
+        trials += [self._cell("published", mode, "group", PUBLISHED, model) for model in MODELS for mode in self._config.modes]
+        if self._config.planted:
+            trials += [Trial(f"model/planted/{each.name}", {"arm": "planted", **_facts(each)}) for each in PLANTED]
+        return trials
+
+    def skips(self) -> Sequence[Skip]:
+        return ()
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        rng, seed = self._setting.rng(trial.key), self._setting.config.seed
+        if trial.facts["arm"] == "planted":
+            return hunt(self._planted[trial.facts["name"]], seed, rng)
+        facts = trial.facts
+        single = facts["layout"] == "single"
+        bench = played(facts["workload"], Bench(facts["mode"], single, seed, published if facts["arm"] == "published" else honest))
+        judge = Judge(Forest(), seed, single)
+        cell = Cell(bench, facts["model"], judge, self._limits(facts), rng)
+        for _ in cell.judged():
+            pass
+        tally = asdict(cell.tally) | {"outcomes": dict(sorted(cell.tally.outcomes.items()))}
+        found = {"calls": len(bench.fs.log), **tally, "distinct": len(cell.seen), "examined": judge.examined, "recoveries": judge.recoveries}
+        if facts["arm"] == "ours":
+            found["second"] = cell.second()
+            if facts["model"] == "X":
+                found["folders"] = cell.in_folders(self._share(), self._setting.scratch)
+        return found
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        return findings(records, self._config)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+    def _cell(self, arm: str, mode: str, layout: str, workload: str, model: str) -> Trial:
+        facts = {"arm": arm, "mode": mode, "layout": layout, "workload": workload, "model": model}
+        return Trial(f"model/{arm}/{mode}/{layout}/{workload}/{model}", facts)
+
+    def _limits(self, facts: dict[str, Any]) -> Limits:
+        states, second = self._config.model_states, self._config.model_second
+        return Limits(states * _IN_FULL, second) if facts["mode"] == _PROMISED and facts["arm"] == "ours" else Limits(states, second // 4)
+
+    def _share(self) -> int:
+        """Of the states that are rebuilt in real folders, those of one cell."""
+        cells = len(self._config.model_workloads) * len(LAYOUTS) * len(self._config.modes)
+        return -(-int(self._config.model_folders) // cells)
+
+
+def _facts(planted: Planted) -> dict[str, Any]:
+    names = ("name", "step", "kind", "mode", "layout", "situation")
+    return {name: getattr(planted, name) for name in names}
