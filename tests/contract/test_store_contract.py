@@ -1,4 +1,5 @@
-"""Killed at every point of the protocol, under every write mode, in both layouts: what recovery finds is whole, and nothing acknowledged is lost.
+"""Killed at every point of the protocol, under every write mode, in both layouts and strategies: what recovery finds is whole, and
+nothing acknowledged is lost.
 
 The process is killed by SIGKILL inside the real store code; the page cache survives, so this is the contract for process crashes.
 """
@@ -8,23 +9,25 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ecrl_cli.checkpoint.guard import GuardConfig
-from ecrl_cli.checkpoint.manifest import components
 from ecrl_cli.checkpoint.protocol import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
-from ecrl_cli.storage.writing import WriteMode
+from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
+from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES
+from ecrl_cli.config.studies import WRITING
+from ecrl_cli.studies.crash_points.bench import Bench
+from ecrl_cli.studies.crash_points.killer import memory_there
+from ecrl_cli.studies.crash_points.points import survivor
+from ecrl_cli.studies.crash_points.scene import Payload
+from ecrl_cli.studies.crash_points.victims import Save
+from ecrl_cli.studies.modes import write_mode
 
-MODES = {
-    "unsafe": WriteMode(sync_files=False, atomic=False, sync_directories=False),
-    "atomic_nodirsync": WriteMode(sync_directories=False),
-    "atomic_dirsync": WriteMode(),
-}
 ATTEMPT = 3
 
 
@@ -33,7 +36,7 @@ def plan(single: bool):
 
 
 def config(mode: str) -> StoreConfig:
-    return StoreConfig(mode=MODES[mode], keep=2, guard=GuardConfig(run_id=RUN_ID))
+    return StoreConfig(mode=write_mode(mode), keep=2, guard=GuardConfig(run_id=RUN_ID))
 
 
 def commit(store: CheckpointStore, step: int, single: bool, attempt: int = ATTEMPT, seed: int = 1) -> None:
@@ -97,34 +100,40 @@ def crash_at(root: Path, mode: str, single: bool, point: str) -> bool:
     return acknowledged
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("single", [False, True], ids=["group", "single"])
-def test_a_killed_writer_leaves_the_new_checkpoint_or_the_previous_one(tmp_path: Path, mode: str, single: bool) -> None:
-    points = visited(tmp_path / "dry", mode, single) if (tmp_path / "dry").mkdir() is None else []
-    assert len(points) == len(set(points)) >= 10
-    for number, point in enumerate(points):
-        root = tmp_path / str(number)
-        root.mkdir()
-        store_with_history(root, mode, single).close()
-        acknowledged = crash_at(root, mode, single, point)
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    where = "memory" if memory_there() else str(tmp_path_factory.mktemp("bench"))
+    with closing(Bench(where, Payload(1, 16_384, 8_192))) as made:
+        yield made
 
-        store = CheckpointStore(root / "checkpoints", config(mode))
-        choice = store.newest_valid()
-        assert choice.report is not None and choice.report.manifest is not None, point
-        found = choice.report.global_step
-        assert found in ((40,) if acknowledged else (30, 40)), point
-        assert components(choice.report.manifest) == image_components(synthetic_image(1, found, plan(single))), point
-        if mode != "unsafe" and not single:
-            assert not choice.rejected, f"{point}: a half checkpoint has a name that counts"
 
-        store.claim(ATTEMPT + 1)
-        for rejected in choice.rejected:
-            store.set_aside(root / rejected.path)
-        commit(store, 40, single, ATTEMPT + 1)
-        again = store.newest_valid()
-        assert again.report is not None and again.report.global_step == 40 and not again.rejected, point
-        assert not [path for path in store.root.iterdir() if path.name.startswith((".stage", ".trash", ".tmp"))], point
-        store.close()
+@pytest.mark.parametrize("strategy", WRITING)
+@pytest.mark.parametrize("mode", WRITE_MODES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_killed_writer_leaves_the_new_checkpoint_or_the_previous_one(bench: Bench, mode: str, layout: str, strategy: str) -> None:
+    """At every point: exactly what is due is recovered, and the next attempt saves the same step and leaves nothing lying about."""
+    points, _ = bench.visited(Save(mode, layout))
+    assert len(points) == len(set(points)) >= 15
+    for point in points:
+        found = bench.crash(Save(mode, layout, point=point), strategy)
+        assert found["hit"], point
+        assert found["outcome"] == survivor(mode, point, points), point
+        assert not found["again"] and not found["left"], point
+        if mode != "unsafe" and layout == "group":
+            assert not found["half"], f"{point}: a half checkpoint has a name that counts"
+
+
+@pytest.mark.parametrize("mode", WRITE_MODES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_writer_killed_before_any_of_its_calls_leaves_a_whole_checkpoint(bench: Bench, mode: str, layout: str) -> None:
+    _, calls = bench.visited(Save(mode, layout))
+    assert len(calls) >= 15
+    for number, call in enumerate(calls):
+        found = bench.crash(Save(mode, layout, call=number), "blocking")
+        assert found["hit"], call
+        assert found["outcome"] in ("new", "previous") and not found["again"] and not found["left"], call
+        if mode != "unsafe" and layout == "group":
+            assert not found["half"], f"{call}: a half checkpoint has a name that counts"
 
 
 def test_every_crash_point_of_the_protocol_occurs(tmp_path: Path) -> None:
@@ -139,7 +148,7 @@ def test_every_crash_point_of_the_protocol_occurs(tmp_path: Path) -> None:
     assert {name for name in seen - named if "step_00000040.safetensors" not in name} == set()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", WRITE_MODES)
 @pytest.mark.parametrize("point", ["half_part:model.safetensors", "before_commit", "half_commit"])
 def test_two_deaths_in_a_row_at_the_same_step(tmp_path: Path, mode: str, point: str) -> None:
     """The second writer dies where the first did: what the first left must not help or hinder."""

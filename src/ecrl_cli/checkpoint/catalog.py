@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,11 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.records.events import Rejected
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.writing import TEMPORARY
+
+_STALE = (errno.ENOENT, errno.ESTALE)
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)  # trouble of this process, not of a checkpoint
+_LATE = tuple(errno.errorcode[number] for number in _STALE)  # how a StorageError's text begins
+_LOOKS, _LATE_NAMES = 8, 16  # how often the folder is looked through anew, and how many names may be late
 
 
 @dataclass(frozen=True)
@@ -53,25 +58,65 @@ def entry_of(path: Path) -> Entry:
 
 def entries(fs: Fs, root: Path) -> list[Entry]:
     """Newest first by the step in the name; none where the folder is missing."""
+    return [entry_of(root / name) for name in _listed(fs, root)]
+
+
+def _listed(fs: Fs, root: Path) -> list[str]:
+    """The names of `entries`, in its order: a crowd of names costs less than as many paths."""
     try:
-        names = fs.listdir(root)
+        names = _names(fs, root)
     except StorageError as error:
         if error.errno == errno.ENOENT:
             return []
         raise
-    found = [entry_of(root / name) for name in names if STEP_NAME.match(name)]
-    return sorted(found, key=lambda entry: (entry.global_step, entry.path.name), reverse=True)
+    return sorted((name for name in names if STEP_NAME.match(name)), reverse=True)  # steps have one width: by name is by step
+
+
+def _names(fs: Fs, root: Path) -> list[str]:
+    """What `root` holds, asked twice where a network file system may answer from an old view (ENOENT, ESTALE)."""
+    try:
+        return fs.listdir(root)
+    except StorageError as error:
+        if error.errno not in _STALE:
+            raise
+    return fs.listdir(root)
 
 
 def newest_valid(fs: Fs, root: Path, examine: Callable[[Path], GuardReport]) -> Choice:
-    """Examine from the newest down until one passes. Changes nothing."""
+    """Examine from the newest down until one passes. Changes nothing.
+
+    A writer may be at work meanwhile: where something is refused and the folder has changed, the look begins anew. What a network
+    file system may only be late with (ENOENT, ESTALE) is looked at once more before it counts as refused. StorageError where this
+    process lacks what it takes to look (descriptors, memory): to pass over a good checkpoint would lose it.
+    """
+    for _ in range(_LOOKS):
+        listed = _listed(fs, root)
+        choice = _first_valid((entry_of(root / name) for name in listed), root, examine)
+        if not choice.rejected or _listed(fs, root) == listed:
+            break
+    return _looked_again(choice, root, examine)
+
+
+def _first_valid(listed: Iterable[Entry], root: Path, examine: Callable[[Path], GuardReport]) -> Choice:
     rejected: list[Rejected] = []
-    for entry in entries(fs, root):
+    for entry in listed:
         report = examine(entry.path)
         if report.ok:
             return Choice(report, tuple(rejected))
+        if report.unread is not None and report.unread.errno in _PASSING:
+            raise report.unread
         rejected.append(Rejected(entry.path.relative_to(root.parent).as_posix(), report.layer, report.reason))
     return Choice(None, tuple(rejected))
+
+
+def _looked_again(choice: Choice, root: Path, examine: Callable[[Path], GuardReport]) -> Choice:
+    """`choice`, or a newer checkpoint that was refused for a file that was not to be found and now is."""
+    for index, refused in enumerate(choice.rejected[:_LATE_NAMES]):
+        if refused.reason.startswith(_LATE):
+            report = examine(root.parent / refused.path)
+            if report.ok:
+                return Choice(report, choice.rejected[:index])
+    return choice
 
 
 def set_aside(fs: Fs, entry: Entry, prefix: str = REJECTED_PREFIX) -> tuple[Path, ...]:

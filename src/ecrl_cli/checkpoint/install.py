@@ -41,6 +41,7 @@ class Work:
     image: Image
     attempt: int
     previous: str | None
+    key: bytes = b""
     began: float = field(default_factory=monotonic)
     written_at: float = 0.0
     manifest: Manifest | None = None
@@ -63,7 +64,7 @@ class Work:
         stamp = self.image.stamp
         self.manifest = Manifest(FORMAT_VERSION, attempt=self.attempt, parts=entries, **encode(stamp))
         manifest = self.manifest.encoded()
-        self.commit = make_commit(self.manifest, hashlib.sha256(manifest).hexdigest(), self.previous)
+        self.commit = make_commit(self.manifest, hashlib.sha256(manifest).hexdigest(), self.previous, self.key)
         return manifest, self.commit.encoded()
 
     def memory_of(self, name: str) -> memoryview:
@@ -71,14 +72,21 @@ class Work:
         return self.image.memory[part.offset : part.offset + part.nbytes]
 
 
+def _always() -> bool:
+    return True
+
+
 class Installer(Protocol):
-    """`build` writes the files under names that do not count yet; `install` gives them their names; `undo` gives the space back."""
+    """`build` writes the files under names that do not count yet; `install` gives them their names; `undo` gives the space back.
+
+    What already has its final name is removed by `undo` only if the store is still `ours`: a newer attempt may have taken the name.
+    """
 
     @property
     def target(self) -> Path: ...
     def build(self) -> None: ...
     def install(self) -> None: ...
-    def undo(self) -> None: ...
+    def undo(self, ours: Callable[[], bool] = _always) -> None: ...
 
 
 class GroupInstaller:
@@ -115,8 +123,8 @@ class GroupInstaller:
         self._made = False
         self.work.points("after_rename")
 
-    def undo(self) -> None:
-        if self._made:
+    def undo(self, ours: Callable[[], bool] = _always) -> None:
+        if self._made and (self.work.mode.atomic or ours()):
             remove_group(self.work.fs, self.stage)
 
 
@@ -129,6 +137,7 @@ class SingleInstaller:
         stage = work.root / work.stage_name
         self.names = [(stage.with_name(stage.name + path.suffix) if work.mode.atomic else path, path) for path in (self.target, self.sidecar)]
         self._made: list[Path] = []
+        self._inode = 0  # of the data file, once it is about to get its name
 
     def build(self) -> None:
         work, (data_path, sidecar_path) = self.work, [temporary for temporary, _ in self.names]
@@ -137,8 +146,9 @@ class SingleInstaller:
         self._made.append(data_path)
         work.write_part(data_path, self.part.name, work.memory_of(self.part.name))
         work.records(hasher.entries())
+        assert work.commit is not None
         (train,) = work.image.documents.values()
-        document = canonical({"commit": encode(work.commit), "manifest": encode(work.manifest), "train": train.decode()})
+        document = canonical({"commit": work.commit.document(), "manifest": encode(work.manifest), "train": train.decode()})
         work.points("before_commit")
         self._made.append(sidecar_path)
         work.write(sidecar_path, document, "half_commit")
@@ -147,6 +157,7 @@ class SingleInstaller:
     def install(self) -> None:
         if self.work.mode.atomic:
             self.work.points("before_rename")
+            self._inode = self.work.fs.stat(self.names[0][0]).st_ino
             for source, target in self.names:
                 self.work.fs.rename(source, target, replace=False)
                 self._made[self._made.index(source)] = target
@@ -155,10 +166,15 @@ class SingleInstaller:
         self._made = []
         self.work.points("after_rename")
 
-    def undo(self) -> None:
+    def undo(self, ours: Callable[[], bool] = _always) -> None:
         for path in reversed(self._made):
             with suppress(StorageError):
-                self.work.fs.unlink(path)
+                if path.name.startswith(STAGE_PREFIX) or self._is_still_mine(path, ours):
+                    self.work.fs.unlink(path)
+
+    def _is_still_mine(self, path: Path, ours: Callable[[], bool]) -> bool:
+        """Whether a final name still stands for what this save made: another writer may have set it aside and put its own there."""
+        return ours() and (not self._inode or self.work.fs.stat(path).st_ino == self._inode)
 
 
 def sidecar_of(path: Path) -> Path:

@@ -17,7 +17,7 @@ MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safet
 COMPONENTS = ("parameters", "buffers", "optimizer", "rng")
 PART_OF = {"parameters": MODEL, "buffers": MODEL, "optimizer": OPTIMIZER, "rng": RNG}
 
-STEP_NAME = re.compile(r"^step_(\d{8})(\.safetensors|\.pt)?$")
+STEP_NAME = re.compile(r"^step_([0-9]{8})(\.safetensors|\.pt)?\Z")
 PART_NAME = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,63}$")
 
 CHUNK = 64 * 1024  # bytes per CRC in the manifest
@@ -47,7 +47,12 @@ CRASH_POINTS = (
     "after_rename",
     "after_root_sync",
     "before_pointer",
+    "before_pointer_rename",
+    "between_pointers",
+    "before_link_rename",
+    "before_pointer_sync",
     "after_pointer",
     "before_trash",
+    "half_trash",
     "after_trash",
 )

@@ -11,6 +11,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ecrl_cli.checkpoint import catalog
@@ -22,10 +23,14 @@ from ecrl_cli.checkpoint.install import GroupInstaller, Installer, Points, Singl
 from ecrl_cli.checkpoint.lease import Lease
 from ecrl_cli.checkpoint.protocol import LATEST, LATEST_OK, TRASH_PREFIX
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import CheckpointConflict, StorageError
+from ecrl_cli.config.secret import read_key
+from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.records.clock import monotonic, wall
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.writing import WriteMode, replace_link, replace_small
+
+
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what a damaged checkpoint may itself be the cause of
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class StoreConfig:
         return cls(
             mode=WriteMode(mode.sync_files, mode.atomic, mode.sync_directories),
             keep=checkpoint.keep,
-            guard=GuardConfig(run_id=run_id, max_bytes=checkpoint.max_bytes, trust_owner=checkpoint.trust_owner),
+            guard=GuardConfig(run_id, checkpoint.max_bytes, checkpoint.trust_owner, hmac_key=read_key(checkpoint.hmac_key_file)),
         )
 
 
@@ -94,7 +99,8 @@ class CheckpointStore:
         """Commit `image`: returning is the acknowledgement. Raises StorageError (nothing counts, the space is given back),
         CheckpointConflict (a different valid checkpoint holds the name) or Fenced; saving the same state again is no error."""
         self._lease.check(attempt)
-        work = Work(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, self._previous(image.stamp.global_step))
+        previous, key = self._previous(image.stamp.global_step), self.config.guard.hmac_key
+        work = Work(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, previous, key)
         installer: Installer = SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
         if (already := self._already(work, installer.target)) is not None:
             return already
@@ -115,7 +121,7 @@ class CheckpointStore:
             raise
         finally:
             with suppress(StorageError):
-                installer.undo()
+                installer.undo(partial(self._owns, attempt))
         self.points("after_root_sync")
         assert work.commit is not None
         self._verified[installer.target.name] = work.commit.self_sha256
@@ -133,8 +139,11 @@ class CheckpointStore:
     def point(self, path: Path, facts: dict[str, int]) -> None:
         """Let latest.json and latest_ok name `path`. They are hints: recovery lists the folder."""
         document = {"path": path.name, **facts, "timestamp": wall()}
-        replace_small(self.fs, self.root / LATEST, (json.dumps(document, sort_keys=True) + "\n").encode(), self.config.mode)
-        replace_link(self.fs, self.root / LATEST_OK, path.name)
+        text = (json.dumps(document, sort_keys=True) + "\n").encode()
+        replace_small(self.fs, self.root / LATEST, text, self.config.mode, lambda: self.points("before_pointer_rename"))
+        self.points("between_pointers")
+        replace_link(self.fs, self.root / LATEST_OK, path.name, lambda: self.points("before_link_rename"))
+        self.points("before_pointer_sync")
         self._sync(self.root)
 
     def retire(self) -> tuple[Retired, ...]:
@@ -187,6 +196,8 @@ class CheckpointStore:
         if not any(self._exists(path) for path in entry.files):
             return None
         report = self.examine(target)
+        if report.unread is not None and report.unread.errno not in _MISSING:
+            raise report.unread  # an acknowledged checkpoint may lie there: unread is not damaged
         if report.manifest is None or not report.ok:
             self.set_aside(target)
             return None
@@ -197,6 +208,13 @@ class CheckpointStore:
             raise CheckpointConflict("checkpoints", fact, "nothing was overwritten; verify the run")
         assert report.commit_sha256 is not None
         return Saved(target, report.commit_sha256, work.image.nbytes, 0.0, 0.0)
+
+    def _owns(self, attempt: int) -> bool:
+        try:
+            self._lease.check(attempt)
+        except Fenced:
+            return False
+        return True
 
     def _previous(self, step: int) -> str | None:
         """The commit that the next one names as its predecessor: the newest older one that at least has its records in order."""
@@ -222,6 +240,7 @@ class CheckpointStore:
     def _trash(self, entry: Entry) -> None:
         self.points("before_trash")
         moved = catalog.set_aside(self.fs, entry, TRASH_PREFIX)
+        self.points("half_trash")
         catalog.discard(self.fs, moved)
         self._verified.pop(entry.path.name, None)
         self.points("after_trash")

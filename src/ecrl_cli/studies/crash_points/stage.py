@@ -1,0 +1,66 @@
+"""The study's side of a crash: the line to the process that forks and kills, and rank 0 of the overlapped strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from ecrl_cli.checkpoint.image import Image, ImagePlan
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies.crash_points.scene import VICTIM, Payload
+from ecrl_cli.studies.crash_points.victims import Save
+
+
+class KillerProcess:
+    """`folder`: where the trials lie; gone when this is closed, or when this process is killed."""
+
+    def __init__(self, where: str, payload: Payload) -> None:
+        command = [sys.executable, "-m", "ecrl_cli.studies.crash_points.killer", where]
+        command += [str(number) for number in (payload.seed, payload.model_bytes, payload.optimizer_bytes)]
+        single = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no thread before a fork
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=single)
+        self.folder = Path(self._heard()["folder"])
+
+    def ask(self, do: str, run: RunLayout, save: Save, **values: float) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, "root": str(run.root), "save": dataclasses.asdict(save), **values}) + "\n")
+        self._process.stdin.flush()
+        return self._heard()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _heard(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process that forks the victims has ended with {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def hand_over(run: RunLayout, plan: ImagePlan, image: Image) -> bool:
+    """Submit `image` to the run's background writer as rank 0 does; gives whether the writer lived to say that the save has ended."""
+    from ecrl_cli.checkpoint.client import WriterClient, WriterGone  # here and not above: it imports torch
+
+    client = WriterClient(run, lambda memory: cast(Any, memory))  # plain memory instead of a slot full of tensors
+    try:
+        client.open(VICTIM, plan.nbytes, 1, plan.parts)
+        number, slot = client.take()
+        view = cast(Any, slot).view
+        view[: len(image.memory)] = image.memory
+        client.submit(number, Image(image.stamp, view, image.parts, image.documents))
+        client.wait_idle()
+    except WriterGone:
+        return False
+    finally:
+        client.close()
+    return True

@@ -1,0 +1,228 @@
+"""The study of killed writers: what it plans, what it notices, and that each of its gates can fail."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.checkpoint.protocol import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER
+from ecrl_cli.config.studies import WRITING, CrashPoints
+from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.studies.crash_points.bench import Bench
+from ecrl_cli.studies.crash_points.findings import findings
+from ecrl_cli.studies.crash_points.killer import memory_there
+from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, PUBLISHED, survivor
+from ecrl_cli.studies.crash_points.scene import Payload, image_of, remains
+from ecrl_cli.studies.crash_points.search import UNSEEN, search
+from ecrl_cli.studies.crash_points.study import make
+from ecrl_cli.studies.crash_points.victims import Save
+from ecrl_cli.studies.planted import PLANTED
+from ecrl_cli.studies.result import Findings
+from ecrl_cli.studies.study import Record, Setting, Study, Trial
+
+SMALL = CrashPoints(modes=("unsafe", "atomic_dirsync"), layouts=("group",), strategies=("blocking",), trials=2, fewer=1, kills=2, planted=False)
+PAYLOAD = Payload(1, 16_384, 8_192)
+
+
+def study_of(keys: CrashPoints, scratch: Path, seed: int = 7) -> Study:
+    return make(Setting(StudyConfig(keys, seed), scratch))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    where = "memory" if memory_there() else str(tmp_path_factory.mktemp("bench"))
+    with closing(Bench(where, PAYLOAD)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    with closing(study_of(SMALL, tmp_path_factory.mktemp("scratch"))) as study:
+        plan = [trial for trial in study.plan() if trial.facts.get("call", 0) == 0]  # one call of each mode is enough here
+        return [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]
+
+
+def table(found: Findings, name: str) -> list[dict[str, Any]]:
+    return [dict(row) for each in found.tables if each.name == name for row in each.rows]
+
+
+def test_a_sound_store_passes_every_gate_and_gives_the_published_table(records: list[Record]) -> None:
+    found = findings(records, in_memory=True)
+    assert [gate.name for gate in found.gates if not gate.passed] == []
+    published = {row["condition"]: row for row in table(found, "published")}
+    assert set(published) == {f"{mode}@{name}" for mode in SMALL.modes for name in (NONE, *PUBLISHED, "after_root_sync")}
+    reference, after_model = published["atomic_dirsync@none"], published["unsafe@after_model"]
+    assert (reference["k"], reference["n"], reference["published_ok"], reference["published_n"]) == (2, 2, 400, 400)
+    assert (after_model["k"], after_model["n"], after_model["previous"], after_model["whole"]) == (0, 2, 2, 1.0)
+    assert published["unsafe@after_root_sync"]["k"] == published["unsafe@after_root_sync"]["n"] == 1, "it counts already"
+    assert published["atomic_dirsync@after_model"]["published_ok"] is None, "the published study killed no atomic writer"
+
+
+def test_the_reasons_say_what_is_wrong_with_the_files(records: list[Record]) -> None:
+    reasons = {(row["mode"], row["point"]): (row["remains"], row["layer"]) for row in table(findings(records, in_memory=True), "reasons")}
+    assert {mode for mode, _ in reasons} == {"unsafe"}
+    assert reasons["unsafe", f"half_part:{MODEL}"] == ("size mismatch", "commit")
+    assert reasons["unsafe", AFTER_MODEL] == ("missing parts", "commit")
+    assert reasons["unsafe", "half_manifest"] == ("manifest cut off", "commit")
+    assert reasons["unsafe", "before_commit"] == ("missing commit", "commit")
+    assert reasons["unsafe", "half_commit"] == ("commit cut off", "commit")
+
+
+SPOILT = {
+    "silent_wrong": {"outcome": "silent_wrong"},
+    "lost_ack": {"outcome": "lost_ack"},
+    "lost_ack ": {"outcome": "lost_all"},
+    "recovered": {"outcome": "untyped"},
+    "recovered ": {"outcome": "hung"},
+    "survivor": {"outcome": "previous"},
+    "half": {"half": ["step_00000030"]},
+    "again": {"again": "not saved"},
+    "again ": {"left": [".stage_00000030.1.aa"]},
+    "hit": {"hit": False},
+}
+
+
+@pytest.mark.parametrize("gate", SPOILT)
+def test_every_gate_fails_when_one_trial_goes_wrong(records: list[Record], gate: str) -> None:
+    victim = next(record for record in records if record.key.startswith("atomic_dirsync/group/blocking/after_root_sync/"))
+    spoilt = [replace(record, found=record.found | SPOILT[gate]) if record is victim else record for record in records]
+    failed = {each.name: each.message for each in findings(spoilt, in_memory=True).gates if not each.passed}
+    assert victim.key in failed[gate.strip()]
+
+
+def test_a_planted_bug_that_is_not_found_fails_its_gate(records: list[Record]) -> None:
+    facts = {"kind": "planted", "bug": "b", "step": "s", "unseen": ""}
+    blind = Record("planted/b", facts, {"seen": True, "found": False, "crashes": 9, "at": "", "wrong": ""}, 0.0)
+    by_design = Record("planted/c", facts | {"unseen": "why"}, {"seen": False}, 0.0)
+    gates = {gate.name: gate for gate in findings([*records, blind, by_design], in_memory=True).gates}
+    assert not gates["planted"].passed and gates["planted"].message == "planted 0/1 found: planted/b"
+    assert {row["answer"] for row in table(findings([*records, by_design], in_memory=True), "planted")} == {"not visible to a kill by design"}
+
+
+def test_nothing_tried_is_no_pass() -> None:
+    failed = {gate.name for gate in findings([], in_memory=True).gates if not gate.passed}
+    assert failed >= {"silent_wrong", "lost_ack", "survivor", "half", "again", "hit"}
+
+
+@pytest.mark.parametrize("bug", ["ack_before_rename", "janitor_sweeps_old", "overwrite_in_place", "stage_reused", "guard_skips_commit"])
+def test_a_bug_that_a_kill_can_show_is_found(bench: Bench, bug: str) -> None:
+    assert search(bench, bug)["found"]
+
+
+def test_what_a_kill_cannot_show_is_named_and_exists() -> None:
+    assert set(UNSEEN) <= {planted.name for planted in PLANTED} | {planted.kind for planted in PLANTED}
+
+
+def test_the_plan_has_the_published_counts_and_every_point_of_every_arm(tmp_path: Path) -> None:
+    with closing(study_of(CrashPoints(trials=5, fewer=2, kills=3), tmp_path)) as study:
+        plan = list(study.plan())
+        assert [trial.key for trial in plan] == [trial.key for trial in study.plan()]
+    assert len({trial.key for trial in plan}) == len(plan)
+    counts: dict[tuple[str, ...], int] = {}
+    for trial in plan:
+        if trial.facts["kind"] == "point":
+            arm = tuple(trial.facts[key] for key in ("mode", "layout", "strategy", "point"))
+            counts[arm] = counts.get(arm, 0) + 1
+    for mode in CrashPoints().modes:
+        assert all(counts[mode, "group", strategy, AFTER_MODEL] == 5 for strategy in WRITING)
+        assert counts[mode, "group", "blocking", NONE] == 5
+    assert {count for arm, count in counts.items() if arm[3] not in (AFTER_MODEL, NONE)} == {2}
+    kinds = {point.partition(":")[0] for _, _, _, point in counts}
+    assert kinds == {name.partition(":")[0] for name in CRASH_POINTS} | {NONE}
+    assert sum(trial.facts["kind"] == "kill" for trial in plan) == 3 * 3
+
+
+def test_survivors_are_the_new_one_from_the_moment_on_which_it_counts(bench: Bench) -> None:
+    for mode, counts in (("unsafe", "after_commit"), ("atomic_nodirsync", "after_rename"), ("atomic_dirsync", "after_rename")):
+        points, _ = bench.visited(Save(mode, "group"))
+        due = [survivor(mode, point, points) for point in points]
+        assert due == ["previous"] * points.index(counts) + ["new"] * (len(points) - points.index(counts))
+
+
+def test_a_point_that_is_never_reached_is_not_counted_as_hit(bench: Bench) -> None:
+    found = bench.crash(Save("unsafe", "group", point="before_rename"), "blocking")
+    assert not found["hit"] and found["outcome"] == "new"
+
+
+def test_a_writer_that_hangs_is_on_record_as_such(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The alarm ended it."""
+    ask = bench._killer.ask
+    monkeypatch.setattr(bench._killer, "ask", lambda *rest, **more: ask(*rest, **more) | {"signal": signal.SIGALRM})
+    assert bench.crash(Save("unsafe", "group"), "blocking")["outcome"] == "hung"
+
+
+def test_a_trial_that_breaks_down_is_a_defect_and_no_outcome(bench: Bench) -> None:
+    with pytest.raises(RuntimeError, match="ended with 1"):
+        bench.crash(Save("no_such_mode", "group"), "blocking")
+
+
+def test_kills_fall_where_the_seed_says(tmp_path: Path) -> None:
+    trial = Trial("kill/unsafe/0000", {"kind": "kill", "mode": "unsafe", "layout": "single"})
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    with closing(study_of(SMALL, tmp_path / "a")) as one, closing(study_of(SMALL, tmp_path / "b")) as other:
+        first, second = one.run(trial), other.run(trial)
+    assert first["after_s"] == second["after_s"] and first["hit"] and first["outcome"] == "new"
+
+
+def damage(folder: Path, change: Callable[[Path], None]) -> str:
+    """What is said of a whole checkpoint after `change`."""
+    image = image_of(PAYLOAD, "group", 30)
+    path = folder / "step_00000030"
+    path.mkdir()
+    for part in image.parts:
+        (path / part.name).write_bytes(bytes(part.nbytes))
+    for name, data in image.documents.items():
+        (path / name).write_bytes(data)
+    for name in (MANIFEST, COMMIT):
+        (path / name).write_bytes(b"{}")
+    change(path)
+    return remains(path, image)
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("other", lambda path: None),
+        ("size mismatch", lambda path: (path / OPTIMIZER).write_bytes(b"12")),
+        ("size mismatch", lambda path: ((path / MODEL).write_bytes(b""), (path / OPTIMIZER).unlink())),
+        ("missing parts", lambda path: ((path / OPTIMIZER).unlink(), (path / COMMIT).unlink())),
+        ("missing manifest", lambda path: ((path / MANIFEST).unlink(), (path / COMMIT).unlink())),
+        ("manifest cut off", lambda path: ((path / MANIFEST).write_bytes(b"{"), (path / COMMIT).unlink())),
+        ("missing commit", lambda path: (path / COMMIT).unlink()),
+        ("commit cut off", lambda path: (path / COMMIT).write_bytes(b'{"a":')),
+    ],
+)
+def test_the_state_of_the_files_in_the_published_words(tmp_path: Path, said: str, change: Callable[[Path], None]) -> None:
+    assert damage(tmp_path, change) == said
+
+
+@pytest.mark.skipif(not memory_there(), reason="no folder in memory here")
+def test_the_folder_in_memory_goes_when_the_study_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from ecrl_cli.studies.crash_points.bench import Bench\n"
+        "from ecrl_cli.studies.crash_points.scene import Payload\n"
+        "killer = Bench('memory', Payload(1, 4096, 4096))._killer\n"
+        "print(killer.folder, killer._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as study:
+        assert study.stdout is not None
+        folder, _, pid = study.stdout.readline().strip().rpartition(" ")
+        assert Path(folder).is_dir()
+        descriptor = os.pidfd_open(int(pid))
+        study.kill()
+    assert select.select([descriptor], [], [], 30)[0], "the killer outlives the study"
+    os.close(descriptor)
+    assert not Path(folder).exists()
