@@ -1,0 +1,107 @@
+"""Checkpoints that nobody has touched, of many shapes, and copies of them: none may be refused."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.guard import examine
+from ecrl_cli.checkpoint.image import DTYPES, Image, TensorSpec
+from ecrl_cli.checkpoint.manifest import Components, components
+from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG
+from ecrl_cli.checkpoint.synthetic import image_components
+from ecrl_cli.studies.corruption.content import GENERATOR, GUARD, Parts, image_of, store_in
+from ecrl_cli.studies.study import Setting, Skip, Trial
+
+ARM = "clean"
+SLICE = 50  # verifications: half of them of copies
+SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (3, 0, 5), (16, 3, 3, 3), (64, 33), (1, 1, 1, 1, 2), (4096,))
+NOT_FINITE = (b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff")  # NaN, infinity, -infinity
+LAYOUTS = ("group", "single")
+
+COMMANDS: dict[str, list[str]] = {
+    "cp -a": ["cp", "-a", "{source}/.", "{target}"],
+    "tar": ["sh", "-c", 'tar -C "$0" -cf - . | tar -C "$1" -xf -', "{source}", "{target}"],
+    "rsync": ["rsync", "-a", "{source}/", "{target}"],
+}
+
+
+def tools() -> list[str]:
+    """How copies are made here."""
+    return ["copytree", *(name for name in COMMANDS if shutil.which(name.partition(" ")[0]))]
+
+
+def trials(setting: Setting) -> list[Trial]:
+    found, means = [], tools()
+    for number, start in enumerate(range(0, setting.config.study.clean, SLICE)):
+        facts = {"layout": LAYOUTS[number % 2], "copied": means[number // 2 % len(means)]}
+        count = min(SLICE, setting.config.study.clean - start)
+        found.append(Trial(f"{ARM}/{facts['layout']}/{facts['copied'].replace(' ', '')}/{number:04d}", {"arm": ARM, "verifications": count} | facts))
+    return found
+
+
+def skips() -> list[Skip]:
+    return [Skip(f"{ARM}: copies by {name}", "is not installed") for name in COMMANDS if name not in tools()]
+
+
+def run(setting: Setting, trial: Trial) -> dict[str, Any]:
+    rng, count, root = setting.rng(trial.key), int(trial.facts["verifications"]), setting.scratch / "run"
+    single, seed = trial.facts["layout"] == "single", rng.getrandbits(48)
+    store = store_in(root)
+    try:
+        # one image per step; a verification each for the original, the rest for the copies
+        images = [varied(rng, seed, step, single=single) for step in range(1, -(-count // 2) + 1)]
+        paths = [store.save(image, 0).path for image in images]
+        copy = root / "copy"
+        copied(str(trial.facts["copied"]), store.root, copy)
+        digests = [image_components(image) for image in images]
+        pairs = [*zip(paths, digests, strict=True), *zip([copy / path.name for path in paths], digests, strict=True)][:count]
+        refused = [text for path, saved in pairs if (text := _refusal(path, saved))]
+    finally:
+        store.close()
+        shutil.rmtree(root)
+    return {"outcome": "new" if not refused else "detected", "verified": len(pairs), "refused": len(refused), "first": refused[:1]}
+
+
+def _refusal(path: Path, saved: Components) -> str:
+    """Why a clean checkpoint was refused, or (empty) that it is accepted and is what was saved."""
+    try:
+        report = examine(path, GUARD)
+    except Exception as error:  # a defect, and data here
+        return f"{path.name}: {type(error).__name__}: {error}"[:200]
+    if not report.ok or report.manifest is None:
+        return f"{path.name}: {report.layer}: {report.reason}"
+    return "" if components(report.manifest) == saved else f"{path.name}: accepted with other digests"
+
+
+def varied(rng: random.Random, seed: int, step: int, *, single: bool) -> Image:
+    """A state of random structure: every type, scalars and empty tensors, one to four ranks, and an optimizer that may hold NaN."""
+    return _not_finite(rng, image_of(_structure(rng), seed, step, single=single))
+
+
+def _structure(rng: random.Random) -> Parts:
+    def specs(component: str, most: int) -> list[TensorSpec]:
+        return [TensorSpec(f"{component}.t{n}", rng.choice(sorted(DTYPES)), rng.choice(SHAPES)) for n in range(rng.randint(0, most))]
+
+    ranks = [TensorSpec(f"rng.rank{rank}.torch", "torch.uint8", (GENERATOR,)) for rank in range(rng.randint(1, 4))]
+    return {MODEL: specs("parameters", 8) + specs("buffers", 3), OPTIMIZER: specs("optimizer", 8), RNG: ranks}
+
+
+def _not_finite(rng: random.Random, image: Image) -> Image:
+    for place in (place for part in image.parts for place in part.tensors):
+        spec = place.spec
+        if spec.name.startswith("optimizer.") and spec.dtype == "torch.float32" and spec.nbytes:
+            image.memory[place.offset : place.offset + 4] = rng.choice(NOT_FINITE)
+    return image
+
+
+def copied(tool: str, source: Path, target: Path) -> None:
+    if tool == "copytree":
+        shutil.copytree(source, target, symlinks=True)
+        return
+    target.mkdir()
+    command = [word.format(source=source, target=target) for word in COMMANDS[tool]]
+    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)

@@ -1,0 +1,84 @@
+"""Checkpoints with the content of a real training, made without one: what is zero, small or random there is so here."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+from ecrl_cli.checkpoint.canonical import canonical
+from ecrl_cli.checkpoint.guard import GuardConfig
+from ecrl_cli.checkpoint.image import Image, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG, TRAIN, step_name
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.synthetic import RUN_ID
+from ecrl_cli.storage.writing import WriteMode
+
+GUARD = GuardConfig(run_id=RUN_ID)
+UNSAFE = WriteMode(sync_files=False, atomic=False, sync_directories=False)  # for what is read back at once
+GENERATOR = 5056  # bytes of torch's generator on the CPU
+PUBLISHED = (128 * 1024, 64 * 1024)  # model, optimizer
+
+Parts = dict[str, list[TensorSpec]]
+
+
+def training_specs(model_bytes: int, optimizer_bytes: int, world_size: int, generator: int = GENERATOR) -> Parts:
+    """A layer with its bias and batch norm, momentum, a step counter, every rank's generator."""
+    side = 64
+    model = [
+        TensorSpec("parameters.layer.weight", "torch.float32", (model_bytes // 4 - 4 * side,)),
+        *(TensorSpec(name, "torch.float32", (side,)) for name in ("parameters.layer.bias", "parameters.norm.weight")),
+        *(TensorSpec(f"buffers.norm.{name}", "torch.float32", (side,)) for name in ("running_mean", "running_var")),
+        TensorSpec("buffers.norm.num_batches_tracked", "torch.int64", ()),
+    ]
+    optimizer = [
+        TensorSpec("optimizer.layer.weight.momentum_buffer", "torch.float32", (optimizer_bytes // 4 - side,)),
+        TensorSpec("optimizer.layer.bias.momentum_buffer", "torch.float32", (side,)),
+        TensorSpec("optimizer.layer.weight.step", "torch.float32", ()),
+    ]
+    generators = [TensorSpec(f"rng.rank{rank}.torch", "torch.uint8", (generator,)) for rank in range(world_size)]
+    return {MODEL: model, OPTIMIZER: optimizer, RNG: generators}
+
+
+def image_of(parts: Parts, seed: int, step: int, *, single: bool = False, run_id: str = RUN_ID) -> Image:
+    """The snapshot of `step`, its bytes a function of (seed, step)."""
+    plan = plan_image({"all": [spec for specs in parts.values() for spec in specs]} if single else parts)
+    memory = memoryview(mmap.mmap(-1, plan.nbytes))
+    for offset, header in plan.headers:
+        memory[offset : offset + len(header)] = header
+    rng = np.random.default_rng((seed, step))
+    for place in plan.tensors:
+        memory[place.offset : place.offset + place.spec.nbytes] = tensor_bytes(place.spec, step, rng)
+    places = plan.parts
+    if single:
+        places = (PartPlace(step_name(step) + ".safetensors", places[0].offset, places[0].nbytes, places[0].tensors),)
+    ranks = len(parts[RNG])
+    train = canonical({"global_step": step, "line_chain": [""] * ranks, "schema_version": 1, "sampler": {"epoch": 0, "seed": seed}})
+    return Image(Stamp(run_id, step, 0, step, seed, ranks), memory, places, {TRAIN: train})
+
+
+def tensor_bytes(spec: TensorSpec, step: int, rng: np.random.Generator) -> bytes:
+    """What a tensor of this name and type holds after `step` steps: zero where training leaves zeros."""
+    count, kind = int(np.prod(spec.shape, dtype=np.int64)), spec.dtype.removeprefix("torch.")
+    if spec.name.startswith("rng."):  # 32-bit words in 64-bit slots
+        return rng.integers(0, 2**32, -(-count // 8), dtype=np.uint64).tobytes()[:count]
+    if spec.name.endswith(("bias", "running_mean", "bias.momentum_buffer")):
+        return bytes(spec.nbytes)
+    if not count or kind == "bool":
+        return rng.integers(0, 2, count, dtype=np.uint8).tobytes()
+    if kind == "bfloat16":  # the upper half of a float32
+        return (rng.standard_normal(count, dtype=np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+    if kind == "complex64":
+        return rng.standard_normal(2 * count, dtype=np.float32).tobytes()
+    if kind.startswith("float"):
+        return rng.standard_normal(count).astype(kind).tobytes()
+    return np.full(count, step % 100, dtype=kind).tobytes()
+
+
+def store_in(root: Path, mode: WriteMode = UNSAFE) -> CheckpointStore:
+    """A store in `root`/checkpoints that keeps everything."""
+    root.mkdir(parents=True, exist_ok=True)
+    store = CheckpointStore(root / "checkpoints", StoreConfig(mode, 1000, GUARD))
+    store.claim(0)
+    return store

@@ -1,0 +1,112 @@
+"""Every place of a small checkpoint injured, one after the other, in memory: it finds bytes that nothing covers, which chance would miss."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ecrl_cli.checkpoint.catalog import newest_valid
+from ecrl_cli.checkpoint.guard import examine
+from ecrl_cli.checkpoint.protocol import COMMIT, LATEST, MANIFEST
+from ecrl_cli.studies.corruption.content import GUARD, image_of, store_in, training_specs
+from ecrl_cli.studies.corruption.faults import put
+from ecrl_cli.studies.corruption.look import Look, looked, outcome
+from ecrl_cli.studies.corruption.shelf import ROOT, ShelfFs, look_at, taken
+from ecrl_cli.studies.corruption.tally import Tally
+from ecrl_cli.studies.study import Setting, Trial
+
+ARM = "exhaustive"
+LAYOUTS = ("group", "single")
+SLICE = 2000
+SMALL = (1200, 600, 1, 600)  # bytes of model and optimizer, ranks, bytes of the generator
+_ALL, _ENDS = range(8), (0, 7)
+_NAME = "step_00000020"
+
+
+@dataclass(frozen=True)
+class Region:
+    """One file's flips (each of `bits` in each byte) and truncations (to every `stride`th length), numbered one after the other."""
+
+    name: str
+    data: bytes
+    bits: tuple[int, ...]
+    stride: int
+
+    @property
+    def flips(self) -> int:
+        return len(self.data) * len(self.bits)
+
+    def __len__(self) -> int:
+        return self.flips + -(-len(self.data) // self.stride)
+
+    def mutated(self, number: int) -> tuple[bytes, str]:
+        """The file after mutation `number`, and what that is."""
+        if number >= self.flips:
+            length = (number - self.flips) * self.stride
+            return self.data[:length], f"{self.name} cut to {length} bytes"
+        place, bit = number // len(self.bits), self.bits[number % len(self.bits)]
+        return put(self.data, place, bytes([self.data[place] ^ 1 << bit])), f"{self.name} byte {place} bit {bit}"
+
+
+class Exhaustive:
+    """Built in each process; the checkpoints, and so the mutations, are the same in all."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+
+    @cached_property
+    def files(self) -> dict[str, dict[str, bytes]]:
+        return {layout: self._committed(single=layout == "single") for layout in LAYOUTS}
+
+    def regions(self, layout: str) -> list[Region]:
+        """Records and pointer: every bit and length. Parts: first and last bit of each byte, every 7th length."""
+        found = []
+        for name, data in self.files[layout].items():
+            record = name.endswith((MANIFEST, COMMIT, LATEST, _NAME + ".json"))
+            if name.startswith(_NAME) or name == LATEST:
+                found.append(Region(name, data, tuple(_ALL if record else _ENDS), 1 if name.endswith(".json") else 7))
+        return found
+
+    def trials(self) -> list[Trial]:
+        found = []
+        for layout in LAYOUTS:
+            for region in self.regions(layout):
+                for start in range(0, len(region), SLICE):
+                    facts = {"arm": ARM, "layout": layout, "file": region.name, "start": start, "stop": min(start + SLICE, len(region))}
+                    found.append(Trial(f"{ARM}/{layout}/{region.name.rpartition('/')[2]}/{start:06d}", facts))
+        return found
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        layout, tally = str(trial.facts["layout"]), Tally()
+        region = next(region for region in self.regions(layout) if region.name == trial.facts["file"])
+        for number in range(trial.facts["start"], trial.facts["stop"]):
+            data, where = region.mutated(number)
+            look = self._look(layout, region.name, data)
+            # nobody reads the pointer to decide: whatever it says, recovery finds the newest checkpoint
+            changed = region.name != LATEST
+            tally.add(outcome(look, changed), look, changed, where)
+        return tally.found()
+
+    def _look(self, layout: str, name: str, data: bytes) -> Look:
+        files = self.files[layout] | {name: data}
+        newest = _NAME if layout == "group" else _NAME + ".safetensors"
+        if name != LATEST:
+            return look_at(files, newest, GUARD)
+        fs = ShelfFs(files)
+        choices = [choice for choice in (newest_valid(fs, ROOT, lambda path: examine(path, GUARD, fs)).report,) if choice is not None]
+        return looked(lambda: choices[0]) if choices and choices[0].path.name == newest else Look("pointer", "recovery chose another checkpoint")
+
+    def _committed(self, *, single: bool) -> dict[str, bytes]:
+        root = self._setting.scratch / "small"
+        store = store_in(root)
+        try:
+            for step in (10, 20):
+                saved = store.save(image_of(training_specs(*SMALL), self._setting.config.seed, step, single=single), 0)
+            pointer = {"path": saved.path.name, "epoch": 0, "global_step": 20, "world_size": 1, "timestamp": 0.0}
+            return taken(root / "checkpoints") | {LATEST: (json.dumps(pointer, sort_keys=True) + "\n").encode()}
+        finally:
+            store.close()
+            shutil.rmtree(root)

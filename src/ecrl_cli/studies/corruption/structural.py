@@ -1,0 +1,115 @@
+"""Whole files and folders moved, missing, linked, forged: each row of `rows` against what the row says must come of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.guard import GuardReport, examine
+from ecrl_cli.checkpoint.manifest import components
+from ecrl_cli.checkpoint.synthetic import image_components
+from ecrl_cli.records.events import Attempt
+from ecrl_cli.studies.corruption.content import GUARD
+from ecrl_cli.studies.corruption.look import looked
+from ecrl_cli.studies.corruption.rows import Row
+from ecrl_cli.studies.corruption.rows_group import GROUP, SINGLE
+from ecrl_cli.studies.corruption.scene import STEPS, Scene, scene
+from ecrl_cli.studies.study import Setting, Skip, Trial
+from ecrl_cli.supervision.books import still_kept
+
+ARM = "structural"
+ROWS = {"group": GROUP, "single": SINGLE}
+
+
+def able(setting: Setting) -> frozenset[str]:
+    """What this machine can do of what some rows need."""
+    path = setting.scratch / "node"
+    with suppress(OSError):
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+        path.unlink()
+        return frozenset({"", "mknod"})
+    return frozenset({""})
+
+
+def trials(setting: Setting) -> list[Trial]:
+    can = able(setting)
+    kept = [(layout, row) for layout, rows in ROWS.items() for row in rows if row.needs in can]
+    return [
+        Trial(f"{ARM}/{layout}/{row.name.replace(' ', '_')}/{number:02d}", {"arm": ARM, "layout": layout, "row": row.name})
+        for number in range(setting.config.study.seeds)
+        for layout, row in kept
+    ]
+
+
+def skips(setting: Setting) -> list[Skip]:
+    can = able(setting)
+    return [Skip(f"{ARM}: {row.name}", f"{row.needs} is not permitted here") for row in GROUP if row.needs not in can]
+
+
+def row_of(trial: Trial) -> Row:
+    return next(row for row in ROWS[str(trial.facts["layout"])] if row.name == trial.facts["row"])
+
+
+def run(setting: Setting, trial: Trial, judging: Callable[[], AbstractContextManager[None]] = nullcontext) -> dict[str, Any]:
+    """Tamper; then, within `judging`, ask the guard, recovery and the records."""
+    root, row = setting.scratch / "run", row_of(trial)
+    try:
+        with scene(root, setting.rng(trial.key), single=trial.facts["layout"] == "single") as made:
+            suspect = row.do(made) or made.newest
+            with judging():
+                return _answers(made, row, suspect)
+    finally:
+        shutil.rmtree(root)
+
+
+def _answers(made: Scene, row: Row, suspect: Path) -> dict[str, Any]:
+    look = looked(lambda: examine(suspect, GUARD))
+    report, untyped = _recovered(made)
+    recovered = report.global_step if report else None
+    found: dict[str, Any] = {
+        "layer": look.layer,
+        "reason": look.reason,
+        "recovered": recovered,
+        "missed": list(missed(made)),
+        "untyped": look.untyped or untyped,
+    }
+    exact = bool(report and report.manifest and components(report.manifest) == image_components(made.image(report.global_step or 0)))
+    right = (look.layer, recovered, tuple(found["missed"])) == (row.layer, row.recovers, row.missed) and not found["untyped"]
+    return found | {"exact": exact, "as_expected": right and (recovered is None or exact == row.exact), "outcome": _outcome(found, exact)}
+
+
+def _recovered(made: Scene) -> tuple[GuardReport | None, str]:
+    """What recovery chooses, and the exception that came instead."""
+    try:
+        return made.store.newest_valid().report, ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"[:200]
+
+
+def _outcome(found: dict[str, Any], exact: bool) -> str:
+    if found["untyped"]:
+        return "untyped"
+    if found["recovered"] is None:
+        return "lost_all"
+    if not exact:
+        return "silent_wrong"
+    return "new" if found["recovered"] == STEPS[-1] else "previous"
+
+
+def missed(made: Scene) -> tuple[int, ...]:
+    """The steps that the records outside the folder acknowledge, and that are not there, whole, under their commit."""
+    kept = still_kept(made.layout, (Attempt(0, 1),))
+    return tuple(sorted(step for step, line in kept.items() if _whole_as(made.step(step)) != line.commit_sha256))
+
+
+def _whole_as(path: Path) -> str | None:
+    try:
+        report = examine(path, GUARD)
+    except Exception:  # counted where the same checkpoint was looked at first
+        return None
+    return report.commit_sha256 if report.ok else None

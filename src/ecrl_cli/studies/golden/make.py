@@ -1,0 +1,108 @@
+"""Makes the golden checkpoints of the current format: `python -m ecrl_cli.studies.golden.make FOLDER`.
+
+What a release has written stays as it is: a new format version gets a folder of its own beside v1, and an older one is never made again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ecrl_cli.checkpoint.canonical import canonical
+from ecrl_cli.checkpoint.hashing import tensor_sha256
+from ecrl_cli.checkpoint.image import DTYPES, Image, ImagePlan, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.protocol import FORMAT_VERSION, MODEL, OPTIMIZER, RNG, TRAIN, step_name
+from ecrl_cli.checkpoint.store import CheckpointStore
+
+LAYOUTS = ("group", "single", "torch")
+EXPECTED = "expected.json"
+STEP = 7
+RUN_ID = "60" * 32
+
+
+def specs() -> dict[str, list[TensorSpec]]:
+    """Every type, a scalar and an empty tensor; generators of two ranks."""
+    types = [TensorSpec(f"parameters.{dtype.removeprefix('torch.')}", dtype, (3, 2)) for dtype in DTYPES]
+    buffers = [TensorSpec("buffers.steps", "torch.int64", ()), TensorSpec("buffers.empty", "torch.float32", (0, 4))]
+    optimizer = [TensorSpec("optimizer.float32.momentum_buffer", "torch.float32", (3, 2))]
+    generators = [TensorSpec(f"rng.rank{rank}.torch", "torch.uint8", (16,)) for rank in range(2)]
+    return {MODEL: types + buffers, OPTIMIZER: optimizer, RNG: generators}
+
+
+def tensor_bytes(spec: TensorSpec, step: int) -> bytes:
+    """A ramp that depends on the step and the name's length."""
+    ramp = np.arange(int(np.prod(spec.shape)), dtype="<f4") + step + len(spec.name)
+    kind = spec.dtype.removeprefix("torch.")
+    if kind == "bfloat16":
+        return (ramp.view("<u4") >> 16).astype("<u2").tobytes()
+    return (ramp % 2).astype(bool).tobytes() if kind == "bool" else ramp.astype(kind).tobytes()
+
+
+def image(layout: str, step: int) -> Image:
+    plan = plan_image(specs() if layout == "group" else {"all": [spec for part in specs().values() for spec in part]})
+    memory = bytearray(plan.nbytes)
+    for offset, header in plan.headers:
+        memory[offset : offset + len(header)] = header
+    for place in plan.tensors:
+        memory[place.offset : place.offset + place.spec.nbytes] = tensor_bytes(place.spec, step)
+    train = canonical({"schema_version": FORMAT_VERSION, "global_step": step, "line_chain": ["0" * 64, "1" * 64]})
+    parts = plan.parts
+    if layout == "single":
+        parts = (PartPlace(step_name(step) + ".safetensors", parts[0].offset, parts[0].nbytes, parts[0].tensors),)
+    if layout == "torch":
+        data = _torch_file(plan, memory, train)
+        parts = (PartPlace(step_name(step) + ".pt", len(memory), len(data), parts[0].tensors),)
+        memory += data
+    return Image(Stamp(RUN_ID, step, 1, 2, 3, 2), memoryview(memory), parts, {TRAIN: train})
+
+
+def _torch_file(plan: ImagePlan, memory: bytearray, train: bytes) -> bytes:
+    """As `checkpoint.slots` writes format=torch."""
+    import torch
+
+    from ecrl_cli.checkpoint.loading import tensor_at
+
+    file = io.BytesIO()
+    torch.save({"tensors": {place.spec.name: tensor_at(memory, place).clone() for place in plan.tensors}, "train": train.decode()}, file)
+    return file.getvalue()
+
+
+def make(folder: Path) -> None:
+    """Write folder/LAYOUT/ for every layout, and what a reader must find in all of them."""
+    commits = {layout: _make_one(folder / layout, layout) for layout in LAYOUTS}
+    found = image("group", STEP)
+    tensors: dict[str, Any] = {}
+    for part in found.parts:
+        for place in part.tensors:
+            spec = place.spec
+            tensors[spec.name] = [spec.dtype, list(spec.shape), tensor_sha256(spec.dtype, spec.shape, tensor_bytes(spec, STEP))]
+    expected = {"commits": commits, "train": json.loads(found.documents[TRAIN]), "tensors": dict(sorted(tensors.items()))}
+    (folder / EXPECTED).write_text(json.dumps(expected, indent=1) + "\n")
+
+
+def _make_one(target: Path, layout: str) -> str:
+    """The second of two checkpoints, so that it has a predecessor; gives its commit."""
+    with tempfile.TemporaryDirectory() as scratch:
+        store = CheckpointStore(Path(scratch) / "checkpoints")
+        try:
+            store.claim(0)
+            store.save(image(layout, STEP - 1), 0)
+            saved = store.save(image(layout, STEP), 0)
+        finally:
+            store.close()
+        for path in sorted(store.root.glob(step_name(STEP) + ("/*" if layout == "group" else ".*"))):
+            copy = target / path.relative_to(store.root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)  # without the mode: whoever installs ECRL may read it
+    return saved.commit_sha256
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

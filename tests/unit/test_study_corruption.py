@@ -1,0 +1,314 @@
+"""The corruption study: its injectors injure as they say, its arms find what a guard lets through, and each of its gates can fail."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.checkpoint import guard
+from ecrl_cli.checkpoint.guard import examine
+from ecrl_cli.checkpoint.protocol import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.config.studies import Corruption
+from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.studies.corruption import anchors, clean, exhaustive, faults, mutants, planted, published, recovery, scattered, structural
+from ecrl_cli.studies.corruption.content import GUARD, image_of, store_in, training_specs
+from ecrl_cli.studies.corruption.findings import findings
+from ecrl_cli.studies.corruption.mechanisms import seen_by
+from ecrl_cli.studies.corruption.shelf import look_at, taken
+from ecrl_cli.studies.corruption.study import make
+from ecrl_cli.studies.corruption.tables_other import anchor_findings, planted_findings
+from ecrl_cli.studies.result import Findings
+from ecrl_cli.studies.study import Record, Setting, Trial
+
+SMALL = Corruption(trials=1, random=2, seeds=1, clean=4, flips=2)
+Planting = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return Setting(StudyConfig(SMALL), scratch)
+
+
+def records(setting: Setting, trials: Sequence[Trial], planting: Planting = nullcontext) -> list[Record]:
+    """The trials, run under a planted bug or none."""
+    study, found = make(setting), []
+    for trial in trials:
+        with planting():
+            found.append(Record(trial.key, trial.facts, study.run(trial), 0.0))
+    assert not list(setting.scratch.iterdir())
+    return found
+
+
+def failed(found: Findings) -> set[str]:
+    return {gate.name for gate in found.gates if not gate.passed}
+
+
+def tables_are_well_formed(found: Findings) -> None:
+    """Every value has a column, and all of it is JSON."""
+    for table in found.tables:
+        assert {key for row in table.rows for key in row} <= {column.key for column in table.columns}, table.name
+        json.dumps(table.rows, allow_nan=False)
+
+
+def of_arm(setting: Setting, arm: str) -> list[Trial]:
+    return [trial for trial in make(setting).plan() if trial.facts["arm"] == arm]
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> dict[str, bytes]:
+    """The files of a committed group checkpoint."""
+    store = store_in(tmp_path / "run")
+    path = store.save(image_of(training_specs(8000, 4000, world_size=1), 1, 10), 0).path
+    store.close()
+    return taken(path)
+
+
+def test_the_plan_is_fixed_by_the_seed_and_every_key_is_its_own(setting: Setting) -> None:
+    plan = make(setting).plan()
+    assert plan == make(setting).plan() and len({trial.key for trial in plan}) == len(plan)
+    assert {trial.facts["arm"] for trial in plan} == {*SMALL.arms, planted.ARM}
+    without = Setting(StudyConfig(replace(SMALL, arms=("published",), planted=False)), setting.scratch)
+    assert {trial.facts["arm"] for trial in make(without).plan()} == {"published"}
+
+
+def test_the_default_is_the_published_number_and_at_least_what_is_asked_for(setting: Setting) -> None:
+    plan = make(Setting(StudyConfig(Corruption()), setting.scratch)).plan()
+    per_fault = {fault: sum(trial.facts.get("fault") == fault for trial in plan if trial.facts["arm"] == "published") for fault in published.FAULTS}
+    assert set(per_fault.values()) == {400}
+    assert sum(t.facts["stop"] - t.facts["start"] for t in plan if t.facts["arm"] == "exhaustive") >= 30_000
+    assert sum(t.facts["injections"] for t in plan if t.facts["arm"] == "random") == 8 * 1000
+    assert sum(t.facts["verifications"] for t in plan if t.facts["arm"] == "clean") >= 10_000
+
+
+def test_a_small_study_passes_every_gate_and_its_findings_are_json(setting: Setting) -> None:
+    arms = (published, scattered, recovery, clean)
+    found = findings(records(setting, [trial for arm in arms for trial in of_arm(setting, arm.ARM)]))
+    assert not failed(found), found.gates
+    rows = {row["fault"]: row for row in found.tables[0].rows}
+    assert (rows["zerorange"]["published_k"], rows["truncate"]["published_sha"], rows["none"]["k"]) == (399, 400, 0)
+    assert rows["bitflip"]["sha"] + rows["bitflip"]["load"] >= rows["bitflip"]["k"] == 1
+    tables_are_well_formed(found)
+    (figure,) = found.figures
+    assert all(len(series.y) == len(series.low) == len(series.high) == len(figure.categories) for series in figure.series)
+
+
+def test_a_trial_gives_the_same_again(setting: Setting) -> None:
+    for arm in (published, scattered, recovery):
+        trial = of_arm(setting, arm.ARM)[0]
+        assert records(setting, [trial]) == records(setting, [trial])
+
+
+# --- the injectors
+
+
+@pytest.mark.parametrize("name", faults.IN_A_FILE)
+def test_a_fault_leaves_the_length_alone_unless_the_length_is_the_fault(name: str) -> None:
+    data, rng = random.Random(1).randbytes(20_001), random.Random(name)
+    for _ in range(50):
+        changed = faults.IN_A_FILE[name](data, rng)
+        assert changed != data
+        assert (len(changed) > len(data)) - (len(changed) < len(data)) == {"truncate": -1, "extend": 1}.get(name, 0)
+
+
+def test_a_bitflip_is_one_bit_and_a_swap_loses_no_byte() -> None:
+    data, rng = random.Random(1).randbytes(20_001), random.Random(2)
+    flipped = faults.bitflip(data, rng)
+    assert sum((a ^ b).bit_count() for a, b in zip(data, flipped, strict=True)) == 1
+    assert sorted(faults.swap_blocks(data, rng)) == sorted(data)
+    assert faults.zeros_over_zeros(b"ab\0\0\0\0c", rng) == b"ab\0\0\0\0c"
+
+
+def test_only_the_file_that_is_named_changes_and_it_stays_the_same_file(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    path = tmp_path / "run" / "checkpoints" / "step_00000010"
+    inodes = {name: (path / name).stat().st_ino for name in whole}
+    name = published.injected(path, "bitflip", random.Random(3))
+    assert {other for other, data in taken(path).items() if data != whole[other]} == {name}
+    assert {name: (path / name).stat().st_ino for name in whole} == inodes
+
+
+def test_every_mutation_of_a_region_is_another_one_and_every_byte_has_its_turn() -> None:
+    region = exhaustive.Region("x", bytes(range(50)), (0, 7), 7)
+    made = [region.mutated(number)[0] for number in range(len(region))]
+    assert len(set(made)) == len(made) == 50 * 2 + 8 and region.data not in made
+    assert {place for data in made if len(data) == 50 for place in range(50) if data[place] != place} == set(range(50))
+
+
+def test_memory_and_disk_answer_alike(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    path, rng = tmp_path / "run" / "checkpoints" / "step_00000010", random.Random(4)
+    for _ in range(60):
+        damaged, _where = scattered.injured(whole, rng.choice(scattered.FAULTS), rng)
+        for name, data in damaged.items():
+            published.overwrite(path / name, data)
+        report = examine(path, GUARD)
+        look = look_at({f"{path.name}/{name}": data for name, data in damaged.items()}, path.name, GUARD)
+        assert (look.layer, look.reason.split(" at ")[0], look.untyped) == (report.layer, report.reason.split(" at ")[0], "")
+
+
+# --- what each mechanism sees by itself
+
+
+def test_nobody_sees_anything_in_a_whole_checkpoint(whole: dict[str, bytes]) -> None:
+    assert seen_by(whole) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "expected"),
+    [
+        (MODEL, lambda data: data[:-1] + bytes([data[-1] ^ 1]), ["digest", "sha"]),
+        (MODEL, lambda data: data[:-1], ["load", "sha"]),
+        (RNG, lambda data: b"\xff" * 8 + data[8:], ["load", "sha"]),
+        (TRAIN, lambda data: data.replace(b'"epoch":0', b'"epoch":1'), ["sha"]),
+        (TRAIN, lambda data: data[:-1], ["load", "sha"]),
+        (MANIFEST, lambda data: data.replace(b'"seed":1', b'"seed":2'), ["sha"]),
+        (COMMIT, lambda data: data.replace(b'"attempt":0', b'"attempt":3'), ["sha"]),
+        (COMMIT, lambda data: data[:-1], ["load"]),
+    ],
+)
+def test_each_mechanism_is_asked_by_itself(whole: dict[str, bytes], file: str, damage: Callable[[bytes], bytes], expected: list[str]) -> None:
+    changed = damage(whole[file])
+    assert changed != whole[file]
+    assert seen_by(whole | {file: changed}) == expected
+
+
+# --- verdicts
+
+
+@pytest.mark.parametrize("layout", structural.ROWS)
+def test_every_row_ends_as_its_table_says(setting: Setting, layout: str) -> None:
+    found = records(setting, [trial for trial in of_arm(setting, structural.ARM) if trial.facts["layout"] == layout])
+    shown = findings(found)
+    assert not failed(shown), [record for record in found if not record.found["as_expected"]]
+    assert all((row["k"], row["n"], row["found"]) == (1, 1, None) for row in shown.tables[0].rows)
+    tables_are_well_formed(shown)
+
+
+def test_the_rows_show_every_layer_and_the_accepted(setting: Setting) -> None:
+    assert {row.layer for rows in structural.ROWS.values() for row in rows} == {"", *LAYERS}
+
+
+def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structural, "able", lambda setting: frozenset({""}))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    study = make(setting)
+    assert {skip.arm for skip in study.skips()} == {"structural: part a device", *(f"clean: copies by {name}" for name in clean.COMMANDS)}
+    assert not [trial for trial in study.plan() if trial.facts.get("row") == "part a device"]
+
+
+# --- blind and trigger-happy guards: each gate can fail
+
+
+def sample(setting: Setting) -> list[Trial]:
+    """A few trials of each arm that judges the guard."""
+    rows = ("part of another attempt", "part deleted", "sparse file of the right size")
+    kept = [trial for trial in of_arm(setting, structural.ARM) if trial.facts["row"] in rows]
+    places = [trial for trial in of_arm(setting, exhaustive.ARM) if trial.key.endswith(("model.safetensors/000000", "latest.json/000000"))]
+    short = [replace(trial, facts=trial.facts | {"start": 0, "stop": 20}) for trial in places]
+    return [
+        *of_arm(setting, published.ARM),
+        *of_arm(setting, scattered.ARM),
+        *of_arm(setting, recovery.ARM),
+        *of_arm(setting, clean.ARM),
+        *kept,
+        *short,
+    ]
+
+
+def test_a_guard_that_reads_no_contents_fails_the_gates(setting: Setting) -> None:
+    found = findings(records(setting, sample(setting), partial(mutants.planted, "contents")))
+    assert failed(found) >= {"random: detected", "structural: as expected", "exhaustive: detected", "exhaustive: enough"}
+    assert not failed(found) & {"clean: no false positive", "random: typed"}
+
+
+def test_a_guard_that_raises_fails_the_gates(setting: Setting) -> None:
+    trials = [trial for trial in sample(setting) if trial.facts["arm"] != recovery.ARM]
+    found = failed(findings(records(setting, trials, partial(mutants.planted, "errors as refusals"))))
+    assert found >= {"random: typed", "random: detected", "structural: typed", "published: typed"}
+
+
+def test_a_guard_that_refuses_everything_fails_the_gates(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise guard.Refused("hash", "is not liked")
+
+    monkeypatch.setattr(guard, "_check_contents", refuse)
+    found = failed(findings(records(setting, sample(setting))))
+    assert found >= {"published: no false positive", "clean: no false positive", "exhaustive: no-ops", "recovery"}
+
+
+def test_recovery_that_believes_the_newest_name_fails_its_gate(setting: Setting) -> None:
+    assert failed(findings(records(setting, of_arm(setting, recovery.ARM), partial(mutants.planted, "recovery asks the guard")))) == {"recovery"}
+
+
+def test_a_study_without_no_ops_or_without_an_effect_fails_its_gates(setting: Setting) -> None:
+    found = records(setting, of_arm(setting, published.ARM))
+    faulty = [record for record in found if record.facts["fault"] != published.NOOP]
+    assert failed(findings(faulty)) == {"published: no-ops"}
+    blunt = [replace(record, found=record.found | {"changed": False, "outcome": "new"}) for record in found]
+    assert failed(findings(blunt)) == {"published: detected"}
+
+
+def no_faults(monkeypatch: pytest.MonkeyPatch, *rows: str) -> None:
+    """Only these rows, and one random fault of each kind."""
+    every = planted._rows
+    monkeypatch.setattr(planted, "_rows", lambda setting: [trial for trial in every(setting) if trial.facts["row"] in rows])
+    monkeypatch.setattr(planted, "PER_FAULT", 2)
+
+
+def test_a_layer_left_out_is_found_or_shown_to_be_backed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_faults(monkeypatch, "part of another attempt", "tensor digest wrong, made to agree")
+    backed, back = "hashes of tensor files", "tensor digests"
+    trials = [trial for trial in of_arm(setting, planted.ARM) if trial.facts["mutant"] in (backed, back, f"{backed} + {back}")]
+    made = records(setting, trials)
+    found = planted_findings(made)
+    assert {row["mutant"]: row["answer"] for row in found.tables[0].rows} == {backed: "backed", back: "found", f"{backed} + {back}": "found"}
+    assert not failed(found)
+    alone = [record for record in made if record.facts["mutant"] == backed]
+    assert failed(planted_findings(alone)) == {"planted"}  # a back that was never taken away proves nothing
+
+
+def test_a_mutant_that_the_cases_do_not_reach_fails_the_gate(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_faults(monkeypatch, "part deleted")
+    trials = [trial for trial in of_arm(setting, planted.ARM) if trial.facts["mutant"] == "NaN"]
+    assert failed(planted_findings(records(setting, trials))) == {"planted"}
+
+
+def test_the_guard_is_whole_again_after_a_mutant() -> None:
+    before = {name: getattr(guard, name) for name in vars(guard)}
+    for name in mutants.names():
+        with mutants.planted(name):
+            pass
+    assert {name: getattr(guard, name) for name in vars(guard)} == before
+
+
+# --- stock loaders
+
+
+@pytest.mark.parametrize("loader", anchors.LOADERS)
+def test_a_stock_loader_answers_every_flip(setting: Setting, loader: str) -> None:
+    found = records(setting, [trial for trial in of_arm(setting, anchors.ARM) if trial.facts["loader"] == loader])
+    assert sum(found[0].found[name] for name in ("raised", "silent_wrong", "harmless")) == SMALL.flips
+    assert not failed(findings(found))
+
+
+def test_flips_without_an_effect_fail_the_gate() -> None:
+    nothing = {"outcome": "detected", "raised": 0, "silent_wrong": 0, "harmless": 5}
+    assert failed(anchor_findings([Record("x", {"arm": "anchors", "loader": "x"}, nothing, 0.0)])) == {"anchors: effective"}
+
+
+def test_the_optimizer_of_a_clean_checkpoint_may_hold_nan(setting: Setting) -> None:
+    """The clean arm draws such a state, and the guard lets it pass."""
+    rng = random.Random(5)
+    images = [clean.varied(rng, 1, step, single=False) for step in range(1, 40)]
+    optimizers = [bytes(i.memory[p.offset : p.offset + p.nbytes]) for i in images for p in i.parts if p.name == OPTIMIZER]
+    assert any(value in data for data in optimizers for value in clean.NOT_FINITE)
+    assert {spec.dtype for i in images for p in i.parts for spec in (place.spec for place in p.tensors)} >= {"torch.bfloat16", "torch.bool"}
