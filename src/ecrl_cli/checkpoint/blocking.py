@@ -63,6 +63,7 @@ class BlockingStrategy:
         context.submitted(step, image.nbytes, inflight=1)
         context.log.write("received", step)
         save_and_record(self._store, image, context.attempt, context.log)
+        context.heed_failures()
 
     def _ready(self, gathered: Gathered) -> Slot:
         """The slot, made again if the state's structure has changed."""

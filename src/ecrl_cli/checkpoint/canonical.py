@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 MAX_DEPTH = 16
 MAX_INTEGER = 2**63 - 1  # a seed may be as large
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_TOKEN = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 
 
 def canonical(value: Any) -> bytes:
@@ -27,8 +27,7 @@ def digest(value: Any) -> str:
 def parse(data: bytes) -> Any:
     """The JSON value of `data`; ValueError unless it is strict UTF-8, not deeper than MAX_DEPTH, without duplicate keys, NaN or huge integers."""
     text = bytes(data).decode("utf-8", "strict")
-    if _depth(text) > MAX_DEPTH:
-        raise ValueError(f"nested deeper than {MAX_DEPTH}")
+    _refuse_depth(text)
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_int=_integer, parse_float=_finite)
 
 
@@ -40,16 +39,24 @@ def parse_canonical(data: bytes) -> Any:
     return value
 
 
-def _depth(text: str) -> int:
-    """The deepest nesting of brackets outside strings; found by scanning, so that no parser has to recurse first."""
-    deepest = depth = 0
-    for token in _TOKEN.findall(text):
-        if token in ("[", "{"):
+def _refuse_depth(text: str) -> None:
+    """ValueError for brackets outside strings that nest too deeply; found by scanning, so that no parser has to recurse first.
+
+    Token by token: one pattern for a whole string would keep a state per letter of it.
+    """
+    depth, in_string = 0, False
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token == '"':
+            in_string = not in_string
+        elif in_string:
+            continue
+        elif token in ("[", "{"):
             depth += 1
-            deepest = max(deepest, depth)
+            if depth > MAX_DEPTH:
+                raise ValueError(f"nested deeper than {MAX_DEPTH}")
         elif token in ("]", "}"):
             depth -= 1
-    return deepest
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class WriterClient:
         self._in_flight = 0
         self._gone = False
         self._refused: EcrlError | None = None
+        self._failure = ""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._receive, name="writer-client", daemon=True)
         self._thread.start()
@@ -52,6 +53,11 @@ class WriterClient:
     def gone(self) -> bool:
         """Whether the writer at the other end has ended: a new one does not know this connection."""
         return self._gone
+
+    @property
+    def failure(self) -> str:
+        """The first save over this connection that the writer has reported as failed, in words; empty while all is well."""
+        return self._failure
 
     def take(self) -> tuple[int, Slot]:
         """A free slot and its number; waits while there is none. The slots of a writer that has ended are of no use."""
@@ -116,6 +122,7 @@ class WriterClient:
             self._granted(message)
         elif kind == "ended":
             with self._changed:
+                self._failure = message["failure"]
                 self._in_flight -= 1
                 self._changed.notify_all()
         elif kind == "refused":

@@ -9,6 +9,7 @@ from ecrl_cli.checkpoint.lines import CheckpointLog
 from ecrl_cli.checkpoint.progress import Progress
 from ecrl_cli.checkpoint.slots import Slot, Snapshotter
 from ecrl_cli.checkpoint.state import Gathered, StatePack
+from ecrl_cli.errors import StorageError
 from ecrl_cli.records.clock import SpanClock
 from ecrl_cli.records.layout import RunLayout
 
@@ -24,6 +25,7 @@ class Context:
     attempt: int
     clock: SpanClock
     log: CheckpointLog
+    on_error: str = "continue"
 
     @property
     def writes(self) -> bool:
@@ -42,6 +44,12 @@ class Context:
             self.clock.switch("serialize")
             serialized = slot.serialize(train)
         return slot.layout.parts(progress.global_step, serialized), train
+
+    def heed_failures(self) -> None:
+        """StorageError if a save of this attempt has failed and `checkpoint.on_error` says stop: no restart would cure it."""
+        if self.log.failure and self.on_error == "stop":
+            remedy = "checkpoint.on_error=stop: once the cause is gone, the same command resumes the run"
+            raise StorageError("checkpoint", self.log.failure, remedy)
 
     def submitted(self, global_step: int, nbytes: int, inflight: int) -> None:
         """The line that stands in the journal before anything is handed over."""

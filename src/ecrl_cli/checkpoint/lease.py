@@ -33,7 +33,12 @@ class Lease:
 
     def check(self, attempt: int) -> int:
         """The number on file (-1: none); Fenced if it is newer than `attempt`."""
-        holder = self._read()
+        try:
+            holder = self._read()
+        except StorageError:
+            holder = self._read()  # it may have been replaced between opening and looking: then it is whole now
+        if holder < 0:
+            holder = self._read()  # a network file system may be late with a name
         if holder > attempt:
             raise Fenced("checkpoints", f"attempt {holder} owns the store, this is attempt {attempt}", "nothing was committed; stop this process")
         return holder

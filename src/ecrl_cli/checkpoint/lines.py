@@ -13,10 +13,11 @@ from ecrl_cli.records.layout import RunLayout
 
 
 class CheckpointLog:
-    """One attempt's checkpoint journal."""
+    """One attempt's checkpoint journal. `failure`: the first save that it was told has failed, in words; empty while all is well."""
 
     def __init__(self, journal: Journal, layout: RunLayout, attempt: int) -> None:
         self._journal, self._layout, self._attempt = journal, layout, attempt
+        self.failure = ""
 
     def write(self, event: str, global_step: int, **values: Any) -> None:
         self._journal.append(CheckpointLine(event, global_step, self._attempt, monotonic(), wall(), **values))
@@ -33,6 +34,7 @@ class CheckpointLog:
         )
 
     def failed(self, global_step: int, error: EcrlError) -> None:
+        self.failure = self.failure or f"step {global_step} was not saved ({error.key}: {error.fact})"
         self.write("failed", global_step, reason=error.line())
 
     def retired(self, gone: tuple[Retired, ...]) -> None:

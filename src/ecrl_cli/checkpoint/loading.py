@@ -17,7 +17,7 @@ from ecrl_cli.checkpoint.hashing import workers
 from ecrl_cli.checkpoint.image import TensorPlace
 from ecrl_cli.checkpoint.manifest import Manifest, PartEntry
 from ecrl_cli.checkpoint.protocol import TRAIN
-from ecrl_cli.checkpoint.safetensors_header import header_length, places
+from ecrl_cli.checkpoint.safetensors_header import header_length, longest_header, places
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.reading import PIECE, fill
@@ -66,6 +66,8 @@ def _read_part(fs: Fs, name: str, fd: int, entry: PartEntry) -> dict[str, torch.
         if name.endswith(".pt"):
             return _unpacked(data, entry)
         length = header_length(bytes(view[:8]), len(view))
+        if length > longest_header(entry):
+            raise ValueError(f"{name} has a header of {length} bytes for {len(entry.tensors)} tensors")
         return {place.spec.name: tensor_at(data, place) for place in places(bytes(view[8 : 8 + length]), entry)}
 
 

@@ -23,7 +23,8 @@ def make_strategy(config: RunConfig, pack: StatePack, layout: RunLayout, attempt
     checkpoint, identity = config.checkpoint, run_id(config)
     if checkpoint.strategy == "none":
         return NoneStrategy()
-    context = Context(pack, Snapshotter(pack, suffix_of(checkpoint)), layout, identity, attempt, clock, CheckpointLog(journal, layout, attempt))
+    log = CheckpointLog(journal, layout, attempt)
+    context = Context(pack, Snapshotter(pack, suffix_of(checkpoint)), layout, identity, attempt, clock, log, checkpoint.on_error)
     if checkpoint.strategy == "overlapped":
         return OverlappedStrategy(context, checkpoint.max_inflight)
     return BlockingStrategy(context, CheckpointStore(layout.checkpoints, StoreConfig.of(config, identity)))

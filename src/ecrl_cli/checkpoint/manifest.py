@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from ecrl_cli.checkpoint.canonical import canonical, digest, parse_canonical
 from ecrl_cli.checkpoint.protocol import CHUNK, COMPONENTS, FORMAT_VERSION, PART_NAME
 from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.errors import shown
 
 MAX_COMMIT = 64 * 1024
 MAX_MANIFEST = 16 * 2**20  # holds the chunk sums of 64 GiB
@@ -56,7 +59,10 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Commit:
-    """The commit record. `self_sha256` is over the canonical body without that key, and is the checkpoint's identity everywhere else."""
+    """The commit record. `self_sha256` is over the canonical body without that key, and is the checkpoint's identity everywhere else.
+
+    `hmac_sha256`: only where the run has a key; over the canonical body without the two sums. Without a key the record has no such key.
+    """
 
     manifest_sha256: str
     run_id: str
@@ -64,9 +70,14 @@ class Commit:
     global_step: int
     prev_commit_sha256: str | None
     self_sha256: str
+    hmac_sha256: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The record as JSON values."""
+        return {key: value for key, value in encode(self).items() if key != "hmac_sha256" or value is not None}
 
     def encoded(self) -> bytes:
-        return canonical(encode(self))
+        return canonical(self.document())
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,8 @@ class Components:
     rng: str
 
 
-def make_commit(manifest: Manifest, manifest_sha256: str, previous: str | None) -> Commit:
+def make_commit(manifest: Manifest, manifest_sha256: str, previous: str | None, key: bytes = b"") -> Commit:
+    """The commit record of `manifest`, with a MAC if there is a `key`."""
     body: dict[str, Any] = {
         "manifest_sha256": manifest_sha256,
         "run_id": manifest.run_id,
@@ -87,16 +99,26 @@ def make_commit(manifest: Manifest, manifest_sha256: str, previous: str | None) 
         "global_step": manifest.global_step,
         "prev_commit_sha256": previous,
     }
+    if key:
+        body["hmac_sha256"] = _mac(body, key)
     return Commit(**body, self_sha256=digest(body))
 
 
-def read_commit(data: bytes) -> Commit:
-    """Raises ValueError, saying why, unless `data` is a commit record that matches itself."""
+def read_commit(data: bytes, key: bytes = b"") -> Commit:
+    """Raises ValueError, saying why, unless `data` is a commit record that matches itself and, where there is a `key`, its MAC.
+
+    Without a key a MAC is not looked at: who lacks the key may still read.
+    """
     value = _document(data, MAX_COMMIT)
     commit: Commit = _decoded(Commit, value)
     body = {key: item for key, item in value.items() if key != "self_sha256"}
     if digest(body) != commit.self_sha256:
         raise ValueError("self_sha256 does not match")
+    mac = body.pop("hmac_sha256", "")
+    if mac is None:
+        raise ValueError("hmac_sha256 is null")
+    if key and not hmac.compare_digest(mac.encode(), _mac(body, key).encode()):
+        raise ValueError("hmac_sha256 does not match the key" if mac else "has no hmac_sha256, and a key is configured")
     _hex(commit.manifest_sha256)
     if commit.prev_commit_sha256 is not None:
         _hex(commit.prev_commit_sha256)
@@ -107,8 +129,9 @@ def read_manifest(data: bytes) -> Manifest:
     """Raises ValueError, saying why, unless `data` is a manifest within the caps. Its hash must have been checked before."""
     value = _document(data, MAX_MANIFEST)
     version = value.get("schema_version")
-    if version != FORMAT_VERSION:
-        raise ValueError(f"checkpoint format {str(version)[:20]}, this ECRL reads {FORMAT_VERSION}")
+    if type(version) is not int or version != FORMAT_VERSION:
+        way_out = "upgrade ECRL" if type(version) is int and version > FORMAT_VERSION else "no ECRL has written such a version"
+        raise ValueError(f"checkpoint format {shown(version, 20)}, this ECRL reads {FORMAT_VERSION}; {way_out}")
     manifest: Manifest = _decoded(Manifest, value)
     numbers = (manifest.attempt, manifest.global_step, manifest.epoch, manifest.cursor_step, manifest.seed)
     if min(numbers) < 0 or manifest.world_size < 1:
@@ -136,6 +159,10 @@ def components_of(tensors: dict[str, str]) -> Components:
     return Components(**{component: digest(pairs[component]) for component in COMPONENTS})
 
 
+def _mac(body: dict[str, Any], key: bytes) -> str:
+    return hmac.new(key, canonical(body), hashlib.sha256).hexdigest()
+
+
 def _document(data: bytes, limit: int) -> dict[str, Any]:
     if len(data) > limit:
         raise ValueError(f"{len(data)} bytes, at most {limit} are read")
@@ -149,7 +176,7 @@ def _decoded(kind: Any, value: dict[str, Any]) -> Any:
     try:
         return decode(kind, value)
     except (TypeError, KeyError) as error:
-        raise ValueError(str(error).strip("'\"")[:120]) from error
+        raise ValueError(str(error.args[0])[:120]) from error
 
 
 def _check_part(name: str, part: PartEntry) -> None:

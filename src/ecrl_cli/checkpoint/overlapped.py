@@ -33,6 +33,7 @@ class OverlappedStrategy:
             self._client = self._connected(self._planned)
 
     def save(self, progress: Progress) -> None:
+        self._heed_failures()
         context = self._context
         context.clock.mark()
         context.clock.switch("sync")
@@ -48,13 +49,13 @@ class OverlappedStrategy:
 
     def flush(self) -> None:
         """Wait until the writer has ended all that was submitted. If it dies meanwhile, the supervisor closes the books."""
-        if self._client is None:
-            return
-        self._context.clock.switch("write_wait")
-        try:
-            self._client.wait_idle()
-        except WriterGone:
-            self._drop()
+        if self._client is not None:
+            self._context.clock.switch("write_wait")
+            try:
+                self._client.wait_idle()
+            except WriterGone:
+                self._drop()
+        self._heed_failures()
 
     def confirm(self, global_step: int) -> None:
         if self._context.writes:
@@ -85,8 +86,18 @@ class OverlappedStrategy:
             self._failed(step, gone)
 
     def _failed(self, step: int, gone: WriterGone) -> None:
-        self._context.log.failed(step, StorageError("writer", str(gone), "training goes on; a new writer is looked for at the next checkpoint"))
+        self._context.log.failed(step, StorageError("writer", str(gone), "a new writer is looked for at the next checkpoint"))
         self._drop()
+        self._heed_failures()
+
+    def _heed_failures(self) -> None:
+        """Raise if a save has failed, here or at the writer, and training is to stop for that."""
+        self._hear_failure()
+        self._context.heed_failures()
+
+    def _hear_failure(self) -> None:
+        if self._client is not None:
+            self._context.log.failure = self._context.log.failure or self._client.failure
 
     def _ready(self, gathered: Gathered) -> WriterClient:
         """The connection, made again if the writer was lost or the state's structure has changed."""
@@ -115,6 +126,7 @@ class OverlappedStrategy:
         return Slot(memory, layout, self._context.pack.device)
 
     def _drop(self) -> None:
+        self._hear_failure()
         if self._client is not None:
             self._client.close()
             self._client = None

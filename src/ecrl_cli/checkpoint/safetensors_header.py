@@ -19,6 +19,11 @@ def header_length(first: bytes, file_bytes: int) -> int:
     return length
 
 
+def longest_header(part: PartEntry) -> int:
+    """Bytes that a header of the tensors of `part` can need: a longer one is not worth reading."""
+    return 4096 + sum(6 * len(name) + 24 * len(entry.shape) + 160 for name, entry in part.tensors.items())
+
+
 def places(header: bytes, part: PartEntry) -> list[TensorPlace]:
     """Where each tensor lies in the file, in file order. ValueError unless header, manifest and file size agree exactly."""
     value = parse(header)

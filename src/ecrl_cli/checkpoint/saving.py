@@ -14,8 +14,9 @@ from ecrl_cli.errors import EcrlError, Fenced, StorageError
 def save_and_record(store: CheckpointStore, image: Image, attempt: int, log: CheckpointLog) -> bool:
     """Commit `image` and write how it ended: `committed`, or `failed` with the reason. Gives whether it is committed.
 
-    A refusal by the file system does not raise: training goes on. Fenced does, after it is on record. Trouble with the pointers or
-    with retention makes no committed checkpoint a failed one; the next save tries both again.
+    A refusal by the file system does not raise: `log.failure` has it, and `checkpoint.on_error` decides what follows. Fenced does,
+    after it is on record. Trouble with the pointers or with retention makes no committed checkpoint a failed one; the next save tries
+    both again.
     """
     step = image.stamp.global_step
     try:

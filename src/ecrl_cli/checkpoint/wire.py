@@ -4,7 +4,7 @@ rank 0 -> writer    open   {attempt, nbytes, slots, parts}: the table of parts a
                     save   {slot, stamp, parts, documents}: the slot holds a finished image
                     drain  {}: answer when everything received is done
 writer -> rank 0    grant  {slot, nbytes, memory}: the slot is free; with `memory`, its descriptor comes along (the first time)
-                    ended  {global_step}: a save has ended, well or badly; the journal says which
+                    ended  {global_step, failure}: a save has ended, well or badly; the first failure of this connection, or nothing
                     refused {code, key, fact, remedy}: why nothing can be saved
                     drained {}
 """

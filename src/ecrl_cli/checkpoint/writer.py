@@ -142,7 +142,7 @@ class Writer:
             current = self._current
         if current is not None and number < current.slots:
             self._provide(current, number)
-        client.tell({"kind": "ended", "global_step": image.stamp.global_step})
+        client.tell({"kind": "ended", "global_step": image.stamp.global_step, "failure": client.log.failure})
 
     def _part_with(self, client: Client) -> None:
         """The client has gone and all it sent is done."""

@@ -1,0 +1,216 @@
+"""One case: one operation on the store in memory, one of its calls refused; and everything that must hold afterwards."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ecrl_cli.checkpoint.manifest import components
+from ecrl_cli.checkpoint.protocol import LEASE, STAGE_PREFIX, TRASH_PREFIX
+from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.errors import EcrlError, StorageError
+from ecrl_cli.storage.faulty import SHORT, ZERO, Fault, FaultyFs, Livelock
+from ecrl_cli.storage.fs import Fs
+from ecrl_cli.storage.model import ModelFs
+from ecrl_cli.storage.writing import TEMPORARY
+from ecrl_cli.studies.io_errors.operations import (
+    ATTEMPT,
+    CHECKPOINTS,
+    LATER,
+    MOUNT,
+    OPERATIONS,
+    Cell,
+    Operation,
+    beginning,
+    expected,
+    image,
+    plain,
+    signature,
+    store_on,
+)
+
+LIMIT = 3000  # calls of one operation: no honest one comes near it
+CALLS = 400  # an operation that is still hit at this call has no end
+_UNDOING = ("unlink", "rmdir", "list", "rename")  # whoever cannot do these cannot give space back
+_PASSING = ("EINTR", "EMFILE", "ENOMEM")  # says nothing about the file: no reason to do without it
+_LITTER = (STAGE_PREFIX, TRASH_PREFIX, TEMPORARY)
+
+Seen = dict[object, list[str]]
+# Stands between the store and the failing disk: a planted bug.
+Wrapper = Callable[[Fs], Fs]
+
+
+@dataclass
+class Tally:
+    """What came of the cases of one trial. `errors`: typed ones; `successes`: legal ones; `stepped_back`: those of them in which recovery
+    passed over a checkpoint that the disk refused to read, and said so. `first`: the first violation."""
+
+    cases: int = 0
+    errors: int = 0
+    successes: int = 0
+    stepped_back: int = 0
+    violations: int = 0
+    first: str = ""
+
+
+@dataclass
+class After:
+    """The state in which an operation left the disk, and what it said. `gave`: what it returned, 0 after an error."""
+
+    cell: Cell
+    operation: Operation
+    fault: Fault
+    fs: FaultyFs
+    disk: ModelFs
+    gave: int = 0
+    error: BaseException | None = None
+
+    @property
+    def acknowledged(self) -> int:
+        """The newest step that has been acknowledged to anyone."""
+        return max(self.gave if self.operation.saves else 0, *self.operation.intact)
+
+    @property
+    def stepped_back(self) -> bool:
+        return self.operation.recovers and self.error is None and self.gave < self.acknowledged
+
+    @property
+    def excused(self) -> tuple[bool, bool]:
+        """Did the fault hit what gives space back; or what tells whether a final name is still this attempt's to remove?"""
+        struck = self.fs.struck
+        return any(s.call in _UNDOING for s in struck), any(s.path in (CHECKPOINTS, CHECKPOINTS / LEASE) for s in struck)
+
+
+def run_cases(operation: str, cell: Cell, fault: Fault, seen: Seen, wrap: Wrapper | None = None) -> Tally:
+    """Let the first call fail, then the second, and so on until the operation is through untouched. With `wrap`, up to the first violation."""
+    tally = Tally()
+    for at in range(1, CALLS + 1):
+        after = run_case(OPERATIONS[operation], cell, replace(fault, at=at), wrap)
+        struck, wrong = bool(after.fs.struck), judge(after, seen)
+        tally.cases += struck
+        if wrong:
+            tally.violations += 1
+            tally.first = tally.first or f"call {at} ({after.fs.struck[0].call if struck else 'none struck'}): {plain('; '.join(wrong[:2]))}"
+        elif struck:
+            tally.errors += after.error is not None
+            tally.successes += after.error is None
+            tally.stepped_back += after.stepped_back
+        if not struck or (wrong and wrap is not None):
+            return tally
+    return replace(tally, violations=tally.violations + 1, first=tally.first or f"hung: still struck at call {CALLS}")
+
+
+def run_case(operation: Operation, cell: Cell, fault: Fault, wrap: Wrapper | None = None) -> After:
+    disk = ModelFs(MOUNT, beginning(operation.name, cell))
+    fs = FaultyFs(disk, LIMIT)
+    store = store_on(wrap(fs) if wrap else fs, cell)
+    after = After(cell, operation, fault, fs, disk)
+    fs.arm(fault)
+    try:
+        after.gave = operation.act(store, cell)
+    except (Exception, Livelock) as error:
+        after.error = error
+    store.close()
+    fs.fault = None
+    return after
+
+
+def judge(after: After, seen: Seen) -> list[str]:
+    """Every promise that was broken, in words."""
+    wrong = list(_said(after))
+    if after.fs.open_files:
+        wrong.append(f"{len(after.fs.open_files)} descriptors stay open, the first of {next(iter(after.fs.open_files.values())).name}")
+    known = (after.cell, after.operation.name, after.acknowledged, after.error is None, after.excused, signature(after.disk))
+    if known not in seen:  # most cases end on a disk that was looked at before
+        seen[known] = [*_left_behind(after), *_on_a_healthy_disk(after)]
+    return wrong + seen[known]
+
+
+def _said(after: After) -> Iterator[str]:
+    """The error names the call and the errno; nothing is acknowledged where a sync, or the close of a written file, failed."""
+    error, struck = after.error, after.fs.struck
+    if isinstance(error, Livelock):
+        yield f"hung: {error}"
+    elif isinstance(error, StorageError):
+        yield from _misnamed(after, error)
+    elif error is not None:
+        yield f"untyped: {type(error).__name__}: {error}"
+    if error is not None and not struck:
+        yield f"fails untouched: {error}"
+    if after.gave and after.operation.saves:
+        hit = next((s for s in struck if s.call in ("fsync", "fsyncdir") or (s.call == "close" and s.written)), None)
+        if hit is not None:
+            yield f"acknowledged after a failed {hit.call} of {hit.path.name}"
+    if after.stepped_back and after.fault.kind in _PASSING:
+        yield f"lost_ack: {after.fault.kind} makes recovery pass over step {after.acknowledged} and give {after.gave}"
+
+
+def _misnamed(after: After, error: StorageError) -> Iterator[str]:
+    if after.fault.kind not in (SHORT, ZERO) and error.errno != getattr(errno, after.fault.kind):
+        yield f"does not name {after.fault.kind}: {error.line()}"
+    elif error.key not in {strike.call for strike in after.fs.struck}:
+        yield f"names another call: {error.line()}"
+
+
+def _left_behind(after: After) -> Iterator[str]:
+    """Stages, trash and temporary files; a half checkpoint under its own name. Not where taking it away is what failed."""
+    stuck, unsure = after.excused
+    if stuck or (after.operation.stale and after.error is not None):
+        return
+    store = store_on(after.disk, after.cell)
+    left = [name for name in after.disk.listdir(store.root) if name.startswith(_LITTER)]
+    if not (unsure or after.operation.damaged):
+        left += [entry.path.name for entry in store.entries() if not store.examine(entry.path).ok]
+    store.close()
+    if left:
+        yield f"left behind: {left[0]}"
+
+
+def _on_a_healthy_disk(after: After) -> Iterator[str]:
+    """Recovery gives the last acknowledged step or a later one, exactly; what counts is whole; and the next attempt saves."""
+    store = store_on(after.disk, after.cell)
+    try:
+        yield from _recovered(store, after)
+        yield from _goes_on(store, after)
+    except EcrlError as error:
+        yield f"on a healthy disk: {error.line()}"
+    finally:
+        store.close()
+
+
+def _recovered(store: CheckpointStore, after: After) -> Iterator[str]:
+    choice = store.newest_valid().report
+    found = choice.global_step or 0 if choice else 0
+    if found < after.acknowledged:
+        yield f"{'lost_ack' if found else 'lost_all'}: step {after.acknowledged} was acknowledged, step {found} is found"
+    for entry in store.entries():
+        report = store.examine(entry.path)
+        if report.ok and report.manifest and components(report.manifest) != expected(after.cell.layout, entry.global_step):
+            yield f"silent_wrong: step {entry.global_step} holds another state"
+    whole = [step for step in after.operation.intact if store.examine(store.root / after.cell.name(step)).ok]
+    if len(whole) < len(after.operation.intact):
+        yield f"of the steps {after.operation.intact} only {whole} are still whole"
+
+
+def _goes_on(store: CheckpointStore, after: After) -> Iterator[str]:
+    """The next attempt claims, the janitor sweeps, and a save is found again."""
+    attempt = ATTEMPT + 2
+    store.claim(attempt)
+    store.save(image(after.cell.layout, LATER), attempt)
+    report = store.newest_valid().report
+    if report is None or report.global_step != LATER or report.manifest is None or components(report.manifest) != expected(after.cell.layout, LATER):
+        yield "the next save is not what recovery finds"
+    if left := [name for name in after.disk.listdir(store.root) if name.startswith(_LITTER)]:
+        yield f"the next attempt leaves {left[0]}"
+
+
+FAULTS = {
+    "any": ("EIO", "ENOSPC", "EDQUOT", "EINTR", "EMFILE", "ENOMEM", "EROFS", "ESTALE"),
+    "write": ("EIO", "ENOSPC", "EDQUOT", "EINTR", SHORT, ZERO),
+    "sync": ("EIO", "ENOSPC", "EDQUOT"),
+    "open": ("EMFILE", "ENOMEM"),
+    "read": ("EIO", "ESTALE"),
+    "change": ("ENOSPC", "EROFS"),
+    "close": ("EIO", "EDQUOT"),
+}

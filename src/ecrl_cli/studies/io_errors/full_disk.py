@@ -1,0 +1,154 @@
+"""A disk that is really full: a tmpfs with room for so many pages or files, and a save into it. Linux, root.
+
+`python -m ecrl_cli.studies.io_errors.full_disk FOLDER` mounts in a namespace of its own, so that nothing is left behind however it ends, and
+answers each line of standard input (a Room as JSON) with one line: what came of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.image import Image
+from ecrl_cli.checkpoint.protocol import STAGE_PREFIX, TRASH_PREFIX
+from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.writing import TEMPORARY
+from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, Cell, plain
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWNS, _MS_REMOUNT, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x20000, 32, 0x4000, 1 << 18, 2
+_ROOMY, _MANY = 256 * 2**20, 10_000
+
+
+@dataclass(frozen=True)
+class Room:
+    """A save of `payload` bytes into a disk with `left` free pages, or with `left` free inodes."""
+
+    layout: str
+    mode: str
+    payload: int
+    left: int
+    inodes: bool = False
+
+
+def private_mounts() -> None:
+    """From now on what this process mounts is its own. Raises OSError where that is not allowed."""
+    _checked(_LIBC.unshare(_CLONE_NEWNS))
+    _checked(_LIBC.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
+
+
+def reason_against() -> str:
+    """Why this machine cannot run the arm; empty where it can."""
+    code = "from ecrl_cli.studies.io_errors import full_disk; full_disk.private_mounts()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"no private mounts: {done.stderr.strip().splitlines()[-1][:100]}"
+
+
+class FullDisk:
+    """The process that does the saves, as the study sees it."""
+
+    def __init__(self, scratch: Path) -> None:
+        scratch.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "ecrl_cli.studies.io_errors.full_disk", str(scratch)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def save(self, room: Room) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asdict(room)) + "\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def serve(folder: Path) -> None:
+    private_mounts()
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(_saved(folder, Room(**json.loads(line)))) + "\n")
+        sys.stdout.flush()
+
+
+def _saved(folder: Path, room: Room) -> dict[str, Any]:
+    _mount(folder)
+    try:
+        return _attempt(folder, room)
+    finally:
+        _checked(_LIBC.umount2(os.fsencode(folder), _MNT_DETACH))
+
+
+def _attempt(folder: Path, room: Room) -> dict[str, Any]:
+    cell = Cell(room.layout, room.mode)
+    store = CheckpointStore(folder / "checkpoints", cell.config)
+    store.claim(0)
+    store.save(_image(room.layout, room.payload, NEWEST), 0)
+    before, descriptors, found = _used(folder), _descriptors(), {"call": "", "errno": 0, "line": "", "untyped": ""}
+    _mount(folder, before, room)
+    acknowledged = NEWEST
+    try:
+        store.save(_image(room.layout, room.payload, NEXT), 0)
+        acknowledged = NEXT
+    except StorageError as error:
+        found |= {"call": error.key, "errno": error.errno, "line": plain(error.line().replace(str(folder), ""))}
+    except Exception as error:  # what must never come is an outcome, too
+        found |= {"untyped": f"{type(error).__name__}: {error}"}
+    leaked, after = _descriptors() - descriptors, _used(folder)
+    _mount(folder)
+    recovered = _recovered(store)
+    litter = [name for name in os.listdir(store.root) if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY))]  # noqa: PTH208
+    store.save(_image(room.layout, room.payload, LATER), 0)
+    again = _recovered(store)
+    store.close()
+    kept = 0 if acknowledged == NEXT else after[0] - before[0]
+    return found | {"acknowledged": acknowledged, "recovered": recovered, "again": again, "leaked": leaked, "litter": len(litter), "kept_pages": kept}
+
+
+@cache
+def _image(layout: str, payload: int, step: int) -> Image:
+    return synthetic_image(1, step, synthetic_plan(payload * 2 // 3, payload // 3, single=layout == "single"))
+
+
+def _recovered(store: CheckpointStore) -> int:
+    report = store.newest_valid().report
+    return report.global_step or 0 if report else 0
+
+
+def _used(folder: Path) -> tuple[int, int]:
+    """Pages and inodes in use."""
+    found = os.statvfs(folder)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize // PAGE, found.f_files - found.f_ffree
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def _mount(folder: Path, used: tuple[int, int] | None = None, room: Room | None = None) -> None:
+    """Mount the disk or, where it is mounted, give it the size that leaves `room` beside what is `used`."""
+    pages, inodes = _ROOMY // PAGE, _MANY
+    if used is not None and room is not None:
+        pages, inodes = (pages, used[1] + room.left) if room.inodes else (used[0] + room.left, inodes)
+    options = f"size={pages * PAGE},nr_inodes={inodes},mode=700".encode()
+    flags = _MS_REMOUNT if os.path.ismount(folder) else 0
+    _checked(_LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, options))
+
+
+def _checked(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))

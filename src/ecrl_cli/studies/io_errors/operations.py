@@ -1,0 +1,186 @@
+"""The operations whose calls fail one after the other, and the store in memory on which each begins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ecrl_cli.checkpoint.guard import GuardConfig
+from ecrl_cli.checkpoint.image import Image
+from ecrl_cli.checkpoint.manifest import Components
+from ecrl_cli.checkpoint.protocol import LATEST, LATEST_OK, STAGE_PREFIX, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.fs import Fs
+from ecrl_cli.storage.model import ModelFs
+from ecrl_cli.storage.model_tree import ROOT, File, Folder, Link, Node, Tree
+from ecrl_cli.storage.writing import TEMPORARY
+from ecrl_cli.studies.modes import write_mode
+
+MOUNT = Path("/model")
+CHECKPOINTS = MOUNT / "checkpoints"
+ATTEMPT = 1  # whose turn it is; the history is attempt 0's
+OLD, NEWEST, NEXT, LATER = 10, 20, 30, 40  # steps
+_MODEL_BYTES, _OPTIMIZER_BYTES = 3000, 1500
+_NONCE = re.compile(r"\.[0-9a-f]{8}\b")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Which store: its layout and write mode."""
+
+    layout: str
+    mode: str
+
+    @property
+    def config(self) -> StoreConfig:
+        return StoreConfig(mode=write_mode(self.mode), keep=2, guard=GuardConfig(run_id=RUN_ID))
+
+    def name(self, step: int) -> str:
+        return step_name(step) + (".safetensors" if self.layout == "single" else "")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`act` gives the step that it acknowledged (`saves`), or that it found (`recovers`); else 0.
+
+    `history`: the steps that are acknowledged before. `stale`: dead writers have left something. `damaged`: the newest checkpoint is.
+    `modes`: does the write mode change what it does?
+    """
+
+    name: str
+    act: Callable[[CheckpointStore, Cell], int]
+    history: tuple[int, ...] = (OLD, NEWEST)
+    saves: bool = False
+    recovers: bool = False
+    stale: bool = False
+    damaged: bool = False
+    modes: bool = True
+
+    @property
+    def intact(self) -> tuple[int, ...]:
+        """The steps that must still be there, whole, if `act` acknowledges nothing."""
+        return self.history[:-1] if self.damaged else self.history[-2:]
+
+
+@cache
+def image(layout: str, step: int) -> Image:
+    return synthetic_image(1, step, synthetic_plan(_MODEL_BYTES, _OPTIMIZER_BYTES, single=layout == "single"))
+
+
+@cache
+def expected(layout: str, step: int) -> Components:
+    return image_components(image(layout, step))
+
+
+def _save(store: CheckpointStore, cell: Cell, step: int = NEXT) -> int:
+    store.save(image(cell.layout, step), ATTEMPT)
+    return step
+
+
+def _save_again(store: CheckpointStore, cell: Cell) -> int:
+    return _save(store, cell, NEWEST)
+
+
+def _settle(store: CheckpointStore, cell: Cell) -> int:
+    """The pointers, then retention, by a process that has not examined anything yet."""
+    with suppress(StorageError):  # as the store does: a hint that cannot be written is no reason not to retire
+        store.point(store.root / cell.name(NEXT), {"epoch": 0, "global_step": NEXT, "world_size": 1})
+    store.retire()
+    return 0
+
+
+def _recover(store: CheckpointStore, cell: Cell) -> int:
+    report = store.newest_valid().report
+    return report.global_step or 0 if report else 0
+
+
+def _claim(store: CheckpointStore, cell: Cell) -> int:
+    store.claim(ATTEMPT + 1)
+    return 0
+
+
+def _set_aside(store: CheckpointStore, cell: Cell) -> int:
+    store.set_aside(store.root / cell.name(NEWEST))
+    return 0
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("save", _save, saves=True),
+        Operation("save again", _save_again, saves=True),
+        Operation("settle", _settle, history=(OLD, NEWEST, NEXT)),
+        Operation("recover", _recover, recovers=True, modes=False),
+        Operation("claim", _claim, stale=True, modes=False),
+        Operation("set aside", _set_aside, damaged=True),
+    )
+}
+
+
+@cache
+def beginning(operation: str, cell: Cell) -> Mapping[str, Tree]:
+    """The disk before the operation: the history, the lease of ATTEMPT, and what the operation is about."""
+    fs = ModelFs(MOUNT)
+    store = CheckpointStore(CHECKPOINTS, cell.config, fs)
+    store.claim(0)
+    for step in OPERATIONS[operation].history:
+        store.save(image(cell.layout, step), 0)
+    store.claim(ATTEMPT)
+    store.close()
+    tree = tree_of(fs)
+    folder = tree["checkpoints"]
+    assert isinstance(folder, dict)
+    if OPERATIONS[operation].stale:
+        litter: dict[str, Tree] = {"model.safetensors": b"half"}
+        folder |= {f"{STAGE_PREFIX}00000030.0.0a1b2c3d": litter, f"{TRASH_PREFIX}step_00000005.0a1b2c3d": dict(litter), f"{TEMPORARY}x": b""}
+    if OPERATIONS[operation].damaged:
+        _damage(folder, cell)
+    return tree
+
+
+def _damage(folder: dict[str, Tree], cell: Cell) -> None:
+    place, name = folder, cell.name(NEWEST)
+    if cell.layout == "group":
+        inner = folder[name]
+        assert isinstance(inner, dict)
+        place, name = inner, "model.safetensors"
+    data = place[name]
+    assert isinstance(data, bytes)
+    place[name] = data[:-1] + bytes([data[-1] ^ 1])
+
+
+def tree_of(fs: ModelFs, number: int = ROOT) -> dict[str, Tree]:
+    """What the model holds, as a tree to begin with again."""
+    node = fs.nodes[number]
+    assert isinstance(node, Folder)
+    return {name: _leaf(fs, fs.nodes[below], below) for name, below in node.names.items()}
+
+
+def _leaf(fs: ModelFs, node: Node, number: int) -> Tree:
+    if isinstance(node, Folder):
+        return tree_of(fs, number)
+    return node if isinstance(node, Link) else bytes(node.data)
+
+
+def plain(text: str) -> str:
+    """`text` without the nonces in its names: the same whenever the trial is run."""
+    return _NONCE.sub("", text)
+
+
+def signature(fs: ModelFs, number: int = ROOT) -> object:
+    """Equal for two disks that differ in nothing but nonces and pointers, which decide nothing."""
+    node = fs.nodes[number]
+    if isinstance(node, Folder):
+        named = ((plain(name), signature(fs, below)) for name, below in node.names.items() if name not in (LATEST, LATEST_OK))
+        return tuple(sorted(named, key=lambda pair: pair[0]))
+    return bytes(node.data) if isinstance(node, File) else node
+
+
+def store_on(fs: Fs, cell: Cell) -> CheckpointStore:
+    return CheckpointStore(CHECKPOINTS, cell.config, fs)

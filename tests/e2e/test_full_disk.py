@@ -1,0 +1,65 @@
+"""A disk that is full while a run trains: `checkpoint.on_error=stop` ends the run at the failed save, and room brings it back."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import command
+from tests.e2e.runs import supervisor, tiny
+
+IN_PRIVATE = ("unshare", "--mount", "--propagation", "private")
+
+# A checkpoint has 3 MB: on a disk that has shrunk to 8 there is room for the two that are kept, not for the next one.
+RUN = tiny(
+    *(
+        "world_size=1",
+        "model.width=32",
+        "target_steps=80",
+        "checkpoint.every=4",
+        "checkpoint.keep=2",
+        "failure=none",
+        "failure.steps=",
+        "failure.rank=",
+    ),
+    *("variant=blk", "run_dir=run", "checkpoint.on_error=stop"),
+)
+
+
+@cache
+def may_mount() -> bool:
+    return shutil.which("unshare") is not None and subprocess.run([*IN_PRIVATE, "true"], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not may_mount(), reason="this user may not mount, even in a namespace of its own")
+def test_a_full_disk_stops_the_run_and_room_brings_it_back(tmp_path: Path) -> None:
+    train = shlex.join(command("train", *RUN))
+    script = (
+        f"mkdir run && mount -t tmpfs -o size=64m,mode=700 none run || exit 99\n{train} >first.log 2>&1 &\n"
+        "until [ -e run/checkpoints/step_00000008 ] || ! kill -0 $! 2>/dev/null; do sleep 0.02; done\n"
+        "until mount -o remount,size=8m run 2>/dev/null || ! kill -0 $! 2>/dev/null; do sleep 0.005; done\n"
+        "wait $!; echo $? >first.code; cp run/supervisor.json first.json; cp run/logs/attempt-00/checkpoint_rank0.jsonl first.lines\n"
+        f"mount -o remount,size=64m run\n{train} >second.log 2>&1; echo $? >second.code\n"
+        "cp -r run kept\n"
+    )
+    done = subprocess.run(
+        [*IN_PRIVATE, "bash", "-c", script], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=170, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+    assert [int(said[f"{name}.code"]) for name in ("first", "second")] == [5, 0], "\n".join(said.values())
+    (last,) = [line for line in said["first.log"].splitlines() if line.startswith("ecrl: error:")]
+    found = re.search(r"step (\d+) was not saved \(write: ENOSPC at .*/checkpoints/.* \(No space left on device\)\); checkpoint.on_error=stop", last)
+    assert found is not None, last
+    assert '"restarts": 0' in said["first.json"] and '"gave_up"' in said["first.json"] and "Traceback" not in said["first.log"]
+    assert said["first.lines"].count('"event":"failed"') == 1
+    record = supervisor(tmp_path / "kept")
+    assert [attempt["resumed_from_step"] for attempt in record["attempts"]] == [0, int(found[1]) - 4]
+    assert record["terminal_status"] == "completed"

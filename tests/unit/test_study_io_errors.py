@@ -1,0 +1,147 @@
+"""`io-errors`: what it counts, that it sees planted bugs, that each gate can fail, and its arms on the real kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.config.studies import IoErrors
+from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.storage.faulty import Fault
+from ecrl_cli.studies.io_errors import full_disk, traced
+from ecrl_cli.studies.io_errors.cases import run_cases
+from ecrl_cli.studies.io_errors.findings import ENOUGH, findings
+from ecrl_cli.studies.io_errors.mutants import MUTANTS
+from ecrl_cli.studies.io_errors.operations import NEWEST, NEXT, Cell
+from ecrl_cli.studies.io_errors.study import make, syncs_of_a_save
+from ecrl_cli.studies.runner import run_study
+from ecrl_cli.studies.study import Record, Setting, Study, Trial
+
+STRICT = Cell("group", "atomic_dirsync")
+
+
+@contextmanager
+def study(folder: Path, **keys: Any) -> Iterator[Study]:
+    made = make(Setting(StudyConfig(IoErrors(**keys)), folder))
+    yield made
+    made.close()
+    assert list(folder.iterdir()) == []
+
+
+def records(made: Study, trials: list[Trial]) -> list[Record]:
+    return [Record(trial.key, trial.facts, made.run(trial), 0.0) for trial in trials]
+
+
+@pytest.mark.parametrize(("layout", "mode", "syncs"), [("group", "atomic_dirsync", 8), ("group", "unsafe", 0), ("single", "atomic_dirsync", 3)])
+def test_every_sync_of_a_save_is_refused_once_and_none_is_acknowledged(layout: str, mode: str, syncs: int) -> None:
+    tally = run_cases("save", Cell(layout, mode), Fault("EIO", 1, scope="sync"), {})
+    assert (tally.cases, tally.errors, tally.successes, tally.violations) == (syncs, syncs, 0, 0)
+    assert syncs_of_a_save(Cell(layout, mode)) == syncs
+
+
+def test_short_writes_are_taken_up_again_and_the_save_succeeds() -> None:
+    tally = run_cases("save", STRICT, Fault("short write", 1, sticky=True, scope="write"), {})
+    assert (tally.cases, tally.successes, tally.errors, tally.violations) == (12, 12, 0, 0)  # two writes to each of the six files
+
+
+@pytest.mark.parametrize("operation", ["settle", "claim", "set aside"])
+def test_an_operation_that_is_refused_somewhere_breaks_no_promise(operation: str) -> None:
+    tally = run_cases(operation, STRICT, Fault("ENOSPC", 1, sticky=True, scope="change"), {})
+    assert tally.cases >= 1 and tally.violations == 0, tally.first
+    assert tally.cases == tally.errors + tally.successes
+
+
+def test_all_planted_bugs_are_found(tmp_path: Path) -> None:
+    with study(tmp_path, arms=("calls",)) as made:
+        found = records(made, [trial for trial in made.plan() if trial.facts["arm"] == "planted"])
+    assert [record.facts["mutant"] for record in found] == list(MUTANTS)
+    assert {record.facts["mutant"]: record.found["first"] for record in found if not record.found["found"]} == {}
+
+
+def test_what_is_not_planted_is_not_found() -> None:
+    """The same cases without a bug: else a study that always shouts would find everything."""
+    for scope, kind in (("write", "ENOSPC"), ("close", "EIO"), ("write", "EINTR")):
+        tally = run_cases("save", STRICT, Fault(kind, 1, sticky=True, scope=scope), {}, lambda fs: fs)
+        assert tally.cases and tally.violations == 0, tally.first
+
+
+def test_a_trial_runs_again_by_its_key(tmp_path: Path) -> None:
+    with study(tmp_path, arms=("calls",), operations=("claim",)) as made:
+        plan = {trial.key: trial for trial in made.plan()}
+        trial = plan["calls/claim/single/atomic_dirsync/any/EROFS/once"]
+        assert made.run(trial) == made.run(trial)
+
+
+CALLS: dict[str, Any] = {"cases": ENOUGH, "errors": ENOUGH, "successes": 0, "stepped_back": 0, "violations": 0, "first": ""}
+WHERE = {"operation": "save", "layout": "group", "mode": "unsafe", "scope": "any", "fault": "EIO", "persistence": "once"}
+SAVED: dict[str, Any] = {"outcome": "new", "call": "", "violations": 0, "first": ""}
+GOOD = [
+    Record("calls/x", {"arm": "calls", **WHERE}, CALLS, 0.0),
+    Record("planted/x", {"arm": "planted", "mutant": "x"}, {"found": True, "cases": 1, "first": "call 1"}, 0.0),
+    Record("space/0", {"arm": "space"}, SAVED | {"outcome": "previous", "call": "write"}, 0.0),
+    Record("space/1", {"arm": "space"}, SAVED, 0.0),
+]
+
+
+def failed(kept: list[Record]) -> list[str]:
+    return [gate.name for gate in findings(IoErrors(), kept).gates if not gate.passed]
+
+
+def test_every_gate_can_fail() -> None:
+    calls, planted, refused, saved = GOOD
+    assert failed(GOOD) == []
+    assert failed([replace(calls, found=CALLS | {"violations": 1, "first": "lost_ack"}), planted, refused, saved]) == ["violations"]
+    assert failed([calls, planted, refused, replace(saved, found=SAVED | {"violations": 1, "first": "lost_ack"})]) == ["violations"]
+    assert failed([replace(calls, found=CALLS | {"cases": ENOUGH - 1}), planted, refused, saved]) == ["cases"]
+    assert failed([calls, replace(planted, found={"found": False, "cases": 9, "first": ""}), refused, saved]) == ["planted"]
+    assert failed([calls, refused, saved]) == ["planted"]
+    assert failed([calls, planted, saved]) == ["space"] and failed([calls, planted, refused]) == ["space"]
+
+
+def test_a_violation_is_shown_with_the_key_that_runs_it_again() -> None:
+    broken = replace(GOOD[0], found=CALLS | {"violations": 2, "first": "call 7 (fsync): lost_ack"})
+    (table,) = [table for table in findings(IoErrors(), [broken]).tables if table.name == "violations"]
+    assert table.rows == ({"trial": "calls/x", "count": 2, "first": "call 7 (fsync): lost_ack"},)
+
+
+@pytest.mark.skipif(bool(full_disk.reason_against()), reason=full_disk.reason_against() or "no private mounts")
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    with study(tmp_path, arms=("space", "inodes"), spaces=24, planted=False) as made:
+        plan = [trial for trial in made.plan() if trial.facts["arm"] == "space" or trial.facts["left"] in (1, 9)]
+        found = records(made, plan)
+    assert [record.found["first"] for record in found if record.found["violations"]] == []
+    assert {record.found["errno"] for record in found} == {0, 28}
+    assert failed([*found, GOOD[1], replace(GOOD[0])]) == []
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+
+
+@pytest.mark.skipif(bool(traced.reason_against()), reason=traced.reason_against() or "no strace")
+@pytest.mark.parametrize(("at", "outcome"), [(2, "previous"), (4, "new")])
+def test_a_sync_that_the_kernel_refuses(tmp_path: Path, at: int, outcome: str) -> None:
+    with study(tmp_path, arms=("sync",), layouts=("single",), modes=("atomic_dirsync",), planted=False) as made:
+        (trial,) = [trial for trial in made.plan() if trial.facts["at"] == at and trial.facts["persistence"] == "once"]
+        (record,) = records(made, [trial])
+    assert record.found["violations"] == 0, record.found["first"]
+    assert (record.found["outcome"], record.found["refused"], record.found["retried"]) == (outcome, outcome == "previous", 0)
+    assert record.found["acknowledged"] == (NEXT if outcome == "new" else NEWEST)
+
+
+def test_an_arm_that_cannot_run_is_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced, "reason_against", lambda: "strace is not installed")
+    with study(tmp_path, arms=("sync", "calls"), operations=("claim",)) as made:
+        assert [(skip.arm, skip.reason) for skip in made.skips()] == [("sync", "strace is not installed")]
+        assert not [trial for trial in made.plan() if trial.facts["arm"] == "sync"]
+
+
+def test_a_small_study_from_plan_to_result(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"arms": ("calls",), "operations": ("set aside",), "layouts": ("single",), "modes": ("unsafe",)}
+    assert run_study(StudyConfig(IoErrors(**keys, planted=False), workers=1), tmp_path / "out", lambda line: None) == 1
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["complete"] and [gate["name"] for gate in result["gates"] if not gate["passed"]] == ["cases"]
+    assert {table["name"] for table in result["tables"]} == {"calls", "cells"}
