@@ -29,7 +29,6 @@ from ecrl_cli.records.clock import monotonic, wall
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.writing import WriteMode, replace_link, replace_small
 
-
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what a damaged checkpoint may itself be the cause of
 
 

@@ -30,6 +30,7 @@ VERSION_BASE: dict[str, Any] = {"version_base": None} if hydra.__version__.start
 _MAX_FILE_BYTES = 2**20
 _NO_VALUE = re.compile(r":\s*\?\?\?\s*(#.*)?$")
 _MAX_CELLS = 10_000
+_ALIAS, _MAX_ALIASES = re.compile(r"(?:^|[\s\[{,:-])\*[\w-]+"), 16  # aliases of aliases double with each line
 # Hydra's own settings through which a file could run code, write elsewhere or go round the supervisor.
 _GUARDED = ("launcher", "callbacks", "run", "sweep", "job_logging", "hydra_logging", "output_subdir", "verbose", "mode")
 _GUARDED_JOB = ("chdir", "env_set", "env_copy")
@@ -180,12 +181,14 @@ def user_folders(search: Sequence[str]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError("--config-dir", f"{folder} is not a folder", "name one that holds your YAML files")
-        for file in [*folder.glob("*.y*ml"), *folder.glob("*/*.y*ml")]:
+        for file in [*folder.glob("*.y*ml"), *folder.glob("*/*.y*ml"), *folder.glob("*/*/*.y*ml")]:
             _check_file(file)
     return folders
 
 
 def _check_file(file: Path) -> None:
+    if not file.is_file():
+        raise ConfigError(str(file), "is not a regular file", "take it out of the folder")
     size = file.stat().st_size
     if size > _MAX_FILE_BYTES:
         raise ConfigError(str(file), f"has {size} bytes, a configuration file at most {_MAX_FILE_BYTES}", "is this the right folder?")
@@ -195,6 +198,8 @@ def _check_file(file: Path) -> None:
         line = error.object[: error.start].count(b"\n") + 1
         column = error.start - error.object.rfind(b"\n", 0, error.start)
         raise ConfigError(f"{file}:{line}:{column}", f"is not UTF-8 ({shown(hex(error.object[error.start]))})", "save it as UTF-8") from error
+    if (aliases := len(_ALIAS.findall(file.read_text()))) > _MAX_ALIASES:
+        raise ConfigError(str(file), f"has {aliases} aliases (*name), at most {_MAX_ALIASES} are read", "write the values themselves")
     for number, text in enumerate(file.read_text().splitlines(), start=1):
         if _NO_VALUE.search(text):
             raise ConfigError(f"{file}:{number}", "has no value (???)", "give it one or take the line out")

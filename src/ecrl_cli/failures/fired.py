@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from ecrl_cli.config.codec import decode
 from ecrl_cli.records.events import Fired
 from ecrl_cli.records.journal import line_of
-from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.layout import RunLayout, is_folder
+from ecrl_cli.records.reading import parsed, read_whole
 from ecrl_cli.storage.files import create_once, sync_directory
 
 
@@ -20,8 +19,8 @@ def claim(layout: RunLayout, fired: Fired) -> bool:
 
 def fired_indices(layout: RunLayout) -> frozenset[int]:
     """The entries claimed so far, by the names of their files: a claim counts even if its content was cut off by the death it caused."""
-    names = (path.stem for path in layout.fired.glob("*.json")) if layout.fired.is_dir() else ()
-    return frozenset(int(name) for name in names if name.isdigit())
+    names = (path.stem for path in layout.fired.glob("*.json")) if is_folder(layout.fired) else ()
+    return frozenset(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def read_fired(layout: RunLayout) -> tuple[Fired, ...]:
@@ -32,6 +31,6 @@ def read_fired(layout: RunLayout) -> tuple[Fired, ...]:
 
 def _read(layout: RunLayout, index: int) -> Fired | None:
     try:
-        return decode(Fired, json.loads(layout.fired_entry(index).read_bytes()))
+        return decode(Fired, parsed(read_whole(layout.fired_entry(index))))
     except (ValueError, KeyError, TypeError):
         return None

@@ -22,7 +22,7 @@ from ecrl_cli.records.events import (
 )
 from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.launch import LaunchOrder
-from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class _Loader:
         )
 
     def fired(self) -> tuple[Fired, ...]:
-        files = sorted(self.layout.fired.glob("*.json")) if self.layout.fired.is_dir() else []
+        files = sorted(self.layout.fired.glob("*.json")) if is_folder(self.layout.fired) else []
         entries = (self.document(path, lambda value: decode(Fired, value)) for path in files)
         return tuple(entry for entry in entries if entry is not None)
 

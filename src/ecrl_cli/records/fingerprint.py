@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.reading import MAX_JOURNAL, read_whole
 
 
 def fingerprint(layout: RunLayout) -> str:
     """SHA-256 over the names and contents of a run's records: documents, plan, claims, logs; not checkpoints, not printed output."""
     total = hashlib.sha256()
     for path in sorted(_records(layout)):
-        total.update(f"{layout.relative(path)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        total.update(f"{layout.relative(path)}\0{hashlib.sha256(read_whole(path, MAX_JOURNAL)).hexdigest()}\n".encode())
     return total.hexdigest()
 
 

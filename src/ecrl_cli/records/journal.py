@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import RecordError, StorageError
+from ecrl_cli.records.reading import MAX_JOURNAL, parsed, read_whole
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ def read_journal(path: Path, kind: type[T]) -> Lines[T]:
     """
     if not path.exists():
         return Lines((), (), 0)
-    *whole, tail = path.read_bytes().split(b"\n")
+    *whole, tail = read_whole(path, MAX_JOURNAL).split(b"\n")
     numbered = list(enumerate(whole, start=1))
     if getattr(kind, "SHARED", False):
         numbered = [(number, line) for number, line in numbered if _is_json(line)]
@@ -82,7 +83,7 @@ def read_journal(path: Path, kind: type[T]) -> Lines[T]:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
+        parsed(line)
     except ValueError:
         return False
     return True
@@ -90,7 +91,7 @@ def _is_json(line: bytes) -> bool:
 
 def _parsed(path: Path, number: int, line: bytes, kind: type[T]) -> T:
     try:
-        return decode(kind, json.loads(line))
+        return decode(kind, parsed(line))
     except (ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{path.name}:{number}", f"not a {kind.__name__} line ({error})", "restore the file") from error
 
@@ -98,6 +99,6 @@ def _parsed(path: Path, number: int, line: bytes, kind: type[T]) -> T:
 def read_json(path: Path) -> Any:
     """A JSON document; RecordError where it is damaged, FileNotFoundError where it is missing."""
     try:
-        return json.loads(path.read_bytes())
+        return parsed(read_whole(path))
     except ValueError as error:
         raise RecordError(path.name, f"not JSON ({error})", "restore the file") from error

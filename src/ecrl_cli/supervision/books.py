@@ -13,6 +13,7 @@ from ecrl_cli.records.clock import monotonic, wall
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, Attempt, CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.reading import MAX_JOURNAL, read_whole
 
 
 def lines(layout: RunLayout, attempt: int) -> tuple[CheckpointLine, ...]:
@@ -74,6 +75,6 @@ def _end(layout: RunLayout, line: CheckpointLine, store: CheckpointStore) -> Che
 
 def _cut_torn_tail(path: Path) -> None:
     """A line that a death cut off would swallow the next one."""
-    data = path.read_bytes()
+    data = read_whole(path, MAX_JOURNAL)
     if not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)

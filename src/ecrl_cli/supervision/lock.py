@@ -7,12 +7,18 @@ import fcntl
 import json
 import os
 import socket
+import stat
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from ecrl_cli.errors import RunHeld
-from ecrl_cli.records.clock import wall
+from ecrl_cli.errors import RunHeld, StorageError
+from ecrl_cli.records.clock import monotonic, wall
 from ecrl_cli.records.layout import RunLayout, StudyLayout
+from ecrl_cli.records.reading import parsed
+
+_SAYS_SO_WITHIN_S = 0.5
 
 
 class RunLock:
@@ -34,8 +40,13 @@ class RunLock:
 @contextlib.contextmanager
 def held(layout: RunLayout | StudyLayout) -> Iterator[RunLock]:
     """Hold the run directory; RunHeld (exit 8) where another supervisor does, naming it."""
-    fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise StorageError.of("lock", layout.lock, error) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise StorageError("lock", f"{layout.lock} is not a regular file", "remove it")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -46,10 +57,26 @@ def held(layout: RunLayout | StudyLayout) -> Iterator[RunLock]:
 
 
 def _holder(fd: int) -> str:
-    """Who holds it, by its own word: for the message only, never for the decision."""
+    """Who holds it, by its own word: for the message only, never for the decision.
+
+    What a dead predecessor left is read until the holder, who may have taken it this instant, has written over it.
+    """
+    deadline = monotonic() + _SAYS_SO_WITHIN_S
+    while True:
+        said = _said(fd)
+        if said and (said[0] != socket.gethostname() or Path(f"/proc/{said[1]}").exists()):
+            return f"pid {said[1]} on {said[0]}{said[2]}"
+        if monotonic() > deadline:
+            return "another supervisor"
+        time.sleep(0.005)
+
+
+def _said(fd: int) -> tuple[str, int, str] | None:
+    """Host, process and attempt as the file has them, if it has."""
     try:
-        said = json.loads(os.pread(fd, 4096, 0))
-        attempt = "" if said["attempt"] is None else f", attempt {said['attempt']}"
-        return f"pid {said['pid']} on {said['host']}{attempt}"
-    except (ValueError, KeyError, TypeError):
-        return "another supervisor"
+        said = parsed(os.pread(fd, 4096, 0))
+        host, pid, attempt = str(said["host"]), int(said["pid"]), said["attempt"]
+        text = "" if attempt is None else f", attempt {int(attempt)}"
+        return (host, pid, text) if len(host) < 200 and host.isprintable() else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None

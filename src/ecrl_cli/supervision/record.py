@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from ecrl_cli.records.clock import boot_id, monotonic, wall
 from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, RankLine, Session, SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.reading import MAX_JOURNAL, parsed, read_whole
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.policy import restarts
 
@@ -73,7 +73,7 @@ def read_record(layout: RunLayout) -> SupervisorRecord:
 def step_range(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:
     """The first and the last step that rank 0 logged in `attempt`; a torn last line does not count."""
     path = layout.attempt(attempt).rank(0)
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    lines = read_whole(path, MAX_JOURNAL).split(b"\n")[:-1] if path.exists() else []
     return (_step(lines[0]), _step(lines[-1])) if lines else (None, None)
 
 
@@ -89,6 +89,6 @@ def with_phases(layout: RunLayout, attempts: tuple[Attempt, ...]) -> tuple[Attem
 
 def _step(line: bytes) -> int:
     try:
-        return decode(RankLine, json.loads(line)).global_step
+        return decode(RankLine, parsed(line)).global_step
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError("rank0.jsonl", f"not a rank line ({error})", "restore the file") from error

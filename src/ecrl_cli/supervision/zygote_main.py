@@ -59,7 +59,9 @@ def start_store() -> int:
     zygote = os.getpid()
     if os.fork() == 0:
         die_with_parent(zygote)
-        store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        listener = socket.create_server((HOST, 0))  # ours: the store itself would listen on every address of the machine
+        port = listener.getsockname()[1]
+        store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
         os.write(port_write, str(store.port).encode())
         os.close(port_write)
         while True:

@@ -12,7 +12,7 @@ from ecrl_cli.verify.stored import OnDisk, set_aside
 from ecrl_cli.verify.verdict import Finding, Notes
 
 NO_BAD, NO_LOSS, ACCOUNT = "no-bad-checkpoint", "no-acknowledged-loss", "checkpoints-accounted"
-_STEP = re.compile(r"step_(\d{8})")
+_STEP = re.compile(r"step_([0-9]{8})")
 
 Live = dict[int, CheckpointLine]
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.canonical import canonical
 from ecrl_cli.checkpoint.guard import GuardConfig, GuardReport, OpenCheckpoint, Refused, examine, opened
-from ecrl_cli.checkpoint.manifest import read_commit
+from ecrl_cli.checkpoint.manifest import MAX_COMMIT, read_commit
 from ecrl_cli.checkpoint.protocol import COMMIT, REJECTED_PREFIX, STEP_NAME
+from ecrl_cli.errors import RecordError
 from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.layout import is_folder
+from ecrl_cli.records.reading import parsed, read_whole
 from ecrl_cli.storage.fs import PosixFs
 
 
@@ -28,7 +31,7 @@ class OnDisk:
 def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[OnDisk, ...]:
     """Every checkpoint under its own name, by step. `contents` False reads the records but not the tensors."""
     folder = records.layout.checkpoints
-    paths = sorted(p for p in folder.iterdir() if STEP_NAME.match(p.name)) if folder.is_dir() else []
+    paths = sorted(p for p in folder.iterdir() if STEP_NAME.match(p.name)) if is_folder(folder) else []
     config = guard_config(records, contents)
     found = []
     for path in paths:
@@ -48,10 +51,10 @@ def set_aside(records: RunRecords) -> list[int]:
 
 def _committed_step(path: Path) -> int | None:
     try:
-        if path.is_dir():
-            return read_commit((path / COMMIT).read_bytes()).global_step
-        return read_commit(canonical(json.loads(path.read_bytes())["commit"])).global_step if path.suffix == ".json" else None
-    except (OSError, ValueError, KeyError, TypeError):
+        if is_folder(path):
+            return read_commit(read_whole(path / COMMIT, MAX_COMMIT)).global_step
+        return read_commit(canonical(parsed(read_whole(path))["commit"])).global_step if path.suffix == ".json" else None
+    except (RecordError, OSError, ValueError, KeyError, TypeError):
         return None
 
 

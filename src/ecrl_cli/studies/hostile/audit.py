@@ -1,0 +1,87 @@
+"""Which files a look opens, as the kernel sees it: every input looked at under strace, everything outside the run counted. Also a program."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.studies.hostile.inputs import all_inputs
+from ecrl_cli.studies.hostile.looks import look
+from ecrl_cli.studies.hostile.scene import Stage
+from ecrl_cli.supervision.environment import child_environment
+
+BEGIN, END = "/ecrl-look-begins", "/ecrl-look-ends"
+IN_PROCESS = ("guard", "newest", "records", "sweep", "lock")
+AUDIT_S = 300.0
+# The look is Python's: its own files, the kernel's tables, and nothing else.
+_OWN = re.compile(r"^(/proc/|/sys/|/dev/(null|urandom)$|.*/(site-packages|lib-dynload|lib/python3[^/]*|__pycache__|ecrl_cli)(/|$))")
+_OPENED = re.compile(r"\b(open|openat|openat2|creat)\(.*\)\s+=\s+\d+<([^>]*)>")
+_CHANGED = re.compile(r"\b(mkdir|mkdirat|unlink|unlinkat|rmdir|rename|renameat|renameat2|symlink|symlinkat|link|linkat|truncate)\((.*)\)\s+=\s+0")
+_NAMED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+def keys(every: int) -> list[str]:
+    """The inputs that are audited: looked at in a process, and not the crowd, which would be most of the log."""
+    chosen = [key for key, one in all_inputs().items() if one.look.split()[0] in IN_PROCESS and "hundred thousand" not in key]
+    return chosen[::every]
+
+
+def run(folder: Path, seed: int, every: int) -> dict[str, Any]:
+    """Look at every `every`-th input under strace; what was opened or changed outside."""
+    log = folder / "strace.log"
+    trace = ["strace", "-f", "-y", "-e", "trace=%file", "-o", str(log)]
+    command = [*trace, sys.executable, "-m", "ecrl_cli.studies.hostile.audit", str(folder / "stage"), str(seed), str(every)]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_S, env=child_environment(None, 1), check=False)
+    except subprocess.TimeoutExpired:
+        return {"looks": 0, "opened": 0, "outside": [f"no end within {AUDIT_S:g} s"]}
+    if ended.returncode:
+        return {"looks": 0, "opened": 0, "outside": [f"exit {ended.returncode}: {ended.stderr[-200:]}"]}
+    return outside(log.read_text(errors="replace").splitlines(), str(folder / "stage" / "now" / "run"))
+
+
+def outside(lines: list[str], run_dir: str) -> dict[str, Any]:
+    """From the log: how many looks there were, how many files were opened in `run_dir` during one, and what was touched elsewhere."""
+    looking, looks, opened, found = False, 0, 0, []
+    for line in lines:
+        if BEGIN in line:
+            looking, looks = True, looks + 1
+        elif END in line:
+            looking = False
+        elif looking:
+            path = _touched(line)
+            if path.startswith(run_dir):
+                opened += 1
+            elif path and not _OWN.match(path):
+                found.append(line[:200])
+    return {"looks": looks, "opened": opened, "outside": found[:20]}
+
+
+def _touched(line: str) -> str:
+    """The file that the call opened or changed, or nothing. strace writes after `<` where a descriptor leads to."""
+    if match := _OPENED.search(line):
+        return match[2]
+    if match := _CHANGED.search(line):
+        names = _NAMED.findall(match[2])
+        return str(names[-1]) if names else ""
+    return ""
+
+
+def main(folder: str, seed: str, every: str) -> None:
+    stage, found = Stage(Path(folder), int(seed)), all_inputs()
+    Path(folder).mkdir()
+    with stage.scene() as scene:
+        look(found["COMMIT/another step"], scene)  # what is imported on first use is imported here
+    for key in keys(int(every)):
+        with stage.scene() as scene:
+            found[key].act(scene)
+            Path(BEGIN).exists()
+            look(found[key], scene)
+            Path(END).exists()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,115 @@
+"""Things that are no plain files, or do not stay what they were, where a checkpoint or a record of a run is looked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from ecrl_cli.checkpoint.protocol import COMMIT, LEASE, MANIFEST, MODEL
+from ecrl_cli.studies.hostile.inputs import Hostile
+from ecrl_cli.studies.hostile.json_texts import TEXTS
+from ecrl_cli.studies.hostile.scene import FILE_TYPES, RECORDS, Scene, made_into, part_made_into
+
+RECORD_TYPES = ("a FIFO", "an endless device", "a folder", "a link out", "a sparse terabyte")
+RECORD_TEXTS = ("a list", "null", "a million deep", "ten megabytes of text", "UTF-16", "a pickle", "a hundred thousand digits")
+LOOKS_BEFORE = range(2, 34, 3)  # calls of the guard's look at a group before which the adversary acts
+
+
+def inputs() -> list[Hostile]:
+    found = []
+    for kind in FILE_TYPES:
+        found.append(Hostile("types of files", f"a part: {kind}", "guard", ("parts", "schema", "hash"), part_made_into(kind)))
+        for record in (COMMIT, MANIFEST):
+            act = made_into(kind, f"checkpoints/step_00000020/{record}")
+            found.append(Hostile("types of files", f"{record}: {kind}", "guard", ("commit", "manifest", "parts"), act))
+        if kind not in ("a link in", "a hard link out"):
+            found.append(Hostile("types of files", f"lease: {kind}", "newest", ("StorageError",), made_into(kind, f"checkpoints/{LEASE}")))
+    found += [Hostile("types of files", f"the folder: {name}", look, refusers, act) for name, look, refusers, act in _FOLDERS]
+    for name, during in _DURING.items():
+        found += [Hostile("while it is looked at", f"{name}, call {at}", "guard", _ANY, during=during, at=at) for at in LOOKS_BEFORE]
+    for record in RECORDS:
+        found += [Hostile("records of a run", f"{record}: {kind}", "records", (record,), made_into(kind, record)) for kind in RECORD_TYPES]
+        texts = [text for text in RECORD_TEXTS if (record, text) not in _FAIR]
+        found += [Hostile("records of a run", f"{record}: {text}", "records", (record,), partial(_text, record, TEXTS[text])) for text in texts]
+    for kind in (*RECORD_TYPES, "a million deep", "a pickle"):
+        act = made_into(kind, "manifest.csv") if kind in FILE_TYPES else partial(_text, "manifest.csv", TEXTS[kind])
+        found.append(Hostile("records of a sweep", f"manifest.csv: {kind}", "sweep", ("RecordError",), act))
+    for name in ("\u00b2", "\u0660\u0660\u0661", "-1"):
+        found.append(
+            Hostile(
+                "records of a run", f"fired/{name}.json", "records", (f"fired/{name}.json",), partial(_text, f"fired/{name}.json", TEXTS["a pickle"])
+            )
+        )
+    locks = (("a link out", _SOME), ("a folder", _SOME), ("a FIFO", _SOME))
+    found += [Hostile("lock", kind, "lock", refusers, made_into(kind, ".lock")) for kind, refusers in locks]
+    for record, text in (("config.json", "a million deep"), ("supervisor.json", "a pickle"), ("metrics.json", "UTF-16"), ("config.json", "a FIFO")):
+        act = made_into(text, record) if text in FILE_TYPES else partial(_text, record, TEXTS[text])
+        for verb in ("verify", "report"):
+            found.append(Hostile(f"ecrl {verb}", f"{record}: {text}", "command", ("exit 2", "exit 3", "exit 1"), act, (verb, "{run}")))
+    return found
+
+
+_ANY, _SOME = ("commit", "manifest", "parts", "hash", "schema", "tensors", "nothing was wrong yet"), ("StorageError", "RunHeld")
+# A plan without entries is a plan.
+_FAIR = {("failures.json", "a list")}
+
+
+def _text(file: str, text: Callable[[], bytes], scene: Scene) -> None:
+    path = scene.root / file
+    path.unlink(missing_ok=True)
+    path.write_bytes(text() + (b"\n" if file.endswith(".jsonl") else b""))
+
+
+def _step_links_out(scene: Scene) -> None:
+    scene.group.rename(scene.outside / "step_00000020")
+    scene.group.symlink_to(scene.outside / "step_00000020")
+
+
+def _root_links_out(scene: Scene) -> None:
+    root = scene.group.parent
+    root.rename(scene.outside / "checkpoints")
+    root.symlink_to(scene.outside / "checkpoints")
+
+
+def _step_is_a_file(scene: Scene) -> None:
+    scene.group.rename(scene.outside / "gone")
+    scene.group.write_bytes(b"")
+
+
+_FOLDERS = (
+    ("the checkpoint's links out", "guard", ("file",), _step_links_out),
+    ("the checkpoint's is a file", "guard", ("file",), _step_is_a_file),
+    ("checkpoints/ links out", "newest", ("StorageError",), _root_links_out),
+)
+
+
+def _swap_for_fifo(scene: Scene) -> None:
+    os.mkfifo(scene.group / "other")
+    (scene.group / "other").rename(scene.group / MODEL)
+
+
+def _swap_for_link(scene: Scene) -> None:
+    (scene.group / "other").symlink_to(scene.outside / "secret")
+    (scene.group / "other").rename(scene.group / MODEL)
+
+
+def _swap_for_other(scene: Scene) -> None:
+    (scene.group.parent / "step_00000010" / MODEL).rename(scene.group / MODEL)
+
+
+def _grow(scene: Scene) -> None:
+    os.truncate(scene.group / MODEL, 2**40)
+
+
+def _cut(scene: Scene) -> None:
+    os.truncate(scene.group / MODEL, 100)
+
+
+_DURING = {
+    "a part becomes a FIFO": _swap_for_fifo,
+    "a part becomes a link out": _swap_for_link,
+    "a part becomes another's": _swap_for_other,
+    "a part grows to a terabyte": _grow,
+    "a part is cut": _cut,
+}

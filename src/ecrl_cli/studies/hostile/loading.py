@@ -1,0 +1,22 @@
+"""Loads a checkpoint as a rank does, in a process of its own, and says what it was refused for. A program; the only file here that knows torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ecrl_cli.checkpoint.loading import load_checkpoint
+from ecrl_cli.errors import EcrlError
+
+
+def main(path: str) -> int:
+    try:
+        load_checkpoint(Path(path))
+    except EcrlError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error.line()}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

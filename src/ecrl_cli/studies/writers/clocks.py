@@ -1,0 +1,91 @@
+"""The same story under clocks that lie and with every mtime scrambled: what is kept, chosen and named must not change."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from ecrl_cli.checkpoint.lines import CheckpointLog
+from ecrl_cli.checkpoint.saving import save_and_record
+from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.records import clock
+from ecrl_cli.records.events import Attempt, CheckpointLine
+from ecrl_cli.records.journal import Journal, read_journal
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies.writers.scene import Unsynced, config, image
+from ecrl_cli.supervision.resume import choose
+
+HOUR, TEN_YEARS = 3600.0, 10 * 365.25 * 86400
+JUMPS = ("back an hour", "ten years on", "stuck", "to and fro")
+STEPS = (10, 20, 30, 40, 50)
+_NONCE = re.compile(r"\.[0-9a-f]{8}(?=\.|$)")
+
+
+class LyingTime:
+    """Stands in for the module `time` where the house reads its clocks: honest for a while, then as `jump` says."""
+
+    CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
+
+    def __init__(self, jump: str, rng: random.Random) -> None:
+        self._jump, self._rng, self._left = jump, rng, rng.randrange(1, 30)
+        self._stood = (time.time(), time.clock_gettime(time.CLOCK_MONOTONIC))
+
+    def time(self) -> float:
+        return self._lie(time.time(), self._stood[0])
+
+    def clock_gettime(self, which: int) -> float:
+        return self._lie(time.clock_gettime(which), self._stood[1])
+
+    def _lie(self, now: float, stood: float) -> float:
+        self._left -= 1
+        if self._left >= 0 or not self._jump:
+            return now
+        far = self._rng.uniform(-TEN_YEARS, TEN_YEARS)
+        return {"back an hour": now - HOUR, "ten years on": now + TEN_YEARS, "stuck": stood, "to and fro": now + far}[self._jump]
+
+
+def story(folder: Path, seed: int, layout: str, jump: str, rng: random.Random, store_kind: type[CheckpointStore] = CheckpointStore) -> dict[str, Any]:
+    """Five saves with retention, damage to the newest, a recovery: every decision taken on the way."""
+    run = RunLayout(folder)
+    folder.mkdir()
+    with patch.object(clock, "time", LyingTime(jump, rng)), closing(store_kind(run.checkpoints, config("atomic_dirsync"), Unsynced())) as store:
+        store.claim(0)
+        journal = Journal(run.attempt(0).checkpoints)
+        log = CheckpointLog(journal, run, 0)
+        kept = []
+        for step in STEPS:
+            log.write("submitted", step)
+            save_and_record(store, image(seed, step, layout), 0, log)
+            _scramble(run.checkpoints, rng if jump else None)
+            kept.append([entry.global_step for entry in store.entries()])
+        journal.close()
+        _damage(store.entries()[0].path)
+        choice = choose(run, store, (Attempt(0, 1, outcome="died"),))
+        events = [(line.event, line.global_step) for line in read_journal(run.attempt(0).checkpoints, CheckpointLine).events]
+    return {
+        "kept": kept,
+        "chosen": choice.report.global_step if choice.report else None,
+        "refused": [(rejected.path, rejected.layer) for rejected in choice.rejected],
+        "events": [list(event) for event in events],
+        "names": sorted(_NONCE.sub("", path.relative_to(folder).as_posix()) for path in folder.rglob("*")),
+    }
+
+
+def _scramble(folder: Path, rng: random.Random | None) -> None:
+    for path in sorted(folder.rglob("*")) if rng else ():
+        assert rng is not None
+        when = rng.uniform(0, 4e9)
+        os.utime(path, (when, when), follow_symlinks=False)
+
+
+def _damage(path: Path) -> None:
+    data = path if path.suffix else path / "model.safetensors"
+    content = bytearray(data.read_bytes())
+    content[-1] ^= 1
+    data.write_bytes(content)

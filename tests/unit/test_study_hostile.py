@@ -1,0 +1,212 @@
+"""Hostile inputs: what the study calls refused, that its canary is awake, and the defects it found once."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.checkpoint.canonical import parse
+from ecrl_cli.checkpoint.guard import examine
+from ecrl_cli.cli.compose import user_folders
+from ecrl_cli.config.studies import Hostile
+from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.errors import ConfigError, RecordError, StorageError
+from ecrl_cli.failures.fired import fired_indices
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.reading import read_whole
+from ecrl_cli.studies.hostile import audit, inputs, looks
+from ecrl_cli.studies.hostile.findings import GROWTH, findings
+from ecrl_cli.studies.hostile.inputs import all_inputs
+from ecrl_cli.studies.hostile.isolation import isolated
+from ecrl_cli.studies.hostile.payloads import payloads
+from ecrl_cli.studies.hostile.scene import FILE_TYPES, GUARD, Scene, Stage
+from ecrl_cli.studies.hostile.study import make
+from ecrl_cli.studies.study import Record, Setting
+from ecrl_cli.supervision.lock import held
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "stage", 1)
+
+
+def test_there_are_enough_inputs_and_every_group_of_the_list_is_there() -> None:
+    groups = {one.group for one in all_inputs().values()}
+    assert len(all_inputs()) >= 120
+    assert {"pickle as a part", "COMMIT", "MANIFEST", "header", "types of files", "while it is looked at", "pointers", "configuration"} <= groups
+    assert {"records of a run", "records of a sweep", "lock", "lease", "command line", "--config-dir"} <= groups
+
+
+def test_the_scene_is_good_before_the_adversary_comes(stage: Stage) -> None:
+    with stage.scene() as scene:
+        assert examine(scene.group, GUARD).ok and examine(scene.single, GUARD).ok
+        assert looks.look(replace(all_inputs()["pointers/latest_ok leads out"], act=lambda scene: None), scene).by == "passed over"
+
+
+def test_each_fifteenth_input_is_refused_by_name_and_runs_nothing(tmp_path: Path) -> None:
+    study = make(Setting(StudyConfig(Hostile(every=15)), tmp_path))
+    skipped = ("command", "load")
+    plan = [t for t in study.plan() if t.facts["arm"] == "input" and t.facts["look"] not in skipped and "hundred thousand" not in t.key]
+    records = [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]
+    study.close()
+    found = study.findings(records)
+    assert [gate for gate in found.gates if not gate.passed] == []
+    assert all(row.keys() == {column.key for column in table.columns} for table in found.tables for row in table.rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_payload_that_is_unpickled_creates_its_canary(tmp_path: Path) -> None:
+    """Without torch: those that the standard reader takes as they stand. (The study asks torch, too.)"""
+    import pickle
+
+    for name in ("reduce", "inst", "obj", "stack global", "memo", "system", "dotted"):
+        canary = tmp_path / name.replace(" ", "-")
+        pickle.loads(payloads(canary)[name])
+        assert canary.exists(), name
+
+
+def accepting(scene: Scene) -> None:
+    """The adversary does nothing at all."""
+
+
+def test_what_is_not_refused_is_called_taken_for_good(stage: Stage) -> None:
+    for look, refusers in (("guard", ("hash",)), ("guard single", ("hash",)), ("records", ("config.json",)), ("lock", ("StorageError",))):
+        with stage.scene() as scene:
+            seen = looks.look(inputs.Hostile("none", "nothing", look, refusers, accepting), scene)
+        assert seen.outcome == "silent_wrong", look
+
+
+def test_an_error_that_nobody_raised_on_purpose_is_untyped(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(looks, "examine", broken)
+    with stage.scene() as scene:
+        assert looks.look(all_inputs()["COMMIT/empty"], scene).outcome == "untyped"
+
+
+def hang() -> dict[str, Any]:
+    while True:
+        time.sleep(60)
+
+
+def die() -> dict[str, Any]:
+    os._exit(3)
+
+
+def test_a_look_that_hangs_or_dies_is_said_to(tmp_path: Path) -> None:
+    assert isolated(hang, 0.2)["outcome"] == "hung"
+    assert isolated(die, 5)["outcome"] == "untyped"
+    assert isolated(lambda: {"outcome": "detected"}, 5) == {"outcome": "detected"}
+
+
+def test_memory_that_a_look_takes_is_seen(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "look", lambda hostile, scene: looks.Seen("detected", str(len(bytearray(100 * 2**20)))))
+    with stage.scene() as scene:
+        found = isolated(lambda: looks.measured(all_inputs()["COMMIT/empty"], scene), 20)
+    assert found["grown"] > GROWTH
+
+
+LOG = """
+1 openat(AT_FDCWD, "/etc/passwd", O_RDONLY) = 3</etc/passwd>
+1 stat("/ecrl-look-begins", 0x7ffc) = -1 ENOENT (No such file or directory)
+1 openat(3</run>, "COMMIT.json", O_RDONLY|O_NOFOLLOW) = 4</run/COMMIT.json>
+1 openat(AT_FDCWD, "/usr/lib/python3.11/x.py", O_RDONLY) = 4</usr/lib/python3.11/x.py>
+{}
+1 stat("/ecrl-look-ends", 0x7ffc) = -1 ENOENT (No such file or directory)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("", 0),
+        ('1 openat(3</run>, "x", O_RDONLY) = -1 ELOOP (Too many levels of symbolic links)', 0),
+        ('1 openat(3</run>, "link", O_RDONLY) = 5</outside/secret>', 1),
+        ('1 unlink("/outside/secret") = 0', 1),
+        ('1 mkdir("/tmp/new", 0700) = 0', 1),
+    ],
+)
+def test_the_audit_counts_what_is_touched_outside_during_a_look(line: str, count: int) -> None:
+    found = audit.outside(LOG.format(line).splitlines(), "/run")
+    assert (found["looks"], found["opened"], len(found["outside"])) == (1, 1, count)
+
+
+# What the study found when it was first run.
+
+
+@pytest.mark.parametrize("kind", FILE_TYPES)
+def test_a_record_is_a_plain_file_of_a_bounded_size(stage: Stage, kind: str) -> None:
+    with stage.scene() as scene:
+        FILE_TYPES[kind](scene.layout.failures, scene)
+        if kind == "a hard link out":  # a backup by hard links is still the user's run
+            assert read_whole(scene.layout.failures) == b"{}"
+        else:
+            with pytest.raises(RecordError):
+                read_whole(scene.layout.failures)
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a link out"])
+def test_a_lock_that_is_no_plain_file_is_refused(stage: Stage, kind: str) -> None:
+    with stage.scene() as scene:
+        FILE_TYPES[kind](scene.root / ".lock", scene)
+        with pytest.raises(StorageError), held(scene.layout):
+            pass
+
+
+def test_a_claim_that_is_named_in_other_digits_is_none(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    layout.fired.mkdir()
+    for name in ("\u00b2", "\u0661", "3"):
+        (layout.fired / f"{name}.json").write_bytes(b"{}")
+    assert fired_indices(layout) == {3}
+
+
+def test_aliases_of_aliases_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    lines = [f"{b}: &{b} [*{a}, *{a}]" for a, b in zip("abcdefghijk", "bcdefghijkl", strict=True)]
+    (tmp_path / "evil.yaml").write_text("a: &a [x]\n" + "\n".join(lines))
+    with pytest.raises(ConfigError, match="22 aliases"):
+        user_folders([str(tmp_path)])
+
+
+def test_text_that_only_looks_deep_is_read() -> None:
+    assert parse(b'{"a":"[[[[[[[[[[[[[[[[[[[[","b":"\\"[[[[[[[[[[[[[[[[["}') == {"a": "[" * 20, "b": '"' + "[" * 17}
+    with pytest.raises(ValueError, match="deeper"):
+        parse(b'{"a\\\\":' + b"[" * 17)
+
+
+def good(arm: str = "input") -> Record:
+    cost = {"grown": 0, "read": 0, "calls": 1, "program": 0, "payload": 10}
+    found = {"outcome": "detected", "by": "hash", "reason": "", "expected": True, "canary": False, "escaped": [], **cost}
+    other = {"control": {"ran": ["reduce"], "of": ["reduce"]}, "audit": {"looks": 1, "opened": 9, "outside": []}}
+    return Record(arm, {"arm": arm, "input": "COMMIT/empty", "group": "COMMIT", "look": "guard"}, other.get(arm, found), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("gate", "arm", "change"),
+    [
+        ("executed", "input", {"canary": True}),
+        ("untyped", "input", {"outcome": "untyped"}),
+        ("hung", "input", {"outcome": "hung"}),
+        ("accepted", "input", {"outcome": "silent_wrong"}),
+        ("named", "input", {"expected": False}),
+        ("escaped", "input", {"escaped": ["new"]}),
+        ("memory", "input", {"grown": GROWTH + 11}),
+        ("read", "input", {"read": 2**40}),
+        ("control", "control", {"ran": []}),
+        ("audit", "audit", {"outside": ["openat"]}),
+        ("audit", "audit", {"looks": 0}),
+    ],
+)
+def test_each_gate_can_fail(gate: str, arm: str, change: dict[str, Any]) -> None:
+    arms = ("input", "control", "audit")
+    assert all(one.passed for one in findings([good(name) for name in arms], whole=False).gates)
+    records = [good(name) if name != arm else replace(good(name), found=good(name).found | change) for name in arms]
+    assert [one.name for one in findings(records, whole=False).gates if not one.passed] == [gate]
+    assert [one.name for one in findings([good(name) for name in arms], whole=True).gates if not one.passed] == ["inputs"]
