@@ -67,7 +67,7 @@ class PowerLoss:
     model_states: int = at_least(2048, 64)
     model_second: int = at_least(100, 4)
     model_folders: int = at_least(2000, 1)
-    real_trials: int = at_least(40, 1)
+    real_trials: int = at_least(30, 1)
     real_blocks: int = at_least(5, 1)
     real_states: int = at_least(80, 1)
     real_window_s: float = positive(0.03)

@@ -1,0 +1,174 @@
+"""The two arms on real file systems: `shutdown` (cut off while saving) and `blocks` (every crash point of what the disk was told)."""
+
+from __future__ import annotations
+
+import ctypes.util
+import errno
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.config.schema import LAYOUTS
+from ecrl_cli.config.studies import PowerLoss
+from ecrl_cli.studies.power_loss.disk_mounts import DISKS
+from ecrl_cli.studies.power_loss.real_blocks import BlocksTrial
+from ecrl_cli.studies.power_loss.real_findings import real_findings
+from ecrl_cli.studies.power_loss.real_gates import classes_seen, not_kinder
+from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Who
+from ecrl_cli.studies.power_loss.real_rig import Rig
+from ecrl_cli.studies.power_loss.real_shutdown import ShutdownTrial
+from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED, Payload
+from ecrl_cli.studies.result import Findings
+from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+
+__all__ = ["classes_seen", "make_real_arms", "not_kinder"]
+
+_BLOCK_PLANTS = ("no_root_sync", "no_file_sync")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A subject of the rig: see `real_process.Who`."""
+
+    subject: str
+    layout: str = ""
+    variant: str = ""
+
+    @property
+    def key(self) -> str:
+        return "/".join(filter(None, (self.subject, self.layout, self.variant)))
+
+
+class RealArms:
+    """Mounts nothing in this process: a rig does, started with the first trial."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        study = setting.config.study
+        assert isinstance(study, PowerLoss)
+        self._study = study
+        self._rigs: dict[bool, Rig] = {}
+
+    def plan(self) -> Sequence[Trial]:
+        return [*self._shutdowns(), *self._blocks()]
+
+    def skips(self) -> Sequence[Skip]:
+        return self._looked.skips
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        facts, rng, study = trial.facts, self._setting.rng(trial.key), self._study
+        payload = Payload(rng.randrange(2**32), study.real_model_bytes, study.real_optimizer_bytes)
+        who = Who(facts["subject"], facts["layout"], facts["variant"], payload)
+        rig = self._started(torch=who.subject in TORCH_SUBJECTS)
+        if facts["arm"] == "blocks":
+            return rig.blocks(BlocksTrial(who, facts["fs"], study.real_states, rng.randrange(2**32)))
+        delay = rng.uniform(0.0, study.real_window_s)
+        return {**rig.shutdown(ShutdownTrial(who, facts["fs"], facts["block"], delay)), "delay_s": delay}
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        return real_findings(records, self._study.real_window_s)
+
+    def close(self) -> None:
+        while self._rigs:
+            self._rigs.popitem()[1].close()
+
+    def _started(self, *, torch: bool = False) -> Rig:
+        """A process that has imported torch is slow to fork: the subjects that need it have a rig of their own."""
+        if torch not in self._rigs:
+            folder = self._setting.scratch / ("rig-torch" if torch else "rig")
+            folder.mkdir(exist_ok=True)
+            self._rigs[torch] = Rig(folder)
+        return self._rigs[torch]
+
+    @cached_property
+    def _looked(self) -> _Machine:
+        """What this machine can do. The rig that tried it is not kept: the trials may run in other processes."""
+        try:
+            return _look(self._study.arms, self._started)
+        finally:
+            self.close()
+
+    def _shutdowns(self) -> Iterator[Trial]:
+        """Round by round, every subject on every file system; a planted fault in every other round."""
+        study = self._study
+        for number in range(study.real_trials):
+            block = number * study.real_blocks // study.real_trials
+            for fs in self._looked.shutdown:
+                for cell in self._cells(planted=study.planted and number % 2 == 0):
+                    facts = {"arm": "shutdown", "fs": fs, "subject": cell.subject, "layout": cell.layout, "variant": cell.variant, "block": block}
+                    yield Trial(f"shutdown/{fs}/{cell.key}/{block}/{number:04d}", facts)
+
+    def _blocks(self) -> Iterator[Trial]:
+        for fs in self._looked.blocks:
+            cells = [Cell(mode, "group") for mode in self._study.modes] + [Cell("atomic_dirsync", "single"), Cell("torch.save")]
+            for cell in cells + [Cell("atomic_dirsync", "group", plant) for plant in _BLOCK_PLANTS if self._study.planted]:
+                facts = {"arm": "blocks", "fs": fs, "subject": cell.subject, "layout": cell.layout, "variant": cell.variant}
+                yield Trial(f"blocks/{fs}/{cell.key}", facts)
+
+    def _cells(self, *, planted: bool) -> list[Cell]:
+        modes = self._study.modes
+        cells = [Cell(mode, layout) for layout in LAYOUTS for mode in modes]
+        cells += [Cell(mode, "group", SETTLED) for mode in modes if mode != "unsafe"]
+        cells += [Cell(subject) for subject in TORCH_SUBJECTS]
+        return cells + [Cell("atomic_dirsync", "group", plant) for plant in PLANTS if planted]
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """The file systems that each arm can use here, and the arms that it cannot run."""
+
+    shutdown: tuple[str, ...]
+    blocks: tuple[str, ...]
+    skips: tuple[Skip, ...]
+
+
+def _look(arms: Sequence[str], started: Callable[[], Rig]) -> _Machine:
+    """Ask the machine: tools first, then by making, mounting and cutting off each kind of file system."""
+    shutdown, blocks, skips = [], [], []
+    wanted = [arm for arm in ("shutdown", "blocks") if arm in arms]
+    lacking = _lacking()
+    fuse = lacking or _lacking_fuse()
+    skips += [Skip(arm, reason) for arm, reason in (("shutdown", lacking), ("blocks", fuse)) if arm in wanted and reason]
+    for kind, (_, command) in DISKS.items():
+        usable = [arm for arm in wanted if not (lacking if arm == "shutdown" else fuse)]
+        if not usable:
+            continue
+        answer = started().probe(kind) if shutil.which(command[0]) else {"error": f"{command[0]} is not installed", "refusal": None}
+        if answer["error"]:
+            skips += [Skip(f"{arm}/{kind}", answer["error"]) for arm in usable]
+            continue
+        if "blocks" in usable:
+            blocks.append(kind)
+        if "shutdown" in usable and answer["refusal"] is not None:
+            number = int(answer["refusal"])
+            skips.append(Skip(f"shutdown/{kind}", f"refuses FS_IOC_SHUTDOWN: {errno.errorcode.get(number, number)} (errno {number})"))
+        elif "shutdown" in usable:
+            shutdown.append(kind)
+    return _Machine(tuple(shutdown), tuple(blocks), tuple(skips))
+
+
+def _lacking() -> str:
+    """What keeps any file system from being mounted here; empty where nothing does."""
+    if not sys.platform.startswith("linux"):
+        return f"needs Linux, this is {sys.platform}"
+    if os.geteuid() != 0:
+        return f"needs root to mount, this is uid {os.geteuid()}"
+    return "" if Path("/dev/loop-control").exists() else "no loop devices: /dev/loop-control does not exist"
+
+
+def _lacking_fuse() -> str:
+    if not Path("/dev/fuse").exists():
+        return "no FUSE: /dev/fuse does not exist"
+    if importlib.util.find_spec("mfusepy") is None:
+        return "mfusepy is not installed (pip install 'ecrl[rigs]')"
+    return "" if ctypes.util.find_library("fuse3") or ctypes.util.find_library("fuse") else "libfuse is not installed (apt-get install libfuse3-3)"
+
+
+def make_real_arms(setting: Setting) -> Study:
+    return RealArms(setting)

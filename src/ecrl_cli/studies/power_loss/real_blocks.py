@@ -1,0 +1,187 @@
+"""The blocks arm: what a file system told its disk during two saves, written down; its crash points rebuilt, mounted and recovered from."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.records.clock import monotonic
+from ecrl_cli.studies.power_loss.disk_mounts import MOUNT_DATA, LoopDevice, forget_devices, make_filesystem, memory_disk, mount, sync_disk, unmount
+from ecrl_cli.studies.power_loss.disk_server import NAME, DiskWrite, read_log
+from ecrl_cli.studies.power_loss.disk_states import PAGE, State, crash_states
+from ecrl_cli.studies.power_loss.real_process import Answer, Saver, Who, outcome_of, recover
+
+SAVES = 2
+_SERVER = "ecrl_cli.studies.power_loss.disk_server"
+_START_S = 20.0
+_GO_ON = 4  # after every so many recoveries the next save is tried: it takes as long as the rest
+
+
+@dataclass(frozen=True)
+class BlocksTrial:
+    """`states`: how many crash states are rebuilt at most. `seed`: of the choice of writes that they lack."""
+
+    who: Who
+    fs: str
+    states: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """`empty`: what lay on the disk, of `size` bytes, before it was mounted. `start`: how many records the log had when the saves began,
+    `acknowledged`: when each was acknowledged."""
+
+    size: int
+    empty: tuple[DiskWrite, ...]
+    log: tuple[DiskWrite, ...]
+    start: int
+    acknowledged: tuple[int, ...]
+
+
+class Blocks:
+    """`scratch`: where the disk and its file system are mounted, for this process and its children only."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._served, self._place = scratch / "served", scratch / "blocks"
+
+    def run(self, trial: BlocksTrial) -> dict[str, Any]:
+        for folder in (self._served, self._place):
+            folder.mkdir(exist_ok=True)
+        recording = self._record(trial.who, trial.fs)
+        chosen = crash_states(recording.log, recording.start, recording.acknowledged, trial.states, random.Random(trial.seed))
+        results = [(state, *self._replay(trial, recording, state, go_on=number % _GO_ON == 0)) for number, state in enumerate(chosen.states)]
+        outcomes = [outcome_of(answer, state.acknowledged or None, SAVES) for state, answer, _ in results]
+        saves = recording.log[recording.start :]
+        return {
+            "outcomes": dict(sorted(Counter(outcomes).items())),
+            "states": len(results),
+            "prefixes": chosen.prefixes,
+            "epochs": chosen.epochs,
+            "exhausted": chosen.exhausted,
+            "writes": sum(not record.is_flush for record in saves),
+            "flushes": sum(record.is_flush for record in saves),
+            "after_acknowledgement": sum(state.acknowledged > 0 for state, _, _ in results),
+            "unmountable": sum(not mounted for _, _, mounted in results),
+            "stuck": sum(answer.recovered is not None and answer.recovered.goes_on is False for _, answer, _ in results),
+            "example": _example(results, outcomes),
+        }
+
+    def _record(self, who: Who, kind: str) -> Recording:
+        """Save SAVES times on a fresh file system. What unmounting writes belongs to no crash and is not in the log."""
+        disk, log = make_filesystem(kind), os.memfd_create("ecrl-log", os.MFD_CLOEXEC)
+        try:
+            size, empty = os.fstat(disk).st_size, tuple(_contents(disk))
+            with _mounted_from_server(disk, log, self._served, self._place, kind):
+                folder = self._place / "run"
+                folder.mkdir()
+                sync_disk(self._place)
+                start = os.fstat(log).st_size
+                saver = Saver(who, folder, SAVES, log)
+                saver.wait_for_end()
+                error = saver.stop()
+                sync_disk(self._place)
+                end = os.fstat(log).st_size
+            if len(saver.acknowledged) != SAVES:
+                raise EcrlError("power-loss", f"{len(saver.acknowledged)} of {SAVES} saves were acknowledged: {error}", "report this")
+            records = tuple(read_log(log, end))
+        finally:
+            os.close(disk)
+            os.close(log)
+        ends = list(accumulate(record.log_bytes for record in records))
+        return Recording(size, empty, records, bisect_right(ends, start), tuple(bisect_right(ends, at) for _, at in saver.acknowledged))
+
+    def _replay(self, trial: BlocksTrial, recording: Recording, state: State, *, go_on: bool) -> tuple[Answer, bool]:
+        """Rebuild the disk, mount it so that the file system recovers itself, recover; gives the answer, and whether it could be mounted."""
+        disk = memory_disk(recording.size)
+        try:
+            for record in (*recording.empty, *state.writes(recording.log)):
+                os.pwrite(disk, record.data, record.offset)
+            device = LoopDevice(disk)
+            try:
+                forget_devices()
+                try:
+                    mount(device.path, self._place, trial.fs, MOUNT_DATA[trial.fs])
+                except OSError as error:
+                    return Answer("lost_all" if state.acknowledged else "detected", error=f"mount: {error}"), False
+                try:
+                    return recover(trial.who, self._place / "run", go_on=go_on), True
+                finally:
+                    unmount(self._place)
+            finally:
+                device.close()
+        finally:
+            os.close(disk)
+
+
+@contextmanager
+def _mounted_from_server(disk: int, log: int, served: Path, place: Path, kind: str) -> Iterator[None]:
+    """`kind` mounted at `place`, from a loop device over the file that the server shows at `served`."""
+    command = [sys.executable, "-m", _SERVER, str(served), str(disk), str(log), str(os.getpid())]
+    server = subprocess.Popen(command, pass_fds=[disk, log], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        _wait_for(served / NAME, server)
+        file = os.open(served / NAME, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            device = LoopDevice(file)
+            try:
+                mount(device.path, place, kind, MOUNT_DATA[kind])
+                try:
+                    yield
+                finally:
+                    unmount(place)
+            finally:
+                device.close()
+        finally:
+            os.close(file)
+        unmount(served)
+    finally:
+        server.kill()  # what still waits for it gets an error
+        server.wait()
+
+
+def _wait_for(path: Path, server: subprocess.Popen[bytes]) -> None:
+    end = monotonic() + _START_S
+    while not path.exists():
+        if server.poll() is not None or monotonic() > end:
+            raise EcrlError(
+                "power-loss", f"the disk over FUSE did not start (exit code {server.poll()})", "see whether mfusepy and fuse3 are installed"
+            )
+        time.sleep(0.002)
+
+
+def _contents(disk: int) -> Iterator[DiskWrite]:
+    """The pages of the disk that are not zero."""
+    zero, at, size = bytes(PAGE), 0, os.fstat(disk).st_size
+    while at < size:
+        try:
+            at = os.lseek(disk, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: nothing but a hole up to the end
+            return
+        end = os.lseek(disk, at, os.SEEK_HOLE)
+        for offset in range(at, end, PAGE):
+            if (data := os.pread(disk, PAGE, offset)) != zero:
+                yield DiskWrite(offset, data)
+        at = end
+
+
+def _example(results: list[tuple[State, Answer, bool]], outcomes: list[str]) -> str:
+    """The first state with the worst outcome, in words."""
+    for worst in ("silent_wrong", "untyped", "hung", "detected", "lost_all", "lost_ack"):
+        if worst in outcomes:
+            state, answer, _ = results[outcomes.index(worst)]
+            lacking = f"without {list(state.dropped)}, torn {state.torn}"
+            return f"{worst}: {state.acknowledged} saves acknowledged, {state.prefix} records, {lacking} {answer.error}".strip()
+    return ""

@@ -1,0 +1,182 @@
+"""What the real arms found, as tables, a figure and sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ecrl_cli.studies.power_loss.real_gates import DRAGGED_ALONG, is_ours, lost, real_gates, total
+from ecrl_cli.studies.power_loss.real_process import OUTCOMES
+from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED
+from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Figure, Findings, Series, Table, proportion, upper_bound
+from ecrl_cli.studies.study import Record
+
+Cells = dict[tuple[str, str], list[Record]]  # by file system and subject
+
+_OUTCOME_COLUMNS = tuple(Column(outcome, outcome.replace("_", " "), "count") for outcome in OUTCOMES)
+_WHO = (Column("fs", "file system"), Column("subject", "subject"))
+_LOSS = (*PROPORTION_COLUMNS, Column("upper", "one-sided exact 95% upper bound of a zero", "share"))
+
+
+def real_findings(records: Sequence[Record], window_s: float) -> Findings:
+    """`window_s`: within which the power loss fell after the first acknowledgement, in seconds."""
+    shutdown = [record for record in records if record.facts["arm"] == "shutdown"]
+    blocks = [record for record in records if record.facts["arm"] == "blocks"]
+    tables: list[Table] = []
+    if shutdown:
+        tables += [_shutdown_table(_cells(shutdown)), _phase_table(shutdown)]
+    if blocks:
+        tables.append(_blocks_table(_cells(blocks)))
+    if planted := [record for record in records if record.facts["variant"] in PLANTS]:
+        tables.append(_planted_table(planted))
+    return Findings(
+        tables=tuple(tables),
+        figures=(_figure(_cells(shutdown)),) if shutdown else (),
+        gates=real_gates(records),
+        notes=(*_shutdown_notes(shutdown, window_s), *_blocks_notes(blocks)),
+    )
+
+
+def _cells(records: Sequence[Record]) -> Cells:
+    cells: Cells = {}
+    for record in records:
+        cells.setdefault((record.facts["fs"], _label(record)), []).append(record)
+    return dict(sorted(cells.items(), key=lambda item: item[0][0]))
+
+
+def _label(record: Record) -> str:
+    facts = record.facts
+    variant = {"": "", SETTLED: ", with pointers and retention"}.get(facts["variant"], f", planted {facts['variant']}")
+    return str(facts["subject"]) + (f", {facts['layout']}" if facts["layout"] else "") + variant
+
+
+def _shutdown_table(cells: Cells) -> Table:
+    columns = (*_WHO, Column("saves", "acknowledged saves", "count"), *_OUTCOME_COLUMNS, *_LOSS, Column("blocks", "lost per block"))
+    rows = [
+        {"fs": fs, "subject": subject, "saves": sum(record.found["acknowledged"] for record in found)}
+        | _loss(found)
+        | {"blocks": ", ".join(f"{lost(block)}/{len(block)}" for block in _blocks(found))}
+        for (fs, subject), found in cells.items()
+    ]
+    note = "Per trial: did recovery give back less than was acknowledged? Subjects that are not ours are read by their own readers, newest first."
+    return Table("real-shutdown", "Acknowledged checkpoints lost when the file system is cut off", columns, tuple(rows), note)
+
+
+def _blocks(records: Sequence[Record]) -> list[list[Record]]:
+    numbers = sorted({record.facts["block"] for record in records})
+    return [[record for record in records if record.facts["block"] == number] for number in numbers]
+
+
+def _loss(records: Sequence[Record]) -> dict[str, Any]:
+    counts = total(records)
+    shares = proportion(lost(records), counts.total())
+    upper = upper_bound(counts.total()) if shares["k"] == 0 and counts.total() else None
+    return {outcome: counts[outcome] for outcome in OUTCOMES} | shares | {"upper": upper}
+
+
+def _phase_table(records: Sequence[Record]) -> Table:
+    """Where in a save the power went: a rig that always hits the same moment would show little."""
+    kinds = sorted({record.facts["fs"] for record in records})
+    counts = {fs: Counter(record.found["phase"] for record in records if record.facts["fs"] == fs) for fs in kinds}
+    phases = sorted(set().union(*counts.values()), key=lambda phase: -sum(count[phase] for count in counts.values()))
+    columns = (Column("phase", "the last point that the save had passed"), *(Column(fs, fs, "count") for fs in kinds))
+    rows = tuple({"phase": phase} | {fs: counts[fs][phase] for fs in kinds} for phase in phases)
+    return Table(
+        "real-phases", "When the power went", columns, rows, "The points are those of the protocol; other subjects only have saving and acknowledged."
+    )
+
+
+def _blocks_table(cells: Cells) -> Table:
+    numbers = ("states", "prefixes", "writes", "flushes", "epochs", "exhausted")
+    labels = (
+        "states rebuilt",
+        "of which prefixes of the log",
+        "writes in the log",
+        "flushes",
+        "groups of writes between flushes",
+        "of which tried in full",
+    )
+    columns = (
+        *_WHO,
+        *(Column(key, label, "count") for key, label in zip(numbers, labels, strict=True)),
+        *_OUTCOME_COLUMNS,
+        Column("k", "lost", "count"),
+    )
+    rows = []
+    for (fs, subject), found in cells.items():
+        facts = {key: sum(record.found[key] for record in found) for key in numbers}
+        counts = total(found)
+        rows.append({"fs": fs, "subject": subject} | facts | {outcome: counts[outcome] for outcome in OUTCOMES} | {"k": lost(found)})
+    note = (
+        "Prefixes of the log, and states that lack some of the writes since the last flush, or parts of one. They are no random sample: no intervals."
+    )
+    return Table("real-blocks", "Two saves, and every moment at which the disk's power may have gone", columns, tuple(rows), note)
+
+
+def _planted_table(records: Sequence[Record]) -> Table:
+    arms = sorted({(record.facts["arm"], record.facts["fs"]) for record in records}, reverse=True)
+    columns = [Column("plant", "fault"), Column("breaks", "what it breaks"), Column("found", "found")]
+    columns += [Column(f"{arm}-{fs}", f"lost, {arm} on {fs}") for arm, fs in arms]
+    rows = []
+    for plant, breaks in PLANTS.items():
+        row: dict[str, Any] = {"plant": plant, "breaks": breaks, "found": "no, as expected" if plant in DRAGGED_ALONG else "no"}
+        for arm, fs in arms:
+            found = [r for r in records if (r.facts["variant"], r.facts["arm"], r.facts["fs"]) == (plant, arm, fs)]
+            row[f"{arm}-{fs}"] = f"{lost(found)} of {total(found).total()}" if found else None
+            row["found"] = "yes" if lost(found) else row["found"]
+        rows.append(row)
+    return Table("real-planted", "Faults planted into atomic_dirsync", tuple(columns), tuple(rows))
+
+
+def _figure(cells: Cells) -> Figure:
+    kinds = sorted({fs for fs, _ in cells})
+    subjects = tuple(dict.fromkeys(subject for _, subject in cells if "planted" not in subject))
+    series = []
+    for fs in kinds:
+        shares = [proportion(lost(cells.get((fs, s), [])), len(cells.get((fs, s), []))) for s in subjects]
+        y, low, high = (tuple(share[key] or 0.0 for share in shares) for key in ("rate", "wilson_low", "wilson_high"))
+        series.append(Series(fs, y, low=low, high=high))
+    return Figure("real-loss", "Shutdowns that lost an acknowledged checkpoint", "bars", "", "share of shutdowns", tuple(series), categories=subjects)
+
+
+def _shutdown_notes(records: Sequence[Record], window_s: float) -> list[str]:
+    notes = []
+    for fs in sorted({record.facts["fs"] for record in records}):
+        safe = [record for record in records if record.facts["fs"] == fs and is_ours(record) and record.facts["subject"] == "atomic_dirsync"]
+        if safe and not lost(safe):
+            kernels = " and ".join(sorted({record.found["kernel"] for record in safe}))
+            notes.append(
+                f"0 of {len(safe)} injected shutdowns (kernel {kernels}, {fs} defaults, saves back to back, shutdown uniform over "
+                f"0-{window_s * 1000:g} ms after the first acknowledgement) lost an acknowledged checkpoint under atomic_dirsync: "
+                f"loss probability per such shutdown below {upper_bound(len(safe)):.2%} at 95% confidence (one-sided, exact)."
+            )
+    if records:
+        notes.append(
+            "The loss rates of the weaker modes depend on when the power goes relative to the next fsync or the journal's timer: they say that "
+            "losses exist, not how often they happen in production. A pointer that is synced after the save takes the save's name along: with "
+            "pointers atomic_nodirsync loses less."
+        )
+        notes.append("The shutdown arm tests the file system's journal and ordering: no lying device cache, no torn sectors.")
+    if late := sum(record.found["late"] for record in records):
+        notes.append(f"{late} saves were acknowledged while their file system was already shutting down: after the power loss, so they do not count.")
+    dragged = [record for record in records if record.facts["variant"] in DRAGGED_ALONG]
+    if dragged and not lost(dragged):
+        kinds = " and ".join(sorted({record.facts["fs"] for record in dragged}))
+        notes.append(
+            f"Without the sync of the run directory 0 of {len(dragged)} lost anything on {kinds}, which write earlier names along with any fsync: "
+            "only the model shows that fault."
+        )
+    return notes
+
+
+def _blocks_notes(records: Sequence[Record]) -> list[str]:
+    safe = [record for record in records if is_ours(record) and record.facts["subject"] == "atomic_dirsync"]
+    if not safe or lost(safe):
+        return []
+    states, prefixes = (sum(record.found[key] for record in safe) for key in ("states", "prefixes"))
+    kinds = ", ".join(sorted({record.facts["fs"] for record in safe}))
+    return [
+        f"atomic_dirsync lost nothing in {states} states of the disk ({prefixes} prefixes of the block log, {states - prefixes} with writes "
+        f"since the last flush missing or torn at 4 KiB) on {kinds}: states of {len(safe)} recorded runs, no probability."
+    ]

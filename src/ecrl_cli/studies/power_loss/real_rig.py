@@ -1,0 +1,123 @@
+"""The process in which file systems are mounted and cut off: mounts of its own, which vanish with it. The study talks to it in lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ecrl_cli.checkpoint.finite  # noqa: F401  (numpy: imported once here instead of in every forked process)
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.errors import EcrlError, shown
+from ecrl_cli.studies.power_loss.disk_mounts import private_mounts
+from ecrl_cli.studies.power_loss.real_blocks import Blocks, BlocksTrial
+from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Who
+from ecrl_cli.studies.power_loss.real_shutdown import Shutdowns, ShutdownTrial
+from ecrl_cli.training.mortal import die_with_parent
+
+_MODULE = "ecrl_cli.studies.power_loss.real_rig"
+_DEADLINE_S = 300.0
+
+
+class Rig:
+    """The study's side. `scratch`: an empty folder for the mount points."""
+
+    def __init__(self, scratch: Path) -> None:
+        command = [sys.executable, "-m", _MODULE, str(scratch), str(os.getpid())]
+        # a session of its own: Ctrl-C is the study's to handle
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+    def shutdown(self, trial: ShutdownTrial) -> dict[str, Any]:
+        return self._ask("shutdown", encode(trial))
+
+    def blocks(self, trial: BlocksTrial) -> dict[str, Any]:
+        return self._ask("blocks", encode(trial))
+
+    def probe(self, kind: str) -> dict[str, Any]:
+        """`error`: why a file system of that kind cannot be made and mounted here (empty: it can). `refusal`: the errno with which it
+        refuses to be cut off (None: it does not)."""
+        return self._ask("probe", kind)
+
+    def close(self) -> None:
+        """End the process; its mounts and loop devices go with it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+    def _ask(self, what: str, value: object) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps([what, value]).encode() + b"\n")
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], _DEADLINE_S)
+        line = self._process.stdout.readline() if ready else b""
+        if not line:
+            raise EcrlError("power-loss", f"the rig gave no answer (exit code {self._process.poll()})", "look at what it printed")
+        answer: dict[str, Any] = json.loads(line)
+        if "defect" in answer:
+            raise EcrlError("power-loss", answer["defect"], "report this")
+        return answer
+
+
+class _Server:
+    """The rig's side."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._prepared = scratch, False
+        self._shutdowns, self._blocks = Shutdowns(scratch), Blocks(scratch)
+
+    def answer(self, what: str, value: Any) -> dict[str, Any]:
+        if what == "probe":
+            return self._probe(value)
+        if what == "shutdown":
+            shutdown = decode(ShutdownTrial, value)
+            self._prepare(shutdown.who)
+            found = self._shutdowns.run(shutdown)
+        else:
+            blocks = decode(BlocksTrial, value)
+            self._prepare(blocks.who)
+            found = self._blocks.run(blocks)
+        return {**found, "kernel": os.uname().release}
+
+    def _probe(self, kind: str) -> dict[str, Any]:
+        try:
+            return {"error": "", "refusal": self._shutdowns.refusal(kind)}
+        except (OSError, EcrlError) as error:
+            return {"error": str(error), "refusal": None}
+
+    def _prepare(self, who: Who) -> None:
+        """Import torch here, once, so that forked processes need not."""
+        if who.subject in TORCH_SUBJECTS and not self._prepared:
+            from ecrl_cli.studies.power_loss.subject_torch import prepare
+
+            prepare(self._scratch / "prepare")
+            self._prepared = True
+
+
+def main(argv: list[str]) -> None:
+    scratch, parent = Path(argv[0]), int(argv[1])
+    die_with_parent(parent)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a child prints is no reply
+    private_mounts()
+    _serve(_Server(scratch), sys.stdin.buffer, replies)
+
+
+def _serve(server: _Server, requests: BinaryIO, replies: BinaryIO) -> None:
+    for line in requests:
+        what, value = json.loads(line)
+        try:
+            reply = server.answer(what, value)
+        except (OSError, EcrlError) as error:
+            reply = {"defect": f"{type(error).__name__}: {shown(str(error), 300)}"}
+        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
