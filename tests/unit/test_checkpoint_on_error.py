@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.checkpoint.client import WriterClient, WriterGone
 from ecrl_cli.checkpoint.strategy import Strategy
+from ecrl_cli.checkpoint.wire import listen
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import StorageError
@@ -77,6 +80,22 @@ def test_overlapped_stops_where_there_is_no_writer_to_save(tmp_path: Path) -> No
     with pytest.raises(StorageError, match=r"step 1 was not saved.*there is no background writer"):
         strategy.save(run.progress())
     strategy.close()
+
+
+def test_a_writer_that_is_lost_at_once_leaves_no_connection_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost_at_once(*_: object) -> None:
+        raise WriterGone("the background writer has ended")
+
+    monkeypatch.setattr(WriterClient, "open", lost_at_once)
+    run = Run()
+    run.train(1)
+    RunLayout(tmp_path).logs.mkdir()
+    with listen(RunLayout(tmp_path).writer):
+        strategy = strategy_of(run, tmp_path, config("overlapped"))
+        strategy.save(run.progress())
+        assert "writer-client" not in [thread.name for thread in threading.enumerate()]
+        strategy.close()
+    assert ends(tmp_path) == [("failed", 1)]
 
 
 def test_a_failure_that_was_told_is_not_forgotten_with_the_writer_that_told_it(tmp_path: Path) -> None:

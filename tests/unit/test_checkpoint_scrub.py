@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,12 @@ from ecrl_cli.checkpoint.manifest import make_commit, read_manifest
 from ecrl_cli.checkpoint.onepass import examine_once
 from ecrl_cli.checkpoint.protocol import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL, OPTIMIZER, TRAIN
 from ecrl_cli.checkpoint.scrub import Scrub, ScrubConfig, sampled, scrub
-from ecrl_cli.checkpoint.store import StoreConfig
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import encode
+from ecrl_cli.errors import StorageError
 from ecrl_cli.storage import reading
+from ecrl_cli.storage.fs import PosixFs
 from tests.unit.checkpoint_support import commit, flip, store_at
 from tests.unit.test_checkpoint_diagnose import CountingFs
 from tests.unit.test_checkpoint_guard import DAMAGES, FORGED_HEADERS, Damage, forge, header_edited
@@ -197,6 +201,55 @@ def test_what_was_set_aside_is_listed_and_not_judged(tmp_path: Path) -> None:
     found = scrub(folder)
     assert names_of(found) == [("step_00000020", True)]
     assert found.aside == (".rejected_step_00000010.abc", ".stage_00000030.0.abc")
+
+
+class AtWork(PosixFs):
+    """As soon as the oldest checkpoint is opened, `store` commits another, and so retires what is too old."""
+
+    def __init__(self, store: CheckpointStore, step: int, *, single: bool) -> None:
+        super().__init__()
+        self._store, self._step, self._single = store, step, single
+        self._lock = threading.Lock()
+
+    def _commit_once(self, name: str) -> None:
+        with self._lock:
+            if name.startswith("step_00000010") and self._step:
+                commit(self._store, self._step, single=self._single)
+                self._step = 0
+
+    def open(self, path: Path, flags: int) -> int:
+        self._commit_once(path.name)
+        return super().open(path, flags)
+
+    def open_at(self, folder: int, name: str, flags: int) -> int:
+        self._commit_once(name)
+        return super().open_at(folder, name, flags)
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("sample", [0, 2])
+def test_what_a_writer_retires_and_commits_meanwhile_is_no_damage(tmp_path: Path, sample: int, single: bool) -> None:
+    folder = folder_of(tmp_path, 3, single=single)
+    store = store_at(tmp_path)
+    found = scrub(folder, config=ScrubConfig(sample), fs=AtWork(store, 40, single=single))
+    store.close()
+    assert store.newest_valid().report.global_step == 40  # type: ignore[union-attr]
+    assert found.valid == len(found.looked) and not found.spread and found.pointers == ()
+    assert len(found.looked) < 3 and found.total < 3
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_what_this_process_lacks_is_not_the_checkpoints_fault(tmp_path: Path, number: int) -> None:
+    folder = folder_of(tmp_path, 2)
+
+    class Poor(PosixFs):
+        def open_at(self, folder: int, name: str, flags: int) -> int:
+            if name == OPTIMIZER:
+                raise StorageError.of("open", name, OSError(number, os.strerror(number)))
+            return super().open_at(folder, name, flags)
+
+    with pytest.raises(StorageError, match=errno.errorcode[number]):
+        scrub(folder, fs=Poor())
 
 
 @pytest.mark.parametrize("gone", [".json", ".safetensors"])

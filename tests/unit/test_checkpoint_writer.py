@@ -19,7 +19,7 @@ from ecrl_cli.checkpoint.manifest import components
 from ecrl_cli.checkpoint.memory import Memory
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.checkpoint.synthetic import image_components, synthetic_image, synthetic_plan
-from ecrl_cli.checkpoint.wire import Channel, connect, encode_parts
+from ecrl_cli.checkpoint.wire import Channel, connect, encode_parts, listen
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
@@ -223,6 +223,41 @@ def test_it_dies_with_the_one_who_started_it(layout: RunLayout, tmp_path: Path) 
         return
     assert select.select([descriptor], [], [], 30)[0], "the writer outlives the one who started it"
     os.close(descriptor)
+
+
+FULL_DISK = """
+import errno, sys, threading
+from ecrl_cli.checkpoint import lines, store, writer
+from ecrl_cli.errors import StorageError
+
+full, save, write = threading.Event(), store.CheckpointStore.save, lines.CheckpointLog.write
+
+def save_when_full(self, image, attempt):
+    full.wait()
+    return save(self, image, attempt)
+
+def refuse_one(self, event, step, **values):
+    if (event, step) == ("received", 20):
+        full.set()
+        raise StorageError.of("append", "the journal", OSError(errno.ENOSPC, "full"))
+    write(self, event, step, **values)
+
+store.CheckpointStore.save, lines.CheckpointLog.write = save_when_full, refuse_one
+writer.main(sys.argv[1:])
+"""
+
+
+def test_it_finishes_what_it_received_before_it_dies_of_a_line_that_does_not_fit(layout: RunLayout) -> None:
+    layout.logs.mkdir()
+    with listen(layout.writer) as listener:
+        command = [sys.executable, "-c", FULL_DISK, str(layout.root), str(listener.fileno())]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, pass_fds=[listener.fileno()])
+    rank = Rank(layout)
+    for step in (10, 20):
+        rank.submit(step)
+    assert process.wait(60) == 1
+    rank.die()
+    assert events(layout) == [("received", 10), ("committed", 10)]
 
 
 def test_a_defect_in_a_thread_ends_the_process_so_that_nobody_waits_for_ever(tmp_path: Path) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ecrl_cli.checkpoint import scrub
 from ecrl_cli.checkpoint.guard import examine
 from ecrl_cli.checkpoint.protocol import COMMIT, LATEST, MODEL, OPTIMIZER
 from ecrl_cli.checkpoint.store import StoreConfig
+from ecrl_cli.checkpoint.synthetic import RUN_ID
 from ecrl_cli.cli import judging
 from ecrl_cli.cli.main import main
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.schema import CheckpointConfig, RunConfig
+from ecrl_cli.errors import StorageError
+from ecrl_cli.records.run_config import store
 from tests.unit.checkpoint_support import commit, flip, store_at
 
 
@@ -130,6 +138,13 @@ def test_repaired_copies_are_written_elsewhere_and_pass(folder: Path, tmp_path: 
     assert examine(tmp_path / "out" / "step_00000020").ok and (folder / "step_00000020" / MODEL).read_bytes() == damaged
 
 
+def test_what_was_found_is_said_where_no_copy_can_be_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(folder / "step_00000020" / MODEL, 9000, 5)
+    assert main(["verify", str(folder), "--repair", "/proc/no-folder-is-made-here"]) == 5
+    out = lines(capsys)
+    assert "byte 9000 bit 5" in out[2] and out[3].startswith("not repaired: ENOENT at /proc/no-folder-is-made-here")
+
+
 def test_bad_arguments_are_refused_before_anything_is_read(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty, run = tmp_path / "empty", tmp_path / "run"
     empty.mkdir()
@@ -164,6 +179,38 @@ def test_a_run_is_judged_as_ever_and_scrubbed_when_asked(
     assert lines(capsys) == ["it is valid"]
     assert main(["verify", str(tmp_path), "--scrub"]) == 1
     assert lines(capsys)[:2] == ["it is valid", f"{folder}: 3 checkpoints, 2 valid, 1 refused"]
+
+
+def test_the_checkpoints_of_a_run_must_be_its_own_and_no_larger_than_it_allows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def config_of(identity: str, max_bytes: int) -> None:
+        stored = store(replace(RunConfig(), checkpoint=CheckpointConfig(max_bytes=max_bytes)))
+        (folder.parent / "config.json").write_text(json.dumps(encode(replace(stored, run_id=identity))))
+
+    config_of(RUN_ID, 2**40)
+    assert main(["verify", str(folder)]) == 0
+    config_of("6" * 64, 2**40)
+    assert main(["verify", str(folder)]) == 4
+    assert "step_00000030: refused by commit: belongs to run" in capsys.readouterr().out
+    config_of(RUN_ID, 1000)
+    assert main(["verify", str(folder / "step_00000030")]) == 4
+    assert main(["verify", str(folder / "step_00000030"), "--max-bytes", "1000000"]) == 0
+
+
+def test_a_folder_that_cannot_be_looked_at_hides_no_other_answer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, tmp_path / "other", symlinks=True)
+    (tmp_path / "other" / "step_00000030" / "poor").touch()
+
+    def poor(path: Path, *args: Any) -> Any:
+        if (path / "poor").exists():
+            raise StorageError.of("open", path, OSError(errno.EMFILE, "Too many open files"))
+        return examine(path, *args)
+
+    monkeypatch.setattr(scrub, "examine_once", poor)
+    assert main(["verify", str(folder), str(tmp_path / "other")]) == 5
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{folder}: 3 checkpoints, 3 valid") and "EMFILE" in said.err
 
 
 def test_names_that_could_write_to_a_terminal_are_masked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,11 +13,13 @@ from typing import Any, ClassVar
 import pytest
 
 from ecrl_cli.cli.main import main
-from ecrl_cli.config.studies import WriteLatency
+from ecrl_cli.config.studies import Corruption, WriteLatency
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.errors import EcrlError, RecordError, RunDirectoryError
+from ecrl_cli.errors import EcrlError, RecordError, RunDirectoryError, Stopped
 from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.records.journal import read_journal
 from ecrl_cli.studies import catalog
+from ecrl_cli.studies.pool import results
 from ecrl_cli.studies.result import Findings, proportion, upper_bound
 from ecrl_cli.studies.runner import check_folder, replay, run_study
 from ecrl_cli.studies.study import Record, Setting, Skip, Trial
@@ -100,6 +103,58 @@ def test_sigterm_stops_a_study_with_its_own_code(tmp_path: Path, toy: type[Toy])
     assert result(tmp_path / "cut")["done"] == 2 and signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_before_the_first_trial_or_in_a_replay_has_the_code_of_its_signal(
+    tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def plan(study: Toy) -> Sequence[Trial]:
+        signal.raise_signal(number)
+        raise AssertionError
+
+    monkeypatch.setattr(toy, "plan", plan)
+    before = signal.getsignal(signal.SIGTERM)
+    works: list[Callable[[], int]] = [
+        lambda: run_study(CONFIG, tmp_path / "cut", lambda line: None),
+        lambda: replay(replace(CONFIG, trial="toy/7")),
+    ]
+    for work in works:
+        with pytest.raises((Stopped, KeyboardInterrupt)) as stopped:
+            work()
+        assert getattr(stopped.value, "exit_code", 130) == 128 + number
+        assert toy.ran[-1] == "closed" and signal.getsignal(signal.SIGTERM) is before
+    assert not (tmp_path / "cut" / ".scratch").exists()
+
+
+def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path, toy: type[Toy]) -> None:
+    """The next start closes it with a newline; from then on it stands in the middle."""
+    run_study(CONFIG, tmp_path / "torn", lambda line: None)
+    trials = tmp_path / "torn" / "trials.jsonl"
+    whole, lines = drawn(tmp_path / "torn"), trials.read_bytes().splitlines(keepends=True)
+    trials.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
+    for _ in range(2):
+        assert run_study(CONFIG, tmp_path / "torn", lambda line: None) == 0
+    assert whole == {record.key: record.found["drawn"] for record in read_journal(trials, Record).events}
+
+
+def test_what_a_killed_start_left_half_written_is_no_strangers_file(tmp_path: Path, toy: type[Toy]) -> None:
+    (tmp_path / ".environment.json.0badcafe.tmp").touch()
+    check_folder(CONFIG, tmp_path)
+    assert run_study(CONFIG, tmp_path, lambda line: None) == 0
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def die(trial: Trial) -> None:
+    """What a worker does that the system kills."""
+    os._exit(1)
+
+
+def test_a_worker_that_dies_is_an_error_of_one_line(tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecrl_cli.studies.pool._work", die)
+    study = toy(Setting(CONFIG, tmp_path))
+    with pytest.raises(EcrlError, match="a worker process has died"):
+        list(results(replace(CONFIG, study=Corruption(), workers=2), tmp_path, study, study.plan(), say=lambda line: None))
+
+
 def test_a_trial_draws_the_same_whatever_ran_before_it(tmp_path: Path, toy: type[Toy], capsys: pytest.CaptureFixture[str]) -> None:
     run_study(CONFIG, tmp_path / "all", lambda line: None)
     assert replay(replace(CONFIG, trial="toy/7")) == 0
@@ -149,18 +204,37 @@ def test_only_its_own_folder_is_used(tmp_path: Path, toy: type[Toy]) -> None:
         check_folder(CONFIG, tmp_path / "mine")
 
 
+def test_records_of_other_code_are_not_gone_on_with(tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch) -> None:
+    run_study(CONFIG, tmp_path, lambda line: None)
+    check_folder(CONFIG, tmp_path)
+    monkeypatch.setattr("ecrl_cli.studies.runner.code_revision", lambda: "ecrl 99")
+    with pytest.raises(RunDirectoryError, match="trials of both would be mixed"):
+        check_folder(CONFIG, tmp_path)
+
+
+def test_a_record_that_tried_something_else_counts_for_nothing(tmp_path: Path, toy: type[Toy]) -> None:
+    run_study(CONFIG, tmp_path, lambda line: None)
+    trials = tmp_path / "trials.jsonl"
+    trials.write_text(trials.read_text().replace('"facts":{"number":3}', '"facts":{"number":33}'))
+    toy.ran.clear()
+    run_study(CONFIG, tmp_path, lambda line: None)
+    assert toy.ran == ["toy/3", "closed"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "study: has no value"),
         (["study=corrupt"], "did you mean corruption?"),
         (["study=corruption", "study.trails=3"], "did you mean study.trials?"),
-        (["study=corruption", "study.trials=0"], "study.trials: must be >= 1, got 0"),
+        (["study=corruption", "study.trials=0"], "study.trials: must be >= 1 and < 100001, got 0"),
         (["study=corruption", "study.trials=many"], "study.trials: must be an integer"),
         (["study=write-latency", "study.modes=[atomic]"], "study.modes: must be one of unsafe, atomic_nodirsync, atomic_dirsync, got 'atomic'"),
         (["study=write-latency", "study.modes=unsafe"], "study.modes: must be a list of names"),
         (["study=write-latency", "study.modes=[]"], "study.modes: must name at least one"),
         (["study=write-latency", "study.modes=[unsafe,unsafe]"], "study.modes: must name at least one, each once"),
+        (["study=write-latency", "study.checkpoints=100000000"], "study.checkpoints: must be >= 1 and < 100001, got 100000000"),
+        (["study=write-latency", "study.checkpoints=100000", "study.seeds=2"], "are more than 100000 saves per mode"),
         (["study=write-latency", "target_steps=3"], "target_steps: unknown key"),
         (["study=write-latency", "seed=-1"], "seed: must be in 0 .. 2^63-1"),
         (["study=write-latency", "seed=1", "seed=2"], "seed: given twice"),

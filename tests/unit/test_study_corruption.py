@@ -25,6 +25,7 @@ from ecrl_cli.studies.corruption.findings import findings
 from ecrl_cli.studies.corruption.mechanisms import seen_by
 from ecrl_cli.studies.corruption.shelf import look_at, taken
 from ecrl_cli.studies.corruption.study import make
+from ecrl_cli.studies.corruption.tables_faults import published_findings
 from ecrl_cli.studies.corruption.tables_other import anchor_findings, planted_findings
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record, Setting, Trial
@@ -247,6 +248,22 @@ def test_a_guard_that_refuses_everything_fails_the_gates(setting: Setting, monke
 
 def test_recovery_that_believes_the_newest_name_fails_its_gate(setting: Setting) -> None:
     assert failed(findings(records(setting, of_arm(setting, recovery.ARM), partial(mutants.planted, "recovery asks the guard")))) == {"recovery"}
+
+
+@pytest.mark.parametrize(("outcomes", "bound"), [(["detected"] * 3, True), (["detected", "silent_wrong"], False), ([], False)])
+def test_a_bound_is_stated_for_none_missed_alone(outcomes: list[str], bound: bool) -> None:
+    found = {"changed": True, "layer": "", "mechanisms": []}
+    rows = [Record(str(n), {"arm": "published", "fault": "bitflip"}, found | {"outcome": each}, 0.0) for n, each in enumerate(outcomes)]
+    assert any("With none missed" in note for note in published_findings(rows).notes) == bound
+
+
+def test_an_exception_over_the_pointer_is_an_outcome(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    (trial,) = [trial for trial in of_arm(setting, exhaustive.ARM) if trial.key == "exhaustive/group/latest.json/000000"]
+    monkeypatch.setattr(exhaustive, "newest_valid", broken)
+    assert make(setting).run(trial)["untyped"] > 0
 
 
 def test_a_study_without_no_ops_or_without_an_effect_fails_its_gates(setting: Setting) -> None:

@@ -18,15 +18,18 @@ import pytest
 from ecrl_cli.checkpoint.protocol import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER
 from ecrl_cli.config.studies import WRITING, CrashPoints
 from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.crash_points.bench import Bench
 from ecrl_cli.studies.crash_points.findings import findings
 from ecrl_cli.studies.crash_points.killer import memory_there
 from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, PUBLISHED, survivor
-from ecrl_cli.studies.crash_points.scene import Payload, image_of, remains
+from ecrl_cli.studies.crash_points.scene import History, Payload, expected_of, image_of, recover, remains, store_config
 from ecrl_cli.studies.crash_points.search import UNSEEN, search
 from ecrl_cli.studies.crash_points.study import make
 from ecrl_cli.studies.crash_points.victims import Save
 from ecrl_cli.studies.planted import PLANTED
+from ecrl_cli.studies.planted_guard import blind_at
+from ecrl_cli.studies.planted_store import PlantedStore
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record, Setting, Study, Trial
 
@@ -111,7 +114,42 @@ def test_a_planted_bug_that_is_not_found_fails_its_gate(records: list[Record]) -
 
 def test_nothing_tried_is_no_pass() -> None:
     failed = {gate.name for gate in findings([], in_memory=True).gates if not gate.passed}
-    assert failed >= {"silent_wrong", "lost_ack", "survivor", "half", "again", "hit"}
+    assert failed >= {"silent_wrong", "lost_ack", "survivor", "again", "hit"}
+
+
+def test_a_gate_counts_only_what_was_tried_for_it(records: list[Record]) -> None:
+    """No save follows a random kill, and only atomic groups are looked at for halves."""
+    said = {gate.name: gate.message for gate in findings(records, in_memory=True).gates}
+    crashes = [record for record in records if record.facts["kind"] != "kill"]
+    atomic = [record for record in records if record.facts["mode"] == "atomic_dirsync"]
+    assert said["again"].startswith(f"0 of {len(crashes)} trials") and said["half"].startswith(f"0 of {len(atomic)} trials")
+    assert "planted" not in said, "none was planted"
+    assert "half" not in {gate.name for gate in findings([r for r in records if r not in atomic], in_memory=True).gates}
+
+
+def test_a_study_that_is_stopped_among_its_first_kills_can_be_concluded(records: list[Record]) -> None:
+    """With kills in one mode only, nothing is said of the others."""
+    first = next(record for record in records if record.facts["kind"] == "kill")
+    stopped = [record for record in records if record.facts["kind"] != "kill" or record is first]
+    assert len(findings(stopped, in_memory=True).notes) == 1
+
+
+@pytest.mark.parametrize("layout", ["group", "single"])
+def test_a_guard_that_lets_a_changed_byte_pass_is_not_believed(tmp_path: Path, layout: str) -> None:
+    history, run = History(tmp_path / "history", PAYLOAD, layout), RunLayout(tmp_path / "run")
+    history.lay(run.root)
+    name = "step_00000020" + (".safetensors" if layout == "single" else f"/{MODEL}")
+    data = (run.checkpoints / name).read_bytes()
+    (run.checkpoints / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with closing(PlantedStore(run.checkpoints, store_config("atomic_dirsync"))) as store:
+        assert recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome == "lost_ack", "the sound guard passes over it"
+        store.look = blind_at("hash")
+        assert recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome == "silent_wrong"
+
+
+def test_a_kill_that_comes_when_all_is_saved_hits_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecrl_cli.studies.crash_points.bench.BACK_TO_BACK", 1)
+    assert not bench.kill(Save("unsafe", "group"), 0.001)["hit"]
 
 
 @pytest.mark.parametrize("bug", ["ack_before_rename", "janitor_sweeps_old", "overwrite_in_place", "stage_reused", "guard_skips_commit"])
@@ -208,7 +246,8 @@ def test_the_state_of_the_files_in_the_published_words(tmp_path: Path, said: str
 
 
 @pytest.mark.skipif(not memory_there(), reason="no folder in memory here")
-def test_the_folder_in_memory_goes_when_the_study_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_folder_in_memory_goes_when_the_study_and_its_group_are_killed(tmp_path: Path, number: int) -> None:
     code = (
         "import os, signal\n"
         "from ecrl_cli.studies.crash_points.bench import Bench\n"
@@ -217,11 +256,12 @@ def test_the_folder_in_memory_goes_when_the_study_is_killed(tmp_path: Path) -> N
         "print(killer.folder, killer._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as study:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path, process_group=0) as study:
         assert study.stdout is not None
         folder, _, pid = study.stdout.readline().strip().rpartition(" ")
         assert Path(folder).is_dir()
         descriptor = os.pidfd_open(int(pid))
+        os.killpg(study.pid, number)
         study.kill()
     assert select.select([descriptor], [], [], 30)[0], "the killer outlives the study"
     os.close(descriptor)

@@ -18,7 +18,7 @@ from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.writing import TEMPORARY
 
 _STALE = (errno.ENOENT, errno.ESTALE)
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)  # trouble of this process, not of a checkpoint
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)  # trouble of this process, not of a checkpoint
 _LATE = tuple(errno.errorcode[number] for number in _STALE)  # how a StorageError's text begins
 _LOOKS, _LATE_NAMES = 8, 16  # how often the folder is looked through anew, and how many names may be late
 
@@ -103,7 +103,7 @@ def _first_valid(listed: Iterable[Entry], root: Path, examine: Callable[[Path], 
         report = examine(entry.path)
         if report.ok:
             return Choice(report, tuple(rejected))
-        if report.unread is not None and report.unread.errno in _PASSING:
+        if report.unread is not None and report.unread.errno in PASSING:
             raise report.unread
         rejected.append(Rejected(entry.path.relative_to(root.parent).as_posix(), report.layer, report.reason))
     return Choice(None, tuple(rejected))

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class GuardReport:
     run_id: str | None = None
     commit_sha256: str | None = None
     manifest: Manifest | None = None
-    unread: StorageError | None = None
+    unread: StorageError | None = field(default=None, compare=False)
 
 
 class Refused(Exception):
@@ -88,8 +88,7 @@ def examine(path: Path, config: GuardConfig | None = None, fs: Fs | None = None)
             if config.contents:
                 _check_contents(fs, found)
     except Refused as refused:
-        unread = refused.__cause__ if isinstance(refused.__cause__, StorageError) else None
-        return replace(report_of(path, found, refused.layer, refused.reason), unread=unread)
+        return report_of(path, found, refused)
     return report_of(path, found)
 
 
@@ -279,17 +278,18 @@ def _expect_hash(name: str, sha256: str, entry: PartEntry) -> None:
         raise Refused("hash", f"{name} does not match its SHA-256")
 
 
-def report_of(path: Path, found: OpenCheckpoint, layer_name: str = "", reason: str = "") -> GuardReport:
-    """What is known of the checkpoint; refused if a layer is named."""
+def report_of(path: Path, found: OpenCheckpoint, refused: Refused | None = None) -> GuardReport:
+    """What is known of the checkpoint, and why it is refused if it is."""
     commit = found.commit
     return GuardReport(
         path=path,
-        ok=not layer_name,
-        layer=layer_name,
-        reason=reason,
+        ok=refused is None,
+        layer=refused.layer if refused else "",
+        reason=refused.reason if refused else "",
         global_step=commit.global_step if commit else None,
         attempt=commit.attempt if commit else None,
         run_id=commit.run_id if commit else None,
         commit_sha256=commit.self_sha256 if commit else None,
         manifest=found.manifest,
+        unread=refused.__cause__ if refused and isinstance(refused.__cause__, StorageError) else None,
     )

@@ -31,7 +31,7 @@ def examine_once(path: Path, config: GuardConfig | None = None, fs: Fs | None = 
         with opened(path, config, fs, found):
             _check_contents(fs, found)
     except Refused as refused:
-        return report_of(path, found, refused.layer, refused.reason)
+        return report_of(path, found, refused)
     return report_of(path, found)
 
 

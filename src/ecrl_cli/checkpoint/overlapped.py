@@ -114,11 +114,13 @@ class OverlappedStrategy:
         return self._client
 
     def _connected(self, layout: Layout) -> WriterClient | None:
-        context = self._context
+        context, client = self._context, None
         try:
             client = WriterClient(context.layout, lambda memory: self._slot(memory, layout))
             client.open(context.attempt, layout.nbytes, self._max_inflight, layout.plan.parts)
         except WriterGone:
+            if client is not None:
+                client.close()
             return None
         return client
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from ecrl_cli.storage.reading import RefusedFile, open_regular, pieces
 
 def check_folder(out: Path, keep_out: Path) -> None:
     """RunDirectoryError unless `out` is new or empty, and outside of `keep_out`, where the damaged ones lie."""
-    if out.resolve().is_relative_to(keep_out.resolve()):
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(keep_out)):  # a loop of links, too, has a place
         raise RunDirectoryError(shown(str(out)), "lies among the checkpoints that are looked at", "name a folder elsewhere")
     if not out.parent.is_dir():
         raise RunDirectoryError(shown(str(out.parent)), "does not exist", "make it, or name another folder")
@@ -35,8 +36,8 @@ def repair(path: Path, diagnosis: Diagnosis, out: Path, config: GuardConfig | No
     fs, config = fs or PosixFs(), config or GuardConfig(trust_owner=True)
     if not diagnosis.repairable:
         raise StorageError("repair", f"{path.name} is damaged beyond what its hashes can confirm", "resume from another checkpoint")
-    with suppress(FileExistsError):
-        out.mkdir(mode=0o700)
+    if not out.is_dir():
+        fs.mkdir(out)
     stage = out / f"{STAGE_PREFIX}repair.{secrets.token_hex(4)}"
     fs.mkdir(stage)
     try:

@@ -74,7 +74,8 @@ def holds_checkpoints(folder: Path) -> bool:
 
 
 def scrub(folder: Path, names: Sequence[str] | None = None, config: ScrubConfig | None = None, fs: Fs | None = None) -> Scrub:
-    """Look at the checkpoints in `folder`: all with its pointers, or those of these `names` alone. StorageError where it cannot be listed."""
+    """Look at the checkpoints in `folder`: all with its pointers, or those of these `names` alone. A writer may be at work meanwhile.
+    StorageError where it cannot be listed, or where this process lacks what it takes to look (descriptors, memory)."""
     config, fs = config or ScrubConfig(), fs or PosixFs()
     entries = [entry for entry in _entries(fs, folder) if names is None or entry.path.name in names]
     sample = sampled(entries, config.sample)
@@ -82,11 +83,12 @@ def scrub(folder: Path, names: Sequence[str] | None = None, config: ScrubConfig 
     spread = len(sample) < len(entries) and not all(one.ok for one in looked.values())
     if spread:
         looked |= _look([entry for entry in entries if entry not in looked], config, fs)
+    total = len(looked) if spread else len(entries) - len(sample) + len(looked)
     if names is not None:
-        return Scrub(folder, _in_order(entries, looked), len(entries), spread, (), ())
+        return Scrub(folder, _in_order(entries, looked), total, spread, (), ())
     refused = {entry.path.name for entry, one in looked.items() if not one.ok}
     aside = tuple(name for name in fs.listdir(folder) if name.startswith(_ASIDE))
-    return Scrub(folder, _in_order(entries, looked), len(entries), spread, _pointers(fs, folder, entries, refused), aside)
+    return Scrub(folder, _in_order(entries, looked), total, spread, _pointers(fs, folder, refused), aside)
 
 
 def _entries(fs: Fs, folder: Path) -> list[Entry]:
@@ -106,27 +108,35 @@ def sampled(entries: list[Entry], count: int) -> list[Entry]:
 
 
 def _look(entries: list[Entry], config: ScrubConfig, fs: Fs) -> dict[Entry, Looked]:
+    """What each is, without those that are gone when they have been looked at: retired, which is no damage."""
     ask = examine if config.deep else examine_once
     with ThreadPoolExecutor(workers()) as pool:  # while the parts of one are read, those of another are hashed
         reports = list(pool.map(lambda entry: ask(entry.path, config.guard, fs), entries))
+    for report in reports:
+        if report.unread is not None and report.unread.errno in catalog.PASSING:
+            raise report.unread
     diagnoses = [None if report.ok else diagnose(report.path, config.guard, fs) for report in reports]
-    return {entry: Looked(report, found) for entry, report, found in zip(entries, reports, diagnoses, strict=True)}
+    looked = {entry: Looked(report, found) for entry, report, found in zip(entries, reports, diagnoses, strict=True)}
+    return {entry: one for entry, one in looked.items() if one.ok or any(_exists(fs, path) for path in entry.files)}
 
 
 def _in_order(entries: list[Entry], looked: dict[Entry, Looked]) -> tuple[Looked, ...]:
     return tuple(looked[entry] for entry in entries if entry in looked)
 
 
-def _pointers(fs: Fs, folder: Path, entries: list[Entry], refused: set[str]) -> tuple[str, ...]:
-    """What is wrong with the pointers that are there. Recovery does not need them; a person or a script that reads them does."""
-    there, found = {entry.path.name for entry in entries}, []
+def _pointers(fs: Fs, folder: Path, refused: set[str]) -> tuple[str, ...]:
+    """What is wrong with the pointers that are there. Recovery does not need them; a person or a script that reads them does.
+
+    The folder is listed once more after each was read: it may name a checkpoint that was committed during the look.
+    """
+    found = []
     for name, target_of in ((LATEST, _named_in_latest), (LATEST_OK, _named_by_link)):
         try:
             target = target_of(fs, folder)
         except (StorageError, RefusedFile, ValueError, RecursionError, OSError) as error:
             found.append(f"{name} is damaged ({str(error)[:120]})")
             continue
-        if target is not None and target not in there:
+        if target is not None and target not in {entry.path.name for entry in _entries(fs, folder)}:
             found.append(f"{name} points to {target[:80]!r}, which is no checkpoint here")
         elif target in refused:
             found.append(f"{name} points to {target}, which is refused")

@@ -69,9 +69,17 @@ class Writer:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """For ever."""
+        """For ever. Whatever ends it (a journal on a full disk, say), what was received is finished first."""
         threading.Thread(target=self._work, name="save", daemon=True).start()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        try:
+            self._serve()
+        finally:
+            done = threading.Event()
+            self._jobs.put(done.set)
+            done.wait()
+
+    def _serve(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from ecrl_cli.checkpoint.scrub import ScrubConfig
 from ecrl_cli.cli.answers import Answer
 from ecrl_cli.cli.folders import Checkpoints, Parser, checked, checkpoints_of, sorted_out
 from ecrl_cli.cli.scrubbing import scrubbed
-from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RecordError
+from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RecordError, StorageError
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import render
@@ -30,7 +32,7 @@ _WORST_FIRST = (5, 4, 1, 2, 3, 0)
 
 def verify(argv: Sequence[str]) -> int:
     """0 if everything is valid; else the worst: 4 a folder has checkpoints and none is valid, 1 a run or a checkpoint is invalid, 2 a
-    run's records cannot be read, 3 evidence is missing for one. 5 where a repaired copy could not be written."""
+    run's records cannot be read, 3 evidence is missing for one. 5 where a folder could not be looked at or a repaired copy not be written."""
     flags = _parser().parse_args(list(argv))
     reference = checked(flags.reference) if flags.reference else None
     runs, folders = sorted_out(flags.folders)
@@ -38,9 +40,12 @@ def verify(argv: Sequence[str]) -> int:
         folders += [found for run in runs if (found := checkpoints_of(run)) is not None]
     _check_flags(flags, folders)
     answers = {str(run): _answer(run, reference) for run in runs}
-    guard = GuardConfig(max_bytes=flags.max_bytes or GuardConfig.max_bytes, trust_owner=True)
     for folder in folders:
-        answers[folder.label] = scrubbed(folder, ScrubConfig(flags.sample, flags.deep, guard), flags.repair)
+        config = ScrubConfig(flags.sample, flags.deep, _guard(folder.folder.resolve(), flags.max_bytes))
+        try:
+            answers[folder.label] = scrubbed(folder, config, flags.repair)
+        except StorageError as error:  # this folder cannot be looked at; what is known of the others is said
+            answers[folder.label] = _unreadable(folder.label, error)
     if flags.json:
         sys.stdout.write(json.dumps({name: answer.document for name, answer in answers.items()}, indent=2) + "\n")
     for answer in answers.values():
@@ -61,6 +66,16 @@ def _parser() -> Parser:
     return parser
 
 
+def _guard(folder: Path, max_bytes: int) -> GuardConfig:
+    """Whoever owns the files. Where `folder` lies in its run, the checkpoints must be that run's, and may be as large as it allows."""
+    layout, run_id, allowed = RunLayout(folder.parent), "", GuardConfig.max_bytes
+    if layout.checkpoints == folder:
+        with suppress(EcrlError, OSError):  # without its config.json, nobody's
+            stored = read_run_config(layout)
+            run_id, allowed = stored.run_id, stored.config.checkpoint.max_bytes
+    return GuardConfig(run_id, max_bytes or allowed, trust_owner=True)
+
+
 def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
     for name in ("sample", "max_bytes"):
         if getattr(flags, name) < 0:
@@ -77,7 +92,7 @@ def _answer(run: Path, reference: Path | None) -> Answer:
     try:
         verdict = judge(run, reference)
     except (EvidenceMissing, RecordError) as error:  # this run cannot be judged; the others can
-        return _unreadable(run, error)
+        return _unreadable(str(run), error)
     document = verdict.to_json()
     _keep(run, document, _apart(run, reference, document.get("reference", "")))
     return Answer(render(verdict).rstrip(), document, _EXIT[verdict.status])
@@ -94,8 +109,8 @@ def _apart(run: Path, reference: Path | None, name: str) -> dict[str, Any] | Non
         return None
 
 
-def _unreadable(run: Path, error: EcrlError) -> Answer:
-    return Answer(f"ecrl: error: {run}: {error.line()}", {"status": "unknown", "error": error.line()}, error.exit_code)
+def _unreadable(label: str, error: EcrlError) -> Answer:
+    return Answer(f"ecrl: error: {label}: {error.line()}", {"status": "unknown", "error": error.line()}, error.exit_code)
 
 
 def _keep(run: Path, document: dict[str, Any], apart: dict[str, Any] | None) -> None:

@@ -41,11 +41,11 @@ def study(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
     # Here and not above: scipy and pandas take a second that bad input need not wait for.
     from ecrl_cli.studies.runner import check_folder, replay, run_study
 
+    os.umask(0o077)
     if configs[0].trial:
         return max(replay(config) for config in configs)
     for config, place in zip(configs, places, strict=True):
         check_folder(config, place)
-    os.umask(0o077)
     codes: dict[str, int] = {}
     for config, place in zip(configs, places, strict=True):
         codes[str(place)] = run_study(config, place, say)

@@ -73,7 +73,9 @@ Examples
                      manifest are those that were digested. --deep would see a writer that digested other bytes than it wrote.
   --repair OUT_DIR   write corrected copies of damaged checkpoints, if the corrected bytes match all hashes and the guard passes them;
                      OUT_DIR must be new or empty. The damaged ones stay as they are, and so does the exit code (5: the disk refused).
-  --max-bytes N      read checkpoints larger than 64 GiB, up to N bytes
+  --max-bytes N      read checkpoints of up to N bytes, not of what their run allows (64 GiB by default)
+
+In a run's checkpoints/, a checkpoint of another run is refused. A MAC (checkpoint.hmac_key_file) is not looked at: only who has the key can.
 
 """
 

@@ -12,6 +12,14 @@ WRITING = ("blocking", "overlapped")
 POWER_LOSS_WORKLOADS = ("first", "one", "two", "pointer", "retention", "overlapped", "stale_stage", "rejected", "again", "recovery")
 
 
+MOST = 100_000  # of any count: a plan is made whole before the first trial
+
+
+def count(default: int, minimum: int) -> Any:
+    """A number of things to try: `minimum` to MOST."""
+    return field(default=default, metadata={"minimum": minimum, "below": MOST + 1})
+
+
 def some_of(choices: tuple[str, ...], default: tuple[str, ...] | None = None) -> Any:
     """A field that holds any of `choices`, each once; all of them unless `default` says fewer."""
     return field(default=choices if default is None else default, metadata={"choices": choices})
@@ -24,8 +32,8 @@ class WriteLatency:
     name: str = "write-latency"
     modes: tuple[str, ...] = some_of(WRITE_MODES)
     layout: str = field(default="group", metadata={"choices": LAYOUTS})
-    seeds: int = at_least(10, 1)
-    checkpoints: int = at_least(40, 1)
+    seeds: int = count(10, 1)
+    checkpoints: int = count(40, 1)
     model_bytes: int = at_least(128 * 1024, 4)
     optimizer_bytes: int = at_least(64 * 1024, 4)
 
@@ -39,9 +47,9 @@ class CrashPoints:
     modes: tuple[str, ...] = some_of(WRITE_MODES)
     layouts: tuple[str, ...] = some_of(LAYOUTS)
     strategies: tuple[str, ...] = some_of(WRITING)
-    trials: int = at_least(400, 1)
-    fewer: int = at_least(10, 1)
-    kills: int = at_least(2000, 0)
+    trials: int = count(400, 1)
+    fewer: int = count(10, 1)
+    kills: int = count(2000, 0)
     model_bytes: int = at_least(16 * 1024, 4)
     optimizer_bytes: int = at_least(8 * 1024, 4)
     in_memory: bool = True
@@ -64,12 +72,12 @@ class PowerLoss:
     modes: tuple[str, ...] = some_of(WRITE_MODES)
     planted: bool = True
     model_workloads: tuple[str, ...] = some_of(POWER_LOSS_WORKLOADS)
-    model_states: int = at_least(2048, 64)
-    model_second: int = at_least(100, 4)
-    model_folders: int = at_least(2000, 1)
-    real_trials: int = at_least(30, 1)
-    real_blocks: int = at_least(5, 1)
-    real_states: int = at_least(80, 1)
+    model_states: int = count(2048, 64)
+    model_second: int = count(100, 4)
+    model_folders: int = count(2000, 1)
+    real_trials: int = count(30, 1)
+    real_blocks: int = count(5, 1)
+    real_states: int = count(80, 1)
     real_window_s: float = positive(0.03)
     real_model_bytes: int = at_least(32 * 1024, 4)
     real_optimizer_bytes: int = at_least(16 * 1024, 4)
@@ -82,11 +90,11 @@ class Corruption:
 
     name: str = "corruption"
     arms: tuple[str, ...] = some_of(("published", "exhaustive", "random", "structural", "recovery", "clean", "anchors"))
-    trials: int = at_least(400, 1)
-    random: int = at_least(1000, 1)
-    seeds: int = at_least(20, 1)
-    clean: int = at_least(10_000, 1)
-    flips: int = at_least(300, 1)
+    trials: int = count(400, 1)
+    random: int = count(1000, 1)
+    seeds: int = count(20, 1)
+    clean: int = count(10_000, 1)
+    flips: int = count(300, 1)
     planted: bool = True
 
 
@@ -100,7 +108,7 @@ class IoErrors:
     operations: tuple[str, ...] = some_of(("save", "save again", "settle", "recover", "claim", "set aside"))
     modes: tuple[str, ...] = some_of(WRITE_MODES)
     layouts: tuple[str, ...] = some_of(LAYOUTS)
-    spaces: int = at_least(200, 1)
+    spaces: int = count(200, 1)
     planted: bool = True
 
 
@@ -110,7 +118,7 @@ class DiskTimeline:
 
     name: str = "disk-timeline"
     modes: tuple[str, ...] = some_of(WRITE_MODES)
-    checkpoints: int = at_least(4, 1)
+    checkpoints: int = count(4, 1)
     every_s: float = positive(3.0)
     interval_s: float = positive(1.0)
     fine_s: float = positive(0.1)
@@ -127,10 +135,10 @@ class Writers:
     """
 
     name: str = "writers"
-    races: int = at_least(200, 1)
-    every: int = at_least(1, 1)
-    lies: int = at_least(100, 1)
-    saves: int = at_least(200, 1)
+    races: int = count(200, 1)
+    every: int = count(1, 1)
+    lies: int = count(100, 1)
+    saves: int = count(200, 1)
     planted: bool = True
 
 
@@ -139,7 +147,7 @@ class Hostile:
     """Checkpoints and records prepared by an adversary. `every`: try each `every`-th input. `deadline_s`: then a look counts as hung."""
 
     name: str = "hostile"
-    every: int = at_least(1, 1)
+    every: int = count(1, 1)
     deadline_s: float = positive(300.0)
 
 

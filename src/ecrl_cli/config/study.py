@@ -13,7 +13,7 @@ from ecrl_cli.config.fields import convert
 from ecrl_cli.config.keys import did_you_mean
 from ecrl_cli.config.registry import unknown
 from ecrl_cli.config.schema import at_least
-from ecrl_cli.config.studies import STUDIES
+from ecrl_cli.config.studies import MOST, STUDIES, WriteLatency
 from ecrl_cli.config.tree import plain
 from ecrl_cli.errors import ConfigError, shown
 
@@ -59,6 +59,7 @@ def build_study(composed: Mapping[str, Any]) -> StudyConfig:
     _refuse_unknown([str(key) for key in inner], [f.name for f in fields(STUDIES[name])], "study.")
     study = convert(STUDIES[name], inner, "study.")
     _check_lists(study)
+    _check_size(study)
     return StudyConfig(study, **encode(convert(_Around, values)))
 
 
@@ -73,6 +74,12 @@ def _check_lists(study: Any) -> None:
     for key, value in encode(study).items():
         if isinstance(value, list) and (not value or len(set(value)) < len(value)):
             raise ConfigError(f"study.{key}", f"must name at least one, each once, got {shown(value)}")
+
+
+def _check_size(study: Any) -> None:
+    if isinstance(study, WriteLatency) and study.seeds * study.checkpoints > MOST:
+        fact = f"{study.seeds} seeds of {study.checkpoints} checkpoints are more than {MOST} saves per mode"
+        raise ConfigError("study.checkpoints", fact, "lower one of them")
 
 
 def study_id(config: StudyConfig) -> str:

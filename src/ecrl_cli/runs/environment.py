@@ -32,6 +32,11 @@ def environment(run_dir: Path) -> dict[str, Any]:
     }
 
 
+def code_revision() -> str:
+    """The version of ECRL, and the revision of its source where it runs from a checkout."""
+    return f"ecrl {__version__}" + (f" {revision}" if (revision := _git_revision()) else "")
+
+
 def file_system(path: Path) -> dict[str, str]:
     """Type and mount options of the file system that holds `path`: what a sync means depends on them."""
     here = path.resolve()

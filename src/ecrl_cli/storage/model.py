@@ -48,13 +48,6 @@ class ModelFs(Nodes):
         self._open: dict[int, _Open] = {}
         self._next_fd = 3
 
-    def settle(self) -> None:
-        """All that has been done is durable, and no longer in the log."""
-        self.log.clear()
-        for node in self.nodes.values():
-            if isinstance(node, File):
-                node.synced = bytes(node.data)
-
     def mkdir(self, path: Path) -> None:
         self._make("mkdir", path, Folder())
 

@@ -6,28 +6,31 @@ import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.util import Finalize
 from pathlib import Path
 
 from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.clock import monotonic
-from ecrl_cli.studies.catalog import make_study
+from ecrl_cli.studies.catalog import make_study, parallel
 from ecrl_cli.studies.study import Record, Setting, Study, Trial
 
 _AHEAD = 4  # trials in the queue per worker
 _PR_SET_PDEATHSIG = 1
 
 
-def results(config: StudyConfig, scratch: Path, study: Study, trials: Sequence[Trial], *, together: bool) -> Iterator[Record]:
+def results(config: StudyConfig, scratch: Path, study: Study, trials: Sequence[Trial], say: Callable[[str], None]) -> Iterator[Record]:
     """The record of each trial as it comes in."""
+    together = parallel(config)
     workers = min(config.workers or len(os.sched_getaffinity(0)), len(trials)) if together else 1
     if workers <= 1:
         for trial in trials:
             yield timed(study, trial)
     else:
-        yield from _shared(config, scratch, trials, workers)
+        yield from _shared(config, scratch, trials, workers, say)
 
 
 def timed(study: Study, trial: Trial) -> Record:
@@ -37,7 +40,7 @@ def timed(study: Study, trial: Trial) -> Record:
     return Record(trial.key, trial.facts, found, monotonic() - began)
 
 
-def _shared(config: StudyConfig, scratch: Path, trials: Sequence[Trial], workers: int) -> Iterator[Record]:
+def _shared(config: StudyConfig, scratch: Path, trials: Sequence[Trial], workers: int, say: Callable[[str], None]) -> Iterator[Record]:
     context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(config, scratch, os.getpid()))
     waiting = iter(trials)
@@ -49,6 +52,12 @@ def _shared(config: StudyConfig, scratch: Path, trials: Sequence[Trial], workers
                 yield future.result()
                 if (trial := next(waiting, None)) is not None:
                     pending.add(pool.submit(_work, trial))
+    except KeyboardInterrupt:
+        say(f"{config.name}: stopping after the trials that run")
+        raise
+    except BrokenProcessPool as error:
+        fact = "a worker process has died (killed, or out of memory)"
+        raise EcrlError("workers", fact, "the same command goes on from here; fewer workers take less memory", code="worker") from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.study import StudyConfig, study_id
-from ecrl_cli.errors import RecordError, RunDirectoryError, shown
+from ecrl_cli.errors import RecordError, RunDirectoryError, Stopped, shown
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.runs.directory import claim_folder
-from ecrl_cli.runs.environment import environment
+from ecrl_cli.runs.environment import code_revision, environment
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.studies.catalog import make_study, parallel
+from ecrl_cli.studies.catalog import make_study
 from ecrl_cli.studies.pool import results
 from ecrl_cli.studies.progress import Progress
 from ecrl_cli.studies.result import SCHEMA_VERSION, Findings
@@ -35,10 +35,11 @@ def check_folder(config: StudyConfig, root: Path) -> None:
     """RunDirectoryError unless `root` is free for, or already holds, exactly this study. Writes nothing."""
     layout = StudyLayout(root)
     if not layout.study.exists():
-        claim_folder(root, ours=(layout.lock.name, layout.scratch.name, layout.environment.name))
+        claim_folder(root, ours=(layout.lock.name, layout.scratch.name, layout.environment.name, *(path.name for path in _torn(root))))
         return
     try:
-        there = json.loads(layout.study.read_text())["study_id"]
+        document = json.loads(layout.study.read_text())
+        there, code = str(document["study_id"]), document["code"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(
             "study.json", f"cannot be read at {root} ({shown(str(error), 60)})", "restore the file or choose another run_dir"
@@ -46,13 +47,16 @@ def check_folder(config: StudyConfig, root: Path) -> None:
     if there != study_id(config):
         fact = f"{root} belongs to study {there[:8]}, this configuration is {study_id(config)[:8]}"
         raise RunDirectoryError("run_dir", fact, "set it back or choose another run_dir")
+    if code != code_revision():
+        fact = f"{root} was begun by {shown(code)}, this is {shown(code_revision())}: trials of both would be mixed"
+        raise RunDirectoryError("run_dir", fact, "choose another run_dir, or go on with the code that began it")
 
 
 def run_study(config: StudyConfig, root: Path, say: Say) -> int:
     """Run what is missing and write result.json. 0: complete and every gate passed; 1: a gate failed; 130: stopped, goes on when started again."""
     layout = StudyLayout(root)
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with held(layout), _scratch(layout), _terminable():
+    with _terminable(), held(layout), _scratch(layout):
         _write_headers(config, layout)
         with _opened(Setting(config, layout.scratch / "main")) as study:
             plan = _planned(study)
@@ -70,10 +74,15 @@ def run_study(config: StudyConfig, root: Path, say: Say) -> int:
 
 
 def replay(config: StudyConfig) -> int:
-    """Run the one trial that `config.trial` names, and print its record; nothing is kept."""
+    """Run the one trial that `config.trial` names, where the study's folder lies or would lie, and print its record; nothing is kept."""
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="ecrl-study-") as folder, _opened(Setting(config, Path(folder) / "main")) as study:
+    beside = next(path for path in (Path(config.run_dir or "outputs").expanduser().absolute(), Path.cwd(), Path("/")) if path.is_dir())
+    with (
+        _terminable(),
+        tempfile.TemporaryDirectory(prefix=".replay-", dir=beside) as folder,
+        _opened(Setting(config, Path(folder) / "main")) as study,
+    ):
         found = {trial.key: trial for trial in study.plan()}
         if config.trial not in found:
             raise RunDirectoryError(
@@ -98,12 +107,19 @@ def _opened(setting: Setting) -> Iterator[Study]:
 @contextmanager
 def _scratch(layout: StudyLayout) -> Iterator[None]:
     """An empty scratch folder, whatever a killed predecessor left; gone afterwards."""
+    for path in _torn(layout.root):
+        path.unlink()
     shutil.rmtree(layout.scratch, ignore_errors=True)
     layout.scratch.mkdir(mode=0o700)
     try:
         yield
     finally:
         shutil.rmtree(layout.scratch, ignore_errors=True)
+
+
+def _torn(root: Path) -> list[Path]:
+    """The new bytes of a JSON file whose writer died before the rename."""
+    return list(root.glob(".*.json.*.tmp"))
 
 
 @contextmanager
@@ -116,6 +132,10 @@ def _terminable() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except KeyboardInterrupt as stopped:
+        if stopped.args != (signal.SIGTERM,):
+            raise
+        raise Stopped("SIGTERM", "stopped", "start the same command again") from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -123,7 +143,7 @@ def _terminable() -> Iterator[None]:
 def _write_headers(config: StudyConfig, layout: StudyLayout) -> None:
     if not layout.study.exists():
         write_json(layout.environment, environment(layout.root))
-        write_json(layout.study, {"schema_version": SCHEMA_VERSION, "study_id": study_id(config), **encode(config)})
+        write_json(layout.study, {"schema_version": SCHEMA_VERSION, "study_id": study_id(config), "code": code_revision(), **encode(config)})
 
 
 def _planned(study: Study) -> list[Trial]:
@@ -134,11 +154,11 @@ def _planned(study: Study) -> list[Trial]:
 
 
 def _run_missing(config: StudyConfig, layout: StudyLayout, study: Study, plan: Sequence[Trial], say: Say) -> None:
-    done = _records(layout)
+    done = _records(layout, plan)
     missing = [trial for trial in plan if trial.key not in done]
     journal, progress = Journal(layout.trials), Progress(config.name, len(plan), len(plan) - len(missing), say)
     try:
-        for record in results(config, layout.scratch, study, missing, together=parallel(config)):
+        for record in results(config, layout.scratch, study, missing, say):
             journal.append(record)
             progress.step()
     finally:
@@ -146,14 +166,16 @@ def _run_missing(config: StudyConfig, layout: StudyLayout, study: Study, plan: S
         progress.close()
 
 
-def _records(layout: StudyLayout) -> dict[str, Record]:
-    return {record.key: record for record in read_journal(layout.trials, Record).events}
+def _records(layout: StudyLayout, plan: Sequence[Trial]) -> dict[str, Record]:
+    """What is on record of `plan`, in its order; a record of the same key that tried something else is none of it."""
+    found = {record.key: record for record in read_journal(layout.trials, Record).events}
+    planned = {trial.key: encode(trial.facts) for trial in plan}
+    return {key: found[key] for key, facts in planned.items() if key in found and found[key].facts == facts}
 
 
 def _conclude(config: StudyConfig, layout: StudyLayout, study: Study, plan: Sequence[Trial]) -> dict[str, Any]:
     """Write result.json from the records so far; gives it."""
-    records = _records(layout)
-    kept = [records[trial.key] for trial in plan if trial.key in records]
+    kept = list(_records(layout, plan).values())
     found = study.findings(kept) if kept else Findings()
     complete = len(kept) == len(plan) > 0
     ran = Gate("trials", complete, f"{len(kept)} of {len(plan)} planned trials are on record")

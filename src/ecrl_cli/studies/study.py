@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.result import Findings
@@ -27,7 +27,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Record:
-    """A line of trials.jsonl: the trial and what came of it (JSON values; most studies have an `outcome`)."""
+    """A line of trials.jsonl: the trial and what came of it (JSON values; most studies have an `outcome`).
+
+    SHARED: a torn line, left by a full disk or a study that died, is passed over also where others follow: its trial is run again.
+    """
+
+    SHARED: ClassVar[bool] = True
 
     key: str
     facts: dict[str, Any]

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ecrl_cli.checkpoint.catalog import newest_valid
-from ecrl_cli.checkpoint.guard import examine
+from ecrl_cli.checkpoint.guard import GuardReport, examine
 from ecrl_cli.checkpoint.protocol import COMMIT, LATEST, MANIFEST
 from ecrl_cli.studies.corruption.content import GUARD, image_of, store_in, training_specs
 from ecrl_cli.studies.corruption.faults import put
@@ -96,8 +96,13 @@ class Exhaustive:
         if name != LATEST:
             return look_at(files, newest, GUARD)
         fs = ShelfFs(files)
-        choices = [choice for choice in (newest_valid(fs, ROOT, lambda path: examine(path, GUARD, fs)).report,) if choice is not None]
-        return looked(lambda: choices[0]) if choices and choices[0].path.name == newest else Look("pointer", "recovery chose another checkpoint")
+
+        def chosen() -> GuardReport:
+            report = newest_valid(fs, ROOT, lambda path: examine(path, GUARD, fs)).report
+            right = report is not None and report.path.name == newest
+            return report if report and right else GuardReport(ROOT / newest, False, "pointer", "recovery chose another checkpoint")
+
+        return looked(chosen)
 
     def _committed(self, *, single: bool) -> dict[str, bytes]:
         root = self._setting.scratch / "small"

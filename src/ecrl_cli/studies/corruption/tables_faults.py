@@ -102,12 +102,14 @@ def _published_gates(records: Sequence[Record]) -> tuple[Gate, ...]:
 
 
 def _missed_note(rows: list[dict[str, Any]]) -> tuple[str, ...]:
-    unchanged = sum(row["noops"] for row in rows if row["fault"] in FAULTS)
-    bound = upper_bound(sum(row["n"] for row in rows if row["fault"] in FAULTS) or 1)
-    return (
-        f"{unchanged} of the injections over the three faults changed no byte and must be accepted; the published study counted one such as missed.",
-        f"With none missed, the share of such faults that would be is below {bound:.2%} (one-sided, exact, 95%).",
+    faults = [row for row in rows if row["fault"] in FAULTS]
+    unchanged, found, tried = (sum(row[key] for row in faults) for key in ("noops", "k", "n"))
+    accepted = (
+        f"{unchanged} of the injections over the three faults changed no byte and must be accepted; the published study counted one such as missed."
     )
+    if not found == tried > 0:
+        return (accepted,)
+    return accepted, f"With none missed, the share of such faults that would be is below {upper_bound(tried):.2%} (one-sided, exact, 95%)."
 
 
 def random_findings(records: Sequence[Record]) -> Findings:

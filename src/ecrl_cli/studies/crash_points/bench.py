@@ -22,7 +22,7 @@ from ecrl_cli.studies.crash_points.scene import (
     Found,
     History,
     Payload,
-    components_of,
+    expected_of,
     go_on,
     half_written,
     image_of,
@@ -67,11 +67,11 @@ class Bench:
             return {"hit": hit, **self._aftermath(save, end, (save.step,), goes_on=True)}
 
     def kill(self, save: Save, after_s: float) -> dict[str, Any]:
-        """Saves back to back, ended at a random moment."""
+        """Saves back to back, ended at a random moment. `hit`: before the last of them was done."""
         with self._laid(save.layout):
             end = self._killer.ask("kill", self._run, save, after_s=after_s)
-            hit = end["signal"] == signal.SIGKILL
             found = self._aftermath(save, end, range(STEP, STEP + BACK_TO_BACK), goes_on=False)
+            hit = end["signal"] == signal.SIGKILL and found["acknowledged"] < STEP + BACK_TO_BACK - 1
             return {"hit": hit, "after_s": after_s, "passed": end["passed"], **found}
 
     @contextmanager
@@ -94,7 +94,7 @@ class Bench:
             return dataclasses.asdict(Found("hung"))
         with closing(save.store(self._run, PosixFs(), lambda name: None)) as store:
             known = (*HISTORY, *saved)
-            found = recover(self._run, store, lambda step: components_of(self._payload, save.layout, step) if step in known else None)
+            found = recover(self._run, store, lambda step: expected_of(self._payload, save.layout, step) if step in known else None)
             for rejected in found.rejected:
                 path = store.root / rejected["path"]
                 rejected["remains"] = remains(path, image_of(self._payload, save.layout, entry_of(path).global_step))

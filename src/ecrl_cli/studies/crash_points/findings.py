@@ -189,8 +189,8 @@ def _notes(found: Records, in_memory: bool) -> tuple[str, ...]:
         "does not, and the kind of disk plays no part: see the study power-loss.",
     ]
     lost = [r for r in found.kills if violation(r.found)]
-    if found.kills and not lost:
-        each = min(sum(r.facts["mode"] == mode for r in found.kills) for mode in found.modes)
+    each = min((sum(r.facts["mode"] == mode for r in found.kills) for mode in found.modes), default=0)
+    if each and not lost:
         notes.append(
             f"0 of {len(found.kills)} kills at a random moment lost an acknowledged checkpoint or brought back a wrong one: with {each} in each "
             f"mode, the probability per such kill is below {upper_bound(each):.2%} (one-sided exact 95%) in each."

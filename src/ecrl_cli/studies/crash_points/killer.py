@@ -108,7 +108,8 @@ class Killer:
 
 
 def main(argv: list[str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the study's: it closes our input
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the study's to handle: it closes our input
+        signal.signal(number, signal.SIG_IGN)
     memory = argv[0] == "memory"
     folder = Path(tempfile.mkdtemp(prefix="crash-points-", dir=MEMORY)) if memory else Path(argv[0])
     killer = Killer(Payload(*map(int, argv[1:4])))

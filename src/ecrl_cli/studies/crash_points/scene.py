@@ -50,9 +50,25 @@ def image_of(payload: Payload, layout: str, step: int) -> Image:
     return synthetic_image(payload.seed, step, plan_of(payload, layout))
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What recovery must find of a step: the digests in its manifest and the very bytes of its files, without records and sidecars."""
+
+    components: Components
+    files: dict[str, bytes]
+
+    def lies_at(self, path: Path) -> bool:
+        try:
+            return all((path if path.suffix else path / name).read_bytes() == data for name, data in self.files.items())
+        except OSError:
+            return False
+
+
 @cache
-def components_of(payload: Payload, layout: str, step: int) -> Components:
-    return image_components(image_of(payload, layout, step))
+def expected_of(payload: Payload, layout: str, step: int) -> Expected:
+    image = image_of(payload, layout, step)
+    files = {part.name: bytes(image.memory[part.offset : part.offset + part.nbytes]) for part in image.parts}
+    return Expected(image_components(image), files if layout == "single" else files | image.documents)
 
 
 def store_config(mode: str) -> StoreConfig:
@@ -114,9 +130,9 @@ def acknowledged(run: RunLayout) -> int:
     return max(line.global_step for line in lines if line.event == "committed")
 
 
-def recover(run: RunLayout, store: CheckpointStore, expected: Callable[[int], Components | None]) -> Found:
-    """As the supervisor does before it launches again: own the store, let the guard choose. `expected` gives the digests of a step that
-    was really saved, else None."""
+def recover(run: RunLayout, store: CheckpointStore, expected: Callable[[int], Expected | None]) -> Found:
+    """As the supervisor does before it launches again: own the store, let the guard choose. `expected` says what a step that was really
+    saved must hold, else None; the guard is not believed."""
     acked = acknowledged(run)
     try:
         store.claim(AFTER)
@@ -130,7 +146,8 @@ def recover(run: RunLayout, store: CheckpointStore, expected: Callable[[int], Co
     if report is None or report.global_step is None:
         return Found("lost_all", None, acked, rejected=rejected)
     step = report.global_step
-    if report.manifest is None or components(report.manifest) != expected(step):
+    wanted = expected(step)
+    if wanted is None or report.manifest is None or components(report.manifest) != wanted.components or not wanted.lies_at(report.path):
         outcome = "silent_wrong"
     elif step < acked:
         outcome = "lost_ack"

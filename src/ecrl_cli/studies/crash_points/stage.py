@@ -23,7 +23,8 @@ class KillerProcess:
         command = [sys.executable, "-m", "ecrl_cli.studies.crash_points.killer", where]
         command += [str(number) for number in (payload.seed, payload.model_bytes, payload.optimizer_bytes)]
         single = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no thread before a fork
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=single)
+        # In a session of its own: a signal to the study's whole group must not end the one who removes the folder.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=single, start_new_session=True)
         self.folder = Path(self._heard()["folder"])
 
     def ask(self, do: str, run: RunLayout, save: Save, **values: float) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from ecrl_cli.studies.io_errors.operations import (
 
 LIMIT = 3000  # calls of one operation: no honest one comes near it
 CALLS = 400  # an operation that is still hit at this call has no end
-_UNDOING = ("unlink", "rmdir", "list", "rename")  # whoever cannot do these cannot give space back
+_UNDOING = ("unlink", "rmdir", "list")  # whoever cannot do these, or rename into the trash, cannot give space back
 _PASSING = ("EINTR", "EMFILE", "ENOMEM")  # says nothing about the file: no reason to do without it
 _LITTER = (STAGE_PREFIX, TRASH_PREFIX, TEMPORARY)
 
@@ -79,7 +79,8 @@ class After:
     def excused(self) -> tuple[bool, bool]:
         """Did the fault hit what gives space back; or what tells whether a final name is still this attempt's to remove?"""
         struck = self.fs.struck
-        return any(s.call in _UNDOING for s in struck), any(s.path in (CHECKPOINTS, CHECKPOINTS / LEASE) for s in struck)
+        stuck = any(s.call in _UNDOING or (s.call == "rename" and s.path.name.startswith(TRASH_PREFIX)) for s in struck)
+        return stuck, any(s.path in (CHECKPOINTS, CHECKPOINTS / LEASE) for s in struck)
 
 
 def run_cases(operation: str, cell: Cell, fault: Fault, seen: Seen, wrap: Wrapper | None = None) -> Tally:

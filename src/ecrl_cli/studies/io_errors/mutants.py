@@ -71,13 +71,30 @@ class SwallowsEnospc(_Careless):
 
 
 class ForgetsUndo(_Careless):
+    """Removes nothing whose path holds `_keep`."""
+
+    _keep = STAGE_PREFIX
+
     def unlink(self, path: Path) -> None:
-        if STAGE_PREFIX not in str(path):
+        if self._keep not in str(path):
             self.behind.unlink(path)
 
     def rmdir(self, path: Path) -> None:
-        if STAGE_PREFIX not in str(path):
+        if self._keep not in str(path):
             self.behind.rmdir(path)
+
+
+class ForgetsUndoAfterRename(ForgetsUndo):
+    """Believes that what a rename was tried on is no stage any more."""
+
+    _keep = "\0"  # nothing, so far
+
+    def rename(self, source: Path, target: Path, *, replace: bool) -> None:
+        try:
+            self.behind.rename(source, target, replace=replace)
+        except StorageError:
+            self._keep = str(source)
+            raise
 
 
 class RetriesForEver(_Careless):
@@ -145,6 +162,7 @@ MUTANTS: dict[str, tuple[Callable[[Fs], Any], str, str]] = {
     "ignores a failed close": (IgnoresFailedClose, "close", "EIO"),
     "swallows ENOSPC": (SwallowsEnospc, "write", "ENOSPC"),
     "forgets to give space back": (ForgetsUndo, "write", "EIO"),
+    "forgets to after a failed rename": (ForgetsUndoAfterRename, "change", "EIO"),
     "retries EINTR for ever": (RetriesForEver, "write", "EINTR"),
     "leaks the descriptor of a failed write": (LeaksDescriptors, "write", "EDQUOT"),
     "names neither call nor errno": (NamesNothing, "change", "EROFS"),

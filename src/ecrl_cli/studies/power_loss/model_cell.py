@@ -23,6 +23,7 @@ from ecrl_cli.studies.power_loss.model_work import ROOT, Bench
 OUTCOMES = ("new", "previous", "lost_ack", "lost_all", "detected", "empty_ok", "silent_wrong", "untyped", "hung")
 LOST = ("lost_ack", "lost_all")
 NEVER = ("silent_wrong", "untyped", "hung")
+_HARM = {"lost_ack": 1, "lost_all": 2, **dict.fromkeys(NEVER, 3)}  # beside everything else: 0
 _EXAMPLES = 3
 _TELLING = ("step_", STAGE_PREFIX, TRASH_PREFIX, REJECTED_PREFIX)  # what is worth naming in the description of a state
 
@@ -40,12 +41,14 @@ def whole_commits(mode: str, model: str) -> bool:
 
 @dataclass
 class Tally:
-    """What the states of a cell came to. `calls`: after how many the power may go; `exhausted`: of these moments, those with every state tried."""
+    """What the states of a cell came to. `calls`: after how many the power may go; `exhausted`: of these moments, those with every state tried;
+    `deepest`: how many acknowledged steps, newest first, one state has lost at most."""
 
     moments: int = 0
     exhausted: int = 0
     reachable: int = 0
     built: int = 0
+    deepest: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
@@ -87,7 +90,11 @@ class Cell:
                     yield calls, found
 
     def _judge(self, state: int, acked: int, begun: int) -> str:
-        found = outcome(self.judge.recovered(state), acked, begun)
+        recovered = self.judge.recovered(state)
+        found = outcome(recovered, acked, begun)
+        if found in LOST:
+            lost = {step for _, step in self.bench.acked if (recovered.step or 0) < step <= acked}
+            self.tally.deepest = max(self.tally.deepest, len(lost))
         if whole_commits(self.bench.mode, self.model) and not broken(self.bench.mode, self.model, found) and self.judge.halves(state) - self._damaged:
             return "half"
         return found
@@ -112,7 +119,10 @@ class Cell:
         return f"holds {listed}" + (f"; {refused}" if refused else "") + f"; recovered {found.name or 'nothing'}"
 
     def second(self) -> dict[str, Any]:
-        """Recovery itself, cut off after each of its calls, from the states that make it do different things: outcomes and how many."""
+        """Recovery itself, cut off after each of its calls, from the states that make it do different things: outcomes and how many.
+
+        What the first loss has left lies on the disk, so no mode may lose any of it now.
+        """
         starts: dict[object, tuple[int, int, int]] = {}
         for state, acked, begun in self.seen:
             starts.setdefault((self._sight(state), acked, begun), (state, acked, begun))
@@ -124,7 +134,7 @@ class Cell:
         for state, acked, begun in chosen:
             for calls, found, after in self._second_from(state, acked, begun):
                 counts[found] += 1
-                if broken(self.bench.mode, self.model, found) and not broken(self.bench.mode, self.model, self.seen[state, acked, begun]):
+                if _HARM.get(found, 0) > _HARM.get(self.seen[state, acked, begun], 0):
                     counts["worse"] += 1
                     examples.append(f"{found} after call {calls} of a recovery from: {self.described(state)}; now {self.described(after)}")
         return {"starts": len(starts), "run": len(chosen), "outcomes": dict(counts), "examples": examples[:_EXAMPLES]}

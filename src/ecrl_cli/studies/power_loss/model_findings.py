@@ -33,9 +33,9 @@ _COLUMNS = (
 )
 _NOTE = (
     "A state is what a power loss after some call may leave; a distinct one is a tree of files, by content, with what had been begun and "
-    "acknowledged. P: the process dies. O: names survive in order. X: what POSIX promises and no more. reachable counts every choice of the model, "
-    "also where only a sample was tried. new: the step on its way, or the newest acknowledged, was recovered; previous: the newest acknowledged, "
-    "while a newer one was on its way."
+    "acknowledged, counted once per cell (workload, layout, mode, model): another cell may have it too. P: the process dies. O: names survive in "
+    "order. X: what POSIX promises and no more. reachable counts every choice of the model, also where only a sample was tried. new: the step on "
+    "its way, or the newest acknowledged, was recovered; previous: the newest acknowledged, while a newer one was on its way."
 )
 
 
@@ -126,7 +126,7 @@ def _distinct(cells: Iterable[Record]) -> int:
 def _never(cells: Sequence[Record]) -> list[Gate]:
     """Nothing silently wrong, untyped or hung, in any mode, in enough states; nor a whole commit record over a checkpoint that is not."""
     bad, tried = _count(cells, NEVER), _distinct(cells)
-    wrong = f"{bad} of {tried} distinct states silently wrong, untyped or hung (0 in at least {ALL_STATES} is asked)"
+    wrong = f"{bad} of {tried} states (distinct within their cells) silently wrong, untyped or hung (0 in at least {ALL_STATES} is asked)"
     halves = _count(cells, ["half"])
     return [
         Gate("model never wrong", bad == 0 and tried >= ALL_STATES, wrong + _first(cells, bad)),
@@ -141,13 +141,18 @@ def _kept(cells: Sequence[Record], config: PowerLoss) -> list[Gate]:
     gates = [
         Gate("model process crash", lost == 0 and bool(process), f"{lost} states lose something when only the process dies" + _first(process, lost))
     ]
+    if "atomic_nodirsync" in config.modes:
+        ordered = [record for record in cells if (record.facts["mode"], record.facts["model"]) == ("atomic_nodirsync", "O")]
+        deepest = max((record.found.get("deepest", 0) for record in ordered), default=0)
+        message = f"atomic_nodirsync loses {deepest} acknowledged steps at most where names are lost in order (the unsynced tail: 1)"
+        gates.append(Gate("model tail", deepest <= 1 and bool(ordered), message))
     if "atomic_dirsync" in config.modes:
         ours = [record for record in cells if record.facts["mode"] == "atomic_dirsync"]
         bad = sum(
             count for record in ours for name, count in record.found["outcomes"].items() if broken("atomic_dirsync", record.facts["model"], name)
         )
         tried = _distinct(ours)
-        message = f"{bad} of {tried} distinct states break the promise (0 in at least {DIRSYNC_STATES} is asked)"
+        message = f"{bad} of {tried} states (distinct within their cells) break the promise (0 in at least {DIRSYNC_STATES} is asked)"
         gates.append(Gate("model atomic_dirsync", bad == 0 and tried >= DIRSYNC_STATES, message + _first(ours, bad)))
     return gates
 
@@ -201,9 +206,12 @@ def _notes(cells: Sequence[Record], planted: Sequence[Record]) -> tuple[str, ...
         lost = sum(each["outcomes"].get(name, 0) for each in strict for name in LOST)
         tried = sum(each["distinct"] for each in strict)
         how = "every state reachable" if full == moments else "the states reachable"
+        proof = (
+            "A proof over the model, not a probability" if full == moments else "Enumerated where that was possible, else a seeded sample of states"
+        )
         notes.append(
             f"{mode}: {how} under X for these workloads, exhaustively for {full} of {moments} crash points: {lost} of {tried} distinct states "
-            "lose what was acknowledged. A proof over the model, not a probability: no interval."
+            f"lose what was acknowledged. {proof}: no interval."
         )
     examined, recoveries = (sum(each.found[name] for each in cells) for name in ("examined", "recoveries"))
     notes.append(

@@ -67,7 +67,12 @@ class Recovered:
 
 
 def outcome(found: Recovered, acked: int, begun: int) -> str:
-    """The class of a state, by the newest step that had been acknowledged and the newest that had been begun (0: none)."""
+    """The class of a state, by the newest step that had been acknowledged and the newest that had been begun (0: none).
+
+    A recovery that refuses altogether brings back nothing of what had been acknowledged.
+    """
+    if found.trouble == "detected" and acked:
+        return "lost_all"
     if found.trouble:
         return found.trouble
     if found.step is None:

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.checkpoint.catalog import entry_of
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.studies.study import Trial
 from ecrl_cli.studies.writers.fencing import points
@@ -51,7 +52,10 @@ class _Writer:
 
 
 def _look(root: Path, kind: Kind, watched: Between, writer: _Writer) -> str:
-    """Nothing, or how the reader was misled: by an exception, a refusal, or something older than what was acknowledged before it looked."""
+    """Nothing, or how the reader was misled: by an exception, a refusal, or something older than what was acknowledged before it looked.
+
+    A single file whose sidecar is still on its way may be refused: it does not count yet.
+    """
     before = writer.acked
     try:
         with closing(kind.open(root, MODE, watched.fs)) as reader:
@@ -60,7 +64,7 @@ def _look(root: Path, kind: Kind, watched: Between, writer: _Writer) -> str:
         return f"{type(error).__name__}: {str(error)[:80]}"
     if choice.report is None:
         return "found nothing"
-    if choice.rejected:
+    if choice.rejected and entry_of(root / Path(choice.rejected[0].path).name).global_step <= before:
         return f"refused {choice.rejected[0].path}: {choice.rejected[0].reason[:60]}"
     return "" if (choice.report.global_step or 0) >= before else f"step {choice.report.global_step}, {before} was acknowledged"
 
