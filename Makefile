@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 OUT ?= outputs/quickstart
 STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hostile,compat
 
-.PHONY: help quickstart install test check bench studies clean
+.PHONY: help quickstart install test test-slow check bench studies clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +24,11 @@ quickstart: $(READY)  ## train, kill, recover, verify and report on the embedded
 	$(ECRL) verify $(OUT)
 	$(ECRL) report $(OUT)
 
-test: $(READY)  ## the whole test suite
-	$(VENV)/bin/python -m pytest
+test: $(READY)  ## the whole test suite, on two cores at once
+	$(VENV)/bin/python -m pytest -n 2 --durations=15
+
+test-slow: $(READY)  ## what takes minutes and is not part of it
+	$(VENV)/bin/python -m pytest -m slow
 
 check: $(READY)  ## ruff, mypy strict, the architecture
 	$(VENV)/bin/ruff check src tests bench

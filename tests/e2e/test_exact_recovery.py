@@ -57,7 +57,7 @@ def test_resnet18_on_three_ranks(ecrl: Ecrl, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("ECRL_TEST_DATA" not in os.environ, reason="ECRL_TEST_DATA names no folder with real CIFAR-10 images")
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_resnet18_on_real_cifar10(ecrl: Ecrl, tmp_path: Path, world_size: int) -> None:
     data = [f"dataset.root={os.environ['ECRL_TEST_DATA']}", "dataset.checksum=none"]
     small = ["scale=smoke", "target_steps=8", "global_batch=24", "checkpoint.every=3", "failure=kill", "failure.steps=[4,7]", "failure.rank=1"]

@@ -80,8 +80,9 @@ def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
     for name in ("sample", "max_bytes"):
         if getattr(flags, name) < 0:
             raise ConfigError(f"--{name.replace('_', '-')}", "must not be negative", "leave it out to look at everything")
-    if not folders and (flags.deep or flags.sample or flags.repair):
-        raise ConfigError("arguments", "--deep, --sample and --repair are for checkpoints", "name a folder of checkpoints, or add --scrub")
+    if not folders and (flags.deep or flags.sample or flags.repair or flags.max_bytes):
+        fact = "--deep, --sample, --max-bytes and --repair are for checkpoints"
+        raise ConfigError("arguments", fact, "name a folder of checkpoints, or add --scrub")
     if flags.repair and len(folders) != 1:
         raise ConfigError("--repair", f"takes the checkpoints of one folder, got {len(folders)}", "name one folder of checkpoints")
     if flags.repair:

@@ -44,7 +44,7 @@ def trials(setting: Setting) -> list[Trial]:
 
 
 def skips() -> list[Skip]:
-    return [Skip(f"{ARM}: copies by {name}", "is not installed") for name in COMMANDS if name not in tools()]
+    return [Skip(f"{ARM}: copies by {name}", f"{name} is not installed") for name in COMMANDS if name not in tools()]
 
 
 def run(setting: Setting, trial: Trial) -> dict[str, Any]:

@@ -115,7 +115,12 @@ def _missed_note(rows: list[dict[str, Any]]) -> tuple[str, ...]:
 def random_findings(records: Sequence[Record]) -> Findings:
     table, total = _sliced("random", "Random faults in a checkpoint of realistic content, by kind", records, lambda r: str(r.facts["fault"]))
     note = f"Random faults: {total['detected']} of {total['injections'] - total['noops']} effective ones detected."
-    return Findings((table,), (), _sliced_gates("random", total), (note,))
+    idle = [row["fault"] for row in table.rows if row["n"] == 0 and row["injected"] >= _FEW]
+    injected = Gate("random: injected", not idle, f"faults that never changed a byte: {', '.join(idle) or 'none'}")
+    return Findings((table,), (), (*_sliced_gates("random", total), injected), (note,))
+
+
+_FEW = 10  # injections of one kind; fewer may all be of no effect
 
 
 def exhaustive_findings(records: Sequence[Record]) -> Findings:
