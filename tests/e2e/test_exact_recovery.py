@@ -49,19 +49,17 @@ def test_the_published_protocol_exits_with_137_after_a_flush(ecrl: Ecrl, tmp_pat
     assert metrics(tmp_path / "run")["checkpoints"]["lost"] == 0
 
 
-def test_resnet18_on_three_ranks(ecrl: Ecrl, tmp_path: Path) -> None:
-    shape = ["dataset=fake", "dataset.size=96", "model=resnet18", "global_batch=12", "world_size=3", "target_steps=8"]
-    failures = ["checkpoint.every=3", "failure=kill", "failure.steps=[4,7]", "failure.rank=2", "supervision.launcher=zygote"]
-    ecrl("-m", *shape, *failures, ARMS, "run_dir=sweep")
-    check_arms(ecrl, tmp_path / "sweep", 3)
+FAKE = ["dataset=fake", "dataset.size=96", "model=resnet18"]
+REAL = ["+suite=cifar10-r18-late", "scale=smoke", "dataset.checksum=none", f"dataset.root={os.environ.get('ECRL_TEST_DATA')}"]
 
 
-@pytest.mark.skipif("ECRL_TEST_DATA" not in os.environ, reason="ECRL_TEST_DATA names no folder with real CIFAR-10 images")
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
-def test_resnet18_on_real_cifar10(ecrl: Ecrl, tmp_path: Path, world_size: int) -> None:
-    data = [f"dataset.root={os.environ['ECRL_TEST_DATA']}", "dataset.checksum=none"]
-    small = ["scale=smoke", "target_steps=8", "global_batch=24", "checkpoint.every=3", "failure=kill", "failure.steps=[4,7]", "failure.rank=1"]
-    ecrl("-m", "+suite=cifar10-r18-late", *data, *small, f"world_size={world_size}", "supervision.launcher=zygote", ARMS, "run_dir=sweep")
+@pytest.mark.parametrize("world_size", [3, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_resnet18_with_a_kill_off_the_boundary(ecrl: Ecrl, tmp_path: Path, world_size: int) -> None:
+    """On real CIFAR-10 images where ECRL_TEST_DATA names their folder, else on fake ones."""
+    data = REAL if "ECRL_TEST_DATA" in os.environ else FAKE
+    shape = ["global_batch=12", f"world_size={world_size}", "target_steps=8", "supervision.launcher=zygote"]
+    failures = ["checkpoint.every=3", "failure=kill", "failure.steps=[4,7]", "failure.rank=1"]
+    ecrl("-m", *data, *shape, *failures, ARMS, "run_dir=sweep")
     check_arms(ecrl, tmp_path / "sweep", world_size)
 
 
