@@ -267,6 +267,14 @@ def test_a_result_that_cannot_be_meant_is_one_line(tmp_path: Path, damage: str) 
     assert len(caught.value.line()) < 400 and not (study / "report").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_count_of_reachable_states_may_be_astronomical(tmp_path: Path) -> None:
+    table = {"name": "a", "title": "", "note": "", "columns": [{"key": "a", "label": "a", "kind": "count"}], "rows": [{"a": 10**25}]}
+    report([make_study(tmp_path / "study", tables=[table])])
+    (found,) = (tmp_path / "study" / "report").glob("*.csv")
+    assert found.read_text().split() == ["a", str(10**25)]
+
+
 @pytest.mark.parametrize("data", [b"", b"[1,", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}", b"{}"])
 def test_a_result_that_is_no_result_is_one_line(tmp_path: Path, data: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     study = make_study(tmp_path / "study")

@@ -18,7 +18,7 @@ from ecrl_cli.studies.study import Skip
 
 FIGURE_KINDS = ("bars", "stacked", "cdf", "lines")
 # What a page can hold; a study stays far below each.
-MOST_BYTES, MOST_CELLS, MOST_ITEMS, MOST_POINTS, MOST_BARS, LARGEST = 64 * 2**20, 1_000_000, 200, 1_000_000, 600, 1e18
+MOST_BYTES, MOST_CELLS, MOST_ITEMS, MOST_POINTS, MOST_BARS, LARGEST = 64 * 2**20, 1_000_000, 200, 1_000_000, 600, 1e60
 
 
 @dataclass(frozen=True)
