@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -17,9 +16,9 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.studies.catalog import make_study, parallel
 from ecrl_cli.studies.study import Record, Setting, Study, Trial
+from ecrl_cli.training.mortal import die_with_parent
 
 _AHEAD = 4  # trials in the queue per worker
-_PR_SET_PDEATHSIG = 1
 
 
 def results(config: StudyConfig, scratch: Path, study: Study, trials: Sequence[Trial], say: Callable[[str], None]) -> Iterator[Record]:
@@ -69,9 +68,7 @@ def _begin(config: StudyConfig, scratch: Path, parent: int) -> None:
     """In a worker, once. Ctrl-C is the parent's to handle, and its death is the worker's."""
     global _study
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with_parent(parent)
     own = scratch / f"worker-{os.getpid()}"
     own.mkdir()
     _study = make_study(Setting(config, own))

@@ -86,11 +86,12 @@ class Killer:
 
     def _forked(self, work: Callable[[], None]) -> int:
         self._passed.reset()
+        killer = os.getpid()
         pid = os.fork()
         if pid:
             return pid
         try:
-            mortal()
+            mortal(killer)
             work()
             os._exit(0)
         except BaseException:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -20,14 +19,14 @@ from ecrl_cli.studies.crash_points.dying_fs import DyingFs
 from ecrl_cli.studies.crash_points.points import NONE, Passed
 from ecrl_cli.studies.crash_points.scene import BACK_TO_BACK, STEP, VICTIM, Payload, image_of, log_of, store_config
 from ecrl_cli.studies.planted import PLANTED
+from ecrl_cli.training.mortal import die_with_parent
 
 LIMIT_S = 60  # a victim that is still alive then hangs, and SIGALRM ends it
-_PR_SET_PDEATHSIG = 1
 
 
-def mortal() -> None:
-    """Never outlive the one who forked this process, nor LIMIT_S."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def mortal(parent: int) -> None:
+    """Never outlive `parent`, who forked this process, nor LIMIT_S."""
+    die_with_parent(parent)
     signal.alarm(LIMIT_S)
 
 

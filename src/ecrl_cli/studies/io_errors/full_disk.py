@@ -6,7 +6,6 @@ answers each line of standard input (a Room as JSON) with one line: what came of
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -23,10 +22,10 @@ from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.writing import TEMPORARY
 from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, Cell, plain
+from ecrl_cli.studies.mounts import LIBC, check, private_mounts
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_CLONE_NEWNS, _MS_REMOUNT, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x20000, 32, 0x4000, 1 << 18, 2
+_MS_REMOUNT, _MNT_DETACH = 32, 2
 _ROOMY, _MANY = 256 * 2**20, 10_000
 
 
@@ -41,15 +40,9 @@ class Room:
     inodes: bool = False
 
 
-def private_mounts() -> None:
-    """From now on what this process mounts is its own. Raises OSError where that is not allowed."""
-    _checked(_LIBC.unshare(_CLONE_NEWNS))
-    _checked(_LIBC.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
-
-
 def reason_against() -> str:
     """Why this machine cannot run the arm; empty where it can."""
-    code = "from ecrl_cli.studies.io_errors import full_disk; full_disk.private_mounts()"
+    code = "from ecrl_cli.studies.mounts import private_mounts; private_mounts()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"no private mounts: {done.stderr.strip().splitlines()[-1][:100]}"
 
@@ -85,7 +78,7 @@ def _saved(folder: Path, room: Room) -> dict[str, Any]:
     try:
         return _attempt(folder, room)
     finally:
-        _checked(_LIBC.umount2(os.fsencode(folder), _MNT_DETACH))
+        check(LIBC.umount2(os.fsencode(folder), _MNT_DETACH), str(folder))
 
 
 def _attempt(folder: Path, room: Room) -> dict[str, Any]:
@@ -141,13 +134,7 @@ def _mount(folder: Path, used: tuple[int, int] | None = None, room: Room | None 
         pages, inodes = (pages, used[1] + room.left) if room.inodes else (used[0] + room.left, inodes)
     options = f"size={pages * PAGE},nr_inodes={inodes},mode=700".encode()
     flags = _MS_REMOUNT if os.path.ismount(folder) else 0
-    _checked(_LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, options))
-
-
-def _checked(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    check(LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, options), str(folder))
 
 
 if __name__ == "__main__":

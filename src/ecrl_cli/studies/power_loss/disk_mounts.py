@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import itertools
@@ -13,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ecrl_cli.errors import EcrlError, shown
+from ecrl_cli.studies.mounts import LIBC, check
 
 # Bytes of the disk (sparse), and what makes a file system on it. The inode table of ext4 is written at once: else a thread does it during the trials.
 DISKS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -23,33 +23,25 @@ DISKS: dict[str, tuple[int, tuple[str, ...]]] = {
 MOUNT_DATA = {"ext4": "", "xfs": "", "btrfs": "nodiscard"}
 
 _NUMBERS = itertools.count()
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x00020000, 0x4000, 1 << 18
 _LOOP_CONFIGURE, _LOOP_CTL_GET_FREE, _LO_FLAGS_AUTOCLEAR = 0x4C0A, 0x4C82, 4
 _LOOP_CONFIG = struct.Struct("=II 40x III I 176x 64x")  # fd, block size, loop_info64 (number, type, key size, flags among it), reserved
 _VOL_ARGS, _BTRFS_IOC_FORGET_DEV = 4096, 0x50009405
 _FS_IOC_SHUTDOWN, _NO_LOG_FLUSH = 0x8004587D, 2
 
 
-def private_mounts() -> None:
-    """From now on this process and its children mount for themselves only; the last of them to end takes the mounts along."""
-    _check(_LIBC.unshare(_CLONE_NEWNS), "unshare")
-    _check(_LIBC.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "/")
-
-
 def mount(device: str, target: Path, kind: str, data: str = "") -> None:
-    _check(_LIBC.mount(os.fsencode(device), os.fsencode(target), kind.encode(), 0, data.encode()), str(target))
+    check(LIBC.mount(os.fsencode(device), os.fsencode(target), kind.encode(), 0, data.encode()), str(target))
 
 
 def unmount(target: Path) -> None:
-    _check(_LIBC.umount2(os.fsencode(target), 0), str(target))
+    check(LIBC.umount2(os.fsencode(target), 0), str(target))
 
 
 def sync_disk(folder: Path) -> None:
     """Write out the whole file system on which `folder` lies."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _check(_LIBC.syncfs(fd), str(folder))
+        check(LIBC.syncfs(fd), str(folder))
     finally:
         os.close(fd)
 
@@ -126,9 +118,3 @@ def make_filesystem(kind: str) -> int:
     if done.returncode:
         raise EcrlError("power-loss", f"{command[0]} failed: {shown(done.stderr.strip())}", "see what it says by hand")
     return disk
-
-
-def _check(result: int, what: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
