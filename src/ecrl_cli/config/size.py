@@ -7,8 +7,8 @@ import os
 from ecrl_cli.config.schema import ModelConfig, OptimizerConfig, RunConfig
 
 _BYTES = 4  # parameters and optimizer state are kept in fp32, under autocast too
-_RESNETS = {"resnet18": 11.2e6, "resnet50": 23.5e6}
-_RESNET_GFLOP = {"resnet18": 0.56, "resnet50": 1.31}  # one 32 x 32 picture forward, CIFAR stem (multiply-adds)
+_RESNETS = {"resnet18": 11.2e6, "resnet50": 23.5e6, "resnet152": 58.2e6}  # at 64 channels
+_RESNET_GFLOP = {"resnet18": 0.56, "resnet50": 1.31, "resnet152": 3.7}  # one 32 x 32 picture forward, CIFAR stem (multiply-adds)
 _CPU_GFLOPS, _GPU_GFLOPS = 30.0, 20_000.0  # reached by one core, by one data-centre GPU
 _STEP_FLOOR_S, _START_S = 0.01, 5.0  # the least that a step and a launch take
 
@@ -16,7 +16,7 @@ _STEP_FLOOR_S, _START_S = 0.01, 5.0  # the least that a step and a launch take
 def parameters(model: ModelConfig) -> float:
     """About how many parameters `model` has."""
     if model.name in _RESNETS:
-        return _RESNETS[model.name]
+        return _RESNETS[model.name] * (model.width / 64) ** 2
     return 12.0 * model.depth * model.width**2 if model.name == "vit" else 100.0 * model.width**2
 
 
@@ -27,10 +27,13 @@ def snapshot_bytes(config: RunConfig) -> int:
 
 def seconds(config: RunConfig, *, gpu: bool) -> float:
     """About how long a run takes, its launches included: three forward passes a step, twice the multiply-adds."""
-    gflop = _RESNET_GFLOP.get(config.model.name, parameters(config.model) * 50e-9)
+    model = config.model
+    gflop = _RESNET_GFLOP[model.name] * (model.width / 64) ** 2 if model.name in _RESNETS else parameters(model) * 50e-9
     work = 6 * gflop * config.global_batch
     rate = _GPU_GFLOPS if gpu else _CPU_GFLOPS * config.threads
-    starts = _START_S * (1 + len(config.failure.steps))
+    failure = config.failure
+    drawn = config.target_steps / failure.mtbf_steps if failure.mtbf_steps else 0
+    starts = _START_S * (1 + len(failure.steps) + drawn + len(config.elastic.schedule))
     workers = config.world_size if gpu else min(config.world_size, os.cpu_count() or 1)
     return starts + config.target_steps * max(work / (rate * workers), _STEP_FLOOR_S)
 

@@ -18,6 +18,7 @@ REGISTRY = Registry(
         "small_cnn": "ecrl_cli.models.small_cnn:small_cnn",
         "resnet18": "ecrl_cli.models.resnet:resnet18",
         "resnet50": "ecrl_cli.models.resnet:resnet50",
+        "resnet152": "ecrl_cli.models.resnet:resnet152",
         "vit": "ecrl_cli.models.vit:vit",
     },
 )
