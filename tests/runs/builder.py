@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ecrl_cli.checkpoint.canonical import canonical
@@ -17,8 +17,9 @@ from ecrl_cli.checkpoint.manifest import components
 from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.identity import run_id
-from ecrl_cli.config.schema import CheckpointConfig, DatasetConfig, FailureConfig, RunConfig, VariantConfig, WriteModeConfig
+from ecrl_cli.config.schema import CheckpointConfig, DatasetConfig, ElasticConfig, FailureConfig, RunConfig, VariantConfig, WriteModeConfig
 from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash
 from ecrl_cli.failures.fired import claim
 from ecrl_cli.failures.plan import plan
@@ -82,7 +83,7 @@ class RunBuilder:
         self.layout.root.mkdir(parents=True)
         self.run_id = run_id(self.config)
         self.store = CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.config, self.run_id))
-        self.chains: dict[int, list[str]] = {0: ["", ""]}
+        self.chains: dict[int, list[str]] = {0: []}
         self.fired: set[int] = set()
         self.attempts: list[Attempt] = []
 
@@ -107,7 +108,7 @@ class RunBuilder:
         pending = tuple(entry for entry in plan(self.config) if entry.index not in self.fired)
         seen = max((a.last_step or 0 for a in self.attempts), default=0)
         worker = Worker(self, number, step, {entry.global_step: entry for entry in pending})
-        write_json(worker.logs.launch, encode(LaunchOrder(number, 2, step, resumed, seen, pending)))
+        write_json(worker.logs.launch, encode(LaunchOrder(number, worker.ranks, step, resumed, seen, pending, worker.until)))
         self.store.claim(number)
         blow, last = worker.live()
         ended = self.tick(0.2)
@@ -115,11 +116,11 @@ class RunBuilder:
         exit_code, signal = (0, None) if blow is None else (137, None) if blow.kind == "exit" else (None, 9)
         return Attempt(
             attempt=number,
-            world_size=2,
+            world_size=worker.ranks,
             exit_code=exit_code,
             signal=signal,
             rank=victim,
-            outcome="died" if blow else "completed",
+            outcome="died" if blow else "resized" if worker.until else "completed",
             resumed_from_step=step,
             resumed_from=resumed,
             rejected=rejected,
@@ -149,14 +150,15 @@ class RunBuilder:
 
 
 class Worker:
-    """Both ranks of one attempt, and the one who writes."""
+    """All ranks of one attempt, and the one who writes."""
 
     def __init__(self, run: RunBuilder, attempt: int, step: int, armed: dict[int, PlannedFailure]) -> None:
         self.run, self.number, self.step, self.armed = run, attempt, step, armed
         self.logs = run.layout.attempt(attempt)
-        self.journals = [Journal(self.logs.rank(rank)) for rank in range(2)]
+        self.ranks, self.until = world_size_after(run.config, step), next_change(run.config, step)
+        self.journals = [Journal(self.logs.rank(rank)) for rank in range(self.ranks)]
         self.spans, self.checkpoints = Journal(self.logs.spans(0)), Journal(self.logs.checkpoints)
-        self.chain = list(run.chains[step])
+        self.chain = run.chains[step] + [""] * (self.ranks - len(run.chains[step]))  # one that has left keeps its place
         self.sampler = ResumableGlobalBatchSampler(SAMPLES, run.config.global_batch, run.config.seed)
         for _ in range(step):
             self.sampler.advance()
@@ -167,12 +169,12 @@ class Worker:
         for category, seconds in (("import", 0.5), ("rendezvous", 0.1), ("load", 0.2)):
             self.spend(category, seconds, 0)
         blow = None
-        while self.step < self.run.config.target_steps and blow is None:
+        while self.step < (self.until or self.run.config.target_steps) and blow is None:
             self.one_step()
-            if self.run.config.checkpoint.strategy != "none" and self.step % 6 == 0:
+            if self.run.config.checkpoint.strategy != "none" and (self.step % 6 == 0 or self.step == self.until):
                 self.checkpoint()
             blow = self.strike()
-        if blow is None:
+        if blow is None and self.until is None:
             self.finish()
         for journal in (*self.journals, self.spans, self.checkpoints):
             journal.close()
@@ -183,21 +185,21 @@ class Worker:
         self.step += 1
         self.spend("compute", 0.02, self.step)
         for rank, journal in enumerate(self.journals):
-            ids = self.sampler.shard(rank, 2)
+            ids = self.sampler.shard(rank, self.ranks)
             line = RankLine(
                 global_step=self.step,
                 epoch=epoch,
                 cursor_step=cursor,
                 rank=rank,
-                world_size=2,
+                world_size=self.ranks,
                 sample_ids_hash=ids_hash(ids),
                 sample_ids_count=len(ids),
-                loss=self.number_at("loss", rank),
+                loss=self.number_at("loss", rank, self.ranks),
                 attempt=self.number,
                 seconds=0.02,
                 at=self.run.now,
                 time=self.run.now,
-                inputs_hash=hashlib.sha256(f"inputs {epoch} {ids_hash(ids)}".encode()).hexdigest(),
+                inputs_hash=inputs_of(epoch, ids.tolist()),
             )
             written = journal.append(line)
             self.chain[rank] = hashlib.sha256(self.chain[rank].encode() + written).hexdigest()
@@ -205,9 +207,11 @@ class Worker:
         self.spend("sync", 0.005, self.step)
 
     def number_at(self, *words: object) -> float:
-        """What "training" gives at this step; wrong from `bug_from` on in an attempt that resumed."""
+        """What "training" gives at this step, which is another thing behind a change of size; wrong from `bug_from` on in an attempt that
+        resumed."""
         buggy = self.number > 0 and 0 < self.run.bug_from <= self.step
-        seed = hashlib.sha256(f"{words} {self.step} {'bug' if buggy else ''}".encode()).digest()
+        changes = [change for change in self.run.config.elastic.schedule if change < self.step]
+        seed = hashlib.sha256(f"{words} {self.step} {'bug' if buggy else ''} {changes}".encode()).digest()
         return int.from_bytes(seed[:6], "big") / 2**48
 
     def bytes_at(self, name: str, count: int) -> bytes:
@@ -232,7 +236,7 @@ class Worker:
             memory[offset : offset + len(header)] = header
         for place in layout.tensors:
             memory[place.offset : place.offset + place.spec.nbytes] = self.bytes_at(place.spec.name, place.spec.nbytes)
-        stamp = Stamp(self.run.run_id, self.step, self.sampler.epoch, self.sampler.cursor_step, self.run.config.seed, 2)
+        stamp = Stamp(self.run.run_id, self.step, self.sampler.epoch, self.sampler.cursor_step, self.run.config.seed, self.ranks)
         return Image(stamp, memoryview(memory), layout.parts, {TRAIN: canonical({"global_step": self.step, "line_chain": self.chain})})
 
     def strike(self) -> Fired | None:
@@ -246,7 +250,7 @@ class Worker:
 
     def finish(self) -> None:
         digests = self.final_digests()
-        loss = self.number_at("loss", 0)
+        loss = self.number_at("loss", 0, self.ranks)
         write_json(self.logs.final, encode(Final(self.step, self.number, self.run.now, self.run.now, *digests, loss)))
         self.spend("idle", 0.01, self.step)
 
@@ -269,6 +273,12 @@ class Worker:
         self.checkpoints.append(CheckpointLine(event, step or self.step, self.number, self.run.now, self.run.now, **values))  # type: ignore[arg-type]
 
 
+def inputs_of(epoch: int, ids: list[int]) -> str:
+    """A sum over the samples, as the real hash of the inputs is."""
+    each = (hashlib.sha256(f"inputs {epoch} {name}".encode()).digest() for name in ids)
+    return f"{sum(int.from_bytes(digest, 'big') for digest in each) % 2**256:064x}"
+
+
 def flip(path: Path, offset: int = -5) -> None:
     """Change one bit of a file."""
     data = bytearray(path.read_bytes())
@@ -289,6 +299,18 @@ def build_clean(folder: Path) -> RunLayout:
 def build_blk(folder: Path, name: str = "blk", bug_from: int = 0) -> RunLayout:
     """Rank 1 is killed behind steps 9 and 20: resumed from 6 and from 18, which are both off the boundary and both replayed."""
     return RunBuilder(folder / name, config_of("blk", "kill", (9, 20), 1), bug_from=bug_from).build()
+
+
+def build_elastic(folder: Path, name: str = "elastic", bug_from: int = 0) -> RunLayout:
+    """2 -> 1 -> 2 ranks behind steps 10 and 20, killed behind steps 8 and 15: resumed from 6 and 12, resized twice."""
+    config = replace(config_of("elastic", "kill", (8, 15)), elastic=ElasticConfig(schedule={10: 1, 20: 2}))
+    return RunBuilder(folder / name, config, bug_from=bug_from).build()
+
+
+def build_unstruck(folder: Path) -> RunLayout:
+    """The changes of size of `build_elastic`, and no failures."""
+    config = replace(config_of("unstruck"), elastic=ElasticConfig(schedule={10: 1, 20: 2}))
+    return RunBuilder(folder / "unstruck", config).build()
 
 
 def build_refused(folder: Path) -> RunLayout:

@@ -107,7 +107,7 @@ def test_a_target_that_the_lost_writer_held_is_not_confirmed_and_a_restart_may_c
     strategy.confirm(1)  # nothing was submitted: an earlier attempt saved it
     strategy.save(run.progress())
     strategy.flush()
-    with pytest.raises(EcrlError, match="step 1 is the target and was not saved") as caught:
+    with pytest.raises(EcrlError, match="step 1 ends the attempt and was not saved") as caught:
         strategy.confirm(1)
     assert caught.value.exit_code == 1
     strategy.close()

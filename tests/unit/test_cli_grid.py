@@ -44,7 +44,8 @@ def test_the_arms_of_every_suite_must_end_alike_at_every_scale(suite: str, scale
     assert len({reference_id(cell.config) for cell in cells}) == 1
     plans = {cell.config.variant.name: cell.config.failure.steps for cell in cells}
     assert plans["clean"] == plans["ref"] == plans["ref2"] == ()
-    assert len(plans["blk"]) == 2 and plans["blk"] == plans["ovl"]
+    assert len(plans["blk"]) == (0 if suite in ("exp2", "mtbf") else 2) and plans["blk"] == plans["ovl"]
+    assert len({cell.config.world_size for cell in cells}) == 1
     strategies = [cell.config.checkpoint.strategy for cell in cells]
     assert strategies == ["none", "blocking", "blocking", "blocking", "overlapped"]
 
@@ -55,6 +56,26 @@ def test_a_published_suite_is_the_published_protocol() -> None:
     assert (config.failure.kind, config.failure.steps, config.failure.rank) == ("exit", (800, 1400), 0)
     assert (config.global_batch, config.checkpoint.every, config.checkpoint.max_inflight, config.optimizer.lr) == (256, 50, 4, 0.1)
     assert one("+suite=cifar100-r18-base variant=ovl").failure.steps == (400, 1200)
+
+
+@pytest.mark.parametrize("scale", ["paper", "gpu", "cpu", "smoke"])
+def test_experiment_2_goes_from_two_ranks_to_one_half_way_at_every_scale(scale: str) -> None:
+    cells = grid(f"+matrix=exp2 scale={scale}").cells
+    ref, elastic = (cell.config for cell in cells)
+    assert (ref.variant.name, ref.elastic.schedule, ref.world_size, elastic.world_size) == ("ref", {}, 2, 2)
+    (change,), every = elastic.elastic.schedule, elastic.checkpoint.every
+    assert elastic.elastic.schedule[change] == 1 and change % every == 0 and abs(change - elastic.target_steps / 2) <= every / 2
+    assert reference_id(ref) == reference_id(elastic)
+    assert scale != "paper" or elastic.elastic.schedule == {400: 1}
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("paper", 1.0), ("smoke", 0.02)])
+def test_a_matrix_gives_the_papers_mean_and_the_scale_shortens_it(scale: str, factor: float) -> None:
+    cells = [cell.config for cell in grid(f"+matrix=failure-rate scale={scale} variant=blk seed=1").cells]
+    assert [config.failure.mtbf_steps for config in cells] == [mean * factor for mean in (100, 200, 400, 800)]
+    assert len({reference_id(config) for config in cells}) == 1
+    (own,) = grid(f"+matrix=failure-rate scale={scale} variant=blk seed=1 failure.mtbf_steps=30").cells
+    assert own.config.failure.mtbf_steps == 30
 
 
 def test_the_embedded_suite_strikes_on_and_off_a_boundary() -> None:

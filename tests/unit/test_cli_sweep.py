@@ -14,16 +14,15 @@ from ecrl_cli.cli import jobs
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import compose_grid
 from ecrl_cli.cli.main import main
+from ecrl_cli.cli.prepare import prepare
 from ecrl_cli.config.identity import run_name
 from ecrl_cli.config.schema import RunConfig, VariantConfig
 from ecrl_cli.errors import ConfigError, RunHeld
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.run_config import write_run_config
-from ecrl_cli.runs.run import RunResult
+from ecrl_cli.runs.run import Desk, RunResult, lay_down
 from ecrl_cli.runs.sweep import fair_order
-from ecrl_cli.supervision.launchers import Launchers
 
-Run = Callable[[RunConfig, Path, jobs.Say, Launchers], RunResult]
+Run = Callable[[RunConfig, Path, Desk], RunResult]
 ARGUMENTS = ["-m", "+suite=digits-cnn", "variant=ref,blk,ovl"]
 
 
@@ -32,9 +31,9 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """The configurations that were started, in order; each run ends well."""
     configs: list[RunConfig] = []
 
-    def run(config: RunConfig, run_dir: Path, say: jobs.Say, launchers: Launchers) -> RunResult:
+    def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
         configs.append(config)
-        write_run_config(RunLayout(run_dir), config)
+        lay_down(RunLayout(run_dir), config)
         return RunResult(0, "completed", "target reached")
 
     monkeypatch.chdir(tmp_path)
@@ -61,7 +60,7 @@ def test_a_single_run_has_its_own_folder_and_no_manifest(started: list[RunConfig
     (config,) = started
     folder = only(tmp_path / "outputs")
     assert folder.name == run_name(config) and config.variant.name == "blk"
-    assert sorted(item.name for item in folder.iterdir()) == [".hydra", "config.json"]
+    assert sorted(item.name for item in folder.iterdir()) == [".hydra", "config.json", "environment.json", "failures.json"]
     assert {"config.yaml", "hydra.yaml", "overrides.yaml"} <= {item.name for item in (folder / ".hydra").iterdir()}
 
 
@@ -97,14 +96,29 @@ def test_a_sweep_has_a_manifest_and_a_folder_per_run(started: list[RunConfig], t
     assert {row["status"] for row in rows} == {"completed"} and list(rows[0]) == ["run", "run_id", "suite", "variant", "seed", "status", "reason"]
     for row in rows:
         assert (sweep / row["run"] / ".hydra" / "overrides.yaml").exists() and row["run_id"].startswith(row["run"][-8:])
-    assert sorted(item.name for item in sweep.iterdir()) == sorted([".hydra", "manifest.csv", *(row["run"] for row in rows)])
+    assert sorted(item.name for item in sweep.iterdir()) == sorted([".hydra", ".lock", "manifest.csv", *(row["run"] for row in rows)])
 
 
 def test_the_same_sweep_finds_its_folder_again(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(ARGUMENTS) == 0
-    use(monkeypatch, lambda config, run_dir, say, launchers: RunResult(0, "completed_prev", "finished before"))
+    use(monkeypatch, lambda config, run_dir, desk: RunResult(0, "completed_prev", "finished before"))
     assert main(ARGUMENTS) == 0
     assert {row["status"] for row in manifest(only(tmp_path / "outputs"))} == {"completed_prev"}
+
+
+def test_runs_of_another_code_are_not_taken_up_unless_told(started: list[RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["-m", "seed=1,2", "run_dir=all"]
+    assert main(sweep) == 0
+    before = (tmp_path / "all" / "manifest.csv").read_bytes()
+    for row in manifest(tmp_path / "all")[:1]:
+        record = tmp_path / "all" / row["run"] / "environment.json"
+        record.write_text(record.read_text().replace('"kernel": "', '"kernel": "older-'))
+    assert main(sweep) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "kernel 'older-" in said and "--mix" in said and (tmp_path / "all" / "manifest.csv").read_bytes() == before
+    assert main([*sweep, "--mix"]) == 0
+    reasons = [row["reason"] for row in manifest(tmp_path / "all")]
+    assert reasons[0].startswith("mixed: kernel 'older-") and reasons[1] == ""
 
 
 def test_another_start_in_the_same_folder_keeps_the_earlier_lines(started: list[RunConfig], tmp_path: Path) -> None:
@@ -116,7 +130,7 @@ def test_another_start_in_the_same_folder_keeps_the_earlier_lines(started: list[
 def test_the_manifest_says_running_while_a_run_runs(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def run(config: RunConfig, run_dir: Path, say: jobs.Say, launchers: Launchers) -> RunResult:
+    def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
         seen.append([row["status"] for row in manifest(run_dir.parent)])
         return RunResult(0, "completed", "")
 
@@ -126,7 +140,7 @@ def test_the_manifest_says_running_while_a_run_runs(started: list[RunConfig], tm
 
 
 def failing(code: int, on_seed: int) -> Run:
-    def run(config: RunConfig, run_dir: Path, say: jobs.Say, launchers: Launchers) -> RunResult:
+    def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
         return RunResult(code, "failed", "why") if config.seed == on_seed else RunResult(0, "completed", "")
 
     return run
@@ -151,7 +165,7 @@ def test_a_stop_leaves_the_rest_to_do(code: int, started: list[RunConfig], tmp_p
 def test_whatever_a_run_raises_is_a_result(
     error: Exception, code: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(config: RunConfig, run_dir: Path, say: jobs.Say, launchers: Launchers) -> RunResult:
+    def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
         if config.seed == 1:
             raise error
         return RunResult(0, "completed", "")
@@ -198,6 +212,16 @@ def test_the_arms_of_a_suite_and_seed_take_turns_in_going_first() -> None:
     assert all({config.variant.name for config in group} == set(arms) for group in groups)
     first = [group[0].variant.name for group in groups]
     assert [first.count(arm) for arm in arms] == [8, 8, 8]
+
+
+def test_a_run_that_comes_up_again_is_done_once_and_a_value_listed_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference meets no failures: their rate is no matter to it."""
+    monkeypatch.chdir(tmp_path)
+    plan = prepare(parse(["--cfg", "job", "+matrix=failure-rate"]), lambda line: None)
+    variants = [config.variant.name for config in plan.configs().values()]
+    assert [variants.count(name) for name in ("ref", "blk", "ovl")] == [3, 12, 12]
+    with pytest.raises(ConfigError, match="comes up twice; look for a value that is listed twice"):
+        prepare(parse(["--cfg", "job", "-m", "variant=ref,blk", "seed=1,1"]), lambda line: None)
 
 
 @pytest.mark.parametrize(("matrix", "runs"), [("exp1", 3), ("exp3", 6)])

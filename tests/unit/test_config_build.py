@@ -85,7 +85,7 @@ def test_an_installed_package_adds_names(monkeypatch: pytest.MonkeyPatch) -> Non
     added = EntryPoint(name="mine", value="package:builder", group="ecrl.models")
     monkeypatch.setattr(fields, "entry_points", lambda group: [added] if group == "ecrl.models" else [])
     assert build(values(model__name="mine")).model.name == "mine"
-    assert "model.name: must be one of small_cnn, resnet18, resnet50, vit, mine, got 'other'" in refusal(model__name="other")
+    assert "model.name: must be one of small_cnn, resnet18, resnet50, resnet152, vit, mine, got 'other'" in refusal(model__name="other")
     assert "dataset.name: must be one of" in refusal(dataset__name="mine")
 
 
@@ -124,7 +124,20 @@ def test_interpolation_to_nothing_is_refused() -> None:
         ({"failure__kind": "kill", "failure__steps": [5, 5]}, "strictly increasing"),
         ({"checkpoint__format": "torch"}, "add checkpoint.layout=single"),
         ({"supervision__spares": 1}, "comes with a later version"),
-        ({"elastic__schedule": {100: 2}}, "comes with a later version"),
+        ({"elastic__replicas": 2}, "comes with a later version"),
+        ({"elastic__schedule": {100: 3}}, "elastic.schedule: 3 ranks from step 100 on do not divide global_batch 256; use 2"),
+        ({"elastic__schedule": {100: 0}}, "elastic.schedule: a world size must be >= 1, got 0 from step 100 on"),
+        ({"elastic__schedule": {-1: 1}}, "elastic.schedule: a step must be >= 0, got -1"),
+        ({"elastic__schedule": {1600: 1}}, "elastic.schedule: step 1600 is not below target_steps 1600"),
+        ({"elastic__schedule": {0: 3}}, "global_batch: 256 is not divisible by world size 3"),
+        ({"elastic__schedule": {100: 1}, "checkpoint__strategy": "none"}, "elastic.schedule: a change of the size goes on from a checkpoint"),
+        ({**PLAN, "elastic__schedule": {500: 1}}, "failure.rank: rank 1 does not exist with 1 ranks at step 1225; use 0 to 0"),
+        ({**PLAN, "elastic__schedule": {400: 1, 500: 2}}, "failure.rank: rank 1 does not exist with 1 ranks at step 400"),
+        ({"failure__kind": "mtbf"}, "failure.mtbf_steps: must be >= 1 for failure=mtbf, got 0; give a mean"),
+        ({"failure__kind": "mtbf", "failure__mtbf_steps": 9, "failure__steps": [5]}, "failure.steps: [5] planned, but failure.kind is mtbf"),
+        ({"failure__kind": "mtbf", "failure__mtbf_steps": 9, "failure__rank": 1}, "failure.rank: rank 1 named, but failure.kind is mtbf"),
+        ({**PLAN, "failure__mtbf_steps": 9}, "failure.mtbf_steps: a mean is given, but failure.kind is kill"),
+        ({"failure__mtbf_steps": 9}, "failure.mtbf_steps: a mean is given, but failure.kind is none"),
         ({"recovery__name": "lossy_forward"}, "comes with a later version"),
         ({"suite_name": "../../etc"}, "names a folder"),
         ({"variant__name": ""}, "names a folder"),

@@ -32,7 +32,7 @@ def test_a_processor_build_of_torch_has_no_cuda(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("strategy", "refused"), [("overlapped", True), ("blocking", False)])
 def test_slots_must_fit_into_memory(strategy: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(RunConfig(), model=ModelConfig(name="resnet18"), checkpoint=CheckpointConfig(strategy=strategy, max_inflight=4))
+    config = replace(RunConfig(), model=ModelConfig(name="resnet18", width=64), checkpoint=CheckpointConfig(strategy=strategy, max_inflight=4))
     monkeypatch.setattr(machine, "available_memory", lambda: 4 * snapshot_bytes(config))
     machine.check_machine(config)
     monkeypatch.setattr(machine, "available_memory", lambda: 4 * snapshot_bytes(config) - 1)
@@ -46,3 +46,15 @@ def test_slots_must_fit_into_memory(strategy: str, refused: bool, monkeypatch: p
 def test_sizes_and_times_are_said_as_people_say_them() -> None:
     assert [human_bytes(n) for n in (12, 45_000_000, 3e12)] == ["12 bytes", "45 MB", "3 TB"]
     assert [human_seconds(n) for n in (0.2, 89, 90, 6000)] == ["1 s", "89 s", "1.5 min", "1.7 h"]
+
+
+def test_ranks_share_a_gpu_only_over_gloo_and_only_when_asked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(machine, "_torch_build", lambda: "2.15.0")
+    config = replace(RunConfig(), device="cuda", world_size=4)
+    machine.check_machine(replace(config, backend="gloo"))
+    for backend in ("auto", "nccl"):
+        with pytest.raises(ConfigError, match="4 ranks asked, 1 CUDA device visible"):
+            machine.check_machine(replace(config, backend=backend))
+    with pytest.raises(ConfigError, match="nccl needs CUDA"):
+        machine.check_machine(replace(RunConfig(), device="cpu", backend="nccl"))

@@ -12,7 +12,7 @@ import torch
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data.augment import augment
 from ecrl_cli.data.datasets import build_dataset
-from ecrl_cli.data.loading import BatchLoader, describe
+from ecrl_cli.data.loading import BatchLoader, describe, inputs_hash
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.data.philox import draws, integers, philox4x32
 from ecrl_cli.data.sample_set import ArraySet, SampleSet, Traits
@@ -107,8 +107,18 @@ def test_a_batch_has_its_types_and_the_hash_of_its_inputs(pictures: SampleSet) -
     batch = BatchLoader(pictures, 3, augment=True).batch(0, ids(1, 2))
     assert (batch.x.dtype, tuple(batch.x.shape), batch.y.dtype) == (torch.float32, (2, 3, 32, 32), torch.int64)
     assert batch.ids.tolist() == [1, 2]
-    assert batch.inputs_hash == hashlib.sha256(batch.x.numpy().tobytes()).hexdigest()
-    assert batch.inputs_hash != BatchLoader(pictures, 3, augment=True).batch(0, ids(2, 1)).inputs_hash
+    assert batch.inputs_hash == inputs_hash(batch.x.numpy(), ids(1, 2))
+
+
+def test_the_hash_of_inputs_adds_up_over_any_shards_and_sees_every_bit_and_name(pictures: SampleSet) -> None:
+    x = BatchLoader(pictures, 3, augment=True).batch(0, ids(1, 2, 3)).x.numpy()
+    one = hashlib.sha256((1).to_bytes(8, "little") + x[0].tobytes()).hexdigest()
+    whole, parts = inputs_hash(x, ids(1, 2, 3)), [inputs_hash(x[:1], ids(1)), inputs_hash(x[1:], ids(2, 3))]
+    assert parts[0] == one
+    assert int(whole, 16) == sum(int(part, 16) for part in parts) % 2**256
+    assert inputs_hash(x[[1, 0, 2]], ids(1, 2, 3)) != whole, "another sample under that name"
+    x[2, 0, 0, 0] = np.nextafter(x[2, 0, 0, 0], np.float32(9))
+    assert inputs_hash(x, ids(1, 2, 3)) != whole
 
 
 @pytest.mark.parametrize("name", ["digits", "fake"])

@@ -108,7 +108,7 @@ def test_a_claim_cut_off_by_its_own_blow_still_counts(tmp_path: Path) -> None:
 
 
 def _harmless(strike: Strike, blow: Callable[[], object]) -> Strike:
-    return Strike(strike.text, strike.available, strike.victim, strike.flushes, blow)  # type: ignore[arg-type]
+    return Strike(strike.text, strike.flushes, blow)  # type: ignore[arg-type]
 
 
 def test_the_folder_of_claims_is_durable_before_the_first_blow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

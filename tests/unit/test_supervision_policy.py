@@ -80,6 +80,23 @@ def test_only_attempts_after_a_death_are_restarts() -> None:
     assert restarts(runs) == 1
 
 
+def resized(number: int, last_step: int) -> Attempt:
+    return attempt(number, last_step, "resized", exit_code=0)
+
+
+def test_a_planned_change_of_size_spends_no_restart() -> None:
+    decision = decide((resized(0, 40),), 0, None)
+    assert decision.restart and "2 ranks ended behind step 40, a planned change" in decision.reason
+    assert restarts((resized(0, 40), attempt(1, 50), resized(2, 60), attempt(3, 70))) == 1
+
+
+def test_a_change_of_size_that_never_sticks_is_a_storm() -> None:
+    """Its checkpoint is refused each time: without this the run would go round for ever, at no cost in restarts."""
+    assert decide((resized(0, 40), resized(1, 40)), 20, None).restart
+    assert decide((resized(0, 40), resized(1, 40), resized(2, 40)), 20, None).exit_code == 7
+    assert decide((resized(0, 40), attempt(1, 60), resized(2, 40), attempt(3, 80)), 20, None).restart
+
+
 def test_the_budget_outlives_a_killed_supervisor_and_is_new_when_a_person_starts_again() -> None:
     attempts = tuple(attempt(n, 10 * (n + 1), session=n) for n in range(3))
     ended, killed = Session(0.0, 0.0, "b", 1.0), Session(0.0, 0.0, "b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ import pytest
 from ecrl_cli.checkpoint.lines import CheckpointLog
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
+from ecrl_cli.config.codec import decode
+from ecrl_cli.config.schema import ElasticConfig, RunConfig
 from ecrl_cli.errors import NoValidCheckpoint, StorageError
 from ecrl_cli.records.events import FOUND, GONE, Attempt, CheckpointLine, Rejected
-from ecrl_cli.records.journal import Journal, read_journal
+from ecrl_cli.records.journal import Journal, read_journal, read_json
+from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision.resume import choose
+from ecrl_cli.supervision.resume import choose, order
 from tests.unit.checkpoint_support import commit, store_at
 
 TEN, TWENTY = Attempt(0, 2, last_step=20), Rejected("checkpoints/step_00000020", "file", GONE)
@@ -60,6 +64,20 @@ def test_another_checkpoint_in_the_place_of_the_acknowledged_one_is_refused(layo
     events = read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
     assert [line.commit_sha256 for line in events if line.global_step == 20] != [forged.commit_sha256], "the forged one was acknowledged"
     assert all(line.commit_sha256 != forged.commit_sha256 for line in events)
+
+
+@pytest.mark.parametrize(("newest", "ranks", "until"), [(20, 1, 25), (10, 2, 20), (None, 2, 20)])
+def test_an_attempt_has_the_size_of_where_it_resumes_and_ends_at_the_next_change(
+    layout: RunLayout, store: CheckpointStore, newest: int | None, ranks: int, until: int
+) -> None:
+    """One that falls back behind a change comes to it again."""
+    config = RunConfig(elastic=ElasticConfig(schedule={20: 1, 25: 4}))
+    layout.failures.write_text("[]")
+    choice = choose(layout, store, (TEN,))
+    report = replace(choice.report, global_step=newest) if newest and choice.report else None
+    made = order(layout, config, (TEN,), replace(choice, report=report))
+    assert (made.world_size, made.until, made.resume_step) == (ranks, until, newest or 0)
+    assert decode(LaunchOrder, read_json(layout.attempt(1).launch)) == made
 
 
 def test_a_run_whose_checkpoints_are_all_gone_does_not_begin_anew(layout: RunLayout, store: CheckpointStore) -> None:

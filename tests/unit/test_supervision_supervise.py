@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig, SupervisionConfig
+from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, FailureConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import EcrlError, InputError, NoProgress, NoValidCheckpoint, RunHeld, Stopped
 from ecrl_cli.failures.fired import claim
 from ecrl_cli.failures.plan import plan
@@ -78,6 +78,26 @@ def test_an_attempt_is_told_what_has_not_fired_and_how_far_any_came(launcher: St
     told = decode(LaunchOrder, read_json(layout.attempt(1).launch))
     assert (told.attempt, told.max_step_seen, told.resume_step) == (1, 40, 0)
     assert [entry.index for entry in told.pending] == [1]
+
+
+def test_an_attempt_that_ends_where_the_size_changes_is_no_death(launcher: StandinLauncher, tmp_path: Path) -> None:
+    """These ranks save nothing, so that each attempt comes to the same change again: at last that is a storm, and never a restart."""
+    config = replace(CONFIG, failure=FailureConfig(), elastic=ElasticConfig(schedule={40: 1}))
+    layout = prepared(tmp_path, {0: "40:0", 1: "40:0"}, config=config)
+    with pytest.raises(NoProgress, match=r"restart storm.*a planned change of the world size"):
+        supervise(config, layout, SilentUI(), launcher)
+    record = recorded(layout)
+    assert [(a.outcome, a.world_size, a.exit_code, a.last_step) for a in record.attempts] == [("resized", 2, 0, 40)] * 3
+    assert record.restarts == 0
+    assert decode(LaunchOrder, read_json(layout.attempt(0).launch)).until == 40
+
+
+def test_ranks_that_end_well_elsewhere_or_badly_there_have_died(launcher: StandinLauncher, tmp_path: Path) -> None:
+    config = replace(CONFIG, failure=FailureConfig(), elastic=ElasticConfig(schedule={40: 1}))
+    layout = prepared(tmp_path, {0: "39:0", 1: "39:0"}, {0: "40:wait", 1: "kill"}, {0: "45:0", 1: "45:0"}, DONE, config=config)
+    record = supervise(config, layout, SilentUI(), launcher)
+    assert [a.outcome for a in record.attempts] == ["died", "died", "died", "completed"]
+    assert record.restarts == 3
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
+import torch
 
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.schema import CheckpointConfig, RunConfig
+from ecrl_cli.training.session import seed_rank
 from ecrl_cli.training.step import Loop
 
 
@@ -24,6 +28,36 @@ def test_a_loop_that_starts_at_the_target_ends_with_the_loss_of_its_checkpoint()
 def test_the_loss_goes_into_the_checkpoint() -> None:
     assert loop_at(10).progress().loss == 0.25
     assert loop_at(10, float("nan")).progress().loss is None
+
+
+def test_an_attempt_that_ends_in_a_change_of_size_saves_and_confirms_its_last_step() -> None:
+    """Off the boundary, and without a final checkpoint: what goes on must have something to go on from."""
+    loop = loop_at(0)
+    loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=3, final=False))
+    loop.until = 5
+    loop.learner.learn.return_value = 0.5
+    loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
+    loop.sampler.epoch = loop.sampler.cursor_step = 0
+    loop.pack.state_digest.return_value = None
+    loop.journal.append.return_value = b"line"
+    assert loop.run() == 0.5
+    assert [call.args[0].global_step for call in loop.strategy.save.call_args_list] == [3, 5]
+    loop.strategy.flush.assert_called_once_with()
+    loop.strategy.confirm.assert_called_once_with(5)
+
+
+def test_every_rank_and_every_step_it_may_begin_behind_has_streams_of_its_own() -> None:
+    def drawn(rank: int, step: int) -> tuple[float, float, float]:
+        seed_rank(5, rank, step)
+        return random.random(), float(np.random.random()), float(torch.rand(()))
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    streams = [drawn(rank, step) for rank in (0, 1) for step in (0, 20)]
+    assert drawn(1, 20) == streams[-1]
+    assert all(len(set(each)) == 4 for each in zip(*streams, strict=True))
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    torch.set_rng_state(before[2])
 
 
 @pytest.mark.parametrize(("step", "asked"), [(10, [10]), (0, [])])

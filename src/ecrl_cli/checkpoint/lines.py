@@ -49,7 +49,7 @@ class CheckpointLog:
             return
         reason = next((found[end].reason for end in CHECKPOINT_ENDS if end in found), None) or "the background writer has ended"
         kind, code = (EcrlError, "unsaved") if curable else (StorageError, "")
-        raise kind("checkpoint", f"step {global_step} is the target and was not saved ({reason})", "resume the run", code=code)
+        raise kind("checkpoint", f"step {global_step} ends the attempt and was not saved ({reason})", "resume the run", code=code)
 
     def close(self) -> None:
         self._journal.close()

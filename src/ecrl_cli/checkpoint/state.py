@@ -58,6 +58,7 @@ class StatePack:
 
     def __post_init__(self) -> None:
         self._names = parameter_names(self.model, self.optimizer)
+        self._departed: list[str] = []  # the line chains of the ranks that left with a smaller world, carried along for the judge
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def sources(self) -> list[Source]:
@@ -91,7 +92,7 @@ class StatePack:
             "schema_version": FORMAT_VERSION,
             "global_step": progress.global_step,
             "world_size": self.world_size,
-            "line_chain": line_chain,
+            "line_chain": [*line_chain, *self._departed],
             "loss": progress.loss,
             "sampler": {"epoch": progress.epoch, "cursor_step": progress.cursor_step, "seed": progress.seed},
             "scheduler": self.scheduler.state_dict(),
@@ -175,6 +176,7 @@ class StatePack:
         chain = train["line_chain"]
         if states:  # a rank that was not there when the checkpoint was taken keeps the seed of its own
             restore_rng(states, self.device)
+        self._departed = chain[self.world_size :]
         own = chain[self.rank] if self.rank < len(chain) else ""
         return Progress(global_step=train["global_step"], line_chain=own, loss=train.get("loss"), **train["sampler"])
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ecrl_cli.config.checks import check
+from ecrl_cli.config.elastic import settled
 from ecrl_cli.config.fields import convert
 from ecrl_cli.config.scale import apply_scale
 from ecrl_cli.config.schema import LAUNCHERS, FailureConfig, RunConfig
@@ -23,12 +24,14 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset()) -> R
     if config.scale.launcher not in ("", *LAUNCHERS):
         raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
     # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
-    config = _apply_variant(apply_scale(config, typed), typed)
+    config = _apply_variant(apply_scale(settled(config, typed), typed), typed)
     check(config)
     return config
 
 
 def _apply_variant(config: RunConfig, typed: frozenset[str]) -> RunConfig:
-    """A variant without failures, or `failure=none` typed over a suite's plan, leaves no plan at all."""
-    no_failures = config.failure.kind == "none" and typed & {"failure", "failure.kind"} and "failure.steps" not in typed
-    return replace(config, failure=FailureConfig()) if no_failures or not config.variant.failures else config
+    """A variant without failures, or `failure=none` typed over a suite's plan, leaves no plan at all; one without resizes, no schedule."""
+    no_failures = config.failure.kind == "none" and typed & {"failure", "failure.kind"} and not typed & {"failure.steps", "failure.mtbf_steps"}
+    if no_failures or not config.variant.failures:
+        config = replace(config, failure=FailureConfig())
+    return config if config.variant.resizes else replace(config, elastic=replace(config.elastic, schedule={}))

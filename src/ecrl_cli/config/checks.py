@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 
+from ecrl_cli.config.elastic import ranks_at, sizes
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, shown
 
@@ -34,6 +36,18 @@ def _geometry(config: RunConfig) -> None:
         raise ConfigError("global_batch", f"{batch} is not divisible by world size {ranks}", f"use {ways}")
 
 
+def _schedule(config: RunConfig) -> None:
+    schedule, batch = config.elastic.schedule, config.global_batch
+    for step, size in schedule.items():
+        if batch % size:
+            below = next(fewer for fewer in range(min(size, batch), 0, -1) if batch % fewer == 0)
+            raise ConfigError("elastic.schedule", f"{size} ranks from step {step} on do not divide global_batch {batch}", f"use {below}")
+        if step >= config.target_steps:
+            raise ConfigError("elastic.schedule", f"step {step} is not below target_steps {config.target_steps}", "lower it or raise target_steps")
+    if schedule and config.checkpoint.strategy == "none":
+        raise ConfigError("elastic.schedule", "a change of the size goes on from a checkpoint, checkpoint=none takes none", "add checkpoint=blocking")
+
+
 def _learning_rate(config: RunConfig) -> None:
     if config.optimizer.min_lr > config.optimizer.lr:
         raise ConfigError("optimizer.min_lr", f"{config.optimizer.min_lr:g} is above optimizer.lr {config.optimizer.lr:g}", "lower it")
@@ -61,14 +75,40 @@ def _failures(config: RunConfig) -> None:
     if failure.kind == "none":
         if failure.steps:
             raise ConfigError("failure.steps", f"{list(failure.steps)} planned, but failure.kind is none", "add failure=kill or failure=exit")
+        if failure.mtbf_steps:
+            raise ConfigError("failure.mtbf_steps", "a mean is given, but failure.kind is none", "add failure=mtbf")
+        return
+    if failure.kind == "mtbf":
+        _drawn_failures(config)
         return
     if not failure.steps:
         raise ConfigError("failure.steps", f"failure.kind is {failure.kind} and no step is planned", "give steps: failure.steps=[40,70]")
+    if failure.mtbf_steps:
+        raise ConfigError("failure.mtbf_steps", f"a mean is given, but failure.kind is {failure.kind}", "use failure=mtbf or leave it out")
     _failure_steps(config)
-    if failure.rank >= config.world_size:
-        raise ConfigError("failure.rank", f"rank {failure.rank} does not exist with {config.world_size} ranks", f"use 0 to {config.world_size - 1}")
+    _failure_rank(config)
     if failure.kind == "exit" and failure.rank != 0:
         raise ConfigError("failure.rank", f"exit strikes rank 0 only, got {failure.rank}", "set failure.rank=0 or use failure=kill")
+
+
+def _drawn_failures(config: RunConfig) -> None:
+    """mtbf draws its steps and its ranks: what else the group holds would be silently ignored."""
+    failure = config.failure
+    if failure.steps:
+        raise ConfigError("failure.steps", f"{list(failure.steps)} planned, but failure.kind is mtbf, which draws its steps", "leave them out")
+    if failure.rank:
+        raise ConfigError("failure.rank", f"rank {failure.rank} named, but failure.kind is mtbf, which draws its ranks", "leave it out")
+    if failure.mtbf_steps < 1:
+        raise ConfigError("failure.mtbf_steps", f"must be >= 1 for failure=mtbf, got {failure.mtbf_steps:g}", "give a mean: failure.mtbf_steps=200")
+
+
+def _failure_rank(config: RunConfig) -> None:
+    """At each planned step the rank must exist: before and behind it where the size changes there."""
+    step = min(config.failure.steps, key=lambda planned: ranks_at(config, planned))
+    rank, ranks = config.failure.rank, ranks_at(config, step)
+    if rank >= ranks:
+        where = f" at step {step}" if len(sizes(config)) > 1 else ""
+        raise ConfigError("failure.rank", f"rank {rank} does not exist with {ranks} ranks{where}", f"use 0 to {ranks - 1}")
 
 
 def _failure_steps(config: RunConfig) -> None:
@@ -86,11 +126,29 @@ def _failure_steps(config: RunConfig) -> None:
 def _not_yet(config: RunConfig) -> None:
     for key, value in (
         ("elastic.replicas", config.elastic.replicas),
-        ("elastic.schedule", config.elastic.schedule),
         ("supervision.spares", config.supervision.spares),
     ):
         if value:
             raise ConfigError(key, f"comes with a later version, got {shown(value)}", "leave it out")
+
+
+def _nodes(config: RunConfig) -> None:
+    nodes = config.supervision.nodes
+    if nodes == 1:
+        return
+    if config.supervision.launcher != "torchrun":
+        raise ConfigError("supervision.nodes", f"{nodes} nodes need supervision.launcher=torchrun, got {config.supervision.launcher}", "add it")
+    if config.world_size % nodes:
+        ways = f"use world_size={config.world_size - config.world_size % nodes + nodes} or another number of nodes"
+        raise ConfigError("supervision.nodes", f"{config.world_size} ranks cannot be shared equally by {nodes} nodes", ways)
+    if config.elastic.schedule:
+        raise ConfigError("elastic.schedule", f"a planned change of the world size on {nodes} nodes is not supported", "use supervision.nodes=1")
+
+
+def _storage(config: RunConfig) -> None:
+    folder = config.storage.folder
+    if folder and not (folder.startswith("/") and Path(folder).is_dir()):
+        raise ConfigError("storage.folder", f"{shown(folder)} is no folder with an absolute path", "name one that is there, or choose storage=disk")
 
 
 def _supervision(config: RunConfig) -> None:
@@ -99,4 +157,4 @@ def _supervision(config: RunConfig) -> None:
         raise ConfigError("supervision.master_port", f"port must be 1024-65535 and free, got {port}", "leave it out: a free one is taken")
 
 
-_RULES = (_names, _not_yet, _geometry, _learning_rate, _checkpoints, _write_mode, _failures, _supervision)
+_RULES = (_names, _not_yet, _geometry, _nodes, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, _failures, _supervision)

@@ -40,6 +40,12 @@ def _required(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing)
 
 
+@cache
+def _plain(kind: type) -> dict[str, Any]:
+    """The fields whose value of the right type is taken as it stands."""
+    return {name: hint for name, hint in _hints(kind).items() if hint in _PLAIN}
+
+
 def _decode(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(kind, value, where)
@@ -54,17 +60,15 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
 
 
 def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
-    given = dict(_expect(dict, value, where))
-    hints = _hints(kind)
-    if unknown := sorted(given.keys() - hints.keys()):
-        raise KeyError(f"{where} has no field {unknown[0]!r}")
+    given, hints = _expect(dict, value, where), _hints(kind)
+    if not given.keys() <= hints.keys():
+        raise KeyError(f"{where} has no field {sorted(given.keys() - hints.keys())[0]!r}")
     for name in _required(kind):
         if name not in given:
             raise KeyError(f"{where} lacks {name!r}")
-    # The plain case first: a long run has hundreds of thousands of lines.
-    plain = {name: item for name, item in given.items() if type(item) is hints[name] and type(item) in _PLAIN}
-    rest = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in given.items() if name not in plain}
-    return kind(**plain, **rest)
+    # The plain case without a call: a long run has hundreds of thousands of lines.
+    plain = _plain(kind)
+    return kind(**{name: item if type(item) is plain.get(name) else _decode(hints[name], item, f"{where}.{name}") for name, item in given.items()})
 
 
 def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:

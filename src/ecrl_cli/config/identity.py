@@ -16,18 +16,36 @@ NOT_IDENTITY = (
 )
 
 # Two runs that must end in the same state share a reference id: how they are struck, saved and brought back is not part of it.
-NOT_REFERENCE = (*NOT_IDENTITY, "failure", "checkpoint", "write_mode", "recovery", "supervision", "elastic.schedule", "variant", "state_digests")
+NOT_REFERENCE = (
+    *(*NOT_IDENTITY, "failure", "checkpoint", "write_mode", "storage", "recovery", "supervision", "elastic.schedule", "variant"),
+    "state_digests",
+)
 
 
 def run_id(config: RunConfig) -> str:
     """64 hex digits; equal for two runs exactly if nothing that changes a result differs."""
-    return _digest(_without(encode(config), NOT_IDENTITY))
+    return run_id_of(_as_recorded(config))
 
 
 def reference_id(config: RunConfig) -> str:
     """64 hex digits; equal for runs that must end bit for bit alike."""
-    leave_out = NOT_REFERENCE + (("world_size",) if config.elastic.replicas else ())
-    return _digest(_without(encode(config), leave_out))
+    return reference_id_of(_as_recorded(config))
+
+
+def run_id_of(recorded: dict[str, Any]) -> str:
+    """`run_id` of a configuration as config.json holds it, of whatever version: a key that a later one added is not in it."""
+    return _digest(_without(recorded, NOT_IDENTITY))
+
+
+def reference_id_of(recorded: dict[str, Any]) -> str:
+    """`reference_id`, likewise."""
+    leave_out = NOT_REFERENCE + (("world_size",) if recorded["elastic"]["replicas"] else ())
+    return _digest(_without(recorded, leave_out))
+
+
+def _as_recorded(config: RunConfig) -> dict[str, Any]:
+    recorded: dict[str, Any] = json.loads(json.dumps(encode(config)))  # JSON's keys are texts
+    return recorded
 
 
 def run_name(config: RunConfig) -> str:
@@ -40,7 +58,7 @@ def _without(value: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     kept = {name: dict(item) if isinstance(item, dict) else item for name, item in value.items()}
     for key in keys:
         group, _, name = key.partition(".")
-        (kept[group] if name else kept).pop(name or group, None)
+        (kept.get(group, {}) if name else kept).pop(name or group, None)
     return kept
 
 

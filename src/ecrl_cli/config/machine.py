@@ -8,6 +8,7 @@ import socket
 from importlib import metadata
 from pathlib import Path
 
+from ecrl_cli.config.elastic import sizes
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.secret import read_key
 from ecrl_cli.config.size import human_bytes, snapshot_bytes
@@ -19,7 +20,9 @@ _GPU = re.compile(r"^nvidia\d+$")
 def check_machine(config: RunConfig) -> None:
     """ConfigError where this machine cannot serve `config`."""
     if config.device == "cuda":
-        _check_cuda(config.world_size)
+        _check_cuda(max(sizes(config)) // config.supervision.nodes, shared=config.backend == "gloo")
+    elif config.device == "cpu" and config.backend == "nccl":
+        raise ConfigError("backend", "nccl needs CUDA, device is cpu", "leave it out")
     read_key(config.checkpoint.hmac_key_file)
     if config.supervision.master_port:
         _check_port(config.supervision.master_port)
@@ -47,13 +50,13 @@ def _torch_build() -> str:
         return "none installed"
 
 
-def _check_cuda(ranks: int) -> None:
+def _check_cuda(ranks: int, *, shared: bool) -> None:
     build, gpus = _torch_build(), visible_gpus()
     if not gpus or build.endswith("+cpu"):
         raise ConfigError("device", f"CUDA is not available (torch {build}, {gpus} CUDA devices visible)", "set device=cpu")
-    if ranks > gpus:
+    if ranks > gpus and not shared:
         devices = "1 CUDA device" if gpus == 1 else f"{gpus} CUDA devices"
-        raise ConfigError("world_size", f"{ranks} ranks asked, {devices} visible", "lower world_size or set device=cpu")
+        raise ConfigError("world_size", f"{ranks} ranks asked, {devices} visible", "lower world_size, set device=cpu, or share: backend=gloo")
 
 
 def _check_port(port: int) -> None:

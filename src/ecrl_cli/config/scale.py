@@ -1,10 +1,15 @@
-"""`scale=`: the same run made smaller. Only what the user did not type changes, and failures stay on or off a checkpoint boundary."""
+"""`scale=`: the same run made smaller. Only what the user did not type changes; failures and changes of the world size stay on or off a
+checkpoint boundary, and a schedule keeps its sizes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ecrl_cli.config.elastic import KEY, common_multiple
 from ecrl_cli.config.schema import RunConfig
+
+# What a matrix sweeps over in steps of the paper's scale: its values are scaled too, those that a user typed are not.
+SCALED_IN_A_MATRIX = frozenset({"failure.mtbf_steps"})
 
 
 def apply_scale(config: RunConfig, typed: frozenset[str]) -> RunConfig:
@@ -17,7 +22,7 @@ def apply_scale(config: RunConfig, typed: frozenset[str]) -> RunConfig:
 
 def _scale_ranks(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     scale, failure = config.scale, config.failure
-    if scale.world_size and "world_size" not in typed:
+    if scale.world_size and "world_size" not in typed and not config.elastic.schedule:  # 2 -> 1 on one rank would be no change
         config = replace(config, world_size=scale.world_size)
     if failure.rank >= config.world_size and not typed & {"failure.rank", "world_size"}:
         config = replace(config, failure=replace(failure, rank=config.world_size - 1))
@@ -29,8 +34,9 @@ def _scale_ranks(config: RunConfig, typed: frozenset[str]) -> RunConfig:
 def _scale_batch(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     if config.scale.batch == 1.0 or "global_batch" in typed:
         return config
-    local = max(1, round(config.global_batch * config.scale.batch / config.world_size))
-    return replace(config, global_batch=local * config.world_size)
+    ranks = common_multiple(config)
+    local = max(1, round(config.global_batch * config.scale.batch / ranks))
+    return replace(config, global_batch=local * ranks)
 
 
 def _scale_width(config: RunConfig, typed: frozenset[str]) -> RunConfig:
@@ -47,17 +53,28 @@ def _scale_steps(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     every = config.checkpoint.every
     if "checkpoint.every" not in typed:
         every = min(every, max(config.scale.min_every, 2, round(every * factor)))  # with 1, no step would lie off a boundary
-    target = config.target_steps
+    target, steps, schedule = config.target_steps, config.failure.steps, config.elastic.schedule
     if "target_steps" not in typed:
-        room = 2 * every * (len(config.failure.steps) + 1)
+        room = 2 * every * (len(steps) + len(schedule) + 1)
         target = min(target, max(round(target * factor), room))
         factor = target / config.target_steps
-    steps = config.failure.steps
+    mtbf = config.failure.mtbf_steps
+    if "failure.mtbf_steps" not in typed and mtbf:
+        mtbf = min(mtbf, max(1.0, mtbf * factor))
     if "failure.steps" not in typed:
         steps = _scaled(steps, factor, config.checkpoint.every, every)
-    if "target_steps" not in typed and steps:
-        target = min(config.target_steps, max(target, steps[-1] + 1))
-    return replace(config, target_steps=target, checkpoint=replace(config.checkpoint, every=every), failure=replace(config.failure, steps=steps))
+    if not any(key.startswith(KEY) for key in typed):
+        changes = _scaled(tuple(schedule), factor, config.checkpoint.every, every)
+        schedule = dict(zip(changes, schedule.values(), strict=True))
+    if "target_steps" not in typed:
+        target = min(config.target_steps, max([target, *(step + 1 for step in (*steps, *schedule))]))
+    return replace(
+        config,
+        target_steps=target,
+        checkpoint=replace(config.checkpoint, every=every),
+        failure=replace(config.failure, steps=steps, mtbf_steps=mtbf),
+        elastic=replace(config.elastic, schedule=schedule),
+    )
 
 
 def _scaled(steps: tuple[int, ...], factor: float, every: int, new_every: int) -> tuple[int, ...]:

@@ -15,13 +15,16 @@ STRATEGIES = ("none", "blocking", "overlapped")
 LAYOUTS = ("group", "single")
 FORMATS = ("safetensors", "torch")
 DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "fake")
-MODELS = ("small_cnn", "resnet18", "resnet50", "vit")
+MODELS = ("small_cnn", "resnet18", "resnet50", "resnet152", "vit")
 OPTIMIZERS = ("sgd", "adamw")
 PRECISIONS = ("fp32", "bf16", "fp16")
+BACKENDS = ("auto", "nccl", "gloo")
 DEVICES = ("auto", "cpu", "cuda")
-FAILURE_KINDS = ("none", "exit", "kill")
+STORAGES = ("disk", "tmpfs", "throttled")
+FAILURE_KINDS = ("none", "exit", "kill", "mtbf")
 RECOVERIES = ("checkpoint_restart",)
 LAUNCHERS = ("torchrun", "zygote")
+NODE_LOSSES = ("requeue", "shrink")
 SCALES = ("paper", "gpu", "cpu", "smoke")
 
 
@@ -60,7 +63,7 @@ class DatasetConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """`stem`: imagenet (7x7, stride 2, pooling) or cifar (3x3, stride 1). `width`: channels of small_cnn's first layer, or vit's embedding."""
+    """`stem`: imagenet (7x7, stride 2, pooling) or cifar (3x3, stride 1). `width`: channels of the first layer, or vit's embedding."""
 
     name: str = one_of("small_cnn", MODELS)
     stem: str = one_of("cifar", ("cifar", "imagenet"))
@@ -112,12 +115,27 @@ class WriteModeConfig:
 
 
 @dataclass(frozen=True)
+class StorageConfig:
+    """Where the run directory lies and how fast checkpoints are written. `folder`: the run directory is made in it and linked to, for example
+    in memory; empty: it is made where it is named. `bytes_per_s`: at most so many bytes of checkpoints a second; 0: as fast as it goes.
+    """
+
+    name: str = one_of("disk", STORAGES)
+    folder: str = ""
+    bytes_per_s: float = at_least(0.0, 0.0)
+
+
+@dataclass(frozen=True)
 class FailureConfig:
-    """`steps`: strictly increasing global steps; `rank`: who is struck (exit: always rank 0). `seed` is for plans drawn at random."""
+    """`steps`: strictly increasing global steps; `rank`: who is struck (exit: always rank 0).
+
+    `mtbf_steps`: for mtbf, whose steps and ranks are drawn: the mean number of steps between two failures; 0: not drawn.
+    """
 
     kind: str = one_of("none", FAILURE_KINDS)
     steps: tuple[int, ...] = ()
     rank: int = at_least(0, 0)
+    mtbf_steps: float = at_least(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -138,6 +156,8 @@ class SupervisionConfig:
     """`writer_grace_s`: how long a writer that outlived its rank may finish what it received. `collective_timeout_s`: gloo and NCCL.
 
     `disk_interval_s`: how often disk activity is sampled into disk.jsonl; 0: never.
+    `nodes`: how many of a Slurm allocation share the ranks equally. `on_node_loss`: where too few answer, Slurm is asked to start the job
+    anew, or fewer ranks go on.
     """
 
     launcher: str = one_of("torchrun", LAUNCHERS)
@@ -147,14 +167,17 @@ class SupervisionConfig:
     collective_timeout_s: float = field(default=300.0, metadata={"minimum": 1.0})
     master_port: int = at_least(0, 0)
     disk_interval_s: float = at_least(0.0, 0.0)
+    nodes: int = at_least(1, 1)
+    on_node_loss: str = one_of("requeue", NODE_LOSSES)
 
 
 @dataclass(frozen=True)
 class VariantConfig:
-    """One arm of a comparison. `failures`: whether the suite's plan applies to it."""
+    """One arm of a comparison. `failures`: whether the suite's plan applies to it; `resizes`: whether the suite's changes of size do."""
 
     name: str = "custom"
     failures: bool = True
+    resizes: bool = True
 
 
 @dataclass(frozen=True)
@@ -172,7 +195,8 @@ class ScaleConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run, resolved. `threads`: per rank (the number of threads changes the bits). `run_dir` empty: named by content under outputs/."""
+    """One run, resolved. `threads`: per rank (the number of threads changes the bits). `backend`: auto is NCCL for CUDA and gloo for the CPU;
+    gloo, asked for by name, lets ranks share a GPU, which NCCL refuses. `run_dir` empty: named by content under outputs/."""
 
     seed: int = field(default=1337, metadata={"minimum": 0, "maximum": 2**63 - 1})
     target_steps: int = at_least(1600, 1)
@@ -180,6 +204,7 @@ class RunConfig:
     world_size: int = at_least(2, 1)
     threads: int = at_least(1, 1)
     device: str = one_of("auto", DEVICES)
+    backend: str = one_of("auto", BACKENDS)
     precision: str = one_of("fp32", PRECISIONS)
     state_digests: bool = False
     suite_name: str = ""
@@ -189,6 +214,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     write_mode: WriteModeConfig = field(default_factory=WriteModeConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
     failure: FailureConfig = field(default_factory=FailureConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     elastic: ElasticConfig = field(default_factory=ElasticConfig)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ecrl_cli.data.augment import augmented
 from ecrl_cli.data.sample_set import Ids, SampleSet, normalised
 from ecrl_cli.records.events import DatasetRecord
 
+Inputs = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True)
 class Batch:
-    """`x`: float32 (n, c, h, w). `y`: int64 (n). `ids`: in the same order. `inputs_hash`: SHA-256 hex of the raw bytes of `x`."""
+    """`x`: float32 (n, c, h, w). `y`: int64 (n). `ids`: in the same order. `inputs_hash`: `inputs_hash(x, ids)`."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -34,7 +38,16 @@ class BatchLoader:
         if self._augment:
             pixels = augmented(pixels, self._seed, epoch, ids, traits.flip)
         x = normalised(pixels, traits)
-        return Batch(torch.from_numpy(x), torch.from_numpy(labels), ids, hashlib.sha256(x.data).hexdigest())
+        return Batch(torch.from_numpy(x), torch.from_numpy(labels), ids, inputs_hash(x, ids))
+
+
+def inputs_hash(x: Inputs, ids: Ids) -> str:
+    """The sum modulo 2^256, in hex, of each sample's SHA-256 over its id (int64 little-endian) and its raw bytes.
+
+    A sum, so that the shards of a window add up to the same number however many ranks it was cut for.
+    """
+    each = (hashlib.sha256(name.tobytes() + sample.tobytes()).digest() for name, sample in zip(ids.astype("<i8"), x, strict=True))
+    return f"{sum(int.from_bytes(digest, 'big') for digest in each) % 2**256:064x}"
 
 
 def describe(dataset: SampleSet) -> DatasetRecord:

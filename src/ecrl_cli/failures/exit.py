@@ -15,8 +15,8 @@ def available(config: RunConfig) -> str | None:
     return "kind exit always strikes rank 0; use failure=kill for another rank" if config.failure.rank else None
 
 
-def victim(config: RunConfig) -> int:
-    return 0
+def hits(config: RunConfig) -> tuple[tuple[int, int], ...]:
+    return tuple((step, 0) for step in config.failure.steps)
 
 
 def blow() -> NoReturn:

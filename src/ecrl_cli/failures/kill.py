@@ -6,18 +6,19 @@ import os
 import signal
 from typing import NoReturn
 
+from ecrl_cli.config.elastic import ranks_at
 from ecrl_cli.config.schema import RunConfig
 
 TEXT = "is killed by SIGKILL, without a flush"
 
 
 def available(config: RunConfig) -> str | None:
-    world = config.world_size
-    return None if config.failure.rank < world else f"rank {config.failure.rank} does not exist with {world} ranks"
+    rank, world = config.failure.rank, min((ranks_at(config, step) for step in config.failure.steps), default=config.world_size)
+    return None if rank < world else f"rank {rank} does not exist with {world} ranks"
 
 
-def victim(config: RunConfig) -> int:
-    return config.failure.rank
+def hits(config: RunConfig) -> tuple[tuple[int, int], ...]:
+    return tuple((step, config.failure.rank) for step in config.failure.steps)
 
 
 def blow() -> NoReturn:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, RecordError
-from ecrl_cli.failures.kinds import STRIKES
+from ecrl_cli.failures.kinds import KINDS, STRIKES
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
@@ -21,17 +21,16 @@ class _Plan:
 
 def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
     """One entry per strike, in order; none for a variant that takes no failures. ConfigError where the kind cannot strike this run."""
-    kind = config.failure.kind
-    if kind == "none" or not config.variant.failures:
+    name = config.failure.kind
+    if name == "none" or not config.variant.failures:
         return ()
-    strike = STRIKES.get(kind)
-    if strike is None:
-        raise ConfigError("failure.kind", f"unknown kind {kind!r}", f"known: {', '.join(['none', *STRIKES])}")
-    refused = strike.available(config)
+    kind = KINDS.get(name)
+    if kind is None:
+        raise ConfigError("failure.kind", f"unknown kind {name!r}", f"known: {', '.join(['none', *KINDS])}")
+    refused = kind.available(config)
     if refused:
         raise ConfigError("failure", refused)
-    victim = strike.victim(config)
-    return tuple(PlannedFailure(index, kind, victim, step) for index, step in enumerate(config.failure.steps))
+    return tuple(PlannedFailure(index, kind.strike, victim, step) for index, (step, victim) in enumerate(kind.hits(config)))
 
 
 def describe(planned: tuple[PlannedFailure, ...]) -> tuple[str, ...]:

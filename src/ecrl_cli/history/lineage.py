@@ -43,6 +43,13 @@ class Lineage:
         return next((s for s in self.segments if s.after < step <= s.until), None)
 
 
+def same_sized(ours: Lineage, theirs: Lineage) -> int:
+    """How many of our steps, from the first, were done with as many ranks as theirs; all of them where none says otherwise."""
+    pairs = ((a, b) for a in ours.segments for b in theirs.segments if a.world_size != b.world_size)
+    apart = (max(a.after, b.after) for a, b in pairs if max(a.after, b.after) < min(a.until, b.until))
+    return min(apart, default=ours.last_step)
+
+
 def lineage(records: RunRecords) -> Lineage:
     """The committed sequence of the run as it stands."""
     attempts = records.supervisor.attempts if records.supervisor else ()

@@ -93,6 +93,17 @@ def phases(records: RunRecords, account: Timeline) -> dict[int, dict[str, float]
     return found
 
 
+def replays(account: Timeline) -> dict[int, tuple[int, float]]:
+    """By attempt: how many steps it did again, and their seconds; only attempts that did any."""
+    steps: dict[int, set[int]] = {}
+    seconds: dict[int, float] = {}
+    for piece in account.pieces:
+        if piece.category == "replay":
+            steps.setdefault(piece.attempt, set()).add(piece.step)
+            seconds[piece.attempt] = seconds.get(piece.attempt, 0.0) + piece.end - piece.start
+    return {attempt: (len(found), seconds[attempt]) for attempt, found in steps.items()}
+
+
 def last_evidence(logs: AttemptRecords, records: RunRecords) -> float | None:
     """The last instant at which `logs`' attempt is known to have lived."""
     instants = [span.end for span in logs.spans.events] + [line.at for lines in logs.ranks.values() for line in lines.events]

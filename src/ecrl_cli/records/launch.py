@@ -11,7 +11,8 @@ from ecrl_cli.records.events import PlannedFailure, ResumedFrom
 class LaunchOrder:
     """The one argument of an attempt beside the run directory.
 
-    `resume_step` 0 means from the beginning. `max_step_seen` is the highest step any attempt logged: steps up to it are replayed.
+    `resume_step` 0 means from the beginning. `until`: the step behind which the attempt ends so that another number of ranks can go on;
+    None: it ends at the target. `max_step_seen` is the highest step any attempt logged: steps up to it are replayed.
     `pending` are the planned failures that have not fired.
     """
 
@@ -21,3 +22,4 @@ class LaunchOrder:
     resume_from: ResumedFrom | None
     max_step_seen: int
     pending: tuple[PlannedFailure, ...]
+    until: int | None = None

@@ -133,6 +133,11 @@ class RunLayout:
     def hydra(self) -> Path:
         return self.root / ".hydra"
 
+    @property
+    def outcome(self) -> Path:
+        """How the run's job stands or ended, where it ran as a job of its own."""
+        return self.hydra / "outcome.json"
+
     def attempt(self, attempt: int) -> AttemptLayout:
         return AttemptLayout(self.logs / f"attempt-{attempt:02d}")
 
@@ -151,6 +156,10 @@ class SweepLayout:
     """A sweep folder: one folder per run, a manifest and a report."""
 
     root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
 
     @property
     def manifest(self) -> Path:

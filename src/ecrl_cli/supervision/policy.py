@@ -37,7 +37,11 @@ class Decision:
 
 
 def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | None) -> Decision:
-    """What follows the last of `attempts` (those of `counted`). `trouble`: what its first casualty said before it ended."""
+    """What follows the last of `attempts` (those of `counted`). `trouble`: what its first casualty said before it ended.
+
+    A planned change of the world size is no restart and spends none; that one may not happen over and over without a new step, because
+    its checkpoint is refused each time, is the storm's business.
+    """
     last = attempts[-1]
     if last.outcome == "completed":
         return Decision("completed", "target reached")
@@ -48,6 +52,8 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | 
     if without_gain(attempts) >= STORM:
         reason = f"restart storm: {STORM} attempts in a row gained no step; the last one: {why}"
         return _gave_up(last, reason)
+    if last.outcome == "resized":
+        return Decision("running", why)
     if restarts(attempts) >= max_restarts:
         return _gave_up(last, f"all {max_restarts} restarts are spent; the last attempt: {why}")
     return Decision("running", why)
@@ -55,6 +61,8 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | 
 
 def death(attempt: Attempt) -> str:
     """How an attempt ended, in words."""
+    if attempt.outcome == "resized":
+        return f"{attempt.world_size} ranks ended behind step {attempt.last_step}, a planned change of the world size"
     who = "the launcher" if attempt.rank is None else f"rank {attempt.rank}"
     if attempt.signal:
         return f"{who} was killed by signal {attempt.signal}"

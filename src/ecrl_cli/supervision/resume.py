@@ -9,6 +9,8 @@ from ecrl_cli.checkpoint.guard import GuardReport
 from ecrl_cli.checkpoint.protocol import step_name
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.elastic import next_change, world_size_after
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import NoValidCheckpoint
 from ecrl_cli.failures.fired import fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
@@ -56,16 +58,21 @@ def set_aside(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejecte
         store.set_aside(layout.root / each.path)
 
 
-def order(layout: RunLayout, world_size: int, earlier: tuple[Attempt, ...], choice: Choice) -> LaunchOrder:
-    """Write what the next attempt is to do to its launch.json, durably, and give it."""
+def order(layout: RunLayout, config: RunConfig, earlier: tuple[Attempt, ...], choice: Choice) -> LaunchOrder:
+    """Write what the next attempt is to do to its launch.json, durably, and give it.
+
+    As many ranks as the schedule has behind the step it resumes at: one that falls back behind a change comes to that change again.
+    """
     report, attempt = choice.report, len(earlier)
+    step = report.global_step or 0 if report else 0
     made = LaunchOrder(
         attempt=attempt,
-        world_size=world_size,
-        resume_step=report.global_step or 0 if report else 0,
+        world_size=world_size_after(config, step),
+        resume_step=step,
         resume_from=ResumedFrom(layout.relative(report.path), report.commit_sha256 or "") if report else None,
         max_step_seen=max((a.last_step or 0 for a in earlier), default=0),
         pending=pending(read_plan(layout), fired_indices(layout)),
+        until=next_change(config, step),
     )
     logs = layout.attempt(attempt)
     logs.folder.mkdir(parents=True, exist_ok=True)

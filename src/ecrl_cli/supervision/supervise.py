@@ -16,6 +16,7 @@ from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.allocation import Seats, take_seats
 from ecrl_cli.supervision.attempt import AttemptWatch, Ended
 from ecrl_cli.supervision.books import close_books, still_kept
 from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
@@ -74,6 +75,7 @@ class Supervisor:
         self._writer = Writer(layout)
         self._listener: Listener | None = None
         self._running: RunningAttempt | None = None
+        self._seats = Seats((), config.world_size)
 
     def run(self, lock: RunLock) -> SupervisorRecord:
         processes.sweep(processes.of_run(self._layout.root))
@@ -107,18 +109,23 @@ class Supervisor:
             return self._stopped(self._stop.received()[0])
         try:
             attempt, todo = self._prepare()
+        except Stopped as error:
+            self._stop.obeyed = True
+            return Decision("stopped", error.line(), error)
         except EcrlError as error:
             return Decision("refused" if isinstance(error, InputError) else "gave_up", error.line(), error)
         lock.note(attempt.attempt)
         self._ui.launched(todo)
         ended = self._watch(attempt, todo)
         self._close_attempt(attempt.attempt, ended)
-        return self._conclude(ended)
+        return self._conclude(todo, ended)
 
     def _prepare(self) -> tuple[Attempt, LaunchOrder]:
         earlier = self._keeper.record.attempts
+        self._seats = take_seats(self._config)
         choice = choose(self._layout, self._store, earlier)
-        todo = order(self._layout, self._config.world_size, earlier, choice)
+        seated = replace(self._config, world_size=self._seats.world_size)
+        todo = order(self._layout, seated, earlier, choice)
         attempt = Attempt(
             attempt=todo.attempt,
             world_size=todo.world_size,
@@ -131,7 +138,7 @@ class Supervisor:
 
     def _watch(self, attempt: Attempt, todo: LaunchOrder) -> Ended:
         supervision = self._config.supervision
-        spec = LaunchSpec(self._layout, todo, self._config.threads, supervision.master_port, preload(self._config))
+        spec = LaunchSpec(self._layout, todo, self._config.threads, supervision.master_port, preload(self._config), nodes=self._seats.nodes)
         if self._config.checkpoint.strategy == "overlapped":
             self._writer.start()
         self._keeper.open(attempt)
@@ -150,13 +157,14 @@ class Supervisor:
         processes.sweep(processes.of_run(self._layout.root), self._writer.pids)
         close_books(self._layout, attempt, self._store)
 
-    def _conclude(self, ended: Ended) -> Decision:
-        attempt = self._keeper.record.attempts[-1].attempt
+    def _conclude(self, todo: LaunchOrder, ended: Ended) -> Decision:
+        attempt = todo.attempt
         reached = self._layout.attempt(attempt).final.exists()  # whatever happened to a process after that
         casualty = ended.exits.first
         first_step, last_step = step_range(self._layout, attempt)
+        resized = ended.well and todo.until is not None and last_step == todo.until  # ranks end well only once that step is durable
         last = self._keeper.update(
-            outcome="completed" if reached else "stopped" if ended.stopped_by else "died",
+            outcome="completed" if reached else "stopped" if ended.stopped_by else "resized" if resized else "died",
             exit_code=casualty.exit_code if casualty else None if ended.stopped_by else 0,
             signal=casualty.signal if casualty else None,
             rank=casualty.rank if casualty else None,
@@ -168,7 +176,9 @@ class Supervisor:
             return self._stopped(ended.stopped_by)
         record = self._keeper.record
         decision = decide(counted(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.trouble)
-        if not reached:
+        if resized and decision.restart:
+            self._ui.resized(last)
+        elif not reached:
             self._ui.died(last, decision.reason)
         return decision
 

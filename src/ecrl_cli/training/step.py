@@ -55,7 +55,8 @@ class Learner:
 
 @dataclass
 class Loop:
-    """One rank's training loop from `global_step` (done already) to the target."""
+    """One rank's training loop from `global_step` (done already) to the target, or to the step `until` which a change of the world size
+    ends the attempt behind."""
 
     config: RunConfig
     attempt: int
@@ -73,13 +74,18 @@ class Loop:
     global_step: int
     line_chain: str
     loss: float  # the last step's
+    until: int | None = None
+
+    @property
+    def end(self) -> int:
+        return self.config.target_steps if self.until is None else self.until
 
     def run(self) -> float:
-        """Train to the target and wait for everything in flight; gives the last loss. Raises if the target's checkpoint is due and lost."""
+        """Train to the end and wait for everything in flight; gives the last loss. Raises if the last step's checkpoint is due and lost."""
         first = True
         if self.global_step:  # what should have struck here is still to come where the run was stopped in between
             self.injector.at_boundary(self.global_step, self.strategy.flush)
-        while self.global_step < self.config.target_steps:
+        while self.global_step < self.end:
             self.step()
             if first:
                 self.clock.switch("warm_up")
@@ -91,7 +97,7 @@ class Loop:
             self.injector.at_boundary(self.global_step, self.strategy.flush)
         self.report(self.global_step, "flushing", self.loss)
         self.strategy.flush()
-        if self.config.checkpoint.final:
+        if self.until is not None or self.config.checkpoint.final:
             self.strategy.confirm(self.global_step)
         return self.loss
 
@@ -130,7 +136,7 @@ class Loop:
         self.line_chain = hashlib.sha256(self.line_chain.encode() + written).hexdigest()
 
     def checkpoint_due(self) -> bool:
-        last = self.global_step == self.config.target_steps and self.config.checkpoint.final
+        last = self.global_step == self.end and (self.until is not None or self.config.checkpoint.final)
         return last or self.global_step % self.config.checkpoint.every == 0
 
     def progress(self) -> Progress:

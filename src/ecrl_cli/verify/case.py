@@ -48,9 +48,18 @@ class Case:
 
 
 def undisturbed(records: RunRecords) -> bool:
-    """Whether nothing was planned against the run and nothing brought it down: it needs no reference, it is one."""
+    """Whether nothing was planned against the run and nothing brought it down: it needs no reference, it is one.
+
+    A planned change of the world size disturbs nothing.
+    """
     attempts = records.supervisor.attempts if records.supervisor else ()
-    return len(attempts) == 1 and not plan(records.stored.config)
+    return len(attempts) > 0 and all(a.outcome == "resized" for a in attempts[:-1]) and not plan(records.stored.config)
+
+
+def same_sizes(run: RunRecords, other: RunRecords) -> bool:
+    """Whether both were to have the same number of ranks at every step, or one that fixed replicas make no matter of."""
+    ours, theirs = run.stored.config, other.stored.config
+    return ours.elastic.replicas > 0 or (ours.world_size, ours.elastic.schedule) == (theirs.world_size, theirs.elastic.schedule)
 
 
 def every_line(records: RunRecords) -> Iterator[tuple[int, int, RankLine]]:

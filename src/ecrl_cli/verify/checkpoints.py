@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from ecrl_cli.config.elastic import next_change
 from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, CheckpointLine
 from ecrl_cli.verify.case import Case, checkpoint_events
@@ -179,6 +180,8 @@ def checkpoints_accounted(case: Case) -> Finding:
                 notes.broken(f"step {line.global_step} of attempt {a.attempt} was committed under no commit")
         for step in sorted(_due(case, a) - set(handed)):
             notes.broken(f"step {step} of attempt {a.attempt} was due and no checkpoint was submitted")
+        if a.outcome == "resized" and not any(line.event == "committed" and line.global_step == a.last_step for line in lines):
+            notes.broken(f"attempt {a.attempt} was resized behind step {a.last_step}, which it did not commit")
     return notes.finding(f"{submitted} submitted, each ended once")
 
 
@@ -194,6 +197,7 @@ def _due(case: Case, a: Attempt) -> set[int]:
     if config.checkpoint.strategy == "none" or 0 not in logs.ranks:
         return set()
     steps = [line.global_step for line in logs.ranks[0].events]
-    passed = steps if logs.final else steps[:-1]
+    passed = steps if logs.final or a.outcome == "resized" else steps[:-1]
     last = {config.target_steps} if config.checkpoint.final else set()
+    last |= {step for step in [next_change(config, a.resumed_from_step)] if step}
     return {step for step in passed if step % config.checkpoint.every == 0 or step in last}

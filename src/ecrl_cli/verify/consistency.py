@@ -6,7 +6,8 @@ from typing import Any
 
 from ecrl_cli.checkpoint.manifest import components
 from ecrl_cli.checkpoint.protocol import COMPONENTS
-from ecrl_cli.config.identity import reference_id, run_id
+from ecrl_cli.config.elastic import next_change, world_size_after
+from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.errors import RecordError, shown
 from ecrl_cli.history.lineage import ancestry, line_chain, lines_of, replayed_steps
 from ecrl_cli.history.load import RunRecords
@@ -37,9 +38,10 @@ def records_consistent(case: Case) -> Finding:
 
 def _check_identity(case: Case, notes: Notes) -> None:
     stored = case.run.stored
-    if run_id(stored.config) != stored.run_id:
+    recorded = read_json(case.run.layout.config)["config"]  # as it stands: this version may know keys that the run's did not
+    if run_id_of(recorded) != stored.run_id:
         notes.broken("config.json does not hash to its run_id: it was changed after the run was laid down")
-    if reference_id(stored.config) != stored.reference_id:
+    if reference_id_of(recorded) != stored.reference_id:
         notes.broken("config.json does not hash to its reference_id")
     supervisor = case.run.supervisor
     if supervisor and supervisor.run_id != stored.run_id:
@@ -72,8 +74,7 @@ def _check_supervisor(case: Case, supervisor: SupervisorRecord, notes: Notes) ->
 
 def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
     logs, who = case.run.logs(a.attempt), f"attempt {a.attempt}"
-    if a.world_size != case.run.stored.config.world_size and not case.run.stored.config.elastic.schedule:
-        notes.broken(f"{who} had {a.world_size} ranks, the configuration says {case.run.stored.config.world_size}")
+    _check_size(case, a, notes)
     if logs.order and (logs.order.resume_from, logs.order.resume_step) != (a.resumed_from, a.resumed_from_step):
         notes.broken(f"{who} was told to resume behind step {logs.order.resume_step}, supervisor.json says step {a.resumed_from_step}")
     if a.attempt in {folder.attempt for folder in case.run.attempts} and logs.order is None:
@@ -91,22 +92,42 @@ def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
         notes.missing(f"{who} reached step {a.last_step}, its log of rank 0 ends at step {steps[-1]}")
 
 
+def _check_size(case: Case, a: Attempt, notes: Notes) -> None:
+    """As many ranks as the configuration has behind the step it resumed at, and no step further than they go."""
+    config, order, who = case.run.stored.config, case.run.logs(a.attempt).order, f"attempt {a.attempt}"
+    due, until = world_size_after(config, a.resumed_from_step), next_change(config, a.resumed_from_step)
+    may_shrink = config.supervision.nodes > 1 and config.supervision.on_node_loss == "shrink"  # where nodes are lost
+    due = min(due, a.world_size) if may_shrink else due
+    if a.world_size != due:
+        notes.broken(f"{who} had {a.world_size} ranks, the configuration says {due}")
+    if order and (order.world_size, order.until) != (due, until):
+        notes.broken(f"{who} was ordered {order.world_size} ranks up to step {order.until}, the configuration says {due} up to {until}")
+    if until and (a.last_step or 0) > until:
+        notes.broken(f"{who} went on to step {a.last_step} with {a.world_size} ranks, the world size changes behind step {until}")
+    if a.outcome == "resized" and a.last_step != until:
+        notes.broken(f"{who} is said to have been resized behind step {a.last_step}, the configuration changes the size behind step {until}")
+    if a.outcome == "resized" and a is case.attempts[-1] and case.completed:
+        notes.broken(f"{who} was resized and none follows it")
+
+
 def _check_chain(case: Case, c: OnDisk, notes: Notes) -> bool:
     """The lines that led to a checkpoint hash to what it holds; gives whether it could be checked."""
     committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
     if committed is None:
         return False
     path = ancestry(case.run, committed.attempt, committed.global_step)
-    if not path.whole or len({segment.world_size for segment in path.segments}) > 1:
+    if not path.whole:
         return False
-    if len(c.line_chain) != path.segments[-1].world_size:
-        notes.missing(f"{c.path} holds no line chain for each of {path.segments[-1].world_size} ranks")
+    ranks = max(segment.world_size for segment in path.segments)  # those that have left stay in it
+    if len(c.line_chain) != ranks:
+        notes.missing(f"{c.path} holds no line chain for each of {ranks} ranks")
         return False
     for rank, chain in enumerate(c.line_chain):
         if line_chain(case.run, path, rank) != chain:
             present = {step for segment in path.segments for step, r in lines_of(case.run, segment) if r == rank}
-            if len(present) < c.step:
-                notes.missing(f"{c.step - len(present)} lines of rank {rank} up to step {c.step} are gone, {c.path} was taken behind them")
+            due = sum(len(segment.steps()) for segment in path.segments if rank < segment.world_size)
+            if len(present) < due:
+                notes.missing(f"{due - len(present)} lines of rank {rank} up to step {c.step} are gone, {c.path} was taken behind them")
             else:
                 notes.broken(f"the lines of rank {rank} up to step {c.step} are not those that {c.path} was taken behind")
     return True

@@ -44,8 +44,8 @@ def _check_blow(case: Case, fired: Fired, notes: Notes) -> None:
     if a is None:
         notes.broken(f"{who} fired in attempt {fired.attempt}, which supervisor.json does not know")
         return
-    if a.outcome == "completed":
-        notes.broken(f"{who} fired in attempt {a.attempt}, which completed")
+    if a.outcome in ("completed", "resized"):
+        notes.broken(f"{who} fired in attempt {a.attempt}, which {'completed' if a.outcome == 'completed' else 'ended well to be resized'}")
     seen = a.exit_code is not None or a.signal is not None  # nobody saw it where the supervisor was killed first
     if a.outcome == "died" and seen and ((a.exit_code, a.signal) != _DEATHS.get(fired.kind) or a.rank not in (fired.rank, None)):
         notes.broken(f"{who} ({fired.kind} of rank {fired.rank}) is not how attempt {a.attempt} died: {_death(a)}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ecrl_cli.errors import EcrlError, EvidenceMissing, RunDirectoryError
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
-from ecrl_cli.verify.case import Case, undisturbed
+from ecrl_cli.verify.case import Case, same_sizes, undisturbed
 from ecrl_cli.verify.checks import run_checks
 from ecrl_cli.verify.verdict import Verdict
 
@@ -20,21 +21,25 @@ def judge(run_dir: Path, reference: Path | None = None) -> Verdict:
 
     RecordError and EvidenceMissing where `run_dir` is no readable run; RunDirectoryError where `reference` is none or cannot be compared.
     """
-    run = load(RunLayout(run_dir.resolve()))
+    run = load(RunLayout(named(run_dir)))
     siblings = _siblings(run)
     chosen = _given(run, reference) if reference else _chosen(run, siblings)
-    floor = (siblings[0], siblings[1]) if len(siblings) > 1 else None
-    case = Case(run, chosen, floor)
+    case = Case(run, chosen, _floor(run, siblings))
     name = chosen.layout.root.name if chosen else ""
     return Verdict(run.layout.root.name, run.stored.run_id, name, run_checks(case))
 
 
+def named(folder: Path) -> Path:
+    """`folder` with a name and neighbours, whatever was typed; a link to a run that lies elsewhere keeps those that it has here."""
+    return Path(os.path.normpath(folder.absolute()))
+
+
 def _given(run: RunRecords, reference: Path) -> RunRecords:
     """The run that was named as reference; RunDirectoryError where it is none for `run`."""
-    if reference.resolve() == run.layout.root:
+    if reference.resolve() == run.layout.root.resolve():
         raise RunDirectoryError(str(reference), "is the run itself", "name another run of the same configuration without failures")
     try:
-        records = load(RunLayout(reference.resolve()))
+        records = load(RunLayout(named(reference)))
     except EvidenceMissing as error:
         raise RunDirectoryError(str(reference), error.fact, "name the run directory of a run without failures") from error
     if records.stored.reference_id != run.stored.reference_id:
@@ -49,9 +54,17 @@ def _chosen(run: RunRecords, siblings: list[RunRecords]) -> RunRecords | None:
     return fit[0] if fit else None
 
 
+def _floor(run: RunRecords, siblings: list[RunRecords]) -> tuple[RunRecords, RunRecords] | None:
+    """Two undisturbed runs with the same number of ranks at every step: those of this run, if there are two, else those of its reference."""
+    alike = [sibling for sibling in siblings if same_sizes(run, sibling)]
+    others = [sibling for sibling in siblings if not same_sizes(run, sibling)]
+    return next(((group[0], group[1]) for group in (alike, others) if len(group) > 1), None)
+
+
 def _siblings(run: RunRecords) -> list[RunRecords]:
     """Undisturbed runs beside this one that must end in the same state, the best reference first.
 
+    One that changed its world size is none for a run that does not; one that never did is the second best for a run that does.
     One that did not come to its end counts only in the role of a reference: another may still be going on.
     """
     found = []
@@ -65,12 +78,14 @@ def _siblings(run: RunRecords) -> list[RunRecords]:
             records = load(layout)
         except (EcrlError, OSError):
             continue  # not this run's evidence: its own verdict will say what is wrong with it
+        if not same_sizes(run, records) and records.stored.config.elastic.schedule:
+            continue
         if undisturbed(records) and (records.final or records.stored.config.variant.name in PREFERRED):
             found.append(records)
-    return sorted(found, key=_preference)
+    return sorted(found, key=lambda records: (records.final is None, not same_sizes(run, records), _preference(records)))
 
 
-def _preference(records: RunRecords) -> tuple[bool, int, str]:
+def _preference(records: RunRecords) -> tuple[int, str]:
     name = records.stored.config.variant.name
     rank = PREFERRED.index(name) if name in PREFERRED else len(PREFERRED)
-    return records.final is None, rank, records.layout.root.name
+    return rank, records.layout.root.name

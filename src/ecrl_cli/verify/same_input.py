@@ -1,7 +1,8 @@
-"""Promise 2: a sample looks the same whenever it is computed: on any attempt, and in the reference."""
+"""Promise 2: a sample looks the same whenever it is computed: on any attempt, with any number of ranks, and in the reference."""
 
 from __future__ import annotations
 
+from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.verify.case import Case, every_line
 from ecrl_cli.verify.verdict import Finding, Notes
@@ -10,10 +11,14 @@ PROMISE = "same-input"
 
 # What decides the inputs of a line: the shard and the epoch it belongs to.
 Key = tuple[int, int, int, int]
+Window = tuple[int, int]  # epoch, cursor
 
 
 def same_input(case: Case) -> Finding:
-    """Compare the hash of the augmented inputs wherever the same shard of the same epoch was computed more than once."""
+    """Compare the hash of the augmented inputs wherever the same shard of the same epoch was computed more than once.
+
+    Where the same window was cut for another number of ranks, the hashes of its shards must add up to the same sum (`data.loading`).
+    """
     notes = Notes(PROMISE)
     first: dict[Key, tuple[str, RankLine]] = {}
     compared = 0
@@ -29,8 +34,41 @@ def same_input(case: Case) -> Finding:
             if key in others:
                 against += 1
                 _compare(line, who, ("the reference", others[key]), notes)
+    recut = _check_windows(case, notes)
     said = f"{compared} shards computed again look as they did at first"
-    return notes.finding(f"{said}, {against} look as in the reference" if case.reference else said)
+    said += f", {against} look as in the reference" if case.reference else ""
+    return notes.finding(said + (f", {recut} windows look the same cut for another number of ranks" if recut else ""))
+
+
+def _check_windows(case: Case, notes: Notes) -> int:
+    """Gives how many windows were compared across numbers of ranks."""
+    first: dict[Window, tuple[int, str, str]] = {}
+    compared = 0
+    for who, records in (("the reference", case.reference), ("this run", case.run)):
+        for (window, ranks), digest in (_windows(records) if records else {}).items():
+            before = first.setdefault(window, (ranks, digest, who))
+            if before[0] == ranks:
+                continue
+            compared += 1
+            where = f"epoch {window[0]} cursor {window[1]}"
+            if not digest or not before[1]:
+                notes.missing(f"{where}: no hash of the inputs in {who if not digest else before[2]}")
+            elif digest != before[1]:
+                notes.broken(f"{where}: the inputs of {ranks} ranks in {who} are not those of {before[0]} ranks in {before[2]}")
+    return compared
+
+
+def _windows(records: RunRecords) -> dict[tuple[Window, int], str]:
+    """By window and number of ranks: the sum of its shards' hashes, empty where one has none; windows that every rank logged."""
+    shards: dict[tuple[int, Window, int], dict[int, str | None]] = {}
+    for attempt, rank, line in every_line(records):
+        shards.setdefault((attempt, (line.epoch, line.cursor_step), line.world_size), {})[rank] = line.inputs_hash
+    found: dict[tuple[Window, int], str] = {}
+    for (_, window, ranks), hashes in shards.items():
+        known = [int(each, 16) for each in hashes.values() if each]
+        if len(hashes) == ranks:
+            found.setdefault((window, ranks), f"{sum(known) % 2**256:064x}" if len(known) == ranks else "")
+    return found
 
 
 def _key(line: RankLine) -> Key:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ecrl_cli.checkpoint.canonical import digest
 from ecrl_cli.checkpoint.protocol import COMPONENTS
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
-from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses
+from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, same_sized
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.verify.case import Case, every_line, undisturbed
@@ -20,14 +20,13 @@ def same_trajectory(case: Case) -> Finding:
     """Losses, state digests, checkpoints and the final digests against the reference; replayed steps against their first pass.
 
     Claimed for runs that have a reference. Without one only the replayed steps are compared and the finding says so; a run that a
-    reference exists for but whose reference did not come to its end stays unknown.
+    reference exists for but whose reference did not come to its end stays unknown. Where the world size begins to differ from the
+    reference's, the claim of plain DDP ends: how far the runs come apart from there is told, with what makes them.
     """
     notes = Notes(PROMISE)
     replayed = _check_replays(case, notes)
     _check_ranks(case, notes)
     again = f"{replayed} replayed lines repeated their losses"
-    if _resized(case):
-        return notes.finding(f"not claimed, the world size changed; {again}")
     if case.reference is None:
         alone = "undisturbed, no other such run ended beside it" if undisturbed(case.run) else "not claimed, no run shares its reference_id"
         return notes.finding(f"{alone}; {again}")
@@ -38,17 +37,35 @@ def _compare(case: Case, reference: RunRecords, notes: Notes, again: str) -> Fin
     theirs = lineage(reference)
     for gap in theirs.gaps:
         notes.missing(f"the reference: {gap}")
-    _check_steps(case, reference, theirs, notes)
-    _check_checkpoints(case, reference, notes)
+    replicated = case.run.stored.config.elastic.replicas > 0  # fixed replicas make the number of ranks no matter
+    claimed = case.path.last_step if replicated else same_sized(case.path, theirs)
+    _check_steps(case, reference, theirs, claimed, notes)
+    _check_checkpoints(case, reference, claimed, notes)
+    name = reference.layout.root.name
+    if claimed < case.path.last_step:
+        evidence = [*_extent(case, reference, theirs), *_reasons(case, reference, theirs, claimed)]
+        return notes.finding(f"equal to {name} in every loss of the {claimed} steps with as many ranks; not claimed behind them; {again}", evidence)
     _check_finals(case, reference, notes)
     evidence = [] if notes.clean else _extent(case, reference, theirs)
-    name = reference.layout.root.name
     return notes.finding(f"equal to {name} in every loss of {case.path.last_step} steps and in the final state; {again}", evidence)
 
 
-def _resized(case: Case) -> bool:
-    """Whether the world size changed, without the fixed replicas that would make that no matter."""
-    return len({a.world_size for a in case.attempts}) > 1 and not case.run.stored.config.elastic.replicas
+def _reasons(case: Case, reference: RunRecords, theirs: Lineage, claimed: int) -> list[str]:
+    """What of the end state differs behind a change of the world size, and what plain DDP leaves to differ there."""
+    segments = [(path.of(claimed + 1), path) for path in (case.path, theirs)]
+    ranks = [segment.world_size if segment else 0 for segment, _ in segments]
+    ours, others = case.run.final, reference.final
+    model, batch = case.run.stored.config.model, case.run.stored.config.global_batch
+    causes = [f"gradients are added up in another order (shards of {batch // max(1, ranks[0])} samples instead of {batch // max(1, ranks[1])})"]
+    if ours is None or ours.buffers_digest != NO_TENSORS:
+        causes.append("BatchNorm normalises each rank's own shard")
+    if model.dropout:
+        causes.append("each rank draws its own dropout")
+    lines = [f"world size {ranks[0]} from step {claimed + 1} on, {ranks[1]} in the reference: in plain DDP " + ", ".join(causes)]
+    if ours and others and ours.global_step == others.global_step:
+        differing = [name for name in COMPONENTS if getattr(ours, f"{name}_digest") != getattr(others, f"{name}_digest")]
+        lines.append(f"of the final state differ: {', '.join(differing) or 'nothing'}")
+    return lines
 
 
 def _check_replays(case: Case, notes: Notes) -> int:
@@ -86,13 +103,14 @@ def _check_ranks(case: Case, notes: Notes) -> None:
         notes.broken(f"step {step}: ranks {sorted(by_step[step])} do not hold the same state ({len(apart)} such steps)")
 
 
-def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, notes: Notes) -> None:
+def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: int, notes: Notes) -> None:
     """Losses, and the state after a step where both runs logged its digest: the first differing step comes first."""
-    ours, others = losses(case.run, case.path), losses(reference, theirs)
-    differing = [*_differing_loss(ours, others), *_differing_state(_states(case.run, case.path), _states(reference, theirs))]
+    ours, others = ({s: each for s, each in losses(r, p).items() if s <= claimed} for r, p in ((case.run, case.path), (reference, theirs)))
+    states = {key: state for key, state in _states(case.run, case.path).items() if key[0] <= claimed}
+    differing = [*_differing_loss(ours, others), *_differing_state(states, _states(reference, theirs))]
     for step, component in sorted(differing):
         notes.broken(f"the first differing step is step {step}, component {component}")
-    for step in range(1, case.path.last_step + 1):
+    for step in range(1, claimed + 1):
         pair = set(ours.get(step, {})), set(others.get(step, {}))
         if pair[0] != pair[1]:
             side = "this run" if pair[0] < pair[1] else "the reference"
@@ -121,10 +139,10 @@ def _states(records: RunRecords, path: Lineage) -> dict[tuple[int, int], str]:
     return found
 
 
-def _check_checkpoints(case: Case, reference: RunRecords, notes: Notes) -> None:
+def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: Notes) -> None:
     """Tensor by tensor, where both runs still have a checkpoint of the same step; the first one that differs is named."""
     ours, others = tensor_digests(case.run), tensor_digests(reference)
-    for step in sorted(set(ours) & set(others)):
+    for step in sorted(step for step in set(ours) & set(others) if step <= claimed):
         names = differing_names(ours[step], others[step])
         if names:
             parts = sorted({name.partition(".")[0] for name in names})

@@ -1,0 +1,63 @@
+"""The world size by step: `elastic.schedule` read in one place, for the supervisor, the failures' plan and the judge alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError
+
+KEY = "elastic.schedule"
+
+
+def settled(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    """`config` with its schedule in plain form: `world_size` is the size of the first step, the schedule holds the changes alone, in order.
+
+    Two ways to write the same sizes make the same run. ConfigError for a step or a size that cannot be, and for a typed `world_size`
+    that the schedule contradicts.
+    """
+    schedule = config.elastic.schedule
+    for step, size in schedule.items():
+        _check_entry(step, size, config.target_steps)
+    first = schedule.get(0, config.world_size)
+    if first != config.world_size and "world_size" in typed:
+        raise ConfigError("world_size", f"is {config.world_size}, {KEY} begins with {first}", "leave one of them out")
+    plain = {step: size for step, size in sorted(schedule.items()) if step and size != world_size_after(config, step - 1)}
+    return replace(config, world_size=first, elastic=replace(config.elastic, schedule=plain))
+
+
+def world_size_after(config: RunConfig, step: int) -> int:
+    """How many ranks go on behind `step` (0: from the beginning)."""
+    since = [begin for begin in config.elastic.schedule if begin <= step]
+    return config.elastic.schedule[max(since)] if since else config.world_size
+
+
+def next_change(config: RunConfig, step: int) -> int | None:
+    """The first step behind `step` that ends an attempt because other ranks go on behind it; None where the size stays."""
+    coming = (begin for begin in sorted(config.elastic.schedule) if begin > step)
+    return next((begin for begin in coming if world_size_after(config, begin) != world_size_after(config, begin - 1)), None)
+
+
+def ranks_at(config: RunConfig, step: int) -> int:
+    """How many ranks exist at the boundary behind `step`, whoever stands there: those who did it and, behind a change, those who go on."""
+    return min(world_size_after(config, step - 1), world_size_after(config, step))
+
+
+def sizes(config: RunConfig) -> tuple[int, ...]:
+    """Every world size of the run, the first one first."""
+    return tuple(dict.fromkeys((world_size_after(config, 0), *(size for _, size in sorted(config.elastic.schedule.items())))))
+
+
+def common_multiple(config: RunConfig) -> int:
+    """What the global batch must be a multiple of, so that at every size all ranks own equal shards."""
+    return math.lcm(*sizes(config))
+
+
+def _check_entry(step: int, size: int, target: int) -> None:
+    if size < 1:
+        raise ConfigError(KEY, f"a world size must be >= 1, got {size} from step {step} on", "a run has at least one rank")
+    if step < 0:
+        raise ConfigError(KEY, f"a step must be >= 0, got {step}", "0 is the beginning")
+    if step >= target:
+        raise ConfigError(KEY, f"step {step} is not below target_steps {target}: no step would be left", "lower it or raise target_steps")

@@ -1,0 +1,368 @@
+"""Past one machine, without one: which launchers may be chosen, what srun is told, where ranks sit, what jobs say of themselves."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.cli import cluster, submission
+from ecrl_cli.cli.arguments import Arguments, parse
+from ecrl_cli.cli.compose import Cell
+from ecrl_cli.cli.engine import overrides_for_hydra
+from ecrl_cli.cli.main import main
+from ecrl_cli.cli.prepare import Plan
+from ecrl_cli.config.checks import check
+from ecrl_cli.config.schema import DatasetConfig, FailureConfig, ModelConfig, RunConfig, SupervisionConfig
+from ecrl_cli.errors import ConfigError, Stopped
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.layout import RunLayout, SweepLayout
+from ecrl_cli.runs.run import RunResult
+from ecrl_cli.supervision import allocation, nodes
+from ecrl_cli.supervision.allocation import Seats, seats, take_seats
+from ecrl_cli.supervision.launcher import LaunchSpec
+from ecrl_cli.supervision.lock import held
+from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment
+
+SLURM = "hydra/launcher=submitit_slurm"
+
+
+def refused(*words: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse(words)
+    return caught.value
+
+
+def engine(*words: str) -> list[str]:
+    arguments: Arguments = parse(["dataset=digits", *words])
+    assert [override.key_or_group for override in arguments.overrides] == ["dataset"]
+    return overrides_for_hydra(arguments.engine)
+
+
+def test_the_two_engines_and_their_settings_are_kept_apart_from_what_describes_runs() -> None:
+    texts = engine(SLURM, "hydra.launcher.partition=all", "hydra.launcher.timeout_min=5", "hydra.launcher.additional_parameters.no-kill=true")
+    assert texts[:3] == [SLURM, "hydra.launcher.partition=all", "hydra.launcher.timeout_min=5"]
+    assert texts[3] == "++hydra.launcher.additional_parameters.no-kill=true"
+    assert texts[-1] == "hydra.launcher._target_=hydra_plugins.ecrl_launcher.launcher.EcrlLauncher"
+    assert engine("hydra/launcher=submitit_local")[0] == "hydra/launcher=submitit_local"
+    assert engine() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hydra/launcher=basic"],
+        ["hydra/launcher=joblib"],
+        ["hydra/launcher=submitit_local,submitit_slurm"],
+        ["hydra.launcher.partition=all"],
+        [SLURM, "hydra.launcher.partition=a,b"],
+        [SLURM, "hydra.launcher.setup=[reboot]"],
+        [SLURM, "hydra.launcher._target_=os.system"],
+        [SLURM, "hydra.launcher.submitit_folder=/tmp"],
+        [SLURM, "hydra.launcher.tasks_per_node=2"],
+        [SLURM, "hydra.launcher.srun_args=[-v]"],
+        [SLURM, 'hydra.launcher.comment="a\nreboot"'],
+        ["hydra/launcher=submitit_local", "hydra.launcher.partition=all"],
+        [SLURM, "hydra.sweep.dir=elsewhere"],
+        [SLURM, "hydra/sweeper=basic"],
+    ],
+)
+def test_everything_else_of_hydra_stays_refused(words: list[str]) -> None:
+    assert "\n" not in refused(*words).line()
+
+
+def test_an_engine_that_is_not_there_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name, **rest: None)
+    assert main(["train", "dataset=digits", SLURM]) == 2
+    assert "there is no sbatch on this machine" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def small(**changes: Any) -> RunConfig:
+    supervision = SupervisionConfig(**{"nodes": 2, "on_node_loss": "shrink", **changes})
+    return RunConfig(global_batch=48, world_size=4, target_steps=10, supervision=supervision)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (small(launcher="zygote"), "supervision.nodes"),
+        (replace(small(nodes=3)), "supervision.nodes"),
+        (replace(small(), elastic=replace(small().elastic, schedule={5: 2})), "elastic.schedule"),
+    ],
+)
+def test_several_nodes_share_the_ranks_of_torchrun_equally(config: RunConfig, key: str) -> None:
+    check(small())
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("alive", "batch", "expected"),
+    [
+        (["a", "b"], 48, Seats(("a", "b"), 4)),
+        (["a", "b", "c"], 48, Seats(("a", "b"), 4)),
+        (["a"], 48, Seats(("a",), 2)),
+        (["a"], 15, Seats(("a",), 1)),
+    ],
+)
+def test_ranks_sit_on_what_is_left_and_shards_stay_equal(alive: list[str], batch: int, expected: Seats) -> None:
+    assert seats(alive, replace(small(), global_batch=batch)) == expected
+
+
+def test_no_node_gets_more_ranks_than_it_was_meant_to() -> None:
+    config = replace(small(nodes=3), world_size=6)
+    assert seats(["a", "b"], config) == Seats(("a", "b"), 4)
+    assert seats(["a", "b"], replace(config, global_batch=54)) == Seats(("a", "b"), 2), "54 is no multiple of 4, and 3 ranks need 3 nodes or 1"
+
+
+@pytest.fixture
+def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[str]]]:
+    """Three nodes, of which those named answer; gives what Slurm is told."""
+
+    def make(answering: str) -> list[list[str]]:
+        told: list[list[str]] = []
+
+        def run(words: list[str], **rest: Any) -> subprocess.CompletedProcess[str]:
+            told.append(words)
+            return subprocess.CompletedProcess(words, 0, "a\nb\nc\n", "")
+
+        for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "[a-c]", "SLURMD_NODENAME": "a"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+        monkeypatch.setattr(subprocess, "run", run)
+        monkeypatch.setattr(allocation, "answering", lambda nodes: tuple(n for n in nodes if n in answering))
+        return told
+
+    return make
+
+
+def test_a_spare_node_of_the_allocation_takes_the_place_of_a_lost_one(allocated: Callable[[str], list[list[str]]]) -> None:
+    allocated("ac")
+    assert take_seats(small(on_node_loss="requeue")) == Seats(("a", "c"), 4)
+
+
+def test_a_run_that_may_not_shrink_is_queued_again(allocated: Callable[[str], list[list[str]]]) -> None:
+    told = allocated("a")
+    assert take_seats(small()) == Seats(("a",), 2)
+    assert ["scontrol", "requeue", "7"] not in told
+    with pytest.raises(Stopped) as caught:
+        take_seats(small(on_node_loss="requeue"))
+    assert told[-1] == ["scontrol", "requeue", "7"]
+    assert caught.value.line().startswith("E-requeued SIGTERM: b, c of the allocation does not answer") and caught.value.exit_code == 143
+
+
+def test_outside_a_fitting_allocation_nothing_starts(allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    allocated("abc")
+    with pytest.raises(ConfigError, match="4 nodes asked, the allocation has 3"):
+        take_seats(small(nodes=4))
+    monkeypatch.setenv("SLURMD_NODENAME", "b")
+    with pytest.raises(ConfigError, match="the supervisor runs on b, the allocation begins with a"):
+        take_seats(small())
+    monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(ConfigError, match="this is no Slurm allocation"):
+        take_seats(small())
+    assert take_seats(small(nodes=1)) == Seats((), 4)
+
+
+def test_srun_starts_one_agent_per_node_that_never_restarts_anything(tmp_path: Path) -> None:
+    order = LaunchOrder(2, 4, 0, None, 0, ())
+    spec = LaunchSpec(RunLayout(tmp_path), order, port=4000, nodes=("a", "b"))
+    words = nodes.command(spec, "meeting", tmp_path / "scratch")
+    text = " ".join(words)
+    assert Path(words[0]).name == "srun" and "--nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=a,b --overlap" in text
+    assert f"{sys.executable} -m ecrl_cli.supervision.node meeting --nnodes 2 --nproc-per-node 2 --max-restarts 0 --rdzv-backend c10d" in text
+    assert "--rdzv-id meeting" in text and text.endswith(f"-m ecrl_cli.training.worker {tmp_path} 2") and ":4000 " in text
+
+
+TOLD = """\
+1: Root Cause (first observed failure):
+0: Root Cause (first observed failure):
+1: [0]:
+0: [0]:
+1:   rank      : 1 (local_rank: 1)
+0:   rank      : 2 (local_rank: 0)
+1:   exitcode  : -9 (pid: 77)
+0:   exitcode  : 1 (pid: 55)
+1: =======================================================
+0: =======================================================
+srun: error: n2: task 1: Exited with exit code 1
+"""
+
+
+def test_each_nodes_agent_tells_of_its_own_rank_by_our_numbers() -> None:
+    """c10d may have called the second node's ranks 0 and 1: its label and the local rank say which they are."""
+    found = nodes.failures(TOLD, 2)
+    assert [(end.rank, end.exit_code, end.signal) for end in found] == [(0, 1, None), (3, None, 9)]
+    assert min(found, key=nodes._explains_less).rank == 3, "the first lost its peer"
+
+
+def test_rank_0_is_where_the_supervisor_is_whatever_c10d_says() -> None:
+    given = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "b", "MASTER_PORT": "4000"}
+    store = TcpStoreAddress("b", 4000, "ecrl")
+    assert from_environment(given) == Rendezvous(0, 4)
+    assert from_environment({**given, "ECRL_NODE": "1"}) == Rendezvous(2, 4, store, attended=False, before=2)
+    assert from_environment({**given, "RANK": "3", "LOCAL_RANK": "1", "ECRL_NODE": "0"}) == Rendezvous(1, 4, store, attended=True)
+    assert from_environment({**given, "LOCAL_RANK": "1", "ECRL_NODE": "1"}).local_rank == 1, "the device is counted on each machine anew"
+
+
+def test_a_job_has_all_its_nodes_and_one_supervisor_on_the_first() -> None:
+    given = {"nodes": 1, "additional_parameters": {"reservation": "mine"}, "partition": "all"}
+    made = submission.slurm_settings(given, 3, True)
+    assert made["nodes"] == 1 and made["srun_args"][:2] == ["--nodes=1", "--ntasks=1"]
+    assert made["additional_parameters"] == {"nodes": 3, "no-kill": True, "reservation": "mine"}
+    assert submission.slurm_settings({**given, "nodes": 4}, 1, False)["additional_parameters"] == {"nodes": 4, "reservation": "mine"}
+
+
+class Jobs:
+    """An engine whose jobs are calls: what each run's job does, by seed."""
+
+    def __init__(self, does: Mapping[int, Callable[[RunLayout], None]], after: BaseException | None = None) -> None:
+        self.does, self.after, self.seeds, self.name = does, after, list[int](), "submitit_slurm"
+
+    def start(self, job: cluster.Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> None:
+        for words in overrides:
+            folder = words[-1].removeprefix("hydra.sweep.subdir=").strip("'")
+            self.seeds.append(job.configs[folder].seed)
+            self.does[job.configs[folder].seed](RunLayout(Path(folder)))
+        if self.after:
+            raise self.after
+
+
+def plan_of(folder: Path, *seeds: int) -> Plan:
+    base = RunConfig(dataset=DatasetConfig("digits"), model=ModelConfig("small_cnn"), failure=FailureConfig())
+    return Plan(folder, True, {f"run-s{seed}": Cell((f"seed={seed}",), replace(base, seed=seed)) for seed in seeds})
+
+
+def submitted(plan: Plan, engine: Jobs) -> tuple[dict[str, RunResult], dict[str, tuple[str, str]], list[str]]:
+    said: list[str] = []
+    overrides = {name: [f"seed={cell.config.seed}"] for name, cell in plan.cells.items()}
+    results = submission.submit(plan, engine, overrides, said.append)  # type: ignore[arg-type]
+    with SweepLayout(plan.folder).manifest.open() as file:
+        return results, {row["run"]: (row["status"], row["reason"]) for row in csv.DictReader(file)}, said
+
+
+def says(*result: Any) -> Callable[[RunLayout], None]:
+    return lambda layout: cluster.record(layout, RunResult(*result))
+
+
+def nothing(layout: RunLayout) -> None:
+    """A job that never begins."""
+
+
+def test_the_manifest_is_what_the_jobs_say_and_silence_is_no_success(tmp_path: Path) -> None:
+    does = {
+        1: says(0, "completed", "target reached"),
+        2: says(7, "failed", "E-no-progress"),
+        3: says(143, "failed", "E-stopped"),
+        4: says(8, "running", "its job is at work"),
+        5: nothing,
+    }
+    results, rows, _ = submitted(plan_of(tmp_path / "sweep", *does), Jobs(does, RuntimeError("job 5 was\nlost")))
+    assert rows["run-s1"] == ("completed", "") and rows["run-s2"] == ("failed", "E-no-progress") and rows["run-s3"][0] == "pending"
+    assert rows["run-s4"] == rows["run-s5"] == ("pending", "submitit_slurm: lost"), "one ended without a word, one never began"
+    assert [result.exit_code for result in results.values()] == [0, 7, 143, 143, 143]
+
+
+def test_the_same_command_submits_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(tmp_path / "sweep", 1, 2, 3)
+    monkeypatch.setattr(submission, "finished", lambda layout: layout.root.name == "run-s1")
+    busy = RunLayout(plan.run_dir("run-s2"))
+    busy.root.mkdir(parents=True)
+    jobs = Jobs({3: says(0, "completed", "target reached")})
+    with held(busy):
+        results, rows, _ = submitted(plan, jobs)
+    assert jobs.seeds == [3]
+    assert {name: status for name, (status, _) in rows.items()} == {"run-s1": "completed_prev", "run-s2": "running", "run-s3": "completed"}
+    assert results["run-s2"].exit_code == 8
+
+
+def test_what_an_earlier_job_said_is_not_taken_for_this_ones_word(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "sweep", 1)
+    cluster.record(RunLayout(plan.run_dir("run-s1")), RunResult(0, "completed", "target reached"))
+    results, _, _ = submitted(plan, Jobs({1: nothing}))
+    assert results["run-s1"].exit_code == 143
+
+
+def test_who_stops_waiting_stops_no_job(tmp_path: Path) -> None:
+    results, rows, said = submitted(plan_of(tmp_path / "sweep", 1), Jobs({1: nothing}, KeyboardInterrupt()))
+    assert "the jobs go on" in said[-1] and rows["run-s1"][0] == "pending" and results["run-s1"].exit_code == 143
+
+
+def attended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meets: Callable[[], RunResult]) -> RunLayout:
+    monkeypatch.setattr(cluster, "run", lambda config, folder, desk: meets())
+    layout = RunLayout(tmp_path)
+    cluster.attend(layout, RunConfig(device="cpu"))
+    return layout
+
+
+def test_a_run_that_another_job_holds_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = RunLayout(tmp_path)
+    with held(layout):
+        result = cluster.attend(layout, RunConfig())
+    assert result.exit_code == 8 and cluster.recorded(layout) is None
+
+
+def test_a_defect_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks() -> RunResult:
+        raise ValueError("never thought of")
+
+    said = cluster.recorded(attended(tmp_path, monkeypatch, breaks))
+    assert said and said.exit_code == 1 and "never thought of" in said.reason
+
+
+def test_the_engines_signal_stops_the_run_first_and_then_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def stopped() -> RunResult:
+        signal.raise_signal(signal.SIGUSR2)
+        order.append("the run is at rest")
+        return RunResult(143, "failed", "E-stopped SIGTERM: stopped")
+
+    before = {
+        number: signal.signal(number, lambda received, frame: order.append(signal.Signals(received).name))
+        for number in (signal.SIGUSR2, signal.SIGTERM)
+    }
+    try:
+        layout = attended(tmp_path, monkeypatch, stopped)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert order == ["SIGTERM", "the run is at rest", "SIGUSR2"]
+    assert cluster.recorded(layout) == RunResult(143, "failed", "E-stopped SIGTERM: stopped")
+
+
+def test_a_run_that_reached_its_target_is_not_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def just_in_time() -> RunResult:
+        signal.raise_signal(signal.SIGUSR2)
+        return RunResult(0, "completed", "target reached")
+
+    before = {
+        number: signal.signal(number, lambda received, frame: order.append(signal.Signals(received).name))
+        for number in (signal.SIGUSR2, signal.SIGTERM)
+    }
+    try:
+        attended(tmp_path, monkeypatch, just_in_time)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert order == ["SIGTERM"]
+
+
+def test_a_job_that_slurm_queued_again_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Stopped("SIGTERM", "b does not answer", code=allocation.REQUEUED).line()
+    with pytest.raises(SystemExit):
+        attended(tmp_path, monkeypatch, lambda: RunResult(143, "failed", line))
