@@ -20,6 +20,7 @@ GONE_WITHIN_S = 5.0  # SIGKILL takes milliseconds; a process that outlives this 
 @dataclass(frozen=True)
 class LaunchSpec:
     """One attempt. `layout.root` is absolute. `port` 0: any free one. `preload`: modules that the ranks will need (zygote).
+    `nodes`: those of the allocation that share the ranks equally, the supervisor's own first; none: this machine alone.
 
     `module`: what a rank runs: as a program under torchrun, its `run_rank(run_dir, attempt, rendezvous, started) -> exit code` in a zygote.
     """
@@ -30,6 +31,7 @@ class LaunchSpec:
     port: int = 0
     preload: tuple[str, ...] = ()
     module: str = WORKER
+    nodes: tuple[str, ...] = ()
 
     @property
     def output(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ecrl_cli.errors import RunHeld, StorageError
 from ecrl_cli.records.clock import monotonic, wall
-from ecrl_cli.records.layout import RunLayout, StudyLayout
+from ecrl_cli.records.layout import RunLayout, StudyLayout, SweepLayout
 from ecrl_cli.records.reading import parsed
 
 _SAYS_SO_WITHIN_S = 0.5
@@ -38,7 +38,7 @@ class RunLock:
 
 
 @contextlib.contextmanager
-def held(layout: RunLayout | StudyLayout) -> Iterator[RunLock]:
+def held(layout: RunLayout | StudyLayout | SweepLayout) -> Iterator[RunLock]:
     """Hold the run directory; RunHeld (exit 8) where another supervisor does, naming it."""
     try:
         fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -18,8 +18,9 @@ from pathlib import Path
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.environment import child_environment
-from ecrl_cli.supervision.launcher import Exits, LaunchSpec, Rank, RankExit, Ranks
+from ecrl_cli.supervision.launcher import Exits, LaunchSpec, Rank, RankExit, Ranks, RunningAttempt
 from ecrl_cli.supervision.mortality import mortal_command
+from ecrl_cli.supervision.nodes import NodesAttempt
 
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
 _FAILED_RANK = re.compile(r"rank\s*: (\d+) .*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
@@ -32,8 +33,8 @@ class TorchrunLauncher:
     def warm(self, config: RunConfig) -> None:
         """Every launch starts cold."""
 
-    def launch(self, spec: LaunchSpec) -> TorchrunAttempt:
-        return TorchrunAttempt(spec)
+    def launch(self, spec: LaunchSpec) -> RunningAttempt:
+        return NodesAttempt(spec) if spec.nodes else TorchrunAttempt(spec)
 
     def close(self) -> None:
         """Nothing outlives an attempt."""

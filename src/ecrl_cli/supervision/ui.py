@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -34,6 +34,9 @@ class UI(Protocol):
     def died(self, attempt: Attempt, reason: str) -> None:
         """An attempt has ended short of the target."""
 
+    def resized(self, attempt: Attempt) -> None:
+        """An attempt has ended as planned so that another number of ranks goes on."""
+
     def ended(self, record: SupervisorRecord) -> None:
         """The run is over, whatever its status; last call but `close`."""
 
@@ -46,6 +49,7 @@ class SilentUI:
     def progress(self, progress: Progress) -> None: ...
     def state(self, state: str) -> None: ...
     def died(self, attempt: Attempt, reason: str) -> None: ...
+    def resized(self, attempt: Attempt) -> None: ...
     def ended(self, record: SupervisorRecord) -> None: ...
     def close(self) -> None: ...
 
@@ -56,10 +60,12 @@ class PlainUI:
     def __init__(self, name: str, target_steps: int, say: Callable[[str], None]) -> None:
         self._name, self._target, self._say = name, target_steps, say
         self._told = 0
+        self._why = "restart, "
 
     def launched(self, order: LaunchOrder) -> None:
         where = f"from step {order.resume_step}" if order.resume_step else "from the beginning"
-        what = f"attempt {order.attempt}" if order.attempt == 0 else f"restart, attempt {order.attempt}"
+        what = f"attempt {order.attempt}" if order.attempt == 0 else f"{self._why}attempt {order.attempt}"
+        self._why = "restart, "
         self._say(f"{self._name}: {what}: {order.world_size} ranks {where}, target step {self._target}")
 
     def progress(self, progress: Progress) -> None:
@@ -74,6 +80,9 @@ class PlainUI:
     def died(self, attempt: Attempt, reason: str) -> None:
         self._say(f"{self._name}: attempt {attempt.attempt} ended at step {attempt.last_step or attempt.resumed_from_step}: {reason}")
 
+    def resized(self, attempt: Attempt) -> None:
+        self._why = "resized, "
+
     def ended(self, record: SupervisorRecord) -> None:
         self._say(f"{self._name}: {record.terminal_status} after {record.restarts} restarts: {record.reason}")
 
@@ -83,19 +92,21 @@ class PlainUI:
 class LiveUI:
     """One bar. Drawn by the calls alone, at most ten times a second: without a refreshing thread, so that forks stay safe."""
 
-    def __init__(self, name: str, target_steps: int, console: Console) -> None:
-        self._name, self._target = name, target_steps
+    def __init__(self, name: str, target_steps: int, console: Console, above: Callable[[], RenderableType] | None = None) -> None:
+        self._name, self._target, self._above = name, target_steps, above
         self._width = max(6, min(30, console.width - len(name) - 66))  # the rest of the line is words
         self._started = self._drawn = monotonic()
         self._step, self._loss, self._restarts, self._state = 0, "", 0, "starting"
-        self._highest = self._first = 0
-        self._live = Live(self._bar(), console=console, auto_refresh=False, transient=False, redirect_stdout=False, redirect_stderr=False)
+        self._highest = self._first = self._resizes = 0
+        # What stands above is drawn again for the next run: only a bar that is alone stays on the screen.
+        transient = above is not None
+        self._live = Live(self._picture(), console=console, auto_refresh=False, transient=transient, redirect_stdout=False, redirect_stderr=False)
         self._live.start(refresh=True)
 
     def launched(self, order: LaunchOrder) -> None:
-        self._restarts, self._step = order.attempt, order.resume_step
+        self._restarts, self._step = order.attempt - self._resizes, order.resume_step
         self._first = order.resume_step if order.attempt == 0 else self._first
-        self.state("launching" if order.attempt == 0 else "restarting")
+        self.state("launching" if self._restarts == 0 else "restarting")
 
     def progress(self, progress: Progress) -> None:
         self._step, self._loss = progress.global_step, loss_text(progress.loss) or self._loss
@@ -113,6 +124,10 @@ class LiveUI:
         self._live.console.print(f"{self._name}: attempt {attempt.attempt}: {reason}", style="yellow", highlight=False)
         self.state("dead")
 
+    def resized(self, attempt: Attempt) -> None:
+        self._resizes += 1
+        self.state("resizing")
+
     def ended(self, record: SupervisorRecord) -> None:
         self._restarts = record.restarts
         self.state(record.terminal_status)
@@ -122,7 +137,10 @@ class LiveUI:
 
     def _draw(self) -> None:
         self._drawn = monotonic()
-        self._live.update(self._bar(), refresh=True)
+        self._live.update(self._picture(), refresh=True)
+
+    def _picture(self) -> RenderableType:
+        return self._bar() if self._above is None else Group(self._above(), self._bar())
 
     def _bar(self) -> Table:
         goodput = max(0, self._highest - self._first) / max(1e-9, monotonic() - self._started)
@@ -139,11 +157,11 @@ def loss_text(loss: float | None) -> str:
     return "" if loss is None else f", loss {loss:.4f}"
 
 
-def make_ui(config: RunConfig, layout: RunLayout) -> UI:
-    """A live bar where standard error is a terminal, else lines on it: standard output belongs to results."""
+def make_ui(config: RunConfig, layout: RunLayout, above: Callable[[], RenderableType] | None = None) -> UI:
+    """A live bar where standard error is a terminal (below what `above` gives), else lines on it: standard output belongs to results."""
     console = Console(stderr=True)
     if console.is_terminal:
-        return LiveUI(layout.root.name, config.target_steps, console)
+        return LiveUI(layout.root.name, config.target_steps, console, above)
     return PlainUI(layout.root.name, config.target_steps, _say)
 
 

@@ -29,7 +29,7 @@ MESSAGE_BYTES = 65536
 
 def preload(config: RunConfig) -> tuple[str, ...]:
     """The heavy modules that the ranks of `config` import beside torch."""
-    vision = config.model.name in ("resnet18", "resnet50") or config.dataset.name in ("cifar10", "cifar100", "imagefolder")
+    vision = config.model.name.startswith("resnet") or config.dataset.name in ("cifar10", "cifar100", "imagefolder")
     return (WORKER, "ecrl_cli.training.session", *(("torchvision",) if vision else ()))
 
 

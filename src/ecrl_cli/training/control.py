@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 
 from ecrl_cli.errors import Fenced
 from ecrl_cli.records.journal import line_of
@@ -11,7 +12,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress, Trouble
 from ecrl_cli.training.mortal import die_with_parent
 
-__all__ = ["Control", "die_with_parent"]
+__all__ = ["Control", "Unattended", "die_with_parent"]
 
 
 class Control:
@@ -42,6 +43,22 @@ class Control:
             self._socket.sendall(line_of(message))
         except OSError as error:
             raise _gone() from error
+
+
+class Unattended(Control):
+    """A rank on another machine than its supervisor has no line to it. Its last words are printed: the agents' output is the supervisor's."""
+
+    def __init__(self) -> None:
+        """Nothing to connect to."""
+
+    def progress(self, progress: Progress) -> None:
+        """Rank 0, which speaks for all, is never here."""
+
+    def trouble(self, trouble: Trouble) -> None:
+        sys.stderr.write(f"rank {trouble.rank}: {trouble.text}\n")
+
+    def close(self) -> None:
+        """Nothing was opened."""
 
 
 def _connect(layout: RunLayout) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -16,8 +17,31 @@ class TcpStoreAddress:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """A rank's place. `store` None: rank, world size and store come from the environment that torchrun sets ("env://")."""
+    """A rank's place. `store` None: rank, world size and store come from the environment that torchrun sets ("env://").
+
+    `attended`: whether the supervisor is on this machine, and its sockets can be reached. `before`: how many ranks sit on the machines before.
+    """
 
     rank: int
     world_size: int
     store: TcpStoreAddress | None = None
+    attended: bool = True
+    before: int = 0
+
+    @property
+    def local_rank(self) -> int:
+        return self.rank - self.before
+
+
+def from_environment(environment: Mapping[str, str]) -> Rendezvous:
+    """The place of a rank that torchrun started.
+
+    On several nodes c10d numbers them as it likes, and rank 0 must be where the supervisor and its writer are: the number that srun gave
+    the node (ECRL_NODE, 0 for the supervisor's) decides. The group is then formed in the store that c10d's agents share.
+    """
+    world_size, node = int(environment["WORLD_SIZE"]), environment.get("ECRL_NODE")
+    if node is None:
+        return Rendezvous(int(environment["RANK"]), world_size)
+    before = int(node) * int(environment["LOCAL_WORLD_SIZE"])
+    store = TcpStoreAddress(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), "ecrl")
+    return Rendezvous(before + int(environment["LOCAL_RANK"]), world_size, store, node == "0", before)

@@ -47,15 +47,17 @@ class Session:
         self.rank, self.world_size = rendezvous.rank, order.world_size
 
     def train(self) -> None:
-        """Join, load, run to the target, record the final state, leave."""
-        self.device = make_deterministic(self.config, self.rank)
+        """Join, load, run to the end; at the target record the final state; leave."""
+        self.device = make_deterministic(self.config, self.rendezvous.local_rank)
         self.clock.switch("rendezvous")
         join_group(self.config, self.rendezvous, self.device)
         self.clock.switch("load")
         self.report(self.order.resume_step, "loading")
         loop = self.load()
         loss = loop.run()
-        self.finish(loop, loss)
+        if self.order.until is None:
+            self.finish(loop, loss)
+        self.leave(loop)
 
     def load(self) -> Loop:
         """Everything the loop needs, restored from the checkpoint that the supervisor chose; the RNG comes last."""
@@ -75,7 +77,7 @@ class Session:
         )
         sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
         pack = StatePack(model, optimizer, learner.scheduler, learner.scaler, sampler, self.rank, self.world_size)
-        seed_rank(config.seed, self.rank)
+        seed_rank(config.seed, self.rank, self.order.resume_step)
         resumed = self.restore(pack)
         return Loop(
             config=config,
@@ -94,6 +96,7 @@ class Session:
             global_step=self.order.resume_step,
             line_chain=resumed.line_chain,
             loss=float("nan") if resumed.loss is None else resumed.loss,
+            until=self.order.until,
         )
 
     def restore(self, pack: StatePack) -> Restored:
@@ -141,13 +144,17 @@ class Session:
         else:
             loop.pack.digests()
         self.report(loop.global_step, "done", loss)
+
+    def leave(self, loop: Loop) -> None:
+        """Everything is durable: close the books and go."""
+        self.clock.switch("idle")
         loop.strategy.close()
         self.clock.close()
         dist.barrier()  # nobody goes while another may still speak to it; the process then ends without taking the group apart
 
 
 def make_deterministic(config: RunConfig, rank: int) -> torch.device:
-    """Fix what decides the bits: threads, algorithms, the seed of the initial weights. Gives the device of `rank`."""
+    """Fix what decides the bits: threads, algorithms, the seed of the initial weights. Gives the device of the machine's rank `rank`."""
     torch.set_num_threads(config.threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -158,16 +165,17 @@ def make_deterministic(config: RunConfig, rank: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("device", f"CUDA is not available in this torch build ({torch.__version__})", "set device=cpu")
-    if rank >= torch.cuda.device_count():
-        raise ConfigError("world_size", f"rank {rank} has no CUDA device, {torch.cuda.device_count()} visible", "lower world_size or set device=cpu")
-    torch.cuda.set_device(rank)
-    return torch.device("cuda", rank)
+    devices = torch.cuda.device_count()
+    if rank >= devices and config.backend != "gloo":
+        raise ConfigError("world_size", f"rank {rank} has no CUDA device, {devices} visible", "lower world_size or set device=cpu")
+    torch.cuda.set_device(rank % devices)
+    return torch.device("cuda", rank % devices)
 
 
 def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) -> None:
-    """Form the process group; NCCL for CUDA with gloo beside it, gloo for CPU."""
+    """Form the process group; NCCL for CUDA with gloo beside it, gloo for CPU, and for CUDA too where it was asked for by name."""
     timeout = timedelta(seconds=config.supervision.collective_timeout_s)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and config.backend != "gloo" else "gloo"
     address = rendezvous.store
     if address is None:
         dist.init_process_group(backend, timeout=timeout)
@@ -183,9 +191,12 @@ def wrap(model: torch.nn.Module, device: torch.device) -> DistributedDataParalle
     return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None, find_unused_parameters=True)
 
 
-def seed_rank(seed: int, rank: int) -> None:
-    """Every rank its own streams (dropout must differ between ranks), derived from (seed, rank)."""
-    words = np.random.SeedSequence([seed, rank]).generate_state(3)
+def seed_rank(seed: int, rank: int, step: int) -> None:
+    """Every rank its own streams (dropout must differ between ranks), derived from (seed, rank, the step it begins behind).
+
+    A rank that was there before takes up its old streams afterwards; one that comes, or comes back, with a larger world begins these.
+    """
+    words = np.random.SeedSequence([seed, rank, step]).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))
     torch.manual_seed(int(words[2]))

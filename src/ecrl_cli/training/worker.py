@@ -21,14 +21,15 @@ from ecrl_cli.records.launch import LaunchOrder  # noqa: E402
 from ecrl_cli.records.layout import RunLayout  # noqa: E402
 from ecrl_cli.records.messages import Hello, Progress, Trouble  # noqa: E402
 from ecrl_cli.records.run_config import read_run_config  # noqa: E402
-from ecrl_cli.training.control import Control, die_with_parent  # noqa: E402
-from ecrl_cli.training.rendezvous import Rendezvous  # noqa: E402
+from ecrl_cli.training.control import Control, Unattended, die_with_parent  # noqa: E402
+from ecrl_cli.training.rendezvous import Rendezvous, from_environment  # noqa: E402
 
 
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
     """The whole life of a rank; gives its exit code. Expected errors are told to the supervisor in one line."""
     layout = RunLayout(run_dir)
-    control = Control(layout, Hello(rendezvous.rank, os.getpid(), attempt, started))
+    hello = Hello(rendezvous.rank, os.getpid(), attempt, started)
+    control = Control(layout, hello) if rendezvous.attended else Unattended()
     try:
         _train(layout, attempt, rendezvous, started, control)
     except (EcrlError, OSError) as raised:
@@ -64,8 +65,7 @@ def _train(layout: RunLayout, attempt: int, rendezvous: Rendezvous, started: flo
 
 def main(argv: list[str]) -> int:
     die_with_parent()
-    rendezvous = Rendezvous(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    return run_rank(Path(argv[0]), int(argv[1]), rendezvous, STARTED)
+    return run_rank(Path(argv[0]), int(argv[1]), from_environment(os.environ), STARTED)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,13 @@ from hydra.types import HydraContext, TaskFunction
 
 
 class EcrlLauncher(Launcher):
-    """Gives the jobs to the task function, which knows how to supervise them (`ecrl_cli.cli.jobs.Jobs`)."""
+    """Gives the jobs to the task function, which knows how to supervise them (`ecrl_cli.cli.jobs.Jobs`).
+
+    `settings`: those of the engine that is to run them, where one is chosen.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: Any) -> None:
         self._context, self._config = hydra_context, config
@@ -22,7 +28,7 @@ class EcrlLauncher(Launcher):
         """Run every job, one after the other; how each one ended is recorded there, never raised here."""
         if not hasattr(self._jobs, "launch"):
             raise RuntimeError("hydra/launcher=ecrl serves `ecrl train` only")
-        returns: Sequence[JobReturn] = self._jobs.launch(self._context, self._config, job_overrides)
+        returns: Sequence[JobReturn] = self._jobs.launch(self._context, self._config, job_overrides, self._settings)
         return returns
 
 

@@ -1,0 +1,161 @@
+"""Handing the runs of a command to an engine, one job per run, and one true manifest of what becomes of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from ecrl_cli.cli.cluster import AT_WORK, Job, recorded
+from ecrl_cli.cli.compose import quote
+from ecrl_cli.cli.prepare import Plan, Say
+from ecrl_cli.errors import RunHeld
+from ecrl_cli.records.layout import RunLayout, SweepLayout
+from ecrl_cli.runs.run import RunResult, finished
+from ecrl_cli.runs.sweep import Manifest, fair_order, row, status
+from ecrl_cli.supervision.lock import held
+
+LOOK_EVERY_S = 2.0
+_FINISHED = RunResult(0, "completed_prev", "finished before")
+_NOT_BEGUN = RunResult(143, "stopped", "its job has not begun")
+_SILENT = RunResult(143, "stopped", "its job ended without a word: its log lies in .hydra/.submitit")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`settings`: the plugin's own, as Hydra resolved them. `context` and `master`: Hydra's, for composing in the jobs."""
+
+    name: str
+    settings: Mapping[str, Any]
+    context: Any
+    master: Any
+
+    def start(self, job: Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> None:
+        """Submit one job for each of `overrides` and wait for the last of them. Raises what the engine raises, also for a job that was lost.
+
+        `nodes`: what each job needs; `spare`: it goes on when it loses one.
+        """
+        # Here and not above: the plugin is an extra, and the engine is loaded only where one was chosen.
+        from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher, SlurmLauncher  # type: ignore[import-untyped]
+
+        local = self.name == "submitit_local"
+        launcher = LocalLauncher(**self.settings) if local else SlurmLauncher(**slurm_settings(self.settings, nodes, spare))
+        launcher.setup(hydra_context=self.context, task_function=job, config=self.master)
+        launcher.launch(overrides, 0)
+
+
+def slurm_settings(settings: Mapping[str, Any], nodes: int, spare: bool) -> dict[str, Any]:
+    """The plugin's settings for jobs of `nodes` nodes: the job has them all, its one task, the supervisor, runs on the first."""
+    asked = max(nodes, settings["nodes"])
+    options = {"nodes": asked, **({"no-kill": True} if spare else {}), **dict(settings["additional_parameters"] or {})}
+    first = ["--nodes=1", "--ntasks=1", "--overlap"]
+    return {**settings, "nodes": 1, "additional_parameters": options, "srun_args": first}
+
+
+def submit(plan: Plan, engine: Engine, overrides: Mapping[str, Sequence[str]], say: Say) -> dict[str, RunResult]:
+    """Run what is missing of `plan`, each in a job of its own, and give how every run stands once the jobs have ended.
+
+    A run that a job of an earlier submission holds is left to it. RunHeld (exit 8) where another process submits into the same sweep.
+    """
+    layouts = {name: RunLayout(plan.run_dir(name)) for name in fair_order({name: plan.cells[name].config for name in overrides})}
+    plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with held(SweepLayout(plan.folder)) if plan.swept else nullcontext():
+        known = {name: result for name, layout in layouts.items() if (result := standing(layout))}
+        missing = [name for name in layouts if name not in known]
+        for name in missing:
+            layouts[name].outcome.unlink(missing_ok=True)
+        follower = Follower(_manifest(plan, layouts), {name: layouts[name] for name in missing}, plan.mixed)
+        follower.show(known)
+        with follower:
+            reason = _wait(plan, engine, {name: overrides[name] for name in missing}, say) if missing else ""
+        ended = {name: known.get(name) or outcome(layout, reason) for name, layout in layouts.items()}
+        follower.show(ended)
+        return ended
+
+
+def _wait(plan: Plan, engine: Engine, overrides: Mapping[str, Sequence[str]], say: Say) -> str:
+    """Why the engine gave up; empty where all jobs came to their end."""
+    configs = {str(plan.run_dir(name)): plan.cells[name].config for name in overrides}
+    nodes = max(config.supervision.nodes for config in configs.values())
+    spare = any(config.supervision.nodes > 1 and config.supervision.on_node_loss == "shrink" for config in configs.values())
+    placed = [[*each, f"hydra.sweep.subdir={quote(str(plan.run_dir(name)))}"] for name, each in overrides.items()]
+    say(f"{len(placed)} job(s) to {engine.name}; their logs: {plan.folder / '.hydra' / '.submitit'}")
+    try:
+        engine.start(Job(configs), placed, nodes, spare)
+    except KeyboardInterrupt:
+        say("stopped waiting; the jobs go on, and the same command finds them (scancel ends them)")
+        return "nobody waited for its job"
+    except Exception as error:  # the engine's own errors share no class
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        say(f"ecrl: error: E-engine {engine.name}: {lines[-1][:300]}")
+        return f"{engine.name}: {lines[-1][:300]}"
+    return ""
+
+
+def standing(layout: RunLayout) -> RunResult | None:
+    """How a run stands before anything is submitted, where it needs no job: finished, or held by one that was submitted before."""
+    if finished(layout):
+        return _FINISHED
+    return AT_WORK if _busy(layout) else None
+
+
+def outcome(layout: RunLayout, reason: str) -> RunResult:
+    """How a run stands when nobody waits for its job any more. `reason`: why, where the engine said so."""
+    said = recorded(layout)
+    if said is None or said == AT_WORK:
+        if _busy(layout):
+            return AT_WORK
+        silent = _NOT_BEGUN if said is None else _SILENT
+        return replace(silent, reason=reason or silent.reason)
+    return said
+
+
+def _busy(layout: RunLayout) -> bool:
+    try:
+        if layout.lock.exists():
+            with held(layout):
+                return False
+    except RunHeld:
+        return True
+    return False
+
+
+def _manifest(plan: Plan, names: Iterable[str]) -> Manifest | None:
+    if not plan.swept:
+        return None
+    return Manifest(SweepLayout(plan.folder).manifest, [row(name, plan.cells[name].config) for name in names])
+
+
+class Follower:
+    """Keeps the manifest true while jobs run: one writer for all of them, which reads what each has put on record."""
+
+    def __init__(self, manifest: Manifest | None, layouts: Mapping[str, RunLayout], notes: Mapping[str, str]) -> None:
+        self._manifest, self._layouts, self._notes = manifest, layouts, notes
+        self._shown: dict[str, RunResult] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
+
+    def __enter__(self) -> Follower:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def show(self, results: Mapping[str, RunResult]) -> None:
+        """Write down what is new of `results`. Only while nobody follows, or from the thread that does."""
+        for name, result in results.items():
+            if self._manifest is None or self._shown.get(name) == result:
+                continue
+            self._shown[name] = result
+            at_work = result.exit_code == RunHeld.exit_code
+            reason = self._notes.get(name, "") if at_work or not result.exit_code else result.reason
+            self._manifest.record(name, "running" if at_work else status(result), reason)
+
+    def _follow(self) -> None:
+        while not self._over.wait(LOOK_EVERY_S):
+            self.show({name: said for name, layout in self._layouts.items() if (said := recorded(layout))})

@@ -1,0 +1,138 @@
+"""One attempt on several nodes: srun starts an agent on each, they meet by c10d, and the first of them is the supervisor's own.
+
+The supervisor sees the ranks of its own node as they are born and die. Of the others it knows what their agents print, and that srun
+comes to its end: so once something has gone wrong, the agents get a moment to say what they saw before all is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.allocation import slurm_environment, srun
+from ecrl_cli.supervision.environment import child_environment
+from ecrl_cli.supervision.launcher import GONE_WITHIN_S, Exits, LaunchSpec, RankExit, Ranks
+from ecrl_cli.supervision.mortality import mortal_command
+
+NODE = "ecrl_cli.supervision.node"
+TOLD_WITHIN_S = 8.0  # an agent sees a death within a tenth of a second and needs about two to end; a lost node never tells
+_LABEL = re.compile(r"^ *(\d+): ?", re.MULTILINE)
+_ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
+_FAILED = re.compile(r"\(local_rank: (\d+)\).*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
+
+
+class NodesAttempt:
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec, self._ranks = spec, Ranks()
+        self._meeting = f"ecrl-{secrets.token_hex(8)}"
+        self._scratch = Path(spec.output).with_name(".torchelastic")
+        self._killed = False
+        with open(spec.output, "ab", buffering=0) as output:
+            self._srun = subprocess.Popen(
+                mortal_command(command(spec, self._meeting, self._scratch)),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=child_environment(spec.layout.root, spec.threads) | slurm_environment(),
+                start_new_session=True,
+            )
+        self._srun_fd = os.pidfd_open(self._srun.pid)
+        self._srun_over = False
+
+    def watched(self) -> list[int]:
+        return self._ranks.watched() + ([] if self._srun_over else [self._srun_fd])
+
+    def introduce(self, rank: int, pid: int) -> None:
+        self._ranks.add(rank, pid)
+
+    def pids(self) -> dict[int, int]:
+        return {rank.rank: rank.pid for rank in self._ranks.known.values()}
+
+    def check(self) -> bool:
+        for rank in self._ranks.newly_over():
+            rank.status = processes.peek(rank.pid, rank.pidfd)
+        self._ranks.notice([rank.exit() for rank in self._ranks.known.values() if rank.over and rank.status])
+        if not self._srun_over and processes.ended(self._srun_fd):
+            self._srun_over = True
+            code = self._srun.wait()
+            if code:
+                self._ranks.notice([_as_exit(None, self._srun.pid, code)])
+        return self._srun_over or self._ranks.first is not None
+
+    def kill(self) -> None:
+        """The end of its input ends the wrapper of each agent, and with it all of its node; srun itself may wait for a node that is lost."""
+        if not self._killed and not self._ranks.closed:
+            self._killed = True
+            assert self._srun.stdin is not None
+            self._srun.stdin.close()
+
+    def reap(self) -> Exits:
+        if self._ranks.closed:
+            return self._ranks.exits()
+        if self._ranks.first is not None and not self._killed:
+            processes.wait_all([self._srun_fd], TOLD_WITHIN_S)
+        self.kill()
+        processes.wait_all([self._srun_fd], GONE_WITHIN_S)
+        processes.kill(self._srun_fd)
+        code = self._srun.wait()
+        self._ranks.kill()
+        self._ranks.gather()
+        processes.sweep(processes.tagged(f"TORCHELASTIC_RUN_ID={self._meeting}"))
+        os.close(self._srun_fd)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._name_the_cause(code)
+        return self._ranks.exits()
+
+    def _name_the_cause(self, code: int) -> None:
+        """What the agents of all nodes saw explains more than what was noticed first: most often a survivor that lost its peer."""
+        if code == 0:
+            for rank in self._ranks.known.values():
+                rank.status = 0 if rank.status is None else rank.status
+        if self._ranks.first is not None:
+            each = self._spec.order.world_size // len(self._spec.nodes)
+            told = failures(Path(self._spec.output).read_text(errors="replace"), each)
+            self._ranks.first = min([self._ranks.first, *told], key=_explains_less)
+
+
+def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
+    """srun's argv. The head's port is free now, and is taken a moment later: an attempt that finds it gone dies, and the next one asks again."""
+    each = spec.order.world_size // len(spec.nodes)
+    agent = f"--nnodes {len(spec.nodes)} --nproc-per-node {each} --max-restarts 0 --rdzv-backend c10d".split()
+    where = ["--rdzv-id", meeting, "--rdzv-endpoint", f"{socket.gethostname()}:{spec.port or free_port()}", "--log-dir", str(scratch)]
+    worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
+    return srun(spec.nodes, [sys.executable, "-m", NODE, meeting, *agent, *where, *worker])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def failures(output: str, each: int) -> list[RankExit]:
+    """The root cause that each node's agent printed into srun's labelled `output`; `each`: ranks per node."""
+    found = []
+    for node in sorted({int(label) for label in _LABEL.findall(output)}):
+        own = "\n".join(line.split(":", 1)[1] for line in output.splitlines() if re.match(rf" *{node}:", line))
+        cause = _ROOT_CAUSE.search(own)
+        failed = _FAILED.search(cause[1]) if cause else None
+        if failed:
+            found.append(_as_exit(node * each + int(failed[1]), int(failed[3]), int(failed[2])))
+    return found
+
+
+def _explains_less(end: RankExit) -> tuple[bool, bool]:
+    """A lost peer ends a rank with exit code 1, an agent its other ranks by SIGTERM, and srun passes on what a rank has told before."""
+    return end.exit_code == 1 or end.signal == signal.SIGTERM, end.rank is None
+
+
+def _as_exit(rank: int | None, pid: int, code: int) -> RankExit:
+    return RankExit(rank, pid, None, -code) if code < 0 else RankExit(rank, pid, code, None)
