@@ -16,10 +16,12 @@ import pytest
 Ecrl = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run_ecrl(folder: Path, *arguments: str, check: int | None = 0, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_ecrl(
+    folder: Path, *arguments: str, check: int | None = 0, environment: dict[str, str] | None = None, timeout: float = 170
+) -> subprocess.CompletedProcess[str]:
     """Run `ecrl ARGS...` in `folder` as a user would; gives the finished process with its text. `check`: the exit code that is due."""
     settings = {**os.environ, **(environment or {})}
-    result = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=170, check=False, env=settings)
+    result = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=timeout, check=False, env=settings)
     if check is not None:
         assert result.returncode == check, f"exit {result.returncode}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
     return result

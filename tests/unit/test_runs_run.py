@@ -20,11 +20,14 @@ class NoLaunchers:
         raise RuntimeError
 
 
+DESK = runs.Desk(lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+
+
 def test_a_run_that_was_completed_and_not_measured_is_measured(tmp_path: Path) -> None:
     layout = build_ref(tmp_path)
     before = layout.metrics.read_bytes()
     layout.metrics.unlink()
-    result = runs.run(config_of("ref"), layout.root, lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+    result = runs.run(config_of("ref"), layout.root, DESK)
     assert (result.exit_code, result.status) == (0, "completed")
     assert layout.metrics.read_bytes() == before
 
@@ -33,7 +36,7 @@ def test_metrics_of_an_earlier_stop_do_not_pass_for_those_of_the_completed_run(t
     layout = build_ref(tmp_path)
     before = layout.metrics.read_bytes()
     layout.metrics.write_bytes(before.replace(b'"terminal_status": "completed"', b'"terminal_status": "stopped"'))
-    runs.run(config_of("ref"), layout.root, lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+    runs.run(config_of("ref"), layout.root, DESK)
     assert layout.metrics.read_bytes() == before
 
 
@@ -41,7 +44,7 @@ def test_metrics_of_an_earlier_stop_do_not_pass_for_those_of_the_completed_run(t
 def test_a_damaged_supervisors_record_is_bad_input(tmp_path: Path, damage: str) -> None:
     layout = build_ref(tmp_path)
     layout.supervisor.write_text(damage)
-    result = runs.run(config_of("ref"), layout.root, lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+    result = runs.run(config_of("ref"), layout.root, DESK)
     assert result.exit_code == 2 and "supervisor.json" in result.reason
 
 
@@ -51,7 +54,7 @@ def test_a_damaged_log_is_found_before_the_training_that_would_follow(tmp_path: 
     layout = build_ref(tmp_path)
     log = layout.attempt(0).rank(0)
     log.write_bytes(b"xx" + log.read_bytes())
-    result = runs.run(config_of("ref"), layout.root, lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+    result = runs.run(config_of("ref"), layout.root, DESK)
     assert result.exit_code == 2 and "rank0.jsonl" in result.reason
 
 
@@ -60,7 +63,7 @@ def test_nothing_is_shown_before_the_launcher_is_warm(tmp_path: Path, monkeypatc
     monkeypatch.setattr(runs, "prepare", lambda *given: None)
     monkeypatch.setattr(runs, "make_ui", lambda *given: shown.append(given))
     with pytest.raises(RuntimeError):
-        runs.run(config_of("ref"), tmp_path / "run", lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+        runs.run(config_of("ref"), tmp_path / "run", DESK)
     assert shown == []
 
 

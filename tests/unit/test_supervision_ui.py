@@ -40,6 +40,20 @@ def test_plain_lines_tell_start_progress_failure_restart_and_end() -> None:
     assert len([line for line in said if "/100" in line]) == 10
 
 
+def test_a_change_of_size_is_told_and_is_no_restart() -> None:
+    said: list[str] = []
+    text = io.StringIO()
+    for ui in (PlainUI("cell", 100, said.append), LiveUI("cell", 100, Console(file=text, force_terminal=True, width=150))):
+        ui.resized(Attempt(0, 2, outcome="resized", last_step=40))
+        ui.launched(LaunchOrder(1, 1, 40, None, 40, ()))
+        ui.died(DIED, "rank 0 was killed by signal 9")
+        ui.launched(LaunchOrder(2, 1, 40, None, 42, ()))
+        ui.close()
+    assert said[0] == "cell: resized, attempt 1: 1 ranks from step 40, target step 100"
+    assert said[2] == "cell: restart, attempt 2: 1 ranks from step 40, target step 100"
+    assert "0 restarts | launching" in text.getvalue() and "1 restarts | restarting" in text.getvalue()
+
+
 def test_the_bar_shows_step_loss_goodput_restarts_and_state_without_a_thread() -> None:
     text = io.StringIO()
     before = threading.active_count()

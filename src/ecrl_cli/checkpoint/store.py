@@ -27,6 +27,7 @@ from ecrl_cli.config.secret import read_key
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.records.clock import monotonic, wall
 from ecrl_cli.storage.fs import Fs, PosixFs
+from ecrl_cli.storage.throttled import ThrottledFs
 from ecrl_cli.storage.writing import WriteMode, replace_link, replace_small
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what a damaged checkpoint may itself be the cause of
@@ -34,11 +35,12 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what a damaged checkpoi
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """`keep`: how many verified checkpoints retention leaves, at least two."""
+    """`keep`: how many verified checkpoints retention leaves, at least two. `bytes_per_s`: at most so many are written; 0: as fast as it goes."""
 
     mode: WriteMode = field(default_factory=WriteMode)
     keep: int = 3
     guard: GuardConfig = field(default_factory=GuardConfig)
+    bytes_per_s: float = 0.0
 
     @classmethod
     def of(cls, config: RunConfig, run_id: str) -> StoreConfig:
@@ -47,6 +49,7 @@ class StoreConfig:
             mode=WriteMode(mode.sync_files, mode.atomic, mode.sync_directories),
             keep=checkpoint.keep,
             guard=GuardConfig(run_id, checkpoint.max_bytes, checkpoint.trust_owner, hmac_key=read_key(checkpoint.hmac_key_file)),
+            bytes_per_s=config.storage.bytes_per_s,
         )
 
 
@@ -78,7 +81,8 @@ class CheckpointStore:
     """All writing and choosing under one `checkpoints/` folder. `points` is called at each of `protocol.CRASH_POINTS`."""
 
     def __init__(self, root: Path, config: StoreConfig | None = None, fs: Fs | None = None, points: Points = _no_point) -> None:
-        self.root, self.config, self.fs, self.points = root, config or StoreConfig(), fs or PosixFs(), points
+        self.root, self.config, self.points = root, config or StoreConfig(), points
+        self.fs = fs or (ThrottledFs(self.config.bytes_per_s) if self.config.bytes_per_s else PosixFs())
         self._lease = Lease(self.fs, root)
         self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
         self._verified: dict[str, str] = {}

@@ -12,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
+from ecrl_cli.cli.engine import PREFIX, is_engine, split
 from ecrl_cli.config.keys import RESERVED, did_you_mean, is_known, reserved, unknown_key
 from ecrl_cli.errors import ConfigError, shown
 
@@ -22,20 +23,25 @@ _OURS = {
     "hydra.sweep.dir": "use run_dir=DIR",
     "hydra.sweep.subdir": "runs are named by their content",
     "hydra.launcher": "use supervision.launcher=torchrun or zygote",
-    "hydra/launcher": "use supervision.launcher=torchrun or zygote",
     "hydra.mode": "use -m to sweep",
 }
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """`overrides` without hydra.searchpath, whose folders stand in `search`; `show`: print the configuration and stop."""
+    """`overrides` without hydra.searchpath, whose folders stand in `search`; `show`: print the configuration and stop.
+
+    `mix`: runs that another code or machine began may stand beside new ones. `engine`: Hydra's launcher and its settings, where the jobs
+    are to run on an engine of their own.
+    """
 
     overrides: tuple[Override, ...]
     search: tuple[str, ...]
     multirun: bool
     show: bool
     json: bool
+    mix: bool = False
+    engine: tuple[Override, ...] = ()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,6 +56,8 @@ def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--json", action="store_true")
+    if verb == "train":
+        parser.add_argument("--mix", action="store_true")
     parser.add_argument("overrides", nargs="*")
     flags = parser.parse_intermixed_args(list(argv))
     parsed = read_overrides(_opened(text) for text in flags.overrides)
@@ -57,12 +65,15 @@ def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
     folder = [f"file://{Path(flags.config_dir).expanduser().absolute()}"] if flags.config_dir else []
     rest = tuple(override for override in parsed if override.key_or_group != "hydra.searchpath")
     _refuse_repeats(rest)
-    return Arguments(rest, (*folder, *search), flags.multirun, bool(flags.cfg), flags.json)
+    runs, engine = split(rest)
+    if engine and verb != "train":
+        raise ConfigError(engine[0].key_or_group, "serves `ecrl train` only", "leave it out")
+    return Arguments(runs, (*folder, *search), flags.multirun, bool(flags.cfg), flags.json, getattr(flags, "mix", False), engine)
 
 
 def _opened(text: str) -> str:
-    """Hydra takes new keys in a mapping only with `++`; the one mapping of ours is open."""
-    return f"++{text}" if text.startswith("elastic.schedule") else text
+    """Hydra takes new keys in a mapping only with `++`; ours, and the scheduler's own options, are open."""
+    return f"++{text}" if text.startswith(("elastic.schedule", f"{PREFIX}additional_parameters")) else text
 
 
 def read_overrides(texts: Iterable[str]) -> list[Override]:
@@ -92,7 +103,7 @@ def _refuse_unmeant(override: Override) -> None:
         raise ConfigError(key, "keys cannot be taken away (~)", f"give it another value: {key}=VALUE")
     if override.package is not None:
         raise ConfigError(key, f"packages (@{override.package}) are not accepted", f"write {key}=VALUE")
-    if override.is_hydra_override() and key != "hydra.searchpath":
+    if override.is_hydra_override() and key != "hydra.searchpath" and not is_engine(key):
         raise ConfigError(key, "is set by ECRL", _OURS.get(key, "leave it out"))
     if override.value_type == ValueType.ELEMENT and override.value() == "???":
         raise ConfigError(key, "has no value", f"give one: {key}=VALUE")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from ecrl_cli.cli.arguments import Arguments, check_overrides, read_overrides, t
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.places import conf_dir, groups
+from ecrl_cli.config.scale import SCALED_IN_A_MATRIX
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.tree import raw
 from ecrl_cli.errors import ConfigError, shown
@@ -30,6 +31,7 @@ VERSION_BASE: dict[str, Any] = {"version_base": None} if hydra.__version__.start
 _MAX_FILE_BYTES = 2**20
 _NO_VALUE = re.compile(r":\s*\?\?\?\s*(#.*)?$")
 _MAX_CELLS = 10_000
+_WORTH_SAYING = 24  # runs: from here on composing takes seconds
 _ALIAS, _MAX_ALIASES = re.compile(r"(?:^|[\s\[{,:-])\*[\w-]+"), 16  # aliases of aliases double with each line
 # Hydra's own settings through which a file could run code, write elsewhere or go round the supervisor.
 _GUARDED = ("launcher", "callbacks", "run", "sweep", "job_logging", "hydra_logging", "output_subdir", "verbose", "mode")
@@ -55,7 +57,7 @@ class Grid:
     matrix: str
 
 
-def compose_grid(arguments: Arguments) -> Grid:
+def compose_grid(arguments: Arguments, say: Callable[[str], None] = lambda line: None) -> Grid:
     """Every run that `arguments` ask for, composed, converted and checked. Raises ConfigError; writes nothing."""
     known = groups([conf_dir(), *user_folders(arguments.search)])
     with initialized(PRIMARY):
@@ -63,7 +65,11 @@ def compose_grid(arguments: Arguments) -> Grid:
         check_overrides(arguments.overrides, known, composer.defaults)
         params = composer.params([o.input_line or "" for o in arguments.overrides if not o.is_sweep_override()])
         check_overrides(read_overrides(f"{key}={value}" for key, value in params.items()), known, composer.defaults)
-        cells = tuple(composer.cell(overrides, params) for overrides in _expand(params, arguments))
+        own = frozenset(o.key_or_group for o in arguments.overrides)
+        jobs = _expand(params, arguments)
+        if len(jobs) >= _WORTH_SAYING:
+            say(f"composing {len(jobs)} runs")
+        cells = tuple(composer.cell(overrides, params, own) for overrides in jobs)
     swept = arguments.multirun or bool(params) or any(o.is_sweep_override() for o in arguments.overrides)
     matrix = next((str(o.value()) for o in arguments.overrides if o.key_or_group == "matrix"), "")
     return Grid(cells, swept, matrix)
@@ -85,14 +91,14 @@ class _Composer:
         """The sweep that a file (a matrix) carries: key to values."""
         return _params(self._compose(overrides))
 
-    def cell(self, overrides: list[str], params: dict[str, str]) -> Cell:
-        """One run; refused where it carries a sweep beyond `params`, which nobody would run."""
+    def cell(self, overrides: list[str], params: dict[str, str], own: frozenset[str]) -> Cell:
+        """One run; refused where it carries a sweep beyond `params`, which nobody would run. `own`: the keys that the user typed, no matrix."""
         composed = self._compose(overrides)
         lost = _params(composed)
         if lost != params:
             fact = f"carries a sweep of its own ({', '.join(lost)}) and is itself swept over: its grid would be lost"
             raise ConfigError(_joined_group(overrides), fact, "start it alone, without sweeping over it")
-        return Cell(tuple(overrides), build(composed, typed(read_overrides(overrides))))
+        return Cell(tuple(overrides), build(composed, typed(read_overrides(overrides)) - (SCALED_IN_A_MATRIX - own)))
 
     def _compose(self, overrides: list[str]) -> Any:
         composed = compose(PRIMARY, [*overrides, *self._search])

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hydra.core.utils import JobReturn, run_job, setup_globals
 
 from ecrl_cli.cli.compose import quote
 from ecrl_cli.cli.prepare import Plan, Say
+from ecrl_cli.cli.submission import Engine, submit
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
-from ecrl_cli.runs.run import RunResult, run
-from ecrl_cli.runs.sweep import fair_order, sweep
+from ecrl_cli.runs.board import Board, Told
+from ecrl_cli.runs.place import settle
+from ecrl_cli.runs.run import Desk, RunResult, run
+from ecrl_cli.runs.sweep import sweep, todo
 from ecrl_cli.supervision.launchers import Launchers
 
 
@@ -26,30 +30,39 @@ class Jobs:
     def __init__(self, plan: Plan, say: Say, debug: bool) -> None:
         self._plan, self._say, self._debug = plan, say, debug
         self.results: dict[str, RunResult] = {}
-        self._launchers = Launchers()
+        self._desk = Desk(say, Launchers())
 
     def __call__(self, composed: Any) -> None:
         """Hydra wants a task function that it may call itself; only the launcher knows which run is meant."""
         raise RuntimeError("runs go through hydra/launcher=ecrl")
 
-    def launch(self, context: Any, master: Any, job_overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-        """Run every job; nothing is raised, `results` says how it went."""
+    def launch(self, context: Any, master: Any, job_overrides: Sequence[Sequence[str]], settings: Mapping[str, Any]) -> list[JobReturn]:
+        """Run every job; nothing is raised, `results` says how it went. `settings`: of the engine that runs them, where one was chosen."""
         setup_globals()
         names = {cell.overrides: name for name, cell in self._plan.cells.items()}
-        jobs = {names[tuple(overrides)]: overrides for overrides in job_overrides}
+        jobs = {names[key]: overrides for overrides in job_overrides if (key := tuple(overrides)) in names}  # not: the same run again
 
         def start(name: str) -> RunResult:
             return self._start(name, lambda: self._hydra_job(context, master, name, jobs[name]))
 
-        configs = {name: self._plan.cells[name].config for name in jobs}
-        configs = {name: configs[name] for name in fair_order(configs)}
         try:
-            self.results = sweep(SweepLayout(self._plan.folder), configs, start) if self._plan.swept else {n: start(n) for n in configs}
+            if settings:
+                engine = Engine(master.hydra.runtime.choices["hydra/launcher"], settings, context, master)
+                self.results = submit(self._plan, engine, jobs, self._say)
+            else:
+                self.results = self._sweep(jobs, start) if self._plan.swept else {name: start(name) for name in jobs}
         except (EcrlError, OSError) as error:
             self.results = {"sweep": self._failed(error)}
         finally:
-            self._launchers.close()
+            self._desk.launchers.close()
         return []
+
+    def _sweep(self, jobs: Iterable[str], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
+        layout = SweepLayout(self._plan.folder)
+        do = todo(layout, {name: self._plan.cells[name].config for name in jobs}, self._plan.mixed)
+        board = Board(do)
+        self._desk = replace(self._desk, above=board.table)
+        return sweep(layout, do, start, Told(board, self._say))
 
     def _start(self, name: str, job: Callable[[], RunResult]) -> RunResult:
         self._say(f"{name}: {self._plan.run_dir(name)}")
@@ -76,12 +89,13 @@ class Jobs:
         """One run inside Hydra's own job, so that .hydra/ lands in the run directory."""
         folder = RunLayout(self._plan.run_dir(name))
         config = self._plan.cells[name].config
+        settle(config, folder.root)
         composed = context.config_loader.load_sweep_config(master, [*overrides, f"hydra.sweep.subdir={quote(str(folder.root))}"])
         ended: list[RunResult] = []
 
         def task(_: Any) -> None:
             try:
-                ended.append(run(config, folder.root, self._say, self._launchers))
+                ended.append(run(config, folder.root, self._desk))
             except Exception as error:  # a defect in one run must not take the others with it
                 ended.append(self._failed(error))
 

@@ -23,7 +23,7 @@ from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.judge import judge, named
 from ecrl_cli.verify.verdict import render
 
 _EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
@@ -104,7 +104,7 @@ def _apart(run: Path, reference: Path | None, name: str) -> dict[str, Any] | Non
     if not name:
         return None
     try:
-        return divergence_document(load(RunLayout(run)), load(RunLayout(reference or run.resolve().parent / name)))
+        return divergence_document(load(RunLayout(run)), load(RunLayout(reference or named(run).parent / name)))
     except (EcrlError, OSError) as error:  # the verdict stands without the distances: a damaged file is its finding, not its end
         sys.stderr.write(f"ecrl: {run}: no divergence ({error})\n")
         return None

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ecrl_cli.cli.arguments import Arguments
 from ecrl_cli.cli.compose import Cell, Grid, compose_grid
+from ecrl_cli.cli.engine import check_engine, check_shape, chosen
 from ecrl_cli.config.identity import run_name
 from ecrl_cli.config.machine import check_machine
 from ecrl_cli.config.schema import DatasetConfig, RunConfig
 from ecrl_cli.config.size import human_seconds, seconds
 from ecrl_cli.data.preflight import known_size
 from ecrl_cli.data.preflight import prepare as prepare_data
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, RunDirectoryError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.directory import claim, claim_sweep
 from ecrl_cli.runs.naming import run_directory, sweep_directory
+from ecrl_cli.runs.reuse import disagreements
+from ecrl_cli.supervision.allocation import check_allocation
 from ecrl_cli.supervision.lock import held
 
 Say = Callable[[str], None]
@@ -25,11 +28,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be run: `folder` of the run or of the sweep, and the cells by run name, in order."""
+    """What will be run: `folder` of the run or of the sweep, and the cells by run name, in order.
+
+    `mixed`: by name, what sets a run that is there already apart from those that are started now.
+    """
 
     folder: Path
     swept: bool
     cells: dict[str, Cell]
+    mixed: dict[str, str] = field(default_factory=dict)
 
     def run_dir(self, name: str) -> Path:
         return self.folder / name if self.swept else self.folder
@@ -41,11 +48,16 @@ class Plan:
 def prepare(arguments: Arguments, say: Say) -> Plan:
     """The plan that `arguments` ask for, its data there unless it is only shown. Raises EcrlError with nothing written (a data set may have
     been downloaded)."""
-    grid = compose_grid(arguments)
+    grid = compose_grid(arguments, say)
     plan = _plan(grid)
-    for config in plan.configs().values():
+    engine = chosen(arguments.engine)
+    check_engine(engine)
+    check_shape(engine, arguments.engine, [cell.config for cell in grid.cells])
+    for config in () if engine == "submitit_slurm" else plan.configs().values():  # a job asks the machine that it finds itself on
         check_machine(config)
+        check_allocation(config)
     _check_folders(plan)
+    plan = _check_agreement(plan, arguments, say)
     if arguments.show:  # to look at a configuration needs no data, and must not download any
         return plan
     _check_data([cell.config for cell in grid.cells], say)
@@ -53,24 +65,41 @@ def prepare(arguments: Arguments, say: Say) -> Plan:
 
 
 def _plan(grid: Grid) -> Plan:
-    configs = [cell.config for cell in grid.cells]
-    names = [run_name(config) for config in configs]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated:
-        raise ConfigError("sweep", f"run {repeated} comes up twice", "look for a value that is listed twice")
+    cells: dict[str, Cell] = {}
+    for cell in grid.cells:  # what a variant makes no matter of comes up again as the same run, which is then done once
+        name = run_name(cell.config)
+        if cells.setdefault(name, cell) is not cell and cells[name].overrides == cell.overrides:
+            raise ConfigError("sweep", f"run {name} comes up twice", "look for a value that is listed twice")
+    configs = [cell.config for cell in cells.values()]
     folder = sweep_directory(configs, grid.matrix) if grid.swept else run_directory(configs[0])
-    return Plan(folder.absolute(), grid.swept, dict(zip(names, grid.cells, strict=True)))
+    return Plan(folder.absolute(), grid.swept, cells)
 
 
 def _check_folders(plan: Plan) -> None:
+    sweep = SweepLayout(plan.folder)
     if plan.swept:
-        claim_sweep(SweepLayout(plan.folder))
+        claim_sweep(sweep)
+        if sweep.lock.exists():
+            with held(sweep):
+                pass
     for name, config in plan.configs().items():
         layout = RunLayout(plan.run_dir(name))
         claim(layout, config)
         if not plan.swept and layout.lock.exists():
             with held(layout):  # refused here, before Hydra writes into another supervisor's folder
                 pass
+
+
+def _check_agreement(plan: Plan, arguments: Arguments, say: Say) -> Plan:
+    """Runs of another code or machine are not taken for part of a sweep unless the user says so; of a run alone it is only said."""
+    elsewhere = chosen(arguments.engine) == "submitit_slurm"
+    mixed = disagreements({name: RunLayout(plan.run_dir(name)) for name in plan.cells}, code_alone=elsewhere)
+    for name, text in mixed.items():
+        if plan.swept and not arguments.mix:
+            fact = f"holds {len(mixed)} run(s) that another code or machine began (first: {name}: {text})"
+            raise RunDirectoryError("run_dir", fact, "choose another run_dir, or add --mix to let them stand beside new ones")
+        say(f"{name}: begun by another code or machine: {text}")
+    return replace(plan, mixed={name: f"mixed: {text}" for name, text in mixed.items()})
 
 
 def _check_data(configs: Sequence[RunConfig], say: Say) -> None:

@@ -16,9 +16,11 @@ def report(argv: Sequence[str]) -> int:
     parser = Parser(prog="ecrl report", add_help=False, allow_abbrev=False)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--against", type=Path)
     parser.add_argument("--json", action="store_true")
     flags = parser.parse_args(list(argv))
-    made = build_report([checked(folder) for folder in flags.folders], flags.out)
+    other = checked(flags.against) if flags.against else None
+    made = build_report([checked(folder) for folder in flags.folders], flags.out, other)
     page = str(made.page)
     if flags.json:
         document = json.loads(made.page.with_name("report.json").read_text())

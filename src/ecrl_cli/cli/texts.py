@@ -14,7 +14,7 @@ ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that
 
   ecrl train [KEY=VALUE ...]     train under planned failures and recover (no verb means train)
   ecrl verify DIR...             judge recorded runs: valid, invalid or unknown; scrub checkpoints
-  ecrl report DIR...             tables, figures and a page of recorded runs and studies
+  ecrl report DIR...             tables, figures and a page of recorded runs and studies; --against: of two sweeps
   ecrl study study=NAME          an experiment on the checkpoint store: crash points, power loss, corruption, ...
   ecrl completion bash           completion for bash: source <(ecrl completion bash)
   ecrl --version
@@ -28,7 +28,7 @@ Examples
 """
 
 _TRAIN = """\
-ecrl train [-m] [--config-dir DIR] [--cfg job] [--json] [GROUP=OPTION ...] [KEY=VALUE ...]
+ecrl train [-m] [--config-dir DIR] [--cfg job] [--json] [--mix] [GROUP=OPTION ...] [KEY=VALUE ...]
 
 Trains under a supervisor that brings the job back after each planned failure. Nothing is written before everything is checked.
 Started again, the same command goes on where the run stopped.
@@ -37,12 +37,15 @@ Examples
   ecrl train +suite=cifar10-r50-late scale=smoke
   ecrl train dataset=digits model=small_cnn target_steps=200 failure=kill failure.steps=[40,70] failure.rank=1
   ecrl -m +suite=cifar10-r18-base variant=ref,blk,ovl seed=1337,2027,4242
+  ecrl -m +matrix=exp4 scale=smoke                     a published matrix at its smallest scale
+  ecrl -m +matrix=exp4 hydra/launcher=submitit_slurm hydra.launcher.partition=gpu      a Slurm job per run
   ecrl train --config-dir my_conf +suite=mine run_dir=outputs/mine
 
   -m, --multirun     a folder for a sweep: every combination of the values with commas
   --config-dir DIR   your own YAML files join (DIR/suite/mine.yaml gives +suite=mine)
   --cfg job          show the resolved configuration and stop
   --json             print how each run ended as JSON
+  --mix              a sweep may take up runs that another code or machine began; manifest.csv names them, the report averages no such suite
   --debug            add the traceback to an error
 
 Groups
@@ -80,15 +83,24 @@ In a run's checkpoints/, a checkpoint of another run is refused. A MAC (checkpoi
 """
 
 _REPORT = """\
-ecrl report DIR... [--out DIR] [--json]
+ecrl report DIR... [--against OTHER] [--out DIR] [--json]
 
 Writes index.html, Markdown, CSV, JSON and figures of recorded runs and studies, into DIR/report unless --out names a folder.
 0; 1 where a gate failed or a study is incomplete; 3 where a verdict or a study's result is missing.
+
+Arms are compared pair by pair (one suite, one seed), with intervals, sign counts and the noise floor: add variant=...,ref2 to measure it.
+A suite that fails a gate is listed and not averaged.
 
 Examples
   ecrl report outputs/quickstart
   ecrl report outputs/corruption-s1337-0123abcd
   ecrl report RUN OTHER_RUN --out comparison
+  ecrl report outputs/exp4 --against /mnt/other-machine/exp4 --out compared
+
+  --against OTHER    compare with another sweep of the same suites (another machine, another commit): run by run, with the same statistics,
+                     and what differs between the two environments; differences are DIR relative to OTHER
+  --out DIR          where the report goes
+  --json             print it as JSON
 
 """
 

@@ -11,6 +11,7 @@ import hydra
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import PRIMARY, VERSION_BASE, quote, search_override
+from ecrl_cli.cli.engine import overrides_for_hydra
 from ecrl_cli.cli.prepare import Plan, Say, estimate, prepare
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.places import conf_dir
@@ -26,7 +27,8 @@ def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
     if any(config.scale.name == "paper" for config in plan.configs().values()):
         say(estimate(plan))
     texts = [override.input_line or "" for override in arguments.overrides]
-    return _hand_over(plan, [*texts, *search_override(arguments.search)], debug=debug, as_json=arguments.json, say=say)
+    texts += [*search_override(arguments.search), *overrides_for_hydra(arguments.engine)]
+    return _hand_over(plan, texts, debug=debug, as_json=arguments.json, say=say)
 
 
 def _show(plan: Plan) -> None:
@@ -50,4 +52,6 @@ def _hand_over(plan: Plan, overrides: list[str], *, debug: bool, as_json: bool, 
     if as_json:
         ended = {name: {"run_dir": str(plan.run_dir(name)), **encode(result)} for name, result in jobs.results.items()}
         sys.stdout.write(json.dumps(ended, indent=2) + "\n")
+    elif plan.swept:
+        say(f"next: ecrl verify {plan.folder}; ecrl report {plan.folder}")
     return exit_code(jobs.results)

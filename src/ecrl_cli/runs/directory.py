@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ecrl_cli.errors import ConfigError, RecordError, RunDirectoryError, shown
 from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout, SweepLayout
+from ecrl_cli.runs.reuse import differences
 from ecrl_cli.storage.files import sync_directory
 
 # What may lie in a run directory before config.json makes it one: a start that was cut short leaves these behind.
@@ -109,20 +109,9 @@ def _check_contents(layout: RunLayout, config: RunConfig) -> None:
 
 
 def _another_run(layout: RunLayout, document: dict[str, Any], config: RunConfig) -> RunDirectoryError:
-    there, here = dict(_flat(document["config"])), dict(_flat(encode(config)))
-    left_out = tuple(f"{name}." for name in NOT_IDENTITY)
-    keys = [k for k in {**there, **here} if k not in NOT_IDENTITY and not k.startswith(left_out) and there.get(k) != here.get(k)]
-    changes = ", ".join(f"{key} {shown(there.get(key), 20)} there and {shown(here.get(key), 20)} here" for key in keys[:3])
+    changes = ", ".join(differences(document["config"], encode(config), NOT_IDENTITY)[:3])
     fact = f"{layout.root} belongs to run {str(document.get('run_id'))[:8]}, this configuration is {run_id(config)[:8]}"
     return RunDirectoryError("run_dir", f"{fact} ({changes or 'config.json was edited'})", "set it back or choose another run_dir")
-
-
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from _flat(item, f"{key}.{name}" if key else name)
-    else:
-        yield key, value
 
 
 def _refuse_foreign(path: Path) -> None:

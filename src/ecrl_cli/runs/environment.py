@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,12 @@ PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "numpy", "pandas"
 
 def environment(run_dir: Path) -> dict[str, Any]:
     """The content of environment.json."""
+    return _machine() | {"file_system": file_system(run_dir)}
+
+
+@cache
+def _machine() -> dict[str, Any]:
+    """What is the same for every run of this process."""
     return {
         "ecrl": __version__,
         "python": platform.python_version(),
@@ -27,9 +35,19 @@ def environment(run_dir: Path) -> dict[str, Any]:
         "cpu": {"model": _cpu_model(), "logical": psutil.cpu_count(), "physical": psutil.cpu_count(logical=False)},
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
-        "file_system": file_system(run_dir),
         "git_revision": _git_revision(),
+        "source_sha256": source_sha256(),
     }
+
+
+@cache
+def source_sha256() -> str:
+    """Of ECRL's own Python files, names and contents: two revisions that differ in documents alone run the same code, two dirty ones may not."""
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def code_revision() -> str:

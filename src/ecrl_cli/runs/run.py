@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import RenderableType
+
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.preflight import prepare
@@ -33,6 +35,15 @@ WORTH_SAYING_S = 0.5
 
 
 @dataclass(frozen=True)
+class Desk:
+    """What the runs of one command share. `above`: what stands above a run's live bar (a sweep's table); None for a run alone."""
+
+    say: Say
+    launchers: Launchers
+    above: Callable[[], RenderableType] | None = None
+
+
+@dataclass(frozen=True)
 class RunResult:
     """How a run ended: the exit code of the contract, the status of supervisor.json (or `completed_prev`: it was there), why."""
 
@@ -41,18 +52,20 @@ class RunResult:
     reason: str
 
 
-def run(config: RunConfig, run_dir: Path, say: Say, launchers: Launchers) -> RunResult:
+def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
     """Run `config` in `run_dir`, or go on with it, or find it finished. Expected errors are results, not exceptions."""
     layout = RunLayout(run_dir)
+    say = desk.say
     try:
-        return _run(config, layout, say, launchers)
+        return _run(config, layout, desk)
     except EcrlError as error:
         say(f"ecrl: error: {error.line()}")
         return RunResult(error.exit_code, "failed", error.line())
 
 
-def _run(config: RunConfig, layout: RunLayout, say: Say, launchers: Launchers) -> RunResult:
-    if completed(layout) and measured(layout):
+def _run(config: RunConfig, layout: RunLayout, desk: Desk) -> RunResult:
+    say = desk.say
+    if finished(layout):
         say(f"{layout.root}: already at step {config.target_steps}; nothing to do")
         return RunResult(0, "completed_prev", "finished before")
     claim(layout, config)
@@ -66,10 +79,10 @@ def _run(config: RunConfig, layout: RunLayout, say: Say, launchers: Launchers) -
         lay_down(layout, config)
     for line in describe(plan(config)):
         say(line)
-    launcher = warm(launchers, config, say)  # before the UI: what is interrupted while it warms leaves no bar behind
+    launcher = warm(desk.launchers, config, say)  # before the UI: what is interrupted while it warms leaves no bar behind
     try:
         with sampled(layout.disk, config.supervision.disk_interval_s, say):
-            record = supervise(config, layout, make_ui(config, layout), launcher)
+            record = supervise(config, layout, make_ui(config, layout, desk.above), launcher)
     except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
         write_metrics(layout)  # what it came to is shown too, and never averaged
         raise
@@ -90,6 +103,11 @@ def warm(launchers: Launchers, config: RunConfig, say: Say) -> Launcher:
 def completed(layout: RunLayout) -> bool:
     """Whether the run is on record as having reached its target."""
     return layout.supervisor.exists() and read_record(layout).terminal_status == "completed"
+
+
+def finished(layout: RunLayout) -> bool:
+    """Whether nothing is left to do for this run."""
+    return completed(layout) and measured(layout)
 
 
 def measured(layout: RunLayout) -> bool:

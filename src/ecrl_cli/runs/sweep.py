@@ -5,18 +5,21 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Protocol
 
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import RecordError
-from ecrl_cli.records.layout import SweepLayout
+from ecrl_cli.errors import EcrlError, RecordError
+from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.reading import read_whole
-from ecrl_cli.runs.run import RunResult
+from ecrl_cli.runs.run import RunResult, finished
 from ecrl_cli.storage.files import write_whole
+from ecrl_cli.supervision.lock import held
 
 _STOPPED = (130, 143)
+_FINISHED = "finished before"
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,14 @@ def row(name: str, config: RunConfig) -> Row:
 
 
 class Manifest:
-    """manifest.csv, written whole after every change. Runs of earlier sweeps in the same folder keep their lines."""
+    """manifest.csv, written whole after every change. Runs of earlier sweeps in the same folder keep their lines.
+
+    Only the holder of the sweep's lock may make one: whatever an earlier sweep left as running was killed, and is pending.
+    """
 
     def __init__(self, path: Path, rows: Sequence[Row]) -> None:
         self._path = path
-        kept = {old.run: old for old in read_manifest(path)}
+        kept = {old.run: replace(old, status="pending") if old.status == "running" else old for old in read_manifest(path)}
         self._rows = {**kept, **{new.run: new for new in rows}}
         self._write()
 
@@ -60,7 +66,7 @@ class Manifest:
         write_whole(self._path, text.getvalue().encode())
 
 
-_COLUMNS = tuple(field.name for field in fields(Row))
+_COLUMNS = tuple(column.name for column in fields(Row))
 
 
 def read_manifest(path: Path) -> list[Row]:
@@ -83,21 +89,68 @@ def fair_order(configs: Mapping[str, RunConfig]) -> list[str]:
     return [name for names in turned for name in names]
 
 
-def sweep(layout: SweepLayout, configs: dict[str, RunConfig], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
-    """Start each run by name, in order, and record how it ended; a failed run does not end the sweep, Ctrl-C does."""
-    manifest = Manifest(layout.manifest, [row(name, config) for name, config in configs.items()])
-    results: dict[str, RunResult] = {}
-    for name in configs:
-        manifest.record(name, "running")
+class Watcher(Protocol):
+    """Whoever hears how the sweep goes on."""
+
+    def began(self, name: str) -> None: ...
+    def ended(self, name: str, status: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What a sweep is to do: its runs by name in the order in which they start, which of them are finished, what to say of them.
+
+    `notes`: by name, what sets a run that is there already apart from what is started now.
+    """
+
+    configs: Mapping[str, RunConfig]
+    finished: frozenset[str] = frozenset()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+def todo(layout: SweepLayout, configs: Mapping[str, RunConfig], notes: Mapping[str, str]) -> Todo:
+    """The runs in fair order; finished are those that `ecrl train` would find at their target."""
+    return Todo({name: configs[name] for name in fair_order(configs)}, frozenset(name for name in configs if _finished(layout.run(name))), notes)
+
+
+def _finished(run: RunLayout) -> bool:
+    """A run whose records are damaged is not: its own start says why."""
+    try:
+        return finished(run)
+    except EcrlError:
+        return False
+
+
+def sweep(layout: SweepLayout, do: Todo, start: Callable[[str], RunResult], watcher: Watcher) -> dict[str, RunResult]:
+    """Start each unfinished run by name, in order, and record how it ended; a failed run does not end the sweep, Ctrl-C does.
+
+    RunHeld (exit 8) where another sweep works in the same folder.
+    """
+    layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with held(layout):
+        return _sweep(layout, do, start, watcher)
+
+
+def _sweep(layout: SweepLayout, do: Todo, start: Callable[[str], RunResult], watcher: Watcher) -> dict[str, RunResult]:
+    results = {name: RunResult(0, "completed_prev", _FINISHED) for name in do.configs if name in do.finished}
+    rows = [row(name, config) for name, config in do.configs.items()]
+    noted = [replace(r, reason=do.notes.get(r.run, "")) for r in rows]
+    manifest = Manifest(layout.manifest, [replace(r, status="completed_prev") if r.run in results else r for r in noted])
+    for name in do.configs:
+        if name in results:
+            continue
+        manifest.record(name, "running", do.notes.get(name, ""))
+        watcher.began(name)
         results[name] = result = start(name)
-        manifest.record(name, _status(result), "" if result.exit_code == 0 else result.reason)
+        manifest.record(name, status(result), do.notes.get(name, "") if result.exit_code == 0 else result.reason)
+        watcher.ended(name, status(result))
         if result.exit_code in _STOPPED:
             break
-    return results
+    return {name: results[name] for name in do.configs if name in results}
 
 
-def _status(result: RunResult) -> str:
-    """A run that was stopped can be resumed: it is still to do."""
+def status(result: RunResult) -> str:
+    """What the manifest says of `result`. A run that was stopped can be resumed: it is still to do."""
     if result.exit_code in _STOPPED:
         return "pending"
     if result.exit_code:

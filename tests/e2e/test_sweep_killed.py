@@ -1,0 +1,56 @@
+"""A sweep that is killed without warning, and started again: nothing finished is done again, nothing is lost, every run is valid."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from ecrl_cli.records.layout import RunLayout
+from tests.conftest import Ecrl, command, processes_of
+from tests.e2e.runs import metrics, supervisor, tiny
+
+SWEEP = ["-m", *tiny("failure=", "failure.steps=", "failure.rank=", "target_steps=30"), "variant=ref,ref2,blk,ovl", "run_dir=all"]
+RECORDS = ("metrics.json", "supervisor.json", "config.json", "environment.json")
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    path = folder / "all" / "manifest.csv"
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def wait_until_second_run_trains(folder: Path, process: subprocess.Popen[str]) -> Path:
+    """The second run's folder once rank 0 has logged its tenth step (a bounded wait for an event, not a pause)."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if (folder / "all" / "manifest.csv").exists():
+            run = folder / "all" / rows(folder)[1]["run"]
+            log = RunLayout(run).attempt(0).rank(0)
+            if log.exists() and log.read_text().count("\n") >= 10:
+                return run
+        os.sched_yield()
+    raise AssertionError(f"the second run did not get to step 10: {process.communicate()[0]}")
+
+
+def test_a_killed_sweep_goes_on_with_what_is_missing(ecrl: Ecrl, tmp_path: Path) -> None:
+    process = subprocess.Popen(command(*SWEEP), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    second = wait_until_second_run_trains(tmp_path, process)
+    process.kill()
+    process.communicate()
+    assert [row["status"] for row in rows(tmp_path)] == ["completed", "running", "pending", "pending"]
+    deadline = time.monotonic() + 10
+    while processes_of(tmp_path) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert not processes_of(tmp_path)
+    first = tmp_path / "all" / rows(tmp_path)[0]["run"]
+    before = {name: (first / name).read_bytes() for name in RECORDS}
+
+    said = ecrl(*SWEEP)
+    assert [row["status"] for row in rows(tmp_path)] == ["completed_prev", "completed", "completed", "completed"]
+    assert {name: (first / name).read_bytes() for name in RECORDS} == before, "a finished run was touched"
+    assert len(supervisor(second)["sessions"]) == 2 and metrics(second)["restarts"] == 0
+    assert "sweep: 4 of 4 done, 0 failed" in said.stderr
+    ecrl("verify", "all")

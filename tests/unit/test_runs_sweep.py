@@ -1,0 +1,157 @@
+"""A sweep that is started again, beside others, on another machine; and the board that says where it stands."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import RunHeld
+from ecrl_cli.records.layout import RunLayout, SweepLayout
+from ecrl_cli.runs import reuse
+from ecrl_cli.runs.board import Board
+from ecrl_cli.runs.environment import environment
+from ecrl_cli.runs.run import RunResult
+from ecrl_cli.runs.sweep import Todo, read_manifest, sweep, todo
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.lock import held
+from tests.runs.builder import build_ref
+
+GOOD = RunResult(0, "completed", "target reached")
+
+
+class Nobody:
+    def began(self, name: str) -> None: ...
+    def ended(self, name: str, status: str) -> None: ...
+
+
+def configs(*names: str) -> dict[str, RunConfig]:
+    return {name: RunConfig(seed=number, suite_name="s") for number, name in enumerate(names)}
+
+
+def statuses(layout: SweepLayout) -> dict[str, str]:
+    return {row.run: row.status for row in read_manifest(layout.manifest)}
+
+
+def test_only_what_is_missing_is_started_and_the_manifest_knows_it_from_the_first_moment(tmp_path: Path) -> None:
+    layout, seen = SweepLayout(tmp_path / "all"), []
+    build_ref(layout.root).root.rename(layout.root / "b")
+
+    def start(name: str) -> RunResult:
+        seen.append((name, statuses(layout)))
+        return GOOD
+
+    results = sweep(layout, todo(layout, configs("a", "b", "c"), {}), start, Nobody())
+    assert [name for name, _ in seen] == ["a", "c"]
+    assert seen[0][1] == {"a": "running", "b": "completed_prev", "c": "pending"}
+    assert list(results) == ["a", "b", "c"] and results["b"].status == "completed_prev"
+
+
+def test_a_run_whose_records_are_damaged_is_started_and_says_so_itself(tmp_path: Path) -> None:
+    layout = SweepLayout(tmp_path / "all")
+    build_ref(layout.root).root.rename(layout.root / "a")
+    layout.run("a").supervisor.write_text("{")
+    assert todo(layout, configs("a"), {}).finished == frozenset()
+
+
+def test_what_a_killed_sweep_left_running_is_pending_for_the_next(tmp_path: Path) -> None:
+    layout = SweepLayout(tmp_path)
+    layout.manifest.write_text("run,run_id,suite,variant,seed,status,reason\nold,1,s,ref,1,running,\nbad,2,s,ref,1,failed,why\n")
+    sweep(layout, Todo(configs("new")), lambda name: GOOD, Nobody())
+    assert statuses(layout) == {"old": "pending", "bad": "failed", "new": "completed"}
+
+
+def test_two_sweeps_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    layout = SweepLayout(tmp_path)
+    with held(layout), pytest.raises(RunHeld):
+        sweep(layout, Todo(configs("a")), lambda name: GOOD, Nobody())
+    assert not layout.manifest.exists()
+
+
+def test_what_sets_a_run_apart_stays_in_the_manifest(tmp_path: Path) -> None:
+    layout = SweepLayout(tmp_path)
+    do = Todo(configs("a", "b"), frozenset({"a"}), {"a": "mixed: kernel differs", "b": "mixed: cpu differs"})
+    sweep(layout, do, lambda name: GOOD, Nobody())
+    with layout.manifest.open() as file:
+        assert [(row["status"], row["reason"]) for row in csv.DictReader(file)] == [
+            ("completed_prev", "mixed: kernel differs"),
+            ("completed", "mixed: cpu differs"),
+        ]
+
+
+def begun(folder: Path, **changed: object) -> RunLayout:
+    layout = RunLayout(folder)
+    layout.root.mkdir(parents=True)
+    write_json(layout.environment, environment(folder) | changed)
+    layout.config.write_text("{}")
+    return layout
+
+
+def test_runs_of_this_code_and_machine_agree_whatever_document_was_committed_since(tmp_path: Path) -> None:
+    layouts = {"same": begun(tmp_path / "same", git_revision="another"), "new": RunLayout(tmp_path / "new")}
+    assert reuse.disagreements(layouts) == {}
+
+
+def test_what_differs_is_named(tmp_path: Path) -> None:
+    packages = environment(tmp_path)["packages"] | {"torch": "1.0"}
+    layouts = {
+        "code": begun(tmp_path / "code", source_sha256="0123"),
+        "machine": begun(tmp_path / "machine", kernel="2.6", packages=packages),
+        "older": begun(tmp_path / "older", source_sha256=None, git_revision="another"),
+        "lost": begun(tmp_path / "lost"),
+    }
+    layouts["lost"].environment.unlink()
+    found = reuse.disagreements(layouts)
+    assert found["code"].startswith("source_sha256 '0123' there and ") and "," not in found["code"]
+    assert "packages.torch '1.0' there" in found["machine"] and "kernel '2.6' there" in found["machine"]
+    assert found["older"].startswith("git_revision 'another' there") and "missing" in found["lost"]
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def board_of(time: Time, *names: str, finished: str = "") -> Board:
+    base = RunConfig(suite_name="first", target_steps=100, global_batch=8)
+    made = {name: replace(base, seed=n, suite_name="first" if n < 2 else "second") for n, name in enumerate(names)}
+    return Board(Todo(made, frozenset(finished)), time)
+
+
+def test_the_board_counts_and_tells_how_long_the_rest_takes() -> None:
+    time = Time()
+    board = board_of(time, "a", "b", "c", "d", finished="d")
+    assert board.seconds_left() is None and "left" not in board.line()
+    board.began("a")
+    time.now = 10.0
+    board.ended("a", "completed")
+    assert board.counts() == {"done": 2, "running": 0, "failed": 0, "left": 2} and board.seconds_left() == 20.0
+    board.began("b")
+    time.now = 14.0
+    assert board.counts("first") == {"done": 1, "running": 1, "failed": 0, "left": 0} and board.seconds_left() == 16.0
+    board.ended("b", "failed")
+    assert board.line() == "sweep: 2 of 4 done, 1 failed, about 10 s left"
+    board.began("c")
+    board.ended("c", "completed")
+    assert board.line() == "sweep: 3 of 4 done, 1 failed"
+
+
+def test_the_table_has_a_row_per_suite() -> None:
+    console = Console(width=80, record=True, file=None)
+    with console.capture() as said:
+        console.print(board_of(Time(), "a", "b", "c").table())
+    lines = said.get().splitlines()
+    assert lines[0].strip() == "sweep: 0 of 3 done, 0 failed" and lines[1].split() == ["suite", "done", "running", "failed", "left"]
+    assert [line.split() for line in lines[2:]] == [["first", "2"], ["second", "1"]]
+
+
+def test_the_digest_of_the_source_is_on_record(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(environment(tmp_path)))
+    assert len(recorded["source_sha256"]) == 64
