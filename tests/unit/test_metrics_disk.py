@@ -177,7 +177,7 @@ def test_a_run_samples_while_it_is_supervised_if_it_is_told_to(
     config = config_of("ref")
     config = dataclasses.replace(config, supervision=dataclasses.replace(config.supervision, disk_interval_s=interval_s))
     try:
-        runs.run(config, layout.root, lambda line: None, None)  # type: ignore[arg-type]
+        runs.run(config, layout.root, runs.Desk(lambda line: None, None))  # type: ignore[arg-type]
     except KeyboardInterrupt:
         assert end is not None
     assert during == [interval_s > 0] and not sampling()

@@ -1,20 +1,20 @@
-"""What a run cost: the document, the account of the checkpoints, statistics, gates."""
+"""What a run cost: the document, the account of the checkpoints and of the restarts, gates."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.load import load
+from ecrl_cli.history.timeline import timeline
 from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.gates import quality_gates
-from ecrl_cli.metrics.statistics import clopper_pearson, mean_of_ratios, ratio_of_means, summary, wilson
+from ecrl_cli.metrics.restarts import RESTART_COSTS, restarts
 from ecrl_cli.records.events import CATEGORIES
 from tests.runs.builder import build_blk, build_ref, flip
 from tests.runs.spoil import edit_json, edit_lines, without
@@ -74,6 +74,23 @@ def test_every_submitted_checkpoint_counts_however_it_ended(tmp_path: Path) -> N
     assert spoilt.document()["bytes"] == 4000
 
 
+def test_each_restart_has_its_cost_and_the_launch_is_none(tmp_path: Path) -> None:
+    records = load(build_blk(tmp_path))
+    found, document = restarts(records, timeline(records)), metrics_document(records)
+    assert [(r.attempt, r.after, r.resumed_from_step, r.replayed) for r in found] == [(1, "died", 6, 3), (2, "died", 18, 2)]
+    assert [r.seconds["detect"] for r in found] == pytest.approx([0.2, 0.2])
+    assert sum(r.seconds["replay"] for r in found) == pytest.approx(document["seconds"]["replay"]) == pytest.approx(5 * 0.025)
+    assert [entry["replay"] for entry in document["restart_phases"]] == pytest.approx([0.0, *(r.seconds["replay"] for r in found)])
+    assert all(r.total_s == pytest.approx(sum(r.seconds.values())) for r in found) and set(found[0].seconds) == set(RESTART_COSTS)
+
+
+def test_going_on_after_a_stop_is_no_restart(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    edit_json(layout.supervisor, lambda s: s["attempts"][0].update(outcome="stopped"))
+    records = load(layout)
+    assert [r.attempt for r in restarts(records, timeline(records))] == [2]
+
+
 def test_divergence_from_the_reference(tmp_path: Path) -> None:
     ref = load(build_ref(tmp_path))
     same = divergence_document(load(build_blk(tmp_path)), ref)
@@ -82,27 +99,6 @@ def test_divergence_from_the_reference(tmp_path: Path) -> None:
     assert other["loss"]["first_differing_step"] == 12 and other["loss"]["auc"] > 0 and not any(other["final_equal"].values())
     assert same["state"] == {name: {"l2": 0.0, "relative_l2": 0.0, "differing": 0} for name in ("parameters", "buffers")}
     assert other["state_step"] == 24 and other["state"]["parameters"]["l2"] > 0 and other["state"]["parameters"]["differing"] > 0
-
-
-def test_intervals_are_what_their_names_say() -> None:
-    """The numbers of reliability's section 10: 0 of 10."""
-    assert (wilson(0, 10).method, round(wilson(0, 10).high, 3)) == ("Wilson", 0.278)
-    assert (clopper_pearson(0, 10).method, round(clopper_pearson(0, 10).high, 3)) == ("Clopper-Pearson", 0.308)
-    assert wilson(0, 10).low == clopper_pearson(0, 10).low == 0.0
-
-
-def test_a_mean_of_ratios_is_no_ratio_of_means() -> None:
-    assert ratio_of_means([1.0, 9.0], [1.0, 3.0]) == 2.5
-    assert mean_of_ratios([1.0, 9.0], [1.0, 3.0]) == 2.0
-
-
-def test_the_interval_of_a_mean_is_students() -> None:
-    found = summary([1.0, 2.0, 3.0])
-    assert (found.n, found.mean, found.sd) == (3, 2.0, 1.0)
-    assert found.high == pytest.approx(2.0 + 4.302653 / math.sqrt(3), abs=1e-5)
-    assert summary([5.0]).sd is None
-    with pytest.raises(ValueError):
-        summary([])
 
 
 def test_the_gates_name_what_fails(tmp_path: Path) -> None:

@@ -55,8 +55,11 @@ def account(records: RunRecords) -> Account:
     """One entry per `submitted` line, in order."""
     found = []
     for a in records.attempts:
-        for step in dict.fromkeys(line.global_step for line in a.checkpoints.events if line.event == "submitted"):
-            found.append(_checkpoint([line for line in a.checkpoints.events if line.global_step == step]))
+        by_step: dict[int, list[CheckpointLine]] = {}
+        for line in a.checkpoints.events:
+            by_step.setdefault(line.global_step, []).append(line)
+        submitted = dict.fromkeys(line.global_step for line in a.checkpoints.events if line.event == "submitted")
+        found += [_checkpoint(by_step[step]) for step in submitted]
     return Account(tuple(found))
 
 

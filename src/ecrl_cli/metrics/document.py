@@ -7,7 +7,7 @@ from typing import Any
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.lineage import Lineage, lineage, losses, replayed_steps
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.history.timeline import PHASES, Timeline, phases, timeline
+from ecrl_cli.history.timeline import PHASES, Timeline, phases, replays, timeline
 from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.goodput import committed_steps, goodput, goodput_published_clock
 from ecrl_cli.records.events import SCHEMA_VERSION, Final
@@ -78,8 +78,12 @@ def _final(final: Final | None) -> dict[str, Any] | None:
 
 
 def _restart_phases(records: RunRecords, times: Timeline) -> list[dict[str, Any]]:
-    """One entry per attempt: what its start cost, phase by phase; the first one's is the launch of the run."""
-    return [{"attempt": attempt} | {name: seconds[name] for name in PHASES} for attempt, seconds in phases(records, times).items()]
+    """One entry per attempt: what its start cost, phase by phase, and what it did again; the first one's is the launch of the run."""
+    again = replays(times)
+    return [
+        {"attempt": attempt} | {name: seconds[name] for name in PHASES} | {"replay": again.get(attempt, (0, 0.0))[1]}
+        for attempt, seconds in phases(records, times).items()
+    ]
 
 
 def _mean_losses(records: RunRecords, path: Lineage) -> dict[str, float | None]:

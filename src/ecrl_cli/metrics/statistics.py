@@ -1,24 +1,35 @@
-"""Means with intervals, ratios by their names, and intervals for a proportion by theirs."""
+"""Means with intervals, pairs, ratios by their names, and intervals for a proportion by theirs.
+
+The distributions are scipy.special's: importing scipy.stats takes most of a second, and a report is to start in a blink.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
 
-from scipy import stats
+import numpy as np
+from scipy import special
+
+from ecrl_cli.metrics.bootstrap import bca
 
 
 @dataclass(frozen=True)
 class Summary:
-    """`sd`: sample standard deviation (n - 1). `low`, `high`: the 95% interval of the mean by Student's t. None where n < 2."""
+    """`sd`: sample standard deviation (n - 1). `low`, `high`: the 95% interval of the mean by Student's t. None where n < 2.
+
+    `boot_low`, `boot_high`: the 95% interval of the mean by the BCa bootstrap. None where n < 3.
+    """
 
     n: int
     mean: float
     sd: float | None
     low: float | None
     high: float | None
+    boot_low: float | None = None
+    boot_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -30,17 +41,59 @@ class Interval:
     high: float
 
 
+@dataclass(frozen=True)
+class Signs:
+    """How many differences are above, below and exactly zero. `low`, `high`: Clopper-Pearson interval of the share of positives among
+    those that are not zero; `p`: of the two-sided sign test. None where all are zero."""
+
+    positive: int
+    negative: int
+    ties: int
+    low: float | None
+    high: float | None
+    p: float | None
+
+
+@dataclass(frozen=True)
+class Paired:
+    """`a` against `b` over n pairs; relative differences as fractions (-0.1: a tenth less). The two ratios are not the same.
+
+    `ratio_of_means`: mean(a) / mean(b) - 1 with its BCa interval over the pairs; None where mean(b) is not positive, the interval also where
+    a single b is not. `mean_of_ratios`: of a / b - 1 per pair; None where a b is not positive. `difference`: of a - b. `signs`: of a - b.
+    """
+
+    n: int
+    ratio_of_means: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    mean_of_ratios: Summary | None
+    difference: Summary
+    signs: Signs
+
+
 def summary(values: Sequence[float], confidence: float = 0.95) -> Summary:
     """ValueError for no values."""
-    n = len(values)
-    if n == 0:
+    if not values:
         raise ValueError("a summary needs at least one value")
+    return _summary(tuple(map(float, values)), confidence)
+
+
+@lru_cache(maxsize=16384)
+def _summary(values: tuple[float, ...], confidence: float) -> Summary:
+    n = len(values)
     mean = math.fsum(values) / n
     if n < 2:
         return Summary(n, mean, None, None, None)
     sd = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * sd / math.sqrt(n)
-    return Summary(n, mean, sd, mean - half, mean + half)
+    half = _student(confidence, n - 1) * sd / math.sqrt(n)
+    column = np.array(values)
+    low, high = bca(lambda weights: weights @ column / weights.sum(axis=1), n, confidence) or (None, None)
+    return Summary(n, mean, sd, mean - half, mean + half, low, high)
+
+
+@lru_cache(maxsize=256)
+def _student(confidence: float, freedom: int) -> float:
+    return float(special.stdtrit(freedom, (1 + confidence) / 2))
 
 
 def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float]) -> float:
@@ -53,16 +106,71 @@ def mean_of_ratios(numerators: Sequence[float], denominators: Sequence[float]) -
     return math.fsum(n / d for n, d in zip(numerators, denominators, strict=True)) / len(numerators)
 
 
-def wilson(successes: int, n: int) -> Interval:
-    """The score interval: 0 of 10 gives [0, 27.8]%."""
-    return _proportion(successes, n, "wilson", "Wilson")
+def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
+    """`a` against `b`, pair by pair. ValueError for no pairs, or where one of them lacks its partner."""
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} values against {len(b)}")
+    return _paired(tuple(map(float, a)), tuple(map(float, b)))
 
 
-def clopper_pearson(successes: int, n: int) -> Interval:
-    """The exact interval: 0 of 10 gives [0, 30.8]%."""
-    return _proportion(successes, n, "exact", "Clopper-Pearson")
+@lru_cache(maxsize=16384)
+def _paired(a: tuple[float, ...], b: tuple[float, ...]) -> Paired:
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    low, high = ratio_interval(a, b) or (None, None)
+    return Paired(
+        n=len(a),
+        ratio_of_means=ratio_of_means(a, b) - 1 if math.fsum(b) > 0 else None,
+        ratio_low=None if low is None else low - 1,
+        ratio_high=None if high is None else high - 1,
+        mean_of_ratios=summary([x / y - 1 for x, y in zip(a, b, strict=True)]) if min(b, default=0) > 0 else None,
+        difference=summary(differences),
+        signs=signs(differences),
+    )
 
 
-def _proportion(successes: int, n: int, method: Literal["wilson", "exact"], label: str) -> Interval:
-    bounds = stats.binomtest(successes, n).proportion_ci(confidence_level=0.95, method=method)
-    return Interval(label, float(bounds.low), float(bounds.high))
+def ratio_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float] | None:
+    """The 95% BCa interval of mean(a) / mean(b) over pairs; None for fewer than three, or where a b is not positive."""
+    if not b or min(b) <= 0:
+        return None
+    above, below = np.array(a), np.array(b)
+    return bca(lambda weights: (weights @ above) / (weights @ below), len(a))
+
+
+def signs(differences: Sequence[float]) -> Signs:
+    """The sign test of `differences`."""
+    positive, negative = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    return _signs(positive, negative, len(differences) - positive - negative)
+
+
+@lru_cache(maxsize=16384)
+def _signs(positive: int, negative: int, ties: int) -> Signs:
+    told = positive + negative
+    if not told:
+        return Signs(0, 0, ties, None, None, None)
+    share = clopper_pearson(positive, told)
+    p = min(1.0, 2 * float(special.bdtr(min(positive, negative), told, 0.5)))
+    return Signs(positive, negative, ties, share.low, share.high, p)
+
+
+def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
+    """The score interval: 0 of 10 gives [0, 27.8]%. ValueError where there is no such proportion."""
+    _proportion(successes, n)
+    z = float(special.ndtri((1 + confidence) / 2))
+    centre, spread = successes + z * z / 2, z * math.sqrt(successes * (n - successes) / n + z * z / 4)
+    low = 0.0 if successes == 0 else (centre - spread) / (n + z * z)
+    high = 1.0 if successes == n else (centre + spread) / (n + z * z)
+    return Interval("Wilson", low, high)
+
+
+def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interval:
+    """The exact interval: 0 of 10 gives [0, 30.8]%. ValueError where there is no such proportion."""
+    _proportion(successes, n)
+    tail = (1 - confidence) / 2
+    low = 0.0 if successes == 0 else float(special.betaincinv(successes, n - successes + 1, tail))
+    high = 1.0 if successes == n else float(special.betaincinv(successes + 1, n - successes, 1 - tail))
+    return Interval("Clopper-Pearson", low, high)
+
+
+def _proportion(successes: int, n: int) -> None:
+    if not 0 <= successes <= n or n < 1:
+        raise ValueError(f"{successes} of {n} is no proportion")
