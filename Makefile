@@ -36,11 +36,12 @@ check: $(READY)  ## ruff, mypy strict, the architecture
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py
 
-bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input (JSON)
+bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input, the page of 72 runs (JSON)
 	$(VENV)/bin/python bench/stall.py
 	$(VENV)/bin/python bench/store.py
 	$(VENV)/bin/python bench/scrub.py
 	$(VENV)/bin/python bench/bad_input.py
+	$(VENV)/bin/python -m bench.page
 
 studies: $(READY)  ## every study at its published number of trials, and their report
 	$(ECRL) study -m study=$(STUDIES) run_dir=outputs/studies; code=$$?; $(ECRL) report outputs/studies && exit $$code

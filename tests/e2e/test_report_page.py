@@ -1,13 +1,9 @@
-"""The page in a real browser: it loads without a complaint, its figures have a size, its script works, it fits a phone."""
+"""The page in a real browser: no complaint, figures that say their values, a filter, keys, both themes, a phone, paper."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
-import subprocess
-import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,50 +11,45 @@ import pytest
 from ecrl_cli.config.studies import Corruption
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.report.build import report
-from tests.unit.report_runs import arms, make_sweep
+from tests.e2e.chromium import CHROMIUM, Chromium, Tab, address, chromium
+from tests.unit.report_runs import Plan, arms, make_run, make_sweep
+from tests.unit.test_report_page import HOSTILE
 from tests.unit.test_report_studies import findings, make_study
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--virtual-time-budget=4000"),
-)
-PROBE = """
-<script>
-addEventListener("load", () => {
-  const box = (e) => e.getBoundingClientRect();
-  const first = document.querySelector("details.run");
-  const at = first ? 2 : 1;
-  const table = document.querySelector("table.sortable");
-  table.tHead.rows[0].cells[at].querySelector("button").click();
-  const column = [...table.tBodies[0].rows].map((row) => Number(row.cells[at].dataset.value));
-  if (first) location.hash = first.id;
-  setTimeout(() => {
-    const found = {
-      figures: [...document.querySelectorAll("figure svg[role=img], svg.timeline")].map((e) => [box(e).width, box(e).height]),
-      plots: document.querySelectorAll("figure").length,
-      sorted: column,
-      opened: first?.open ?? null,
-      folded: document.querySelectorAll("details.more:not([open]) table").length,
-      overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-      background: getComputedStyle(document.body).backgroundColor,
-    };
-    const note = document.createElement("pre");
-    note.id = "probe";
-    note.textContent = JSON.stringify(found);
-    document.body.append(note);
-  }, 100);
-});
-</script>
-"""
+Show = Callable[..., Tab]
+SHOWN_RUNS = "[...document.querySelectorAll('details.run')].filter((run) => run.offsetParent).map((run) => run.dataset.name)"
+SHOWN_ROWS = "[...document.querySelectorAll('#goodput tbody tr')].filter((row) => row.offsetParent).length"
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def show(browser: Chromium) -> Iterator[Show]:
+    """Opens tabs, and closes them after the test; the console of each must have stayed empty."""
+    tabs: list[Tab] = []
+
+    def opened(page: Path, query: str = "", width: int = 1200, **media: str) -> Tab:
+        tabs.append(browser.open(address(page, query), width, media={key.replace("_", "-"): value for key, value in media.items()}))
+        return tabs[-1]
+
+    yield opened
+    complaints = [line for tab in tabs for line in tab.complaints()]
+    for tab in tabs:
+        tab.close()
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report on 24 runs."""
+    """The report on 24 runs, one of them judged invalid."""
     plans = [plan for suite in ("cifar10-r18-base", "cifar100-r50-late") for seed in (1337, 2027, 4242) for plan in arms(suite, seed)]
+    plans[-1].verdict = "invalid"
     return report([make_sweep(tmp_path_factory.mktemp("report") / "sweep", plans)]).page
 
 
@@ -71,60 +62,149 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report([folder]).page
 
 
-def browse(page: Path, *more: str) -> tuple[str, list[str]]:
-    """The DOM after loading, and what the console said."""
-    with tempfile.TemporaryDirectory() as profile:
-        command = [str(CHROMIUM), *FLAGS, *more, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env={**os.environ, "HOME": profile})
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+@pytest.mark.parametrize("kind", ["page", "studies"])
+def test_it_loads_without_a_complaint_and_its_figures_are_there(request: pytest.FixtureRequest, show: Show, kind: str) -> None:
+    tab = show(request.getfixturevalue(kind))
+    sizes = tab.run("[...document.querySelectorAll('figure svg')].map((e) => [e.getBoundingClientRect().width, e.getBoundingClientRect().height])")
+    assert len(sizes) >= 4 and all(width > 500 and height > 80 for width, height in sizes)
+    assert tab.run("document.querySelectorAll('th button').length") > 10, "the script was not allowed to run"
 
 
-def probed(page: Path, folder: Path, *more: str) -> dict[str, object]:
-    """What the page measures of itself, with its security policy lifted for the probe alone."""
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
-    copy = folder / "probed.html"
-    copy.write_text(text.replace("</body>", PROBE + "</body>"))
-    dom, console = browse(copy, *more)
-    assert not console
-    found = re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)
-    assert found, "the probe did not run"
-    measured: dict[str, object] = json.loads(found[1])
-    return measured
+def test_what_a_script_may_not_do_is_seen_by_the_test(browser: Chromium, tmp_path: Path) -> None:
+    """The console that every test here finds empty is not deaf."""
+    bad = tmp_path / "bad.html"
+    bad.write_text("<meta http-equiv=Content-Security-Policy content=\"script-src 'none'\"><script>alert(1)</script>")
+    tab = browser.open(address(bad))
+    assert any("Content Security Policy" in line for line in tab.complaints())
+    tab.close()
+
+
+def test_hostile_names_stay_text_when_a_run_is_opened(show: Show, tmp_path: Path) -> None:
+    tab = show(report([make_sweep(tmp_path / "sweep", [Plan("ref", HOSTILE, kills=()), Plan(HOSTILE, HOSTILE)])]).page)
+    tab.run("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    tab.settle()
+    assert tab.run("[document.scripts.length, document.images.length, document.querySelectorAll('details.run h4').length > 4]") == [1, 0, True]
+
+
+def test_the_filter_narrows_every_table_and_the_runs_and_can_be_linked(show: Show, page: Path) -> None:
+    tab = show(page)
+    assert len(tab.run(SHOWN_RUNS)) == 24
+    everything = tab.run(SHOWN_ROWS)
+    tab.press("/")
+    assert tab.run("document.activeElement.name") == "q"
+    tab.press(*"r18 ovl")
+    assert {name[:20] for name in tab.run(SHOWN_RUNS)} == {"cifar10-r18-base-ovl"}
+    assert tab.run("document.getElementById('found').value") == "3 of 24 runs"
+    assert 0 < tab.run(SHOWN_ROWS) < everything
+    assert tab.run("document.querySelectorAll('#goodput .caption span')[0].textContent") == "3 of 24 rows"
+    assert tab.run("[...document.querySelectorAll('#clock details')].filter((one) => one.offsetParent).length") == 1
+    linked = tab.run("location.hash")
+    again = show(page, linked[1:])
+    assert len(again.run(SHOWN_RUNS)) == 3 and again.run("document.querySelector('[name=q]').value") == "r18 ovl"
+    tab.press("Escape")
+    assert len(tab.run(SHOWN_RUNS)) == 24 and tab.run(SHOWN_ROWS) == everything
+
+
+def test_the_choices_narrow_by_what_they_name(show: Show, page: Path) -> None:
+    tab = show(page, "verdict=invalid")
+    assert tab.run(SHOWN_RUNS) == ["cifar100-r50-late-ovl-s4242"]
+    tab.run("(() => { const s = document.querySelector('[name=verdict]'); s.value = ''; s.dispatchEvent(new Event('input', {bubbles: true})); })()")
+    tab.run("(() => { const s = document.querySelector('[name=seed]'); s.value = '2027'; s.dispatchEvent(new Event('input', {bubbles: true})); })()")
+    assert len(tab.run(SHOWN_RUNS)) == 8 and tab.run("location.hash") == "#seed=2027"
+    assert show(page, "q=nowhere").run("document.getElementById('found').value").startswith("0 of 24 runs")
+
+
+def test_a_figure_says_its_values_under_the_pointer_and_to_the_keys(show: Show, page: Path) -> None:
+    tab = show(page)
+    said = "document.querySelector('#tip.shown')?.textContent ?? ''"
+    tab.point("#figures figure .mark path")
+    assert re.search(r"cifar10-r18-base clean: \d+\.\d+ steps/s, mean of 3 runs", tab.run(said))
+    tab.press("Escape")
+    assert tab.run(said) == ""
+    tab.run("document.querySelector('#clock svg.timeline').focus()")
+    seen = []
+    for key in ("ArrowRight", "ArrowRight", "End"):
+        tab.press(key)
+        seen.append(tab.run(said))
+    assert len(set(seen)) == 3 and seen[0].startswith("attempt 0: steps 1 to 60") and all(seen)
+    assert tab.run("document.activeElement.getAttribute('aria-label')") == seen[-1]
+
+
+def test_a_run_opens_from_the_table_and_shows_its_evidence(show: Show, page: Path) -> None:
+    tab = show(page, "verdict=invalid")
+    assert tab.run("document.querySelectorAll('details.run h4').length") == 0, "a closed run costs nothing"
+    tab.run("[...document.querySelectorAll('#goodput tbody a')].find((a) => a.offsetParent && a.textContent.includes('invalid')).focus()")
+    tab.press("Enter")
+    tab.settle()
+    opened = tab.run("document.querySelector('details.run[open]').innerText")
+    assert "same-trajectory" in opened and "losses of 60 steps" in opened and "Attempts" in opened
+    assert tab.run("document.querySelector('details.run[open] svg.timeline').getBoundingClientRect().width") > 500
+
+
+def test_tables_sort_by_their_values(show: Show, page: Path) -> None:
+    tab = show(page)
+    column = "[...document.querySelectorAll('#goodput table')[1].tBodies[0].rows].map((row) => Number(row.cells[4].dataset.value))"
+    button = "document.querySelectorAll('#goodput table')[1].tHead.rows[0].cells[4].querySelector('button')"
+    before = tab.run(column)
+    tab.run(f"{button}.focus()")
+    tab.press("Enter")
+    assert tab.run(column) == sorted(before) != before
+    tab.press("Enter")
+    assert tab.run(column) == sorted(before, reverse=True)
+
+
+def test_the_tables_of_studies_sort_and_fold(show: Show, studies: Path) -> None:
+    tab = show(studies)
+    tab.run("document.querySelector('table.sortable').tHead.rows[0].cells[1].querySelector('button').click()")
+    assert tab.run("[...document.querySelector('table.sortable').tBodies[0].rows].map((row) => Number(row.cells[1].dataset.value))") == [0, 1, 312]
+    assert tab.run("document.querySelectorAll('details.more:not([open]) table').length") == 1
+    tab.point("figure .mark path")
+    assert tab.run("document.querySelector('#tip.shown').textContent") == tab.run("document.querySelector('figure .mark').getAttribute('aria-label')")
 
 
 @pytest.mark.parametrize("kind", ["page", "studies"])
-def test_the_page_loads_without_a_complaint(request: pytest.FixtureRequest, kind: str) -> None:
-    dom, console = browse(request.getfixturevalue(kind))
-    assert not console, "\n".join(console)
-    assert "<button" in dom, "the script was not allowed to run"
-
-
-def test_its_figures_are_drawn_and_its_script_works(page: Path, tmp_path: Path) -> None:
-    found = probed(page, tmp_path, "--window-size=1200,1600")
-    sizes = found["figures"]
-    assert isinstance(sizes, list) and found["plots"] == 3
-    assert sum(width > 300 and height > 80 for width, height in sizes) >= 3 + 4
-    column = found["sorted"]
-    assert isinstance(column, list) and column == sorted(column) and len(column) == 4
-    assert found["opened"] is True
-
-
-def test_the_figures_of_studies_are_drawn_and_their_tables_sort_and_fold(studies: Path, tmp_path: Path) -> None:
-    found = probed(studies, tmp_path, "--window-size=1200,1600")
-    sizes = found["figures"]
-    assert isinstance(sizes, list) and len(sizes) == found["plots"] == 2 * 4
-    assert all(width > 500 and height > 80 for width, height in sizes)
-    assert found["sorted"] == [0, 1, 312] and found["folded"] == 1
+def test_it_fits_a_phone(request: pytest.FixtureRequest, show: Show, kind: str) -> None:
+    tab = show(request.getfixturevalue(kind), width=400)
+    assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
 
 
 @pytest.mark.parametrize("kind", ["page", "studies"])
-def test_it_fits_a_phone(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
-    assert probed(request.getfixturevalue(kind), tmp_path, "--window-size=500,900")["overflow"] == 0
-
-
-@pytest.mark.parametrize("kind", ["page", "studies"])
-def test_it_follows_the_readers_theme(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
+def test_it_follows_the_readers_theme_and_can_be_told_otherwise(request: pytest.FixtureRequest, show: Show, kind: str) -> None:
     shown = request.getfixturevalue(kind)
-    light = probed(shown, tmp_path, "--blink-settings=preferredColorScheme=1")["background"]
-    dark = probed(shown, tmp_path, "--blink-settings=preferredColorScheme=0")["background"]
-    assert (light, dark) == ("rgb(255, 255, 255)", "rgb(20, 23, 27)")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light, dark = show(shown, prefers_color_scheme="light"), show(shown, prefers_color_scheme="dark")
+    assert (light.run(colour), dark.run(colour)) == ("rgb(255, 255, 255)", "rgb(20, 23, 27)")
+    assert light.picture() != dark.picture()
+    dark.run("document.getElementById('theme').click()")
+    assert dark.run(colour) == "rgb(255, 255, 255)" and "theme=light" in dark.run("location.hash")
+
+
+def test_it_prints_in_light_with_what_is_folded(show: Show, page: Path) -> None:
+    tab = show(page, "theme=dark")
+    pdf = tab.printed()
+    assert pdf.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", pdf)) > 3
+    assert tab.run("document.querySelectorAll('#statistics details[open]').length") == 0, "what was opened for paper is folded again"
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.run("getComputedStyle(document.getElementById('filter')).display") == "none"
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    assert tab.run("document.querySelectorAll('#statistics details[open] table').length") >= 3
+    assert tab.run("[...document.querySelectorAll('details.run[open]')].map((run) => run.dataset.verdict)") == ["invalid"]
+
+
+def test_a_single_run_is_a_page_too(show: Show, tmp_path: Path) -> None:
+    tab = show(report([make_run(tmp_path / "run")]).page)
+    assert tab.run("[document.getElementById('filter') === null, document.querySelectorAll('details.run').length]") == [True, 1]
+    assert "What it costs" in tab.run("document.getElementById('answer').innerText")
+
+
+def test_it_reads_without_a_script(browser: Chromium, page: Path) -> None:
+    """Everything is there: tables, every run unfolded by hand, no filter that does nothing."""
+    tab = browser.open("about:blank")
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    tab.browser.events.clear()
+    tab.call("Page.navigate", url=page.as_uri())
+    tab.wait_for("Page.loadEventFired")
+    shown = "[document.querySelectorAll('details.run .inside h4').length > 48, document.getElementById('filter').offsetParent]"
+    assert tab.run(shown) == [True, None]
+    tab.close()

@@ -5,22 +5,33 @@ from __future__ import annotations
 import csv
 import hashlib
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig, VariantConfig
 from ecrl_cli.records.events import CATEGORIES, Attempt, CheckpointLine, Final, Fired, RankLine, ResumedFrom, Session, Span, SupervisorRecord
-from ecrl_cli.records.journal import line_of
+from ecrl_cli.records.journal import line_of, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import store, write_run_config
-from ecrl_cli.storage.files import write_json
+from ecrl_cli.report.comparison import Comparison, compare
+from ecrl_cli.report.evidence import read_run
+from ecrl_cli.report.find import places
+from ecrl_cli.storage import files
 
 STARTING = {"launch": 0.3, "import": 0.4, "rendezvous": 0.1, "load": 0.1, "warm_up": 0.2}
 STALL = {"blocking": {"snapshot": 0.006, "serialize": 0.02, "write_wait": 0.09}, "overlapped": {"snapshot": 0.006, "enqueue": 0.001}}
 DETECT = 0.08
 WALL_0 = 1_790_000_000.0
+SEEDS = (1337, 2027, 4242)
+NOISE = (1.005, 0.99, 1.0)  # of ref2 against ref, seed by seed
+WALLS = {"clean": 8.0, "ref": 10.0, "ref2": 10.0, "blk": 20.0, "ovl": 16.0}
+ENVIRONMENT = {"python": "3.11.7", "cpu": {"model": "a processor", "logical": 2}, "packages": {"torch": "2.15.0"}, "gpus": [], "git_revision": "a1"}
+
+write_json = partial(files.write_json, durable=False)  # no test of a report loses power
 
 
 @dataclass
@@ -36,6 +47,7 @@ class Plan:
     strategy: str = "blocking"
     step_s: float = 0.05
     verdict: str | None = "valid"
+    inflight: int = 4
 
 
 def arms(suite: str = "digits-cnn-kill", seed: int = 1337, steps: int = 60) -> list[Plan]:
@@ -56,7 +68,7 @@ def config_of(plan: Plan) -> RunConfig:
         target_steps=plan.steps,
         suite_name=plan.suite,
         failure=struck,
-        checkpoint=CheckpointConfig(strategy=plan.strategy, every=plan.every),
+        checkpoint=CheckpointConfig(strategy=plan.strategy, every=plan.every, max_inflight=plan.inflight),
         variant=VariantConfig(plan.variant, bool(plan.kills)),
     )
 
@@ -210,13 +222,16 @@ class Simulation:
         write_run_config(layout, config_of(self.plan))
         write_json(layout.metrics, self.metrics())
         write_json(layout.supervisor, encode(self.supervisor()))
+        write_json(layout.environment, ENVIRONMENT)
+        write_json(layout.failures, [])
         write_json(layout.dataset, {"name": "digits", "size": 1797, "classes": 10, "shape": [1, 8, 8]})
         for fired in self.fired:
             write_json(layout.fired_entry(fired.index), encode(fired))
         for number in range(len(self.attempts)):
             paths = layout.attempt(number)
             paths.folder.mkdir(parents=True)
-            paths.rank(0).write_bytes(b"".join(map(line_of, self.ranks.get(number, []))))
+            for rank in (0, 1):
+                paths.rank(rank).write_bytes(b"".join(line_of(replace(line, rank=rank)) for line in self.ranks.get(number, [])))
             paths.spans(0).write_bytes(b"".join(map(line_of, self.spans.get(number, []))))
             paths.checkpoints.write_bytes(b"".join(map(line_of, self.saves.get(number, []))))
         write_json(layout.attempt(len(self.attempts) - 1).final, encode(self.final()))
@@ -271,6 +286,38 @@ def make_sweep(folder: Path, plans: list[Plan]) -> Path:
         writer.writeheader()
         writer.writerows(rows)
     return folder
+
+
+def compared(*folders: Path) -> Comparison:
+    """The runs in `folders` as a report compares them, without writing one."""
+    return compare([read_run(place) for place in places(list(folders))])
+
+
+def timed(run: Path, wall_s: float) -> None:
+    """Let `run` have taken `wall_s` seconds."""
+    layout = RunLayout(run)
+    said = read_json(layout.metrics)
+    steps, seconds = said["committed_steps"], said["seconds"] | {"residual": 0.0}
+    rates = {"goodput": steps / wall_s, "goodput_published_clock": steps / (0.8 * wall_s)}
+    write_json(layout.metrics, said | rates | {"wall_s": wall_s, "seconds": seconds})
+
+
+def full_plans(suite: str, names: Sequence[str] = tuple(WALLS)) -> list[Plan]:
+    """Every arm of a suite with three seeds."""
+    found = {plan.variant: plan for plan in arms(suite)}
+    ref2 = Plan("ref2", suite, kills=(), steps=found["ref"].steps, every=found["ref"].every)
+    return [Plan(**{**vars(plan), "seed": seed}) for seed in SEEDS for plan in (*found.values(), ref2) if plan.variant in names]
+
+
+def full_sweep(folder: Path, suites: Sequence[str] = ("one", "two"), names: Sequence[str] = tuple(WALLS), slower: float = 1.0) -> Comparison:
+    """Walls as WALLS says, twice as long in a second suite, a little longer with each seed; ref2 noisy as NOISE says. `slower`: all of it."""
+    made = [plan for suite in suites for plan in full_plans(suite, names)]
+    make_sweep(folder, made)
+    for plan in made:
+        wall = WALLS[plan.variant] * (1 + suites.index(plan.suite)) * (1 + 0.01 * SEEDS.index(plan.seed))
+        noise = NOISE[SEEDS.index(plan.seed)] if plan.variant == "ref2" else 1.0
+        timed(folder / f"{plan.suite}-{plan.variant}-s{plan.seed}", wall * noise * slower)
+    return compared(folder)
 
 
 def _hex(text: str) -> str:

@@ -14,6 +14,7 @@ from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
+from ecrl_cli.report.paired import NO_FLOOR
 from ecrl_cli.storage.files import write_json
 from tests.unit.report_runs import Plan, Simulation, arms, make_run, make_sweep
 
@@ -33,6 +34,11 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def compared(folder: Path) -> dict[tuple[str, str, str, str], dict[str, str]]:
+    """comparisons.csv by suite, arm, base and measure."""
+    return {(row["suite"], row["arm"], row["base"], row["measure"]): row for row in rows(folder / "comparisons.csv") if row.get("arm")}
 
 
 def by_variant(found: list[dict[str, str]]) -> dict[str, dict[str, str]]:
@@ -65,13 +71,32 @@ def test_summary_csv_is_the_statistics_of_the_runs(tmp_path: Path) -> None:
     goodput = {v: [float(row["goodput"]) for row in runs if row["variant"] == v] for v in ("clean", "ref", "blk", "ovl")}
     for variant, row in by_variant(rows(folder / "summary.csv")).items():
         expected = summary(goodput[variant])
-        shown = [float(row[f"goodput_{key}"]) for key in ("mean", "sd", "ci95_low", "ci95_high")]
-        assert shown == [expected.mean, expected.sd, expected.low, expected.high]
-        assert row["n"] == "3" and row["averaged"] == "True"
-    ovl = by_variant(rows(folder / "summary.csv"))["ovl"]
-    assert float(ovl["goodput_vs_blk_ratio_of_means"]) == ratio_of_means(goodput["ovl"], goodput["blk"]) - 1
-    assert float(ovl["goodput_vs_blk_mean_of_ratios"]) == mean_of_ratios(goodput["ovl"], goodput["blk"]) - 1
-    assert ovl["goodput_vs_ref_pairs"] == "3"
+        shown = [float(row[f"goodput_{key}"]) for key in ("mean", "sd", "ci95_low", "ci95_high", "bca_low", "bca_high")]
+        assert shown == [expected.mean, expected.sd, expected.low, expected.high, expected.boot_low, expected.boot_high]
+        assert (row["n"], row["averaged"], row["scale"]) == ("3", "True", "smoke")
+    ovl = compared(folder)["digits-cnn-kill", "ovl", "blk", "goodput"]
+    assert float(ovl["ratio_of_means"]) == ratio_of_means(goodput["ovl"], goodput["blk"]) - 1
+    assert float(ovl["mean_of_ratios_mean"]) == pytest.approx(mean_of_ratios(goodput["ovl"], goodput["blk"]) - 1)
+    assert (ovl["pairs"], ovl["scale"], ovl["against_floor"], ovl["signs_positive"]) == ("3", "smoke", NO_FLOOR, "3")
+    clocks = {measure for _, _, _, measure in compared(folder)}
+    assert {"goodput", "goodput_published_clock", "wall_s", "write_per_checkpoint_s", "replay_s"} <= clocks
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_every_checkpoint_and_every_restart_has_one_row(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "sweep", arms())
+    folder = report([sweep]).page.parent
+    saves, restarts = rows(folder / "checkpoints.csv"), rows(folder / "restarts.csv")
+    for row in rows(folder / "runs.csv"):
+        mine = [save for save in saves if save["run"] == row["run"]]
+        assert len(mine) == float(row["checkpoint_submitted"]) and len({(s["attempt"], s["global_step"]) for s in mine}) == len(mine)
+        assert sum(float(save["stall_s"]) for save in mine) == pytest.approx(float(row["checkpoint_stall_s"]))
+        assert sum(save["end"] == "lost" for save in mine) == float(row["checkpoint_lost"])
+        again = [restart for restart in restarts if restart["run"] == row["run"]]
+        assert len(again) == int(row["restarts"]) and sum(int(r["replayed_steps"]) for r in again) == int(row["replayed_steps"])
+        assert sum(float(r["replay_s"]) for r in again) == pytest.approx(float(row["seconds_replay"]), abs=1e-6)
+    assert {save["end"] for save in saves} == {"committed"} and {save["scale"] for save in saves} == {"smoke"}
+    assert all(float(r["import_s"]) == pytest.approx(0.4) and float(r["detect_s"]) == pytest.approx(0.08) for r in restarts)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -80,7 +105,7 @@ def test_one_run_has_no_interval(tmp_path: Path) -> None:
     assert all(row["goodput_sd"] == row["goodput_ci95_low"] == row["goodput_ci95_high"] == "" for row in rows(folder / "summary.csv"))
 
 
-@pytest.mark.parametrize("break_it", ["verdict", "checkpoints", "target", "time", "records", "environment"])
+@pytest.mark.parametrize("break_it", ["verdict", "checkpoints", "target", "time", "records", "attempts", "ends", "environment", "artifacts", "arms"])
 @pytest.mark.usefixtures("undrawn")
 def test_a_suite_that_fails_a_gate_is_listed_and_not_averaged(tmp_path: Path, break_it: str) -> None:
     sweep = make_sweep(tmp_path / "sweep", [*arms(), *arms("other-suite")])
@@ -96,12 +121,23 @@ def test_a_suite_that_fails_a_gate_is_listed_and_not_averaged(tmp_path: Path, br
         edit(broken.metrics, seconds={**said["seconds"], "residual": said["wall_s"] * 0.1})
     elif break_it == "records":
         edit(broken.metrics, restarts=said["restarts"] + 1)
+    elif break_it == "attempts":
+        edit(broken.metrics, restarts=said["restarts"] + 1)
+        edit(broken.supervisor, restarts=said["restarts"] + 1)
+    elif break_it == "ends":
+        counts = said["checkpoints"]
+        edit(broken.metrics, checkpoints={**counts, "committed": counts["committed"] - 1, "lost": counts["lost"] + 1})
+    elif break_it == "artifacts":
+        (broken.logs / "attempt-00" / "rank1.jsonl").unlink()
+    elif break_it == "arms":
+        make_run(sweep / "one-more-seed", Plan(seed=2027))
     else:
         broken.environment.write_text('{"python": "3.99"}')
     result = report([sweep])
     found = rows(result.page.parent / "summary.csv")
     assert {row["suite"]: row["averaged"] for row in found} == {"digits-cnn-kill": "False", "other-suite": "True"}
-    assert all(row["goodput_mean"] == row["goodput_vs_ref_ratio_of_means"] == "" for row in found if row["suite"] == "digits-cnn-kill")
+    assert all(row["goodput_mean"] == "" for row in found if row["suite"] == "digits-cnn-kill")
+    assert {suite for suite, *_ in compared(result.page.parent)} == {"other-suite"}
     assert not result.exit_ok and result.exit_code == 1 and "gate failed" in result.text
 
 
@@ -155,7 +191,9 @@ def test_variants_that_differ_in_a_setting_are_not_averaged_together(tmp_path: P
     found = {row["arm"]: row for row in rows(report([tmp_path / "sweep"]).page.parent / "summary.csv")}
     assert set(found) == {f"{v} checkpoint.every={n}" for v in ("ref", "blk") for n in (5, 10)}
     blk, ref = (float(found[f"{v} checkpoint.every=5"]["goodput_mean"]) for v in ("blk", "ref"))
-    assert float(found["blk checkpoint.every=5"]["goodput_vs_ref_ratio_of_means"]) == pytest.approx(blk / ref - 1)
+    pairs = {(arm, base): row for (_, arm, base, measure), row in compared(tmp_path / "sweep" / "report").items() if measure == "goodput"}
+    assert set(pairs) == {(f"blk checkpoint.every={n}", f"ref checkpoint.every={n}") for n in (5, 10)}
+    assert float(pairs["blk checkpoint.every=5", "ref checkpoint.every=5"]["ratio_of_means"]) == pytest.approx(blk / ref - 1)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -11,7 +11,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.history.load import load
 from ecrl_cli.records.events import Session
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.report.page import ticks
+from ecrl_cli.report.geometry import ticks
 from ecrl_cli.report.palette import ALL, CATEGORY_COLOURS, FAMILY_OF
 from ecrl_cli.report.view import thinned, view
 from ecrl_cli.storage.files import write_json

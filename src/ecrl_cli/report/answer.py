@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ecrl_cli.report.arms import BASES, Arm, Versus, versus
+from ecrl_cli.report.arms import BASES
+from ecrl_cli.report.claims import noise, repeated, sentences, winner
 from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.formats import count, distance, duration, listed, plural
+from ecrl_cli.report.paired import contrasts, versus
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ def answer(comparison: Comparison) -> Answer:
     headline, tone = _headline(comparison)
     parts = [
         [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
-        [*_costs(comparison), *_stalls(comparison)],
-        [_trust(comparison), _left_out(comparison), _gates(comparison)],
+        [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison)],
+        [noise(comparison), _trust(comparison), _left_out(comparison), _gates(comparison)],
     ]
     told = [tuple(sentence for sentence in part if sentence) for part in parts]
     return Answer(headline, tone, tuple(paragraph for paragraph in told if paragraph))
@@ -47,7 +48,10 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
     judged = "Every recovery was judged valid" if any(_restarts(run) for run in comparison.counted) else "Every run was judged valid"
     if comparison.left_out:
         return f"{judged}, but {plural(len(comparison.left_out), 'run')} did not finish", "doubt"
-    return (judged, "good") if comparison.exit_code == 0 else (f"{judged}, but a quality gate failed", "bad")
+    if comparison.exit_code:
+        return f"{judged}, but a quality gate failed", "bad"
+    won = winner(comparison)
+    return f"{won}. {judged}" if won else judged, "good"
 
 
 def _what_ran(comparison: Comparison) -> str:
@@ -83,23 +87,20 @@ def _recovered(comparison: Comparison) -> str:
 
 
 def _costs(comparison: Comparison) -> list[str]:
-    """One sentence per arm that others are compared for; a range where there are several suites."""
-    sentences = []
-    for label in comparison.labels:
-        arms = [arm for arm in comparison.arms if arm.label == label]
-        parts = [_against(arms, comparison.arms, base) for base in BASES if not (base == "blk" and arms[0].variant in ("clean", "ref"))]
-        told = [part for part in parts if part]
-        if told and arms[0].variant != "clean":
-            sentences.append(f"Goodput of {label} is {listed(told)}.")
-    return sentences
+    """Where every comparison is one pair, one sentence per arm; a range where there are several suites."""
+    told: dict[str, list[str]] = {}
+    for label, base in contrasts(comparison):
+        found = [pair for suite in comparison.passed if (pair := versus(comparison, label, base, "goodput", [suite]))]
+        ratios = [pair.mean_of_ratios.mean for pair in found if pair.mean_of_ratios]
+        if ratios:
+            told.setdefault(label, []).append(f"{distance(min(ratios), max(ratios))} {base}")
+    scale = comparison.scale(comparison.passed)
+    return [f"Goodput of {label} is {listed(sorted(parts, key=_base_of))}, scale {scale}." for label, parts in told.items()]
 
 
-def _against(arms: Sequence[Arm], every: Sequence[Arm], base: str) -> str:
-    found: list[Versus] = [pair for pair in (versus(arm, every, base) for arm in arms) if pair]
-    if not found:
-        return ""
-    ratios = [pair.mean_of_ratios for pair in found]
-    return f"{distance(min(ratios), max(ratios))} {base}"
+def _base_of(part: str) -> int:
+    base = part.rpartition(" ")[2]
+    return BASES.index(base) if base in BASES else len(BASES)
 
 
 def _stalls(comparison: Comparison) -> list[str]:
@@ -109,7 +110,7 @@ def _stalls(comparison: Comparison) -> list[str]:
         if values:
             low, high = duration(min(values)), duration(max(values))
             told.append(f"{low if low == high else f'{low} to {high}'} in {label}")
-    return [f"A checkpoint keeps the training thread waiting for {listed(told)}."] if told else []
+    return [f"A checkpoint keeps the training thread waiting for {listed(told)}, scale {comparison.scale()}."] if told else []
 
 
 def _trust(comparison: Comparison) -> str:
@@ -119,7 +120,7 @@ def _trust(comparison: Comparison) -> str:
     if numbers[-1] == 1:
         return "Each arm is one run: what differs between arms is a single observation, without an interval."
     several = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-    return f"Each arm has {several} runs; intervals are 95% by Student's t, comparisons are means of paired ratios."
+    return f"Each arm has {several} runs per suite; intervals are 95% by Student's t, comparisons are means of ratios of pairs of one suite and seed."
 
 
 def _left_out(comparison: Comparison) -> str:

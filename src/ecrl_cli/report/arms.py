@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.config.identity import NOT_IDENTITY
-from ecrl_cli.metrics.statistics import Summary, mean_of_ratios, ratio_of_means, summary
+from ecrl_cli.metrics.statistics import Summary, ratio_of_means, summary
 from ecrl_cli.report.evidence import Metrics, Run
 
-ORDER = ("clean", "ref", "blk", "ovl")
+ORDER = ("clean", "ref", "ref2", "blk", "ovl")
 BASES = ("clean", "ref", "blk")
 
 MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "goodput": lambda m: m.goodput,
+    "goodput_published_clock": lambda m: m.goodput_published_clock,
     "wall_s": lambda m: m.wall_s,
     "stall_s": lambda m: m.checkpoints["stall_s"],
     "stall_per_checkpoint_s": lambda m: m.stall_per_checkpoint_s,
     "write_s": lambda m: m.checkpoints["write_s"],
+    "write_per_checkpoint_s": lambda m: m.write_per_checkpoint_s,
     "snapshot_s": lambda m: m.checkpoints["snapshot_s"],
     "restarts": lambda m: m.restarts,
     "replayed_steps": lambda m: m.replayed_steps,
+    "replay_s": lambda m: m.seconds["replay"],
 }
 
 
 @dataclass(frozen=True)
-class Versus:
-    """Goodput against a base, over pairs of one reference_id, as relative differences (-0.1: a tenth less). The two are not the same."""
-
-    pairs: int
-    ratio_of_means: float
-    mean_of_ratios: float
-
-
-@dataclass(frozen=True)
 class Arm:
-    """The runs of a suite that differ in nothing but the seed. `label`: the variant, and what sets it apart from its namesakes.
+    """The runs of a suite that differ in nothing but the seed. `label`: the variant, and what sets it apart from its namesakes: `settings`.
 
     `whole`: every quality gate of the suite passed; only then are its runs averaged.
     """
@@ -46,6 +40,7 @@ class Arm:
     label: str
     runs: tuple[Run, ...]
     whole: bool = True
+    settings: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def metrics(self) -> list[Metrics]:
@@ -81,34 +76,30 @@ def arms_of(runs: Iterable[Run], whole: Callable[[str], bool]) -> list[Arm]:
     return sorted(arms, key=lambda arm: (suites.index(arm.suite), ORDER.index(arm.variant) if arm.variant in ORDER else len(ORDER), arm.label))
 
 
-def versus(arm: Arm, arms: Iterable[Arm], base: str) -> Versus | None:
-    """`arm` against the arm `base` of its suite; None where there is no such pair."""
-    return None if arm.variant == base or not arm.whole else _versus(_pairs(arm.runs, arm, arms, base))
+def base_of(arm: Arm, arms: Iterable[Arm], base: str) -> Arm | None:
+    """The arm that `base` (a variant or a label) means for `arm`: of its suite, and with its settings as far as they set that variant apart."""
+    others = [other for other in arms if other.suite == arm.suite and other is not arm]
+    variants = {other.variant for other in others if base in (other.variant, other.label)}
+    namesakes = [other for other in others if other.variant in variants]
+    alike = sorted((other for other in namesakes if other.settings <= arm.settings), key=lambda other: len(other.settings))
+    chosen = alike[-1] if alike else namesakes[0] if len(namesakes) == 1 else None
+    return chosen if chosen and base in (chosen.variant, chosen.label) else None
 
 
-def run_versus(run: Run, arms: list[Arm], base: str) -> float | None:
-    """One run's relative difference from its partner in the arm `base`."""
+def partners(arm: Arm, base: Arm) -> list[tuple[Run, Run]]:
+    """The runs of `arm` and of `base` that must end in the same state."""
+    by_id = {m.reference_id: run for run in base.runs if (m := run.counted)}
+    return [(run, by_id[m.reference_id]) for run in arm.runs if (m := run.counted) and m.reference_id in by_id]
+
+
+def run_versus(run: Run, arms: Sequence[Arm], base: str) -> float | None:
+    """The relative difference of one run's goodput from its partner's in the arm `base`."""
     own = next((arm for arm in arms if run in arm.runs), None)
-    if own is None or own.variant == base:
+    other = base_of(own, arms, base) if own and own.variant != base else None
+    if own is None or other is None:
         return None
-    found = _versus(_pairs((run,), own, arms, base))
-    return found.mean_of_ratios if found else None
-
-
-def _versus(pairs: list[tuple[float, float]]) -> Versus | None:
-    if not pairs or any(b <= 0 for _, b in pairs):
-        return None
-    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    return Versus(len(pairs), ratio_of_means(ours, theirs) - 1, mean_of_ratios(ours, theirs) - 1)
-
-
-def _pairs(runs: tuple[Run, ...], arm: Arm, arms: Iterable[Arm], base: str) -> list[tuple[float, float]]:
-    """Goodput of each run and of the run of `base` that must end in the same state."""
-    candidates = [other for other in arms if (other.suite, other.variant) == (arm.suite, base)]
-    alike = [other for other in candidates if other.label.removeprefix(base) == arm.label.removeprefix(arm.variant)]
-    chosen = alike or (candidates if len(candidates) == 1 else [])
-    partners = {m.reference_id: m.goodput for other in chosen for m in other.metrics}
-    return [(m.goodput, partners[m.reference_id]) for m in (run.counted for run in runs) if m and m.reference_id in partners]
+    found = [(a.metrics.goodput, b.metrics.goodput) for a, b in partners(own, other) if a is run and a.metrics and b.metrics]
+    return ratio_of_means(*zip(*found, strict=True)) - 1 if found and found[0][1] > 0 else None
 
 
 def _split(suite: str, variant: str, runs: list[Run], whole: bool) -> list[Arm]:
@@ -118,8 +109,10 @@ def _split(suite: str, variant: str, runs: list[Run], whole: bool) -> list[Arm]:
         by_config.setdefault(tuple(sorted(flat(run.config).items())), []).append(run)
     configs = [dict(config) for config in by_config]
     keys = sorted({key for config in configs for key in config if len({other.get(key) for other in configs}) > 1})
-    labels = [" ".join([variant, *(f"{key}={config.get(key, '?')}" for key in keys)]) for config in configs]
-    return [Arm(suite, variant, label, tuple(members), whole) for label, members in zip(labels, by_config.values(), strict=True)]
+    settings = [tuple((key, config.get(key, "?")) for key in keys) for config in configs]
+    labels = [" ".join([variant, *(f"{key}={value}" for key, value in pairs)]) for pairs in settings]
+    named = zip(labels, by_config.values(), settings, strict=True)
+    return [Arm(suite, variant, label, tuple(members), whole, frozenset(pairs)) for label, members, pairs in named]
 
 
 def flat(config: dict[str, Any]) -> dict[str, str]:

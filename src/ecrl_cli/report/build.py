@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
+from ecrl_cli.report.against import Against, read_against
+from ecrl_cli.report.against_text import against_document, against_files, against_lines
 from ecrl_cli.report.answer import Answer, answer
 from ecrl_cli.report.comparison import Comparison, compare
 from ecrl_cli.report.evidence import read_run
-from ecrl_cli.report.figures import pictures
 from ecrl_cli.report.find import destination, found
 from ecrl_cli.report.page import Drawn, render
+from ecrl_cli.report.parts import parts
+from ecrl_cli.report.published.publication import publication
+from ecrl_cli.report.run_figures import pictures
+from ecrl_cli.report.spread import spread
 from ecrl_cli.report.study_answer import studies_answer, together, worst_code
 from ecrl_cli.report.study_figures import study_pictures
 from ecrl_cli.report.study_record import Studied, read_studies
 from ecrl_cli.report.study_tables import csv_files, study_document
 from ecrl_cli.report.study_text import ALONE, AMONG_OTHERS, study_lines, study_markdown
-from ecrl_cli.report.tables import as_csv, as_document, run_rows, summary_rows
+from ecrl_cli.report.tables import CSV_FILES, as_csv, as_document
 from ecrl_cli.report.text import markdown, terminal
 from ecrl_cli.storage.files import write_whole
 
@@ -38,23 +43,29 @@ class ReportResult:
         return self.exit_code == 0
 
 
-def report(dirs: list[Path], out: Path | None = None) -> ReportResult:
-    """Write the report on `dirs` (run directories, studies and folders of them) into `out`.
+def report(dirs: list[Path], out: Path | None = None, other: Path | None = None) -> ReportResult:
+    """Write the report on `dirs` (run directories, studies and folders of them) into `out`, and how they stand against the sweep `other`.
 
     RunDirectoryError where one of them is neither; RecordError for a damaged result of a study; EvidenceMissing where nothing left
     numbers; StorageError where `out` refuses.
     """
     there = found(dirs)
-    shown = compare([read_run(place) for place in there.runs])
+    shown = compare(spread(read_run, there.runs))
     studies = read_studies(there.studies)
     if not any(run.metrics for run in shown.runs) and not any(study.result for study in studies):
         raise _nothing(shown, studies)
+    beside = read_against(shown, dirs, other) if other else None
     folder = destination(dirs, out)
-    _write(folder, contents(shown, studies))
+    _write(folder, contents(shown, studies, beside))
     page = folder / "index.html"
-    lines = [line for study in studies for line in study_lines(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
-    code = worst_code([shown.exit_code, *(study.exit_code for study in studies)])
+    lines = against_lines(beside) if beside else []
+    lines += [line for study in studies for line in study_lines(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
+    code = _code(shown, studies, beside)
     return ReportResult(page, "\n".join([*lines, terminal(shown, page)]), code)
+
+
+def _code(shown: Comparison, studies: Sequence[Studied], beside: Against | None) -> int:
+    return worst_code([shown.exit_code, *([beside.theirs.exit_code] if beside else []), *(study.exit_code for study in studies)])
 
 
 def _nothing(shown: Comparison, studies: Sequence[Studied]) -> EvidenceMissing:
@@ -65,16 +76,21 @@ def _nothing(shown: Comparison, studies: Sequence[Studied]) -> EvidenceMissing:
     return EvidenceMissing("report", f"no run has metrics ({reasons})", "let a run reach its end first")
 
 
-def contents(shown: Comparison, studies: Sequence[Studied] = ()) -> dict[str, bytes]:
+def contents(shown: Comparison, studies: Sequence[Studied] = (), beside: Against | None = None) -> dict[str, bytes]:
     """Every file of the report by its path in the folder; the page last, so that a page never lacks what it links to."""
-    drawn = Drawn(pictures(shown), {study.ident: study_pictures(study) for study in studies})
+    published = publication(shown) if shown.runs else None
+    drawn = Drawn(pictures(shown), {study.ident: study_pictures(study) for study in studies}, parts(shown, published, beside))
     said = _said(shown, studies)
     files = {f"figures/{picture.name}.{kind}": data for picture in drawn.every for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
     if shown.runs:
-        files |= {"runs.csv": as_csv(run_rows(shown)), "summary.csv": as_csv(summary_rows(shown))}
+        files |= {name: as_csv(rows(shown)) for name, rows in CSV_FILES.items()}
+    files |= published.files if published else {}
     for study in studies:
         files |= csv_files(study)
-    files["report.json"] = (json.dumps(_document(shown, studies, said), indent=2, allow_nan=False) + "\n").encode()
+    files |= against_files(beside) if beside else {}
+    document = _document(shown, studies, said) | {"exit_code": _code(shown, studies, beside)}
+    document |= {"against": against_document(beside)} if beside else {}
+    files["report.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
     files["report.md"] = _markdown(shown, studies, said, drawn).encode()
     return files | {"index.html": render(shown, studies, said, drawn).encode()}
 
@@ -86,8 +102,7 @@ def _said(shown: Comparison, studies: Sequence[Studied]) -> Answer:
 
 
 def _document(shown: Comparison, studies: Sequence[Studied], said: Answer) -> dict[str, Any]:
-    code = worst_code([shown.exit_code, *(study.exit_code for study in studies)])
-    document = as_document(shown, said.headline, said.sentences) | {"exit_code": code}
+    document = as_document(shown, said.headline, said.sentences)
     return document | ({"studies": [study_document(study) for study in studies]} if studies else {})
 
 

@@ -9,7 +9,10 @@ from functools import cached_property
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.arms import Arm, arms_of
 from ecrl_cli.report.evidence import Run
+from ecrl_cli.report.formats import listed
 from ecrl_cli.report.gates import gates_of, only_unverified, whole
+
+ALL = "all suites"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,32 @@ class Comparison:
         """The arms' labels over all suites, each once."""
         return list(dict.fromkeys(arm.label for arm in self.arms))
 
+    @cached_property
+    def passed(self) -> list[str]:
+        """The suites that passed all their gates: only these are averaged."""
+        return [suite for suite, gates in self.gates.items() if whole(gates)]
+
+    @cached_property
+    def pooled(self) -> tuple[Arm, ...]:
+        """The arms of one label over the suites that passed their gates, as one arm; none where there are not several such suites."""
+        members: dict[str, list[Arm]] = {}
+        for arm in self.arms:
+            if arm.whole and len(self.passed) > 1:
+                members.setdefault(arm.label, []).append(arm)
+        runs = {label: tuple(run for arm in arms for run in arm.runs) for label, arms in members.items()}
+        return tuple(Arm(ALL, arms[0].variant, label, runs[label], settings=arms[0].settings) for label, arms in members.items())
+
+    @property
+    def scopes(self) -> list[tuple[str, tuple[str, ...]]]:
+        """What numbers are given for: each suite, and where several passed their gates, those together."""
+        each: list[tuple[str, tuple[str, ...]]] = [(suite, (suite,)) for suite in self.suites]
+        return [*each, (ALL, tuple(self.passed))] if len(self.passed) > 1 else each
+
+    def scale(self, suites: Sequence[str] | None = None) -> str:
+        """The scales of the runs of `suites` (None: all), in words; and where ranks had no GPU of their own, that."""
+        runs = [run for run in self.counted if run.metrics and (suites is None or run.suite in suites)]
+        return listed(list(dict.fromkeys(run.metrics.scale + _shared(run) for run in runs if run.metrics)))
+
     def of(self, suite: str) -> list[Arm]:
         return [arm for arm in self.arms if arm.suite == suite]
 
@@ -58,3 +87,9 @@ def compare(runs: Sequence[Run]) -> Comparison:
     suites = list(dict.fromkeys(run.suite for run in runs))
     gates = {suite: gates_of([run for run in runs if run.suite == suite]) for suite in suites}
     return Comparison(tuple(runs), gates, tuple(arms_of(runs, lambda suite: whole(gates[suite]))))
+
+
+def _shared(run: Run) -> str:
+    """Gloo asked for by name on a machine with GPUs is how ranks share one, which NCCL refuses."""
+    on_gpu = run.config.get("device") != "cpu" and run.environment.get("gpus")
+    return " (ranks share a GPU over gloo)" if on_gpu and run.config.get("backend") == "gloo" else ""

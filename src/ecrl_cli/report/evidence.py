@@ -9,11 +9,15 @@ from typing import Any, TypeVar
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords
+from ecrl_cli.history.timeline import timeline
+from ecrl_cli.metrics.checkpoints import Checkpoint
+from ecrl_cli.metrics.checkpoints import account as checkpoint_account
 from ecrl_cli.metrics.disk import DiskLine
+from ecrl_cli.metrics.restarts import Restart, restarts
 from ecrl_cli.records.events import CHECKPOINT_ENDS, SCHEMA_VERSION, CheckpointLine, Final, Fired, RankLine, Span, SupervisorRecord
 from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.journal import Lines, read_journal, read_json
-from ecrl_cli.records.layout import is_folder
+from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
 from ecrl_cli.report.find import Place
 from ecrl_cli.report.palette import CATEGORY_COLOURS
@@ -54,8 +58,16 @@ class Metrics:
     @property
     def stall_per_checkpoint_s(self) -> float | None:
         """Stall over all submitted checkpoints, by checkpoint; None where none was submitted."""
+        return self._per_checkpoint("stall_s")
+
+    @property
+    def write_per_checkpoint_s(self) -> float | None:
+        """Seconds of writing over all submitted checkpoints, whatever became of them, by checkpoint; None where none was submitted."""
+        return self._per_checkpoint("write_s")
+
+    def _per_checkpoint(self, key: str) -> float | None:
         submitted = self.checkpoints["submitted"]
-        return self.checkpoints["stall_s"] / submitted if submitted else None
+        return self.checkpoints[key] / submitted if submitted else None
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,10 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run. `reason`: why it takes part in no comparison; empty if it does. `troubles`: records that could not be read."""
+    """One run. `reason`: why it takes part in no comparison; empty if it does. `saves`: every submitted checkpoint, once.
+
+    `missing`: records that a run leaves and this one lacks. `troubles`: records that could not be read.
+    """
 
     place: Place
     suite: str
@@ -95,6 +110,9 @@ class Run:
     view: View | None
     divergence: dict[str, Any] | None = None
     troubles: tuple[str, ...] = ()
+    saves: tuple[Checkpoint, ...] = ()
+    restarts: tuple[Restart, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -142,6 +160,8 @@ class _Reader:
         supervisor = self.attempt(lambda: decode(SupervisorRecord, read_json(layout.supervisor)) if layout.supervisor.exists() else None, None)
         config = encode(stored.config) if stored else {}
         records = self.records(stored, supervisor)
+        told = records if records and supervisor else None
+        account = self.attempt(lambda: timeline(told) if told else None, None)
         return Run(
             place,
             *_names(place, metrics, config),
@@ -154,9 +174,12 @@ class _Reader:
             records.fired if records else (),
             config,
             self.attempt(lambda: known_environment(dict(read_json(layout.environment))) if layout.environment.exists() else {}, {}),
-            self.attempt(lambda: view(records, self.disk()) if records and supervisor else None, None),
+            self.attempt(lambda: view(told, self.disk(), account) if told and account else None, None),
             self.attempt(lambda: dict(read_json(layout.divergence)) if layout.divergence.exists() else None, None),
             tuple(self.troubles),
+            self.attempt(lambda: checkpoint_account(records).checkpoints if records else (), ()),
+            self.attempt(lambda: restarts(told, account) if told and account else (), ()),
+            tuple(_missing(layout, supervisor)),
         )
 
     def records(self, stored: StoredConfig | None, supervisor: SupervisorRecord | None) -> RunRecords | None:
@@ -184,6 +207,15 @@ class _Reader:
     def fired(self) -> tuple[Fired, ...]:
         folder = self.layout.fired
         return tuple(decode(Fired, read_json(path)) for path in sorted(folder.glob("*.json"))) if is_folder(folder) else ()
+
+
+def _missing(layout: RunLayout, supervisor: SupervisorRecord | None) -> list[str]:
+    """The records of a finished run that are not there, relative to its folder."""
+    wanted = [layout.config, layout.environment, layout.dataset, layout.failures, layout.supervisor]
+    for a in supervisor.attempts if supervisor else ():
+        logs = layout.attempt(a.attempt)
+        wanted += [logs.rank(rank) for rank in range(a.world_size)] if a.last_step else []
+    return [layout.relative(path) for path in wanted if not path.exists()]
 
 
 def _document(place: Place) -> dict[str, Any] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 NONE = "-"
 
 
@@ -94,6 +96,11 @@ def plural(number: int, one: str, many: str = "") -> str:
 def listed(words: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
+
+
+def minus(text: str) -> str:
+    """`text` with true minus signs in front of its numbers; names such as r18-2 keep their hyphens."""
+    return re.sub(r"(?<![\w.\])-])-(?=\d)", "\N{MINUS SIGN}", text)
 
 
 def printable(text: object) -> str:

@@ -1,18 +1,23 @@
-"""The quality gates of each suite: the house's five, and two that only a look at all runs together can answer."""
+"""The quality gates of each suite: the house's five, and four that only a look at all runs together and at their folders can answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ecrl_cli.metrics.gates import Gate, quality_gates
+from ecrl_cli.records.events import CHECKPOINT_ENDS
+from ecrl_cli.report.arms import arms_of
 from ecrl_cli.report.evidence import Run
+from ecrl_cli.report.formats import listed
+from ecrl_cli.supervision.policy import restarts
 
 
 def gates_of(runs: Sequence[Run]) -> tuple[Gate, ...]:
     """The gates of one suite's runs. The report that shows them is the evidence that a report was written."""
     documents = {run.name: run.document for run in runs}
     verdicts = {run.name: run.verdict.status for run in runs if run.verdict.status != "missing"}
-    return (*quality_gates(documents, verdicts, report_written=True), _records(runs), _environment(runs))
+    judged = quality_gates(documents, verdicts, report_written=True)
+    return (_arms(runs), *judged, _artifacts(runs), _records(runs), _environment(runs))
 
 
 def whole(gates: Sequence[Gate]) -> bool:
@@ -24,9 +29,32 @@ def only_unverified(gates: Sequence[Gate], runs: Sequence[Run]) -> bool:
     return all(gate.passed or gate.name == "verified" for gate in gates) and all(run.verdict.status != "invalid" for run in runs)
 
 
+def _arms(runs: Sequence[Run]) -> Gate:
+    """Every arm has every seed that any arm has, and nothing that the sweep planned is missing."""
+    unfinished = [f"{run.name}: {run.reason}" for run in runs if run.reason]
+    arms = {arm.label: {run.seed for run in arm.runs} for arm in arms_of(runs, lambda suite: False)}
+    seeds = {seed for held in arms.values() for seed in held}
+    lacking = [f"{label} lacks seed {listed(sorted(seeds - held, key=_by_value))}" for label, held in arms.items() if seeds - held]
+    return _gate("arms", [*unfinished, *lacking], "every arm has every seed")
+
+
+def _by_value(seed: str) -> tuple[int, str]:
+    return len(seed), seed
+
+
+def _artifacts(runs: Sequence[Run]) -> Gate:
+    """What a number is made of is there to be looked at: whatever no gate above has already missed."""
+    missing = [f"{run.name} lacks {listed(list(names))}" for run in runs if run.counted and (names := run.missing)]
+    return _gate("artifacts", missing, "the records of every run are there")
+
+
+def _gate(name: str, failures: Sequence[str], kept: str) -> Gate:
+    return Gate(name, not failures, "; ".join(failures) or kept)
+
+
 def _records(runs: Sequence[Run]) -> Gate:
     troubles = [f"{run.name}: {trouble}" for run in runs for trouble in (*run.troubles, *_disagreements(run))]
-    return Gate("records", not troubles, "; ".join(troubles) or "metrics, supervisor and checkpoint records agree")
+    return _gate("records", troubles, "metrics, supervisor and checkpoint records agree")
 
 
 def _disagreements(run: Run) -> list[str]:
@@ -35,11 +63,15 @@ def _disagreements(run: Run) -> list[str]:
         return []
     if supervisor is None:
         return ["no supervisor.json"]
-    submitted = sum(line.event == "submitted" for line in run.checkpoints)
+    counted: list[tuple[str, object, object]] = [
+        (f"{end} checkpoints", metrics.checkpoints[end], sum(save.end == end for save in run.saves)) for end in CHECKPOINT_ENDS
+    ]
     pairs = [
         ("run_id", metrics.run_id, supervisor.run_id),
         ("restarts", metrics.restarts, supervisor.restarts),
-        ("submitted checkpoints", metrics.checkpoints["submitted"], submitted),
+        ("restarts of the attempts", metrics.restarts, restarts(supervisor.attempts)),
+        ("submitted checkpoints", metrics.checkpoints["submitted"], len(run.saves)),
+        *counted,
     ]
     return [f"{what} is {a} in metrics.json and {b} in its source" for what, a, b in pairs if a != b]
 
@@ -47,10 +79,12 @@ def _disagreements(run: Run) -> list[str]:
 def _environment(runs: Sequence[Run]) -> Gate:
     """Numbers of two machines or two versions are not averaged."""
     known = [run for run in runs if run.metrics]
-    first = known[0].environment if known else {}
-    others = [f"{run.name}: {', '.join(_changed(first, run.environment))}" for run in known if run.environment != first]
-    return Gate("environment", not others, "; ".join(others) or "one machine, one set of versions")
+    others = [f"{run.name}: {listed(found)}" for run in known if (found := [f"another {key}" for key in changed(known[0], run)])]
+    return _gate("environment", others, "one machine, one set of versions, one source")
 
 
-def _changed(a: dict[str, object], b: dict[str, object]) -> list[str]:
-    return [f"another {key}" for key in sorted(set(a) | set(b)) if a.get(key) != b.get(key)]
+def changed(a: Run, b: Run) -> list[str]:
+    """What differs between the environments of two runs; the revision counts only where a digest of the source is missing."""
+    ours, theirs = a.environment, b.environment
+    ignored = {"git_revision"} if "source_sha256" in ours and "source_sha256" in theirs else {"source_sha256"}
+    return [key for key in sorted({*ours, *theirs} - ignored) if ours.get(key) != theirs.get(key)]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterable
+from functools import partial
 
-import matplotlib as mpl
-import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from ecrl_cli.report.figures import STYLE, WIDTH, Picture, legend_name, picture
-from ecrl_cli.report.formats import printable, short
+from ecrl_cli.report.figures import WIDTH, Picture, Sketch, drawn, legend_name, say
+from ecrl_cli.report.formats import magnitude, printable, short
 from ecrl_cli.report.palette import INK, MUTED, Colour, series_colours
 from ecrl_cli.report.study_record import Studied, slugs
 from ecrl_cli.report.view import thinned
-from ecrl_cli.studies.result import Figure
+from ecrl_cli.studies.result import Figure, Series
 
 ROW, HIGHEST = 0.24, 90.0  # inches: a bar, a figure
 MOST_POINTS = 1500
@@ -26,10 +25,8 @@ Colours = dict[str, Colour]
 def study_pictures(study: Studied) -> list[Picture]:
     """Every figure of one study; none where it has no result."""
     figures = study.result.figures if study.result else ()
-    with mpl.style.context("seaborn-v0_8-ticks"), mpl.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in a script that the font lacks
-        named = zip(slugs(figure.name for figure in figures), figures, strict=True)
-        return [picture(f"{study.ident}.{name}", short(printable(figure.title)), draw(figure)) for name, figure in named if figure.series]
+    named = zip(slugs(figure.name for figure in figures), figures, strict=True)
+    return drawn([Sketch(f"{study.ident}.{name}", short(printable(f.title)), partial(draw, f)) for name, f in named if f.series])
 
 
 def draw(figure: Figure) -> Canvas:
@@ -56,16 +53,21 @@ def _bars(axes: Axes, figure: Figure, colours: Colours) -> None:
     thick = 0.84 / len(figure.series)
     for number, series in enumerate(figure.series):
         at = [row - 0.42 + thick * (number + 0.5) for row in range(len(figure.categories))]
-        axes.barh(at, series.y, height=thick * 0.92, color=colours[series.label].light)
+        _say(axes.barh(at, series.y, height=thick * 0.92, color=colours[series.label].light), figure, series)
         for y, low, high in zip(at, series.low, series.high, strict=False):
             axes.plot([low, high], [y, y], color=INK.light, linewidth=1.2, solid_capstyle="butt")
     _categories(axes, figure)
 
 
+def _say(bars: Iterable[Patch], figure: Figure, series: Series) -> None:
+    for bar, category, value in zip(bars, figure.categories, series.y, strict=False):
+        say(bar, f"{short(category)}, {short(series.label)}: {magnitude(value)}")
+
+
 def _stacked(axes: Axes, figure: Figure, colours: Colours) -> None:
     left = [0.0] * len(figure.categories)
     for series in figure.series:
-        axes.barh(range(len(left)), series.y, left=left, height=0.72, color=colours[series.label].light)
+        _say(axes.barh(range(len(left)), series.y, left=left, height=0.72, color=colours[series.label].light), figure, series)
         left = [start + width for start, width in zip(left, series.y, strict=True)]
     _categories(axes, figure)
 

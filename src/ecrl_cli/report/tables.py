@@ -1,20 +1,21 @@
-"""The rows of runs.csv, summary.csv and report.json: every number as recorded or as `metrics.statistics` gives it."""
+"""The rows of runs.csv, checkpoints.csv and restarts.csv as recorded, and report.json, which has the statistics too."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ecrl_cli.report.arms import BASES, MEASURES, Arm, run_versus, versus
+from ecrl_cli.metrics.checkpoints import TIMES
+from ecrl_cli.metrics.restarts import RESTART_COSTS
+from ecrl_cli.report.arms import BASES, run_versus
 from ecrl_cli.report.comparison import Comparison
+from ecrl_cli.report.effect_tables import Row, comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
 from ecrl_cli.report.evidence import CHECKPOINT_KEYS, Run
 from ecrl_cli.report.palette import CATEGORY_COLOURS
-
-Row = dict[str, Any]
 
 _SIZES = ("target_steps", "committed_steps", "replayed_steps", "restarts", "scale", "global_batch", "run_id", "reference_id")
 _PLAIN = ("goodput", "goodput_published_clock", "wall_s", "stall_per_checkpoint_s", *_SIZES)
@@ -53,27 +54,45 @@ def divergence_cells(run: Run) -> Row:
     return cells | {"state_step": document.get("state_step")}
 
 
-def summary_row(arm: Arm, arms: Sequence[Arm]) -> Row:
-    """One row of summary.csv; an arm of a suite that failed a gate has its n and no averages."""
-    row: Row = {"suite": arm.suite, "variant": arm.variant, "arm": arm.label, "n": len(arm.metrics), "averaged": arm.whole}
-    for measure in MEASURES:
-        found = arm.summary(measure)
-        row |= {f"{measure}_mean": found.mean if found else None, f"{measure}_sd": found.sd if found else None}
-        row |= {f"{measure}_ci95_low": found.low if found else None, f"{measure}_ci95_high": found.high if found else None}
-    for base in BASES:
-        pair = versus(arm, arms, base)
-        row |= {f"goodput_vs_{base}_pairs": pair.pairs if pair else 0}
-        row |= {f"goodput_vs_{base}_ratio_of_means": pair.ratio_of_means if pair else None}
-        row |= {f"goodput_vs_{base}_mean_of_ratios": pair.mean_of_ratios if pair else None}
-    return row
-
-
 def run_rows(comparison: Comparison) -> list[Row]:
     return [run_row(run, comparison) for run in comparison.runs]
 
 
-def summary_rows(comparison: Comparison) -> list[Row]:
-    return [summary_row(arm, comparison.arms) for arm in comparison.arms]
+def checkpoint_rows(comparison: Comparison) -> list[Row]:
+    """checkpoints.csv: every checkpoint that was submitted, once, whatever became of it."""
+    return [
+        _of(run, comparison)
+        | {"attempt": save.attempt, "global_step": save.global_step, "end": save.end, "bytes": save.bytes, "inflight": save.inflight}
+        | {time: save.seconds[time] for time in TIMES}
+        for run in comparison.runs
+        for save in run.saves
+    ]
+
+
+def restart_rows(comparison: Comparison) -> list[Row]:
+    """restarts.csv: every restart, and what it cost phase by phase."""
+    return [
+        _of(run, comparison)
+        | {"attempt": r.attempt, "after": r.after, "resumed_from_step": r.resumed_from_step, "replayed_steps": r.replayed}
+        | {f"{phase}_s": r.seconds[phase] for phase in RESTART_COSTS}
+        | {"total_s": r.total_s}
+        for run in comparison.runs
+        for r in run.restarts
+    ]
+
+
+def _of(run: Run, comparison: Comparison) -> Row:
+    scale = run.metrics.scale if run.metrics else ""
+    return {"run": run.name, "suite": run.suite, "arm": comparison.label(run), "seed": run.seed, "scale": scale}
+
+
+CSV_FILES: dict[str, Callable[[Comparison], list[Row]]] = {
+    "runs.csv": run_rows,
+    "summary.csv": summary_rows,
+    "comparisons.csv": comparison_rows,
+    "restarts.csv": restart_rows,
+    "checkpoints.csv": checkpoint_rows,
+}
 
 
 def as_csv(rows: Sequence[Row]) -> bytes:
@@ -95,6 +114,10 @@ def as_document(comparison: Comparison, headline: str, sentences: Sequence[str])
         "gates": {suite: [asdict(gate) for gate in gates] for suite, gates in comparison.gates.items()},
         "runs": [_finite(row) for row in run_rows(comparison)],
         "summary": [_finite(row) for row in summary_rows(comparison)],
+        "comparisons": [_finite(row) for row in comparison_rows(comparison)],
+        "noise": [_finite(row) for row in noise_rows(comparison)],
+        "overlap": [_finite(row) for row in overlap_rows(comparison)],
+        "restart_costs": [_finite(row) for row in restart_cost_rows(comparison)],
     }
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from ecrl_cli.report.answer import Answer
 from ecrl_cli.report.arms import run_versus
 from ecrl_cli.report.comparison import Comparison
+from ecrl_cli.report.effect_text import brief, tables
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.formats import NONE, change, count, duration, printable, rate, short
+from ecrl_cli.report.tables import CSV_FILES
 
 _ENDS = ("committed", "failed", "lost")
 COLUMNS = ("variant", "seed", "verdict", "steps", "restarts", "replayed", "goodput", "vs ref", "vs clean", "stall/ckpt", *_ENDS)
@@ -38,20 +40,23 @@ def in_order(comparison: Comparison, suite: str) -> list[Run]:
 
 
 def terminal(comparison: Comparison, page: Path) -> str:
-    """The goodput table of every suite, what was left out and which gates failed, and where the page is."""
+    """The goodput table of every suite, the arms compared, what was left out and which gates failed, and where the page is."""
     lines: list[str] = []
     for suite in comparison.suites:
-        lines += [f"{printable(suite) or 'no suite'} (goodput in committed steps per second)"]
+        scale = f"; scale {comparison.scale([suite])}" if any(run.counted for run in comparison.runs if run.suite == suite) else ""
+        lines += [f"{printable(suite) or 'no suite'} (goodput in committed steps per second{scale})"]
         lines += aligned([list(COLUMNS), *(cells(run, comparison) for run in in_order(comparison, suite))])
         lines += [f"  gate failed: {gate.name}: {short(printable(gate.message))}" for gate in comparison.gates[suite] if not gate.passed] + [""]
+    for table in brief(comparison):
+        lines += [printable(table.title), *aligned([list(table.columns), *table.rows], table.left), ""]
     lines += [f"not compared: {printable(run.name)}: {printable(run.reason)}" for run in comparison.left_out]
     return "\n".join([*lines, f"report: {page}"])
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with their columns under one another."""
+def aligned(rows: Sequence[Sequence[str]], left: int = _LEFT) -> list[str]:
+    """Rows with their columns under one another; `left` of them are words."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    padded = [[c.ljust(w) if i < _LEFT else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))] for row in rows]
+    padded = [[c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))] for row in rows]
     return [("  " + "  ".join(row)).rstrip() for row in padded]
 
 
@@ -60,17 +65,25 @@ def markdown(comparison: Comparison, said: Answer, figures: Sequence[str]) -> st
     lines = [f"# {escaped(said.headline)}", "", *(f"- {escaped(sentence)}" for sentence in said.sentences), ""]
     for suite in comparison.suites:
         rows = [cells(run, comparison) for run in in_order(comparison, suite)]
-        rule = ["---" if i < _LEFT else "---:" for i in range(len(COLUMNS))]
-        lines += [f"## {escaped(suite)}", "", *(_row(row) for row in [COLUMNS, rule, *rows]), ""]
+        lines += [f"## {escaped(suite)}", "", f"Scale {comparison.scale([suite]) or 'unknown'}.", "", *grid(COLUMNS, rows, _LEFT), ""]
         lines += [f"- {'passed' if g.passed else '**failed**'}: {g.name}: {escaped(g.message)}" for g in comparison.gates[suite]] + [""]
     if comparison.left_out:
         lines += ["## Not compared", "", *(f"- {escaped(run.name)}: {escaped(run.reason)}" for run in comparison.left_out), ""]
     if not comparison.runs:
         return "\n".join(lines)
+    for table in tables(comparison):
+        lines += [f"## {escaped(table.title)}", "", *grid(table.columns, table.rows, table.left), ""]
     lines += ["## Figures", "", *(f"![{name}](figures/{name}.png)" for name in figures), ""]
     lines += ["Goodput is committed steps per second of wall time, from the supervisor's launch to the target."]
-    lines += ["All numbers: runs.csv, summary.csv, report.json.", ""]
+    lines += ["The published clock runs from rank 0's first line to its last: the first launch is free, restarts are charged."]
+    lines += [f"All numbers: {', '.join(CSV_FILES)}, report.json.", ""]
     return "\n".join(lines)
+
+
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A Markdown table, `left` columns of words."""
+    rule = ["---" if i < left else "---:" for i in range(len(columns))]
+    return [_row(row) for row in [columns, rule, *rows]]
 
 
 def _row(row: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.history.timeline import Piece, phases, timeline
+from ecrl_cli.history.timeline import Piece, Timeline, phases, timeline
 from ecrl_cli.metrics.disk import DiskLine, Rate, rates
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, Session
 from ecrl_cli.report.palette import FAMILY_OF
@@ -75,12 +75,12 @@ class View:
     disk: tuple[Rate, ...] = ()
 
 
-def view(records: RunRecords, disk: Sequence[DiskLine] = ()) -> View:
-    """The picture of `records`, whose supervisor.json is there, and of the lines of disk.jsonl."""
+def view(records: RunRecords, disk: Sequence[DiskLine] = (), account: Timeline | None = None) -> View:
+    """The picture of `records`, whose supervisor.json is there, and of the lines of disk.jsonl. `account`: their timeline, if it is known."""
     supervisor = records.supervisor
     if supervisor is None:
         raise ValueError("no supervisor.json")
-    account = timeline(records)
+    account = account or timeline(records)
     at = _clock(supervisor.attempts, account.windows)
     starts = phases(records, account)
     return View(

@@ -18,8 +18,14 @@ DEFINITIONS = (
     ("blocking, overlapped", "Two ways to save: training waits until the checkpoint is durable, or only for a copy that another process writes."),
     ("suite", "One cell of a comparison: data set, model and failure schedule."),
     ("verdict", "What ecrl verify says of a run from its records: valid, invalid (a promise was broken) or unknown (evidence is missing)."),
-    ("ratio of means, mean of ratios", "Two ways to compare arms over several seeds: mean by mean, or pair by pair and then the mean. They differ."),
-    ("95% interval", "Of the mean, by Student's t, over the runs of an arm. There is none for a single run."),
+    ("published clock", "Committed steps over the time from rank 0's first log line to its last: the first launch is free, restarts are charged."),
+    ("pair", "A run of one arm and the run of another of the same suite and seed, which must end in the same state."),
+    ("ratio of means, mean of ratios", "Two ways to compare arms over several pairs: mean by mean, or pair by pair and then the mean. They differ."),
+    ("95% interval", "Of a mean: Student's t, or the BCa bootstrap, which assumes no shape but is too narrow for few runs. None for a single run."),
+    ("sign count", "How many pairs went up and how many down, with the exact interval of the share that went up and the sign test's p."),
+    ("noise floor", "The largest difference between two runs of one configuration: ref2 against ref, or equal runs of different suites."),
+    ("told apart", "The interval of the effect holds neither zero nor anything within the noise floor. Only then is a winner named."),
+    ("wall / stall", "Of the stall that overlapping saved, the share that came back as wall time. The rest the writer took from the training."),
     ("residual", "Wall time that no category accounts for; negative where time was counted twice."),
 )
 
@@ -63,11 +69,13 @@ CATEGORY_WORDS = {
 }
 
 GATE_WORDS = {
+    "arms": "Every arm with every seed",
     "target": "All arms at their target",
     "verified": "Every run judged valid",
     "report": "Report written",
     "checkpoints": "Every submitted checkpoint accounted for",
     "time": "Time accounted for",
+    "artifacts": "Records of every run there",
     "records": "Records agree",
     "environment": "One environment",
 }

@@ -1,0 +1,118 @@
+"""What the report on a whole matrix costs: `python -m bench.page` prints JSON.
+
+72 simulated runs of the published shape (8 suites, 3 arms, 3 seeds, 1,600 steps, 32 checkpoints, two failures), or the sweep named. Measured:
+`ecrl report` from its start to its end, in a process of its own each time; and the page in a headless Chromium, from the navigation to the end of
+its load event (the browser's own clock), in a new tab each time. Medians; the first load warms up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.chromium import CHROMIUM, address, chromium
+from tests.unit.report_runs import Plan, make_sweep
+
+from ecrl_cli.records.clock import monotonic
+
+REPORT_GOAL_S, LOAD_GOAL_S = 10.0, 2.0
+STEPS, EVERY = 1600, 50
+FAILURES = {"base": (400, 1200), "late": (800, 1400)}
+# Milliseconds to the end of the load event, elements, and those of them that are in figures.
+MEASURE = """(() => {
+  const [navigation] = performance.getEntriesByType("navigation");
+  return [navigation.loadEventEnd, document.querySelectorAll("*").length, document.querySelectorAll("svg, svg *").length];
+})()"""
+
+
+def plans() -> list[Plan]:
+    """The matrix of experiment 4. A failure strikes just behind a checkpoint, so that steps are replayed."""
+    found = []
+    for suite in (f"{data}-{model}" for data in ("cifar10", "cifar100") for model in ("r18", "r50")):
+        for schedule, steps in FAILURES.items():
+            for seed in (1337, 2027, 4242):
+                shared: dict[str, Any] = {"suite": f"{suite}-{schedule}", "seed": seed, "steps": STEPS, "every": EVERY}
+                kills = tuple(step + 3 for step in steps)
+                found.append(Plan("ref", kills=(), **shared))
+                found.append(Plan("blk", kills=kills, **shared))
+                found.append(Plan("ovl", kills=kills, strategy="overlapped", **shared))
+    return found
+
+
+def reported(sweep: Path, out: Path, rounds: int) -> list[float]:
+    """Seconds of each `ecrl report`."""
+    took = []
+    for _ in range(rounds):
+        began = monotonic()
+        command = [sys.executable, "-m", "ecrl_cli.cli.main", "report", str(sweep), "--out", str(out)]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        took.append(monotonic() - began)
+        if done.returncode not in (0, 1, 3):
+            raise RuntimeError(f"ecrl report ended with {done.returncode}")
+    return took
+
+
+def loaded(page: Path, rounds: int) -> dict[str, Any]:
+    """Seconds of each load, and how much there is to load."""
+    found: list[list[float]] = []
+    with chromium() as browser:
+        for _ in range(rounds + 1):
+            tab = browser.open(address(page))
+            tab.settle()
+            found.append(tab.run(MEASURE))
+            complaints = tab.complaints()
+            tab.close()
+    seconds = [milliseconds / 1e3 for milliseconds, _, _ in found]
+    _, elements, drawn = found[-1]
+    return {"seconds": seconds[1:], "first_seconds": seconds[0], "elements": elements, "in_figures": drawn, "complaints": complaints}
+
+
+def measure(sweep: Path, out: Path, rounds: int) -> dict[str, Any]:
+    report_s = reported(sweep, out, rounds)
+    page = out / "index.html"
+    document: dict[str, Any] = {"report_seconds": _spread(report_s), "page_bytes": page.stat().st_size}
+    goals = {"report_seconds": _goal(statistics.median(report_s), REPORT_GOAL_S)}
+    if CHROMIUM:
+        load = loaded(page, 2 * rounds + 1)
+        document |= {"load_seconds": _spread(load.pop("seconds")), **load}
+        goals["load_seconds"] = _goal(document["load_seconds"]["median"], LOAD_GOAL_S)
+    else:
+        document["load_seconds"] = "no chromium on this machine: apt-get install chromium"
+    return document | {"goals": goals}
+
+
+def _spread(seconds: list[float]) -> dict[str, float]:
+    return {name: round(of(seconds), 3) for name, of in (("median", statistics.median), ("least", min), ("most", max))}
+
+
+def _goal(seconds: float, at_most: float) -> dict[str, Any]:
+    return {"at_most": at_most, "met": seconds <= at_most}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure the report on 72 runs and how fast its page loads; prints JSON.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sweep", type=Path, default=None, help="a sweep to report on (default: 72 simulated runs)")
+    options = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="bench-page-"))
+    try:
+        sweep = options.sweep or make_sweep(root / "sweep", plans())
+        document = {"bench": "page", **measure(sweep, root / "report", options.rounds)}
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    document["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
+    print(json.dumps(document, indent=2))
+    return 0 if all(goal["met"] for goal in document["goals"].values()) and not document.get("complaints") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""What the two reports claim, and whether the runs at hand bear it out: by paired intervals and the noise floor, never by eye."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ecrl_cli.metrics.statistics import Paired
+from ecrl_cli.report.formats import NONE, plural, share
+from ecrl_cli.report.paired import NO_FLOOR, Floor, against_floor, noise_floor, told_apart
+from ecrl_cli.report.published.cells import change, estimate, of_means
+from ecrl_cli.report.published.experiments import ARM_WORDS
+from ecrl_cli.report.published.sample import CLOCKS, Experiment
+from ecrl_cli.report.published.suites import gains
+from ecrl_cli.report.published.values import EXPERIMENTS, STALL_REDUCTION, SUITES, TABLE5, WALL_REDUCTION, WRITE_REDUCTION, ExperimentValues
+
+Verdict = Literal["supported", "contradicted", "undecided", "not measured"]
+COLUMNS = ("Experiment", "Claim", "Published", "Measured", "Verdict", "Why")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`published`, `measured`: in words. `verdict`: of the claim's direction. `why`: what it rests on, the size against the published one too."""
+
+    experiment: str
+    claim: str
+    source: str
+    published: str
+    measured: str
+    verdict: Verdict
+    why: str
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        return (self.experiment, f"{self.claim} ({self.source})", self.published, self.measured, self.verdict, self.why)
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """A claim that one arm lies above or below another. `published`: percent, of the ratio of means."""
+
+    claim: str
+    source: str
+    arm: str
+    base: str
+    measure: str
+    published: float
+
+
+_MATRIX = (
+    _Effect("overlapped has more goodput than blocking", "S0 abstract", "ovl", "blk", "goodput", TABLE5["goodput"][3] or 0.0),
+    _Effect("overlapped has more goodput than blocking", "S0 abstract", "ovl", "blk", "goodput_published_clock", TABLE5["goodput"][3] or 0.0),
+    _Effect("overlapped stalls less than blocking", "S0 section 7.1", "ovl", "blk", "stall_s", -STALL_REDUCTION),
+    _Effect("overlapped spends less time writing than blocking", "S0 section 7.1", "ovl", "blk", "write_s", -WRITE_REDUCTION),
+    _Effect("overlapped ends sooner than blocking", "S0 section 6.1", "ovl", "blk", "wall_s", -WALL_REDUCTION),
+    _Effect("blocking with failures lies below the reference", "S0 Table 5", "blk", "ref", "goodput_published_clock", TABLE5["drop"][1]),
+    _Effect("overlapped with failures lies below the reference", "S0 Table 5", "ovl", "ref", "goodput_published_clock", TABLE5["drop"][2]),
+)
+
+
+def claims(found: Sequence[Experiment]) -> list[Claim]:
+    """Every claim of the experiments at hand, in the order of the reports."""
+    told: list[Claim] = []
+    for experiment in found:
+        if experiment.ident == "exp4":
+            effects = [_effect(experiment, effect) for effect in _MATRIX]
+            told += [_passed(experiment), *effects, _unanimous(experiment), _heavier(experiment), _write_and_wall(experiment), _restarted(experiment)]
+        else:
+            told += _project(experiment, next(values for values in EXPERIMENTS if values.ident == experiment.ident))
+    return told
+
+
+def _project(experiment: Experiment, values: ExperimentValues) -> list[Claim]:
+    told = [_passed(experiment)]
+    for arm, drop in values.drops.items():
+        effect = _Effect(f"{ARM_WORDS[arm]} lies below the reference", values.source, arm, "ref", "goodput_published_clock", drop)
+        told.append(_effect(experiment, effect))
+    if "ovl" in values.goodput:
+        published = 100 * (values.goodput["ovl"] / values.goodput["blk"] - 1)
+        told.append(_effect(experiment, _Effect("overlapped does not beat blocking", "S1 section 11.2", "ovl", "blk", "goodput", published)))
+    return told + _trajectories(experiment, values)
+
+
+def _effect(experiment: Experiment, effect: _Effect) -> Claim:
+    """The direction is judged: the interval of the paired ratios excludes zero and, where there is a noise floor, lies above it."""
+    pair = experiment.pair(effect.arm, effect.base, effect.measure)
+    floor = noise_floor(experiment.comparison, effect.measure, experiment.suites)
+    on = f", {CLOCKS[effect.measure]}" if effect.measure in CLOCKS else ""
+    verdict: Verdict = "not measured"
+    if pair and pair.mean_of_ratios:
+        agrees = (pair.mean_of_ratios.mean > 0) == (effect.published > 0)
+        verdict = "undecided" if not told_apart(pair, floor) else "supported" if agrees else "contradicted"
+    why = f"{plural(pair.n, 'pair')}; {_noise(pair, floor)}; {_size(pair, effect.published)}" if pair else "no pair of these arms"
+    return Claim(experiment.ident, effect.claim + on, effect.source, f"{effect.published:+.4g}%", of_means(pair), verdict, why)
+
+
+def _noise(pair: Paired, floor: Floor | None) -> str:
+    said = against_floor(pair, floor) or NO_FLOOR
+    return f"{said} (equal runs differ by up to {share(floor.largest)})" if floor else said
+
+
+def _size(pair: Paired, published: float) -> str:
+    """Whether the published size lies within the interval; it was measured in another setting."""
+    if pair.ratio_low is None or pair.ratio_high is None:
+        return "no interval for its size"
+    inside = pair.ratio_low <= published / 100 <= pair.ratio_high
+    return f"the published size lies {'inside' if inside else 'outside'} the interval"
+
+
+def _passed(experiment: Experiment) -> Claim:
+    """Of all runs, those of refused suites too."""
+    states = [run.verdict.status for run in experiment.runs]
+    valid, broken = states.count("valid"), states.count("invalid")
+    verdict: Verdict = "contradicted" if broken else "supported" if states and valid == len(states) else "undecided"
+    source = "S0 abstract" if experiment.ident == "exp4" else "S1 section 10"
+    why = f"{broken} broke a promise, {len(states) - valid - broken} not judged; verdicts are ecrl verify's, which check more than sample ids"
+    return Claim(experiment.ident, "every run is correct", source, "1.0000", f"{valid} of {len(states)} valid", verdict, why)
+
+
+def _unanimous(experiment: Experiment) -> Claim:
+    found = gains(experiment)
+    positive = sum(gain > 0 for gain in found.values())
+    apart = {suite: experiment.pair("ovl", "blk", "goodput", [suite]) for suite in found}
+    told = [suite for suite, pair in apart.items() if pair and told_apart(pair, noise_floor(experiment.comparison, "goodput", [suite]))]
+    worse = [suite for suite in told if found[suite] < 0]
+    every = len(told) == len(SUITES) and positive == len(SUITES)
+    verdict: Verdict = "not measured" if not found else "contradicted" if worse else "supported" if every else "undecided"
+    why = f"{len(told)} of {len(found)} told apart from zero and noise; launch to target"
+    measured = f"{positive} of {len(found)} above zero" if found else NONE
+    return Claim("exp4", "overlapped beats blocking in every suite", "S0 section 7.1", f"8 of {len(SUITES)}", measured, verdict, why)
+
+
+def _heavier(experiment: Experiment) -> Claim:
+    """ResNet-50 suites save more stall than ResNet-18 suites: by intervals of the paired differences."""
+    pairs = [experiment.pair("ovl", "blk", "stall_s", [v.suite for v in SUITES if v.model == model]) for model in ("r18", "r50")]
+    small, large = (pair.difference if pair else None for pair in pairs)
+    verdict: Verdict = "not measured"
+    if small and large:
+        verdict = "undecided"
+        if small.low is not None and small.high is not None and large.low is not None and large.high is not None:
+            verdict = "supported" if large.high < small.low else "contradicted" if small.high < large.low else "undecided"
+    measured = f"{change(pairs[1])} s and {change(pairs[0])} s" if small and large else NONE
+    why = "intervals of the stall change per run, ResNet-50 against ResNet-18"
+    return Claim("exp4", "more stall is saved on ResNet-50 than on ResNet-18", "S0 section 6.4", "-14.7396 s and -6.3918 s", measured, verdict, why)
+
+
+def _write_and_wall(experiment: Experiment) -> Claim:
+    """Saving writes is not enough: the wall time falls by less, relatively."""
+    pairs = [experiment.pair("ovl", "blk", measure) for measure in ("write_s", "wall_s")]
+    write, wall = (pair.ratio_of_means if pair else None for pair in pairs)
+    verdict: Verdict = "not measured"
+    if pairs[0] and write is not None and wall is not None:
+        sure = told_apart(pairs[0], noise_floor(experiment.comparison, "write_s", experiment.suites))
+        verdict = "undecided" if not sure else "supported" if -wall < -write else "contradicted"
+    measured = f"write {of_means(pairs[0])}, wall {of_means(pairs[1])}" if verdict != "not measured" else NONE
+    published = f"write {-WRITE_REDUCTION}%, wall {-WALL_REDUCTION}%"
+    why = "a comparison of two means; the published write total counts 3 of 32 writes of overlapped, so that its fall is not one of writing"
+    return Claim("exp4", "the wall time falls by less than the write time", "S0 section 7.2", published, measured, verdict, why)
+
+
+def _restarted(experiment: Experiment) -> Claim:
+    means = [experiment.mean(arm, "restarts") for arm in ("blk", "ovl")]
+    exact = [mean.mean == TABLE5["restarts"][1] and not mean.sd for mean in means if mean]
+    verdict: Verdict = "not measured" if not exact else "supported" if all(exact) else "contradicted"
+    measured = ", ".join(estimate(mean) for mean in means) if exact else NONE
+    return Claim("exp4", "two restarts in every run with failures", "S0 abstract", "2.0", measured, verdict, "exact, in every averaged run")
+
+
+def _trajectories(experiment: Experiment, values: ExperimentValues) -> list[Claim]:
+    """Whether failures (or a change of ranks) change the losses: the published area under the loss difference is zero, or it is not."""
+    told = []
+    for arm, distances in values.divergence.items():
+        runs = [run for name in (values.drops if arm == "pooled" else (arm,)) for run in experiment.runs_of(name)]
+        found, same = experiment.divergence(runs, "auc"), distances["auc"] == 0
+        who = "arms with failures" if arm == "pooled" else ARM_WORDS[arm]
+        claim = f"{who}: the losses {'equal' if same else 'leave'} the reference's"
+        verdict: Verdict = "not measured" if found is None else "supported" if (found.mean == 0) == same else "contradicted"
+        why = "area of the absolute loss difference over the committed steps; 0 is exact equality in every step"
+        told.append(Claim(experiment.ident, claim, values.source, f"{distances['auc']:.4f}", estimate(found), verdict, why))
+    return told

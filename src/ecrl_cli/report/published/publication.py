@@ -1,0 +1,37 @@
+"""The published part of the report, whole: tables, figures, artifacts per suite, summaries. What `report.build` calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ecrl_cli.records.layout import SweepLayout
+from ecrl_cli.records.reading import read_whole
+from ecrl_cli.report.comparison import Comparison
+from ecrl_cli.report.figures import Picture
+from ecrl_cli.report.published.figures import published_pictures
+from ecrl_cli.report.published.model import Publication
+from ecrl_cli.report.published.publishable import publishables
+from ecrl_cli.report.published.sample import experiments
+from ecrl_cli.report.published.summary import Material, summary_files
+from ecrl_cli.report.published.tables import published_tables
+from ecrl_cli.report.study_record import slugs
+
+
+def publication(comparison: Comparison) -> Publication:
+    """Every file of it by its path in the report's folder. RecordError, OSError where a sweep's manifest went away since it was read."""
+    found = tuple(experiments(comparison))
+    material = Material(comparison, found, published_tables(found), published_pictures(found))
+    files = publishables(comparison) | summary_files(material) | _manifests(comparison) | _drawn(material.pictures)
+    return Publication(files, material.tables, material.pictures)
+
+
+def _drawn(pictures: Iterable[Picture]) -> dict[str, bytes]:
+    return {f"figures/{picture.name}.{kind}": data for picture in pictures for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
+
+
+def _manifests(comparison: Comparison) -> dict[str, bytes]:
+    """manifest.csv of the sweep as it stands; of several sweeps, one each, named after its folder."""
+    folders: list[Path] = list(dict.fromkeys(run.place.layout.root.parent.resolve() for run in comparison.runs if run.place.said))
+    names = ["manifest.csv"] if len(folders) == 1 else [f"manifest-{slug}.csv" for slug in slugs(folder.name for folder in folders)]
+    return {name: read_whole(SweepLayout(folder).manifest) for name, folder in zip(names, folders, strict=True)}

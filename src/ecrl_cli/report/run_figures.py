@@ -1,0 +1,278 @@
+"""The figures of the runs: goodput, effects over the noise floor, seconds by category, loss, one timeline per suite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from ecrl_cli.metrics.statistics import Summary
+from ecrl_cli.report.arms import Arm
+from ecrl_cli.report.comparison import ALL, Comparison
+from ecrl_cli.report.effects import Contrast, Effect, contrasted
+from ecrl_cli.report.evidence import Run
+from ecrl_cli.report.figures import WIDTH, Picture, Sketch, drawn, legend_name, say
+from ecrl_cli.report.formats import change, duration, plural, printable, rate, share
+from ecrl_cli.report.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
+from ecrl_cli.report.view import View, thinned
+
+ROW = 0.30  # inches: a bar
+MOST_POINTS, READINGS = 240, 24  # of a curve: points, and steps that say their values
+EFFECTS = "Difference of goodput by pairs of one suite and seed, with 95% intervals"
+
+
+def pictures(comparison: Comparison) -> list[Picture]:
+    """Every figure that there is something to show for."""
+    if not comparison.arms:
+        return []
+    effects = contrasted(comparison)
+    found = [Sketch("effects", EFFECTS, partial(draw_effects, effects))] if effects else []
+    found += [
+        Sketch("goodput", "Goodput of each arm, in committed steps per second", partial(draw_goodput, comparison)),
+        Sketch("seconds", "Where the wall time went, in seconds by category", partial(draw_seconds, comparison)),
+    ]
+    if any(_recorded(run) for run in comparison.counted):
+        found.append(Sketch("loss", "Loss of the committed steps, mean over ranks", partial(draw_losses, comparison)))
+    for number, (suite, runs) in enumerate(first_seed(comparison).items()):
+        title = f"{printable(suite)}: the arms of one seed on one clock"
+        found.append(Sketch(f"timeline-{number + 1}", title, partial(draw_timelines, comparison, runs), in_page=False))
+    return drawn(found)
+
+
+def first_seed(comparison: Comparison) -> dict[str, list[Run]]:
+    """By suite, one run per arm: of the seed that most arms have, the first of them in order."""
+    chosen = {}
+    for suite in dict.fromkeys(arm.suite for arm in comparison.arms):
+        arms = comparison.of(suite)
+        seeds = [run.seed for arm in arms for run in arm.runs]
+        best = max(dict.fromkeys(seeds), key=seeds.count)
+        picked = [next((run for run in arm.runs if run.seed == best), None) for arm in arms]
+        chosen[suite] = [run for run in picked if run]
+    return chosen
+
+
+def draw_goodput(comparison: Comparison) -> Figure:
+    """A bar per arm; the 95% interval and every run's own point where there is more than one."""
+    figure, axes, rows = _bars(comparison)
+    colours = variant_colours(comparison.labels)
+    for y, arm in rows:
+        value, summary = arm.shown("goodput"), arm.summary("goodput")
+        points = [m.goodput for m in arm.metrics]
+        if value is not None:
+            (bar,) = axes.barh(y, value, height=0.72, color=colours[arm.label].light)
+            say(bar, f"{arm.suite} {arm.label}: {rate(value)} steps/s, {_spread(summary, rate)}")
+        if summary and summary.low is not None and summary.high is not None:
+            axes.plot([summary.low, summary.high], [y, y], color=INK.light, linewidth=1.4, solid_capstyle="butt")
+        for m in arm.metrics if len(points) > 1 else ():
+            (point,) = axes.plot([m.goodput], [y], "o", markersize=2.6, color=PAPER.light, markeredgecolor=INK.light, markeredgewidth=0.7)
+            say(point, f"{arm.suite} {arm.label}, seed {m.seed}: {rate(m.goodput)} steps/s")
+        right = max([*points, *([summary.high] if summary and summary.high is not None else [])])
+        _behind(axes, right, y, rate(value) if value is not None else "not averaged")
+    axes.set_xlabel("committed steps per second of wall time")
+    _room(axes)
+    return figure
+
+
+def draw_seconds(comparison: Comparison) -> Figure:
+    """A bar per arm, cut into categories; the mean over its runs where it is averaged."""
+    figure, axes, rows = _bars(comparison, extra=0.75)
+    used: set[str] = set()
+    for y, arm in rows:
+        left = 0.0
+        seconds = arm.seconds()
+        wall_s = sum(seconds.values())
+        for category in CATEGORY_COLOURS if seconds else ():
+            width = max(0.0, seconds[category])
+            if width > wall_s / 2000:  # a thinner one cannot be seen
+                used.add(category)
+                part = axes.add_patch(Rectangle((left, y - 0.36), width, 0.72, color=CATEGORY_COLOURS[category].light, linewidth=0))
+                say(part, f"{arm.suite} {arm.label}: {category.replace('_', ' ')} {duration(width)}, {share(width / wall_s)} of the wall time")
+            left += width
+        _behind(axes, left, y, duration(left) if seconds else "not averaged")
+    seen = [category for category in CATEGORY_COLOURS if category in used]
+    handles = [Patch(color=CATEGORY_COLOURS[category].light, label=category.replace("_", " ")) for category in seen]
+    axes.set_xlabel("seconds of wall time")
+    _room(axes)
+    figure.legend(handles=handles, loc="outside lower center", ncols=7, fontsize=8, handlelength=1, handleheight=1, columnspacing=1.4)
+    return figure
+
+
+def draw_effects(found: Sequence[Contrast]) -> Figure:
+    """A point and its interval per suite and over all of them, contrast by contrast; the band is what equal runs differ by."""
+    rows = [(contrast, effect) for contrast in found for effect in contrast.effects]
+    floor = found[0].floor
+    figure = Figure(figsize=(WIDTH, 0.24 * (len(rows) + 1.2 * len(found)) + 0.65), layout="constrained")
+    axes = figure.subplots()
+    colours = variant_colours(list(dict.fromkeys(contrast.arm for contrast in found)))
+    ticks: list[tuple[float, str]] = []
+    y = 0.0
+    for contrast in found:
+        axes.annotate(contrast.title, (0, y), xycoords=("axes fraction", "data"), va="center", weight="bold", color=INK.light)
+        y += 1
+        for effect in contrast.effects:
+            _interval(axes, y, contrast, effect, colours[contrast.arm])
+            ticks.append((y, effect.suite))
+            y += 1
+        y += 0.2
+    if floor:
+        band = axes.axvspan(-100 * floor.largest, 100 * floor.largest, color=RULE.light, linewidth=0, zorder=0)
+        say(band, f"noise floor: equal runs differ by up to {share(floor.largest)} ({plural(floor.pairs, 'pair')}, {floor.source})")
+    axes.axvline(0, color=MUTED.light, linewidth=0.8)
+    _reach(axes, found)
+    axes.set_yticks([at for at, _ in ticks], [printable(name) for _, name in ticks])
+    axes.set_ylim(y - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("difference of goodput in percent")
+    return figure
+
+
+def _reach(axes: Axes, found: Sequence[Contrast]) -> None:
+    """Room for the intervals; a floor far beyond them fills the axes without crushing them."""
+    pairs = [ratios for contrast in found for effect in contrast.effects if (ratios := effect.pair.mean_of_ratios)]
+    ends = [abs(end) for ratios in pairs for end in (ratios.mean, ratios.low, ratios.high) if end is not None]
+    widest = max(ends, default=0.0)
+    floor = found[0].floor.largest if found[0].floor else 0.0
+    reach = 112 * max(widest, min(floor, 2 * widest)) or 1.0
+    axes.set_xlim(-reach, reach)
+
+
+def _interval(axes: Axes, y: float, contrast: Contrast, effect: Effect, colour: Colour) -> None:
+    """The mean of ratios with its interval by Student's t; the pooled one is a diamond."""
+    ratios = effect.pair.mean_of_ratios
+    if ratios is None:
+        return
+    if ratios.low is not None and ratios.high is not None:
+        axes.plot([100 * ratios.low, 100 * ratios.high], [y, y], color=colour.light, linewidth=1.6, solid_capstyle="butt")
+    marker, size = ("D", 6.5) if effect.suite == ALL else ("o", 4.5)
+    (point,) = axes.plot([100 * ratios.mean], [y], marker, markersize=size, color=colour.light)
+    spread = "" if ratios.low is None else f" [{change(ratios.low)} to {change(ratios.high)}]"
+    noise = f", {effect.noise}" if effect.noise else ""
+    say(point, f"{contrast.title}, {effect.suite or 'all suites'}: {change(ratios.mean)}{spread}, {plural(effect.pair.n, 'pair')}{noise}")
+
+
+def draw_losses(comparison: Comparison) -> Figure:
+    """A panel per suite, a curve per arm of one seed; wide under narrow, so that equal curves stay visible."""
+    chosen = first_seed(comparison)
+    columns = min(2, len(chosen))
+    rows = -(-len(chosen) // columns)
+    figure = Figure(figsize=(WIDTH, 2.1 * rows + 0.4), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False)
+    colours = variant_colours(comparison.labels)
+    for axes in panels.flat[len(chosen) :]:
+        axes.set_axis_off()
+    for axes, (suite, runs) in zip(panels.flat, chosen.items(), strict=False):
+        for number, run in enumerate(runs):
+            points = _losses(run)
+            width = max(1.0, 5.5 - 1.5 * number)
+            axes.plot([step for step, _ in points], [loss for _, loss in points], color=colours[comparison.label(run)].light, linewidth=width)
+        _readings(axes, comparison, runs)
+        axes.set_title(printable(suite), fontsize=9, loc="left", color=INK.light)
+        axes.set_xlabel("step")
+    panels[0][0].set_ylabel("loss")
+    handles = [Patch(color=colours[label].light, label=legend_name(label)) for label in comparison.labels]
+    figure.legend(handles=handles, loc="outside upper right", ncols=6, fontsize=8, handlelength=1, handleheight=0.5)
+    return figure
+
+
+def _readings(axes: Axes, comparison: Comparison, runs: Sequence[Run]) -> None:
+    """Bands that cannot be seen and say the loss of every curve in their middle."""
+    curves = {comparison.label(run): dict(_recorded(run)) for run in runs}
+    steps = sorted({step for curve in curves.values() for step in curve})
+    stride = max(1, -(-len(steps) // READINGS))
+    width = (steps[-1] - steps[0]) / len(steps) * stride if steps else 0
+    for step in steps[stride // 2 :: stride]:
+        said = [f"{label} {curve[step]:.4g}" for label, curve in curves.items() if step in curve]
+        band = axes.axvspan(step - width / 2, step + width / 2, alpha=0, linewidth=0)
+        say(band, f"loss at step {step:,}: {', '.join(said)}")
+
+
+def draw_timelines(comparison: Comparison, runs: Sequence[Run]) -> Figure:
+    """A panel per run on one time axis: progress, categories, checkpoints in flight, failures."""
+    shown = [(run, run.view) for run in runs if run.view]
+    height = 1.15 * max(1, len(shown)) + 0.9
+    figure = Figure(figsize=(WIDTH, height))  # a layout of its own: the axes have numbers for labels, and measuring them takes longer than drawing
+    if not shown:
+        return figure
+    panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.34})
+    figure.subplots_adjust(left=0.075, right=0.985, top=1 - 0.26 / height, bottom=0.72 / height)
+    colours = variant_colours(comparison.labels)
+    for axes, (run, view) in zip(panels.flat, shown, strict=True):
+        draw_timeline(axes, view, colours[comparison.label(run)])
+        axes.set_title(f"{printable(comparison.label(run))}, seed {printable(run.seed)}", fontsize=9, loc="left", color=INK.light)
+    panels.flat[-1].set_xlabel("seconds since the supervisor's launch")
+    handles = [Patch(color=colour.light, label=family) for family, colour in FAMILY_COLOURS.items()]
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, handlelength=1, handleheight=1)
+    return figure
+
+
+def draw_timeline(axes: Axes, view: View, colour: Colour) -> None:
+    """One run: y is the step; under zero lie the strip of categories and the checkpoints in flight."""
+    target = max(1, view.target_steps)
+    for family, family_colour in FAMILY_COLOURS.items():
+        stretches = [(strip.start, strip.end - strip.start) for strip in view.strips if strip.family == family]
+        axes.broken_barh(stretches, (-0.24 * target, 0.16 * target), color=family_colour.light)
+    for durable, tone in ((True, MUTED), (False, BAD)):
+        writes = [write for write in view.writes if (write.outcome == "committed") == durable]
+        stretches = [(write.start, max(write.end - write.start, view.wall_s / 400)) for write in writes]
+        axes.broken_barh(stretches, (-0.42 * target, 0.1 * target), color=tone.light)
+    for attempt in view.attempts:
+        axes.plot([t for t, _ in attempt.progress], [step for _, step in attempt.progress], color=colour.light, linewidth=1.6)
+    axes.plot([b.at for b in view.blows], [b.step for b in view.blows], "x", color=INK.light, markersize=6, markeredgewidth=1.6, zorder=5)
+    axes.set_yticks([0, target])
+    axes.spines["bottom"].set_visible(False)
+    axes.set_ylim(-0.5 * target, 1.1 * target)
+
+
+def _bars(comparison: Comparison, extra: float = 0.0) -> tuple[Figure, Axes, list[tuple[float, Arm]]]:
+    """Axes with a row per arm, a gap and a heading per suite; the rows from top to bottom."""
+    rows: list[tuple[float, Arm]] = []
+    headings: list[tuple[float, str]] = []
+    y = 0.0
+    several = len({arm.suite for arm in comparison.arms}) > 1
+    for arm in comparison.arms:
+        if several and (not rows or rows[-1][1].suite != arm.suite):
+            headings.append((y + 0.15, arm.suite))
+            y += 1
+        rows.append((y, arm))
+        y += 1
+    figure = Figure(figsize=(WIDTH, ROW * y + 0.65 + extra), layout="constrained")
+    axes = figure.subplots()
+    axes.set_yticks([at for at, _ in rows], [printable(arm.label) for _, arm in rows])
+    axes.set_ylim(y - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    for at, suite in headings:
+        axes.annotate(printable(suite), (0, at), (0, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center", weight="bold")
+    return figure, axes, rows
+
+
+def _behind(axes: Axes, x: float, y: float, text: str) -> None:
+    """`text` behind the end of a bar."""
+    axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", color=INK.light)
+
+
+def _room(axes: Axes) -> None:
+    """Space on the right for the numbers behind the bars."""
+    right = axes.dataLim.x1
+    axes.set_xlim(0, right * 1.12 if 0 < right < math.inf else 1)
+
+
+def _spread(summary: Summary | None, form: Callable[[float], str]) -> str:
+    """What a mean is the mean of."""
+    if summary is None or summary.low is None or summary.high is None:
+        return "one run"
+    return f"mean of {plural(summary.n, 'run')}, 95% interval {form(summary.low)} to {form(summary.high)}"
+
+
+def _recorded(run: Run) -> list[tuple[int, float]]:
+    recorded = run.counted.mean_loss if run.counted else {}
+    return [(step, loss) for step, loss in sorted(recorded.items()) if loss is not None]
+
+
+def _losses(run: Run) -> tuple[tuple[int, float], ...]:
+    return thinned(_recorded(run), MOST_POINTS)

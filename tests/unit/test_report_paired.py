@@ -1,0 +1,208 @@
+"""Which runs are paired, what is pooled, what the noise floor is and when an effect stands above it; the gates that decide what is averaged."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.metrics.statistics import paired, summary
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.report.comparison import ALL, Comparison, compare
+from ecrl_cli.report.effect_tables import comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
+from ecrl_cli.report.effect_text import brief, tables
+from ecrl_cli.report.paired import AGAIN, NO_FLOOR, SAME, Floor, above_floor, against_floor, contrasts, floors, noise_floor, pairs, told_apart, versus
+from tests.unit.report_runs import SEEDS, Plan, arms, compared, full_plans, full_sweep, make_run, make_sweep
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """A suite of five arms and three seeds; nobody changes it."""
+    return full_sweep(tmp_path_factory.mktemp("one"), suites=("one",))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return full_sweep(tmp_path_factory.mktemp("two"))
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_pairs_are_of_one_suite_and_one_seed(two: Comparison) -> None:
+    shown = two
+    found = pairs(shown, "ovl", "blk")
+    assert len(found) == 6 and all((a.suite, a.seed, a.variant, b.variant) == (b.suite, b.seed, "ovl", "blk") for a, b in found)
+    assert [a.suite for a, _ in pairs(shown, "ovl", "blk", ["two"])] == ["two"] * 3
+    assert pairs(shown, "ovl", "nobody") == pairs(shown, "nobody", "blk") == pairs(shown, "ovl", "blk", ["three"]) == []
+
+
+def test_pooled_is_over_the_pairs_of_all_suites(two: Comparison) -> None:
+    shown = two
+    goodput = {(run.suite, run.variant, run.seed): run.metrics.goodput for run in shown.runs if run.metrics}
+    order = [(run.suite, run.seed) for run, _ in pairs(shown, "ovl", "blk")]
+    expected = paired([goodput[s, "ovl", n] for s, n in order], [goodput[s, "blk", n] for s, n in order])
+    assert versus(shown, "ovl", "blk", "goodput") == expected and expected.n == 6
+    assert expected.ratio_of_means == pytest.approx(0.25) and expected.signs.positive == 6
+    assert contrasts(shown) == [("ovl", "blk"), ("blk", "ref"), ("ovl", "ref"), ("ref", "clean"), ("blk", "clean"), ("ovl", "clean"), ("ref2", "ref")]
+    rows = {(row["suite"], row["arm"], row["base"], row["measure"]): row for row in comparison_rows(shown)}
+    assert rows[ALL, "ovl", "blk", "goodput"]["ratio_of_means"] == expected.ratio_of_means and rows["one", "ovl", "blk", "goodput"]["pairs"] == 3
+    assert rows[ALL, "blk", "clean", "stall_s"]["ratio_of_means"] is None and rows[ALL, "blk", "clean", "stall_s"]["difference_mean"] > 0
+    pooled = {row["arm"]: row for row in summary_rows(shown) if row["suite"] == ALL}
+    assert (
+        pooled["ovl"]["n"] == 6
+        and pooled["ovl"]["wall_s_mean"] == summary([r.metrics.wall_s for r in shown.runs if r.metrics and r.variant == "ovl"]).mean
+    )
+
+
+def test_an_arm_is_compared_with_the_base_of_its_own_settings(tmp_path: Path) -> None:
+    """What was swept in one arm alone does not keep it from its base."""
+    for every in (5, 10):
+        for inflight in (1, 4):
+            make_run(tmp_path / f"ovl-{every}-{inflight}", Plan("ovl", every=every, strategy="overlapped", inflight=inflight))
+        make_run(tmp_path / f"blk-{every}", Plan("blk", every=every))
+    shown = compared(tmp_path)
+    assert shown.passed, shown.gates
+    found = {a.name: b.name for arm, base in contrasts(shown) for a, b in pairs(shown, arm, base)}
+    assert found == {f"ovl-{every}-{inflight}": f"blk-{every}" for every in (5, 10) for inflight in (1, 4)}
+
+
+def test_the_floor_is_what_the_repeated_reference_differs_by(tmp_path: Path) -> None:
+    shown = full_sweep(tmp_path, suites=("one",))
+    floor = noise_floor(shown, "wall_s")
+    assert floor is not None and (floor.source, floor.pairs) == (AGAIN, 3)
+    assert floor.largest == pytest.approx(0.01) and floor.relative.mean == pytest.approx(-0.005 / 3)
+    assert (floor.alike, floor.differing) == (3, 0)
+    final = json.loads((tmp_path / "one-ref2-s2027" / "metrics.json").read_text())["final"]
+    edit(tmp_path / "one-ref2-s2027" / "metrics.json", final=final | {"buffers_digest": "other"})
+    again = noise_floor(compared(tmp_path), "wall_s")
+    assert again is not None and (again.alike, again.differing) == (2, 1)
+
+
+def test_without_a_repeated_reference_equal_runs_of_different_suites_are_the_floor(tmp_path: Path) -> None:
+    """Two suites that differ in their failures alone share their reference: the same run, made twice."""
+    shown = full_sweep(tmp_path, names=("ref", "blk"))
+    floor = noise_floor(shown, "wall_s")
+    assert floor is not None and (floor.source, floor.pairs) == (SAME, 6)
+    assert floor.largest == pytest.approx(1.0), "the second suite took twice as long"
+    both = floors(full_sweep(tmp_path / "with", names=("ref", "ref2")), "wall_s")
+    assert [found.source for found in both] == [AGAIN, SAME]
+    assert {row["source"] for row in noise_rows(compared(tmp_path / "with"))} == {AGAIN, SAME}
+    assert noise_floor(full_sweep(tmp_path / "alone", suites=("one",), names=("ref", "blk")), "wall_s") is None
+
+
+@pytest.mark.parametrize(
+    ("ratios", "largest", "above", "claimed", "words"),
+    [
+        ((0.050, 0.051, 0.052), 0.04, True, True, "above the floor"),
+        ((0.050, 0.051, 0.052), 0.05, False, False, "within the floor"),
+        ((-0.050, -0.051, -0.052), 0.04, True, True, "above the floor"),
+        ((0.30, 0.01, -0.20), 0.001, False, False, "within the floor"),
+        ((0.050, 0.051, 0.052), None, None, True, NO_FLOOR),
+        ((0.30, 0.01, -0.20), None, None, False, NO_FLOOR),
+        ((0.9,), 0.01, False, False, "one pair, no interval"),
+    ],
+)
+def test_an_effect_is_above_the_floor_only_with_its_whole_interval(
+    ratios: tuple[float, ...], largest: float | None, above: bool | None, claimed: bool, words: str
+) -> None:
+    floor = None if largest is None else Floor(AGAIN, 3, summary([0.0, largest]), largest, 3, 0)
+    pair = paired([1 + ratio for ratio in ratios], [1.0] * len(ratios))
+    assert (above_floor(pair, floor), told_apart(pair, floor), against_floor(pair, floor)) == (above, claimed, words)
+
+
+def test_a_suite_that_failed_a_gate_is_in_no_average(tmp_path: Path) -> None:
+    full_sweep(tmp_path)
+    edit(tmp_path / "two-blk-s2027" / "verdict.json", status="invalid")
+    shown = compared(tmp_path)
+    assert shown.passed == ["one"] and {a.suite for a, _ in pairs(shown, "ovl", "blk")} == {"one"}
+    assert {row["suite"] for rows in (comparison_rows(shown), overlap_rows(shown), restart_cost_rows(shown)) for row in rows} == {"one"}
+    assert shown.pooled == () and versus(shown, "ovl", "blk", "goodput", ["two"]) is None
+    assert all("two" not in table.title.split(":")[0] for table in tables(shown))
+
+
+def test_a_missing_seed_or_a_pending_run_fails_the_suite(tmp_path: Path) -> None:
+    plan = [p for p in full_plans("one") if (p.variant, p.seed) != ("ovl", 2027)]
+    make_sweep(tmp_path / "seed", plan)
+    gate = {gate.name: gate for gate in compared(tmp_path / "seed").gates["one"]}["arms"]
+    assert not gate.passed and gate.message == "ovl lacks seed 2027"
+    make_sweep(tmp_path / "pending", full_plans("one"))
+    with (tmp_path / "pending" / "manifest.csv").open("a", newline="") as file:
+        csv.writer(file).writerow(["one-ovl-s5", "", "one", "ovl", "5", "failed", "gave up"])
+    gate = {gate.name: gate for gate in compared(tmp_path / "pending").gates["one"]}["arms"]
+    assert not gate.passed and gate.message == "one-ovl-s5: never started (manifest: failed: gave up)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({"git_revision": "another"}, False),
+        ({"git_revision": "another", "source_sha256": "same"}, True),
+        ({"source_sha256": "other"}, False),
+        ({"python": "3.99", "source_sha256": "same"}, False),
+    ],
+)
+def test_a_revision_counts_only_where_the_source_has_no_digest(tmp_path: Path, changes: dict[str, str], passes: bool) -> None:
+    full_sweep(tmp_path, suites=("one",))
+    if "source_sha256" in changes:
+        for run in tmp_path.glob("one-*"):
+            edit(RunLayout(run).environment, source_sha256="same")
+    edit(RunLayout(tmp_path / "one-ovl-s2027").environment, **changes)
+    gates = {gate.name: gate.passed for gate in compared(tmp_path).gates["one"]}
+    assert gates["environment"] is passes
+
+
+def test_every_table_states_its_scale(two: Comparison) -> None:
+    shown = two
+    found = tables(shown)
+    assert {table.title.partition(" (")[0] for table in found} >= {"one: arms", f"{ALL}: arms compared, pair by pair"}
+    assert all("scale smoke" in table.title for table in [*found, *brief(shown)])
+    assert all(len(row) == len(table.columns) for table in [*found, *brief(shown)] for row in table.rows)
+    assert all(row["scale"] == "smoke" for rows in (summary_rows(shown), comparison_rows(shown), noise_rows(shown)) for row in rows)
+
+
+def test_the_floor_stands_beside_every_difference(two: Comparison) -> None:
+    found = [table for table in tables(two) if "compared" in table.title]
+    assert found[0].title.startswith(ALL), "all suites together come first"
+    cells = {row[-1] for table in found for row in table.rows if row[:2] == ["ovl against blk", "wall"]}
+    assert cells == {"above the floor (1.0%)"}
+
+
+def test_one_pair_needs_no_table_in_a_terminal(tmp_path: Path) -> None:
+    make_sweep(tmp_path, arms())
+    assert brief(compared(tmp_path)) == []
+
+
+def test_the_overlap_is_stall_saved_and_wall_saved(one: Comparison) -> None:
+    shown = one
+    (row,) = overlap_rows(shown)
+    runs = {(run.variant, run.seed): run.metrics for run in shown.runs if run.metrics}
+    stall = [runs["blk", str(n)].checkpoints["stall_s"] - runs["ovl", str(n)].checkpoints["stall_s"] for n in SEEDS]
+    wall = [runs["blk", str(n)].wall_s - runs["ovl", str(n)].wall_s for n in SEEDS]
+    assert row["stall_saved_s_mean"] == pytest.approx(sum(stall) / 3) and row["wall_saved_s_mean"] == pytest.approx(sum(wall) / 3)
+    assert row["efficiency"] == pytest.approx(sum(wall) / sum(stall))
+    submitted = sum(runs["ovl", str(n)].checkpoints["submitted"] for n in SEEDS)
+    assert row["overlapped_submitted"] == submitted
+    assert row["overlapped_write_s"] == pytest.approx(sum(runs["ovl", str(n)].checkpoints["write_s"] for n in SEEDS) / submitted)
+
+
+def test_a_restart_costs_the_mean_over_restarts(one: Comparison) -> None:
+    shown = one
+    found = {row["arm"]: row for row in restart_cost_rows(shown)}
+    assert set(found) == {"blk", "ovl"} and found["blk"]["restarts"] == 6
+    costs = [restart for run in shown.runs if run.variant == "blk" for restart in run.restarts]
+    expected = summary([restart.total_s for restart in costs])
+    assert (found["blk"]["total_s_mean"], found["blk"]["total_s_ci95_low"]) == (expected.mean, expected.low)
+    assert found["blk"]["import_s_mean"] == pytest.approx(0.4) and found["blk"]["replay_s_mean"] > 0
+
+
+def test_ranks_that_share_a_gpu_are_told_of_wherever_the_scale_is(one: Comparison) -> None:
+    shared = {"backend": "gloo", "device": "cuda"}
+    runs = [replace(run, config=run.config | shared, environment=run.environment | {"gpus": [{"name": "one"}]}) for run in one.runs]
+    assert one.scale() == "smoke" and compare(runs).scale() == "smoke (ranks share a GPU over gloo)"
+    assert compare([replace(run, environment=run.environment | {"gpus": []}) for run in runs]).scale() == "smoke"

@@ -1,0 +1,237 @@
+"""What the publication writes: claims that can fail, findings counted from records, an artifact per suite, figures with both values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.report.build import report
+from ecrl_cli.report.published.claims import Claim, claims
+from ecrl_cli.report.published.findings import NewFinding, new_findings
+from ecrl_cli.report.published.limits import limits
+from ecrl_cli.report.published.model import Publication
+from ecrl_cli.report.published.publication import publication
+from ecrl_cli.report.published.sample import experiments
+from tests.unit.published_runs import SEEDS, cell, diverge, edit, matrix, read, recorded, run_of
+from tests.unit.report_runs import Plan, make_sweep
+
+BASE, LATE = "cifar10-r18-base", "cifar10-r18-late"
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two suites whose references are the same runs under two names."""
+    return matrix(tmp_path_factory.mktemp("matrix") / "sweep", (BASE, LATE))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take most of the time and add nothing to an artifact."""
+    monkeypatch.setattr("ecrl_cli.report.published.publication.published_pictures", lambda found: ())
+
+
+@pytest.fixture(scope="module")
+def published(sweep: Path) -> Publication:
+    return publication(read(sweep))
+
+
+def claimed(*folders: Path) -> dict[str, Claim]:
+    return {claim.claim: claim for claim in claims(experiments(read(*folders)))}
+
+
+def found(*folders: Path) -> dict[str, NewFinding]:
+    return {entry.finding: entry for entry in new_findings(experiments(read(*folders)), [])}
+
+
+def document(published: Publication, name: str) -> Any:
+    return json.loads(published.files[name])
+
+
+def slowed(folder: Path, variant: str, factor: Callable[[int], float]) -> Path:
+    """The sweep with the goodput of one arm scaled, seed by seed."""
+    for suite in (BASE, LATE):
+        for number, seed in enumerate(SEEDS):
+            metrics = run_of(folder, suite, variant, seed).metrics
+            said = json.loads(metrics.read_text())
+            edit(metrics, goodput=said["goodput"] * factor(number))
+    return folder
+
+
+GAIN = "overlapped has more goodput than blocking, launch to target"
+
+
+def test_a_claim_is_supported_where_its_interval_and_the_noise_say_so(sweep: Path) -> None:
+    told = claimed(sweep)
+    assert told[GAIN].verdict == "supported" and "above the floor (equal runs differ by up to" in told[GAIN].why
+    assert told["overlapped stalls less than blocking"].verdict == "supported"
+    assert told["every run is correct"].verdict == "supported" and told["every run is correct"].measured == "18 of 18 valid"
+
+
+def test_a_claim_is_contradicted_by_what_was_measured(tmp_path: Path) -> None:
+    told = claimed(slowed(matrix(tmp_path / "sweep", (BASE, LATE)), "ovl", lambda _: 0.5))
+    assert told[GAIN].verdict == "contradicted" and told[GAIN].measured.startswith("-")
+    assert "outside the interval" in told[GAIN].why
+    assert told["overlapped beats blocking in every suite"].measured == "0 of 2 above zero"
+
+
+def test_a_claim_within_the_noise_is_undecided(tmp_path: Path) -> None:
+    folder = slowed(matrix(tmp_path / "sweep", (BASE, LATE)), "ovl", lambda number: 0.5 + 0.5 * number)
+    assert claimed(folder)[GAIN].verdict == "undecided"
+
+
+def test_equal_runs_that_differ_more_than_the_effect_decide_nothing(tmp_path: Path) -> None:
+    folder = matrix(tmp_path / "sweep", (BASE, LATE))
+    metrics = run_of(folder, LATE, "ref", 2027).metrics
+    edit(metrics, goodput=json.loads(metrics.read_text())["goodput"] * 3)
+    told = claimed(folder)[GAIN]
+    assert told.verdict == "undecided" and "within the floor" in told.why
+
+
+def test_one_broken_run_contradicts_correctness(tmp_path: Path) -> None:
+    folder = matrix(tmp_path / "sweep", (BASE,), (1337,))
+    edit(run_of(folder, BASE, "blk").verdict, status="invalid")
+    told = claimed(folder)
+    assert told["every run is correct"].verdict == "contradicted" and told[GAIN].verdict == "not measured"
+
+
+def test_the_two_reports_claim_opposite_signs(tmp_path: Path) -> None:
+    """Experiments 1 and 3 found overlapped slower; three seeds of one that is faster contradict them."""
+    sweep = make_sweep(tmp_path / "sweep", [plan for seed in SEEDS for plan in cell("exp3", seed)])
+    told = claimed(sweep)["overlapped does not beat blocking, launch to target"]
+    assert (told.verdict, told.published) == ("contradicted", "-1.693%")
+
+
+def test_a_published_drift_is_contradicted_by_exact_recovery_alone(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "sweep", cell("exp3"))
+    claim = "arms with failures: the losses leave the reference's"
+    assert claimed(sweep)[claim].verdict == "not measured"
+    for variant in ("blk", "ovl"):
+        diverge(run_of(sweep, "exp3", variant), 0.0, equal=True)
+    assert claimed(sweep)[claim].verdict == "contradicted"
+    diverge(run_of(sweep, "exp3", "ovl"), 0.1, equal=False)
+    assert claimed(sweep)[claim].verdict == "supported"
+
+
+def test_end_states_and_replays_are_counted_from_the_records(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "sweep", cell(BASE))
+    diverge(run_of(sweep, BASE, "blk"), 0.0, equal=True)
+    diverge(run_of(sweep, BASE, "ovl"), 0.1, equal=False)
+    told = found(sweep)
+    assert told["recovery keeps the trajectory"].measured == "1 of 2 runs with failures end bit for bit as their reference"
+    steps = sum(sum(recorded(sweep, BASE, variant, "replayed_steps", (1337,))) for variant in ("blk", "ovl"))
+    assert steps > 0 and told["steps done again"].measured == f"{steps:.0f} steps" and told["steps done again"].kind == "beyond"
+
+
+def test_checkpoints_that_were_lost_are_counted_as_lost(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "sweep", cell(BASE))
+    metrics = run_of(sweep, BASE, "ovl").metrics
+    saves = json.loads(metrics.read_text())["checkpoints"]
+    edit(metrics, checkpoints={**saves, "committed": saves["committed"] - 2, "lost": saves["lost"] + 2})
+    sums = {
+        key: sum(sum(recorded(sweep, BASE, v, key, (1337,))) for v in ("ref", "blk", "ovl")) for key in ("submitted", "committed", "failed", "lost")
+    }
+    expected = f"{sums['submitted']:.0f} submitted: {sums['committed']:.0f} committed, {sums['failed']:.0f} failed, {sums['lost']:.0f} lost"
+    assert sums["lost"] >= 2 and found(sweep)["every submitted checkpoint is accounted for"].measured == expected
+
+
+def test_the_price_of_checkpoints_needs_an_arm_without_them(sweep: Path, tmp_path: Path) -> None:
+    what = "what checkpointing itself costs (reference against clean)"
+    assert found(sweep)[what].kind == "limit"
+    clean = replace(cell(BASE)[0], variant="clean", strategy="none")
+    assert found(make_sweep(tmp_path / "sweep", [clean, *cell(BASE)]))[what].kind == "beyond"
+
+
+@pytest.mark.parametrize(("kills", "said"), [((8, 16), True), ((7, 16), False)])
+def test_failures_that_lie_on_checkpoints_are_a_limit(tmp_path: Path, kills: tuple[int, ...], said: bool) -> None:
+    sweep = make_sweep(tmp_path / "sweep", [Plan(suite=BASE, steps=20, every=4, kills=kills)])
+    assert any("planned failures lie on a checkpoint" in text for text in limits(experiments(read(sweep)))) is said
+
+
+def test_every_suite_has_its_artifact(sweep: Path, published: Publication) -> None:
+    artifact = document(published, f"reports/{BASE}_publishable.json")
+    assert artifact["accepted"] is True and artifact["scale"] == "smoke"
+    assert [(arm["arm"], arm["seeds"]) for arm in artifact["arms"]] == [(arm, list(map(str, SEEDS))) for arm in ("ref", "blk", "ovl")]
+    statistics = {row["arm"]: row for row in artifact["statistics"]}
+    assert statistics["blk"]["goodput_mean"] == pytest.approx(sum(recorded(sweep, BASE, "blk", "goodput")) / 3)
+    assert {run["verdict"]["status"] for run in artifact["runs"]} == {"valid"} and len(artifact["runs"]) == 9
+    assert artifact["code_revisions"] == ["ecrl ? a1"] and artifact["environment"]["python"] == "3.11.7"
+    text = published.files[f"reports/{LATE}_publishable.md"].decode()
+    assert text.startswith(f"# {LATE}: accepted") and "steps 20 instead of 1,600" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_refused_suite_has_an_artifact_without_averages(tmp_path: Path) -> None:
+    folder = matrix(tmp_path / "sweep", (BASE, LATE), (1337,))
+    edit(run_of(folder, BASE, "blk").verdict, status="invalid")
+    made = publication(read(folder))
+    refused = document(made, f"reports/{BASE}_publishable.json")
+    assert refused["accepted"] is False and refused["comparisons"] == []
+    assert all(row["goodput_mean"] is None for row in refused["statistics"])
+    assert document(made, f"reports/{LATE}_publishable.json")["accepted"] is True
+    assert "**failed**: verified" in made.files[f"reports/{BASE}_publishable.md"].decode()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_manifest_is_the_sweeps_own(sweep: Path, published: Publication, tmp_path: Path) -> None:
+    assert published.files["manifest.csv"] == (sweep / "manifest.csv").read_bytes()
+    other = make_sweep(tmp_path / "other", cell("exp1"))
+    both = publication(read(sweep, other)).files
+    assert both["manifest-sweep.csv"] == (sweep / "manifest.csv").read_bytes() and both["manifest-other.csv"] == (other / "manifest.csv").read_bytes()
+
+
+def test_the_summary_holds_tables_claims_findings_and_limits(published: Publication) -> None:
+    summary = document(published, "publication_summary.json")
+    assert [table["ident"] for table in summary["tables"]] == [table.ident for table in published.tables]
+    assert summary["claims"] and summary["limits"] and len(summary["statistics"]) >= 6
+    rows = list(csv.DictReader(io.StringIO(published.files["new_findings.csv"].decode(), newline="")))
+    assert [row["finding"] for row in rows] == [entry["finding"] for entry in summary["new_findings"]]
+    text = published.files["publication_summary.md"].decode()
+    assert all(table.title in text for table in published.tables) and "2 of 2 suites accepted" in text
+
+
+def test_figures_show_the_measured_and_the_published_value(sweep: Path, published: Publication) -> None:
+    pictures = {picture.name: picture for picture in published.pictures}
+    assert list(pictures) == ["exp4_fig2_normalised_goodput", "exp4_fig3_overlapped_gain", "exp4_fig4_stall_and_gain"]
+    ovl, blk = (sum(recorded(sweep, BASE, arm, "goodput")) for arm in ("ovl", "blk"))
+    assert f"CIFAR-10 ResNet-18 base: {100 * (ovl / blk - 1):+.2f}% measured, launch to target" in pictures["exp4_fig3_overlapped_gain"].svg
+    assert "CIFAR-10 ResNet-18 base: +4.04% published" in pictures["exp4_fig3_overlapped_gain"].svg
+    assert "CIFAR-10 ResNet-18 late blk: 0.849 published" in pictures["exp4_fig2_normalised_goodput"].svg
+    assert "ResNet-50 base" not in pictures["exp4_fig3_overlapped_gain"].svg  # it was not run
+    for picture in published.pictures:
+        assert published.files[f"figures/{picture.name}.png"] == picture.png and published.files[f"figures/{picture.name}.pdf"][:4] == b"%PDF"
+        assert "scale smoke" in picture.title
+
+
+def test_the_first_experiments_have_their_curves(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "sweep", cell("exp1"))
+    diverge(run_of(sweep, "exp1", "ovl"), 0.5, equal=False)
+    pictures = {picture.name: picture.svg for picture in publication(read(sweep)).pictures}
+    assert list(pictures) == ["goodput_exp1", "loss_curves_exp1"]
+    assert "blocking: 7.795 published" in pictures["goodput_exp1"] and "ovl 9.5" in pictures["loss_curves_exp1"]
+
+
+@pytest.mark.parametrize(
+    "environment", [{"memory_bytes": "much", "cpu": {"model": 5}, "packages": {"torch": []}, "gpus": [{}], "python": None}, {"cpu": 3, "gpus": "no"}]
+)
+@pytest.mark.usefixtures("undrawn")
+def test_records_of_another_shape_stop_nothing(tmp_path: Path, environment: dict[str, object]) -> None:
+    sweep = make_sweep(tmp_path / "sweep", cell(BASE))
+    run_of(sweep, BASE, "ref").config.unlink()
+    for variant in ("ref", "blk", "ovl"):
+        run_of(sweep, BASE, variant).environment.write_text(json.dumps(environment))
+    made = publication(read(sweep))
+    assert len(made.tables) == 7 and document(made, f"reports/{BASE}_publishable.json")["accepted"] is False
+
+
+def test_the_report_writes_all_of_it_and_other_suites_get_their_artifact_alone(tmp_path: Path) -> None:
+    folder = report([make_sweep(tmp_path / "sweep", cell("digits-cnn"))]).page.parent
+    assert (folder / "reports" / "digits-cnn_publishable.json").exists() and (folder / "publication_summary.md").exists()
+    assert not list((folder / "figures").glob("exp*")) and not (folder / "new_findings.md").exists()
+    assert "None of them is a suite of a published experiment" in (folder / "publication_summary.md").read_text()
