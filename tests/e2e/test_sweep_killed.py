@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ecrl_cli.records.layout import RunLayout
 from tests.conftest import Ecrl, command, processes_of
-from tests.e2e.runs import metrics, supervisor, tiny
+from tests.e2e.runs import supervisor, tiny
 
 SWEEP = ["-m", *tiny("failure=", "failure.steps=", "failure.rank=", "target_steps=30"), "variant=ref,ref2,blk,ovl", "run_dir=all"]
 RECORDS = ("metrics.json", "supervisor.json", "config.json", "environment.json")
@@ -51,6 +51,6 @@ def test_a_killed_sweep_goes_on_with_what_is_missing(ecrl: Ecrl, tmp_path: Path)
     said = ecrl(*SWEEP)
     assert [row["status"] for row in rows(tmp_path)] == ["completed_prev", "completed", "completed", "completed"]
     assert {name: (first / name).read_bytes() for name in RECORDS} == before, "a finished run was touched"
-    assert len(supervisor(second)["sessions"]) == 2 and metrics(second)["restarts"] == 0
+    assert len(supervisor(second)["sessions"]) == 2
     assert "sweep: 4 of 4 done, 0 failed" in said.stderr
     ecrl("verify", "all")

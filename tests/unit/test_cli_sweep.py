@@ -16,7 +16,7 @@ from ecrl_cli.cli.compose import compose_grid
 from ecrl_cli.cli.main import main
 from ecrl_cli.cli.prepare import prepare
 from ecrl_cli.config.identity import run_name
-from ecrl_cli.config.schema import RunConfig, VariantConfig
+from ecrl_cli.config.schema import FailureConfig, RunConfig, VariantConfig
 from ecrl_cli.errors import ConfigError, RunHeld
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.run import Desk, RunResult, lay_down
@@ -229,3 +229,17 @@ def test_a_matrix_is_its_published_runs(matrix: str, runs: int) -> None:
     grid = compose_grid(parse(["-m", f"+matrix={matrix}"]))
     assert len(grid.cells) == runs == len({run_name(cell.config) for cell in grid.cells})
     assert grid.matrix == matrix and {cell.config.variant.name for cell in grid.cells} == {"ref", "blk", "ovl"}
+
+
+def test_what_differs_in_the_arm_alone_stands_together_whatever_else_is_swept_over() -> None:
+    cells = [("ref", 0), *(("blk", mtbf) for mtbf in (100, 200, 400)), *(("ovl", mtbf) for mtbf in (100, 200, 400))]
+    failures = {mtbf: FailureConfig("mtbf", mtbf_steps=mtbf) if mtbf else FailureConfig() for mtbf in (0, 100, 200, 400)}
+    configs = {f"{arm}-{mtbf}": RunConfig(suite_name="s", variant=VariantConfig(name=arm), failure=failures[mtbf]) for arm, mtbf in cells}
+    ordered = fair_order(configs)
+    assert sorted(ordered) == sorted(configs)
+    assert [set(ordered[:3]), set(ordered[3:5]), set(ordered[5:])] == [
+        {"ref-0", "blk-100", "ovl-100"},
+        {"blk-200", "ovl-200"},
+        {"blk-400", "ovl-400"},
+    ]
+    assert [block[0].split("-")[0] for block in (ordered[:3], ordered[3:5], ordered[5:])] == ["ref", "ovl", "blk"]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ecrl_cli.config.build import build
+from ecrl_cli.config.codec import decode
 from ecrl_cli.config.elastic import next_change, ranks_at, sizes, world_size_after
 from ecrl_cli.config.identity import reference_id, run_id
 from ecrl_cli.config.schema import ElasticConfig, RunConfig
@@ -97,3 +98,16 @@ def test_every_scaled_schedule_is_a_schedule(factor: float, every: int, schedule
     assert list(small.elastic.schedule.values()) == list(big.elastic.schedule.values())
     steps = [0, *small.elastic.schedule, small.target_steps]
     assert all(before < after for before, after in itertools.pairwise(steps))
+
+
+def test_a_typed_schedule_takes_the_place_of_the_suites() -> None:
+    given = {"target_steps": 800, "global_batch": 48, "elastic": {"schedule": {400: 1, 600: 3}}}
+    assert build(given, frozenset({"elastic.schedule.600"})).elastic.schedule == {600: 3}
+    assert build(given, frozenset({"elastic.schedule"})).elastic.schedule == {}
+    assert build(given).elastic.schedule == {400: 1, 600: 3}
+
+
+@pytest.mark.parametrize("key", ["abc", "050", "5.0", "--5", ""])
+def test_a_step_that_is_no_whole_number_is_no_schedule(key: str) -> None:
+    with pytest.raises(TypeError, match="not a whole number"):
+        decode(ElasticConfig, {"schedule": {key: 1}})

@@ -205,6 +205,6 @@ def test_the_report_draws_it_under_the_runs_timeline(tmp_path: Path, monkeypatch
     inside = [line(1000 + n / 4, 3 * n) for n in range(17)]
     RunLayout(run).disk.write_bytes(b"".join(map(line_of, inside[:9])) + b'{"at":1\n' + b"".join(map(line_of, inside[9:])) + b'{"at":')
     page = report([run]).page.read_text()
-    assert "Disk: transfers per second, at most 12" in page and page.count('class="commit"') == saves
+    assert "Disk: transfers per second, at most 12" in page and page.count('class="mark commit"') == saves
     drawn = re.search(r'class="disk" points="([^"]*)"', page)
     assert drawn and len(drawn[1].split()) == 32 and drawn[1].startswith("0.0,0.0 ")

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.cli import jobs
+from ecrl_cli.cli.main import main
 from ecrl_cli.config.build import build
 from ecrl_cli.config.schema import RunConfig, StorageConfig
 from ecrl_cli.errors import ConfigError, RunDirectoryError
-from ecrl_cli.runs.place import settle
+from ecrl_cli.runs.place import lost, settle
+from ecrl_cli.runs.run import Desk, RunResult
 from ecrl_cli.storage import throttled
 from ecrl_cli.storage.fs import CREATE
 from ecrl_cli.verify.judge import judge
@@ -45,6 +48,54 @@ def test_what_a_lost_link_left_is_not_taken_over(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="no run directory links to it"):
         settle(config_in(tmp_path), run)
     assert not run.exists()
+
+
+def test_what_a_reboot_took_from_memory_is_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    run, config = tmp_path / "sweep" / "run", config_in(tmp_path / "memory")
+    settle(config, run)
+    run.resolve().rmdir()
+    assert lost(config, run)
+    settle(config, run)
+    assert run.is_dir() and not lost(config, run)
+    run.resolve().rmdir()
+    run.unlink()
+    run.symlink_to(tmp_path / "somewhere else")
+    assert not lost(config, run)
+    with pytest.raises(RunDirectoryError, match="is not the link"):
+        settle(config, run)
+
+
+def test_a_folder_that_was_made_before_it_could_be_put_elsewhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RunDirectoryError, match="is not the link"):
+        settle(config_in(tmp_path), tmp_path / "run")
+
+
+def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
+    memory, victim = tmp_path / "memory", tmp_path / "victim"
+    memory.mkdir()
+    victim.mkdir()
+    run = tmp_path / "sweep" / "run"
+    settle(config_in(memory), run)
+    place = run.resolve()
+    place.rmdir()
+    run.unlink()
+    place.symlink_to(victim)
+    with pytest.raises(RunDirectoryError):
+        settle(config_in(memory), run)
+    assert not run.exists()
+
+
+def test_a_run_alone_lies_in_the_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
+        return RunResult(0, "completed", str(run_dir.resolve()))
+
+    (tmp_path / "memory").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jobs, "run", run)
+    assert main(["train", "storage=tmpfs", f"storage.folder={tmp_path / 'memory'}", "run_dir=run"]) == 0
+    assert (tmp_path / "run").resolve().parent == tmp_path / "memory"
 
 
 def test_a_disk_is_left_alone(tmp_path: Path) -> None:

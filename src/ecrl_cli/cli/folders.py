@@ -66,10 +66,15 @@ def checked(folder: Path) -> Path:
 def _runs_of(folder: Path) -> list[Path]:
     if _is_run(folder):
         return [folder]
-    runs = [item for item in sorted(folder.iterdir()) if item.is_dir() and _is_run(item)]
+    runs = [item for item in sorted(folder.iterdir()) if (item.is_dir() and _is_run(item)) or _is_gone(item)]
     if not runs:
         raise RunDirectoryError(shown(str(folder)), "is no run directory (no config.json) and holds none", "name a folder that `ecrl train` made")
     return runs
+
+
+def _is_gone(item: Path) -> bool:
+    """A link to a run that was in memory, before a reboot: not to be passed over in silence."""
+    return item.is_symlink() and not item.exists()
 
 
 def _is_run(folder: Path) -> bool:

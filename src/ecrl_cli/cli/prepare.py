@@ -19,6 +19,7 @@ from ecrl_cli.errors import ConfigError, RunDirectoryError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.directory import claim, claim_sweep
 from ecrl_cli.runs.naming import run_directory, sweep_directory
+from ecrl_cli.runs.place import lost
 from ecrl_cli.runs.reuse import disagreements
 from ecrl_cli.supervision.allocation import check_allocation
 from ecrl_cli.supervision.lock import held
@@ -84,6 +85,8 @@ def _check_folders(plan: Plan) -> None:
                 pass
     for name, config in plan.configs().items():
         layout = RunLayout(plan.run_dir(name))
+        if lost(config, layout.root):
+            continue
         claim(layout, config)
         if not plan.swept and layout.lock.exists():
             with held(layout):  # refused here, before Hydra writes into another supervisor's folder

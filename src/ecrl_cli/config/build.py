@@ -21,6 +21,8 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset()) -> R
     `typed` names the keys (dotted) and groups that the user typed: a scale leaves them alone. Raises ConfigError.
     """
     config = convert(RunConfig, plain(composed))
+    if "model.name" in typed and config.model.name.startswith("resnet") and "model.width" not in typed:
+        raise ConfigError("model.name", "names a ResNet without its width", f"write model={config.model.name}")
     if config.scale.launcher not in ("", *LAUNCHERS):
         raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
     # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
 _PLAIN = (str, int, float, bool)
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 
 
 def encode(value: Any) -> Any:
@@ -55,8 +57,15 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         return tuple(_decode(arguments[0], item, where) for item in _expect(list, value, where))
     if origin is dict:
-        return {arguments[0](key): _decode(arguments[1], item, f"{where}.{key}") for key, item in _expect(dict, value, where).items()}
+        return {_key(arguments[0], key, where): _decode(arguments[1], item, f"{where}.{key}") for key, item in _expect(dict, value, where).items()}
     return value if kind is Any else _scalar(kind, value, where)
+
+
+def _key(kind: Any, key: str, where: str) -> Any:
+    """A mapping's key, which JSON has as text: one number has one way to be written."""
+    if kind is int and not _WHOLE.fullmatch(key):
+        raise TypeError(f"{where} has the key {key!r}, not a whole number")
+    return kind(key)
 
 
 def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:

@@ -17,6 +17,7 @@ def settled(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     Two ways to write the same sizes make the same run. ConfigError for a step or a size that cannot be, and for a typed `world_size`
     that the schedule contradicts.
     """
+    config = _as_typed(config, typed)
     schedule = config.elastic.schedule
     for step, size in schedule.items():
         _check_entry(step, size, config.target_steps)
@@ -25,6 +26,15 @@ def settled(config: RunConfig, typed: frozenset[str]) -> RunConfig:
         raise ConfigError("world_size", f"is {config.world_size}, {KEY} begins with {first}", "leave one of them out")
     plain = {step: size for step, size in sorted(schedule.items()) if step and size != world_size_after(config, step - 1)}
     return replace(config, world_size=first, elastic=replace(config.elastic, schedule=plain))
+
+
+def _as_typed(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    """A schedule that was typed takes the place of the suite's: Hydra would merge the two."""
+    steps = {key.removeprefix(f"{KEY}.") for key in typed if key.startswith(f"{KEY}.")}
+    if not steps and KEY not in typed:
+        return config
+    schedule = {step: size for step, size in config.elastic.schedule.items() if str(step) in steps}
+    return replace(config, elastic=replace(config.elastic, schedule=schedule))
 
 
 def world_size_after(config: RunConfig, step: int) -> int:

@@ -39,7 +39,7 @@ def run_id_of(recorded: dict[str, Any]) -> str:
 
 def reference_id_of(recorded: dict[str, Any]) -> str:
     """`reference_id`, likewise."""
-    leave_out = NOT_REFERENCE + (("world_size",) if recorded["elastic"]["replicas"] else ())
+    leave_out = NOT_REFERENCE + (("world_size",) if recorded.get("elastic", {}).get("replicas") else ())
     return _digest(_without(recorded, leave_out))
 
 

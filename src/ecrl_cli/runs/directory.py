@@ -33,9 +33,10 @@ def claim(layout: RunLayout, config: RunConfig) -> None:
         _check_contents(layout, config)
     _check_writable(here)
     if config.checkpoint.strategy != "none":
-        _check_space(here, config, layout)
+        disk = Path(config.storage.folder) if config.storage.folder and here != layout.root else here
+        _check_space(disk, config, layout)
         if config.write_mode.sync_directories:
-            _check_directory_sync(here)
+            _check_directory_sync(disk)
 
 
 def claim_sweep(layout: SweepLayout) -> None:

@@ -41,15 +41,16 @@ def _disagreement(layout: RunLayout, code_alone: bool) -> str:
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
     """`key A there and B here` for each dotted key whose values differ; an ignored key takes all below it along."""
-    a, b = dict(_flat(there)), dict(_flat(here))
+    a, b = dict(flat(there)), dict(flat(here))
     below = tuple(f"{name}." for name in ignored)
     keys = [key for key in {**a, **b} if key not in ignored and not key.startswith(below) and a.get(key) != b.get(key)]
     return [f"{key} {shown(a.get(key), 20)} there and {shown(b.get(key), 20)} here" for key in keys]
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings by dotted keys."""
     if isinstance(value, Mapping) and value:
         for name, item in value.items():
-            yield from _flat(item, f"{key}.{name}" if key else str(name))
+            yield from flat(item, f"{key}.{name}" if key else str(name))
     else:
         yield key, value

@@ -112,7 +112,8 @@ def finished(layout: RunLayout) -> bool:
 
 def measured(layout: RunLayout) -> bool:
     """Whether metrics.json tells of the completed run, not of an earlier stop."""
-    return layout.metrics.exists() and read_json(layout.metrics).get("terminal_status") == "completed"
+    said = read_json(layout.metrics) if layout.metrics.exists() else None
+    return isinstance(said, dict) and said.get("terminal_status") == "completed"
 
 
 def check_records(layout: RunLayout) -> None:

@@ -7,19 +7,21 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from ecrl_cli.config.codec import encode
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.reading import read_whole
+from ecrl_cli.runs.reuse import flat
 from ecrl_cli.runs.run import RunResult, finished
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.supervision.lock import held
 
 _STOPPED = (130, 143)
-_FINISHED = "finished before"
+FINISHED = RunResult(0, "completed_prev", "finished before")
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,33 @@ def read_manifest(path: Path) -> list[Row]:
 
 
 def fair_order(configs: Mapping[str, RunConfig]) -> list[str]:
-    """The names in the order in which the runs are fair to each other: what shares suite and seed stands together, and the arm that goes
-    first moves on by one from group to group, so that the machine's drift hits all arms alike."""
-    groups: dict[tuple[str, str, str, int], list[str]] = {}
+    """The names in the order in which the runs are fair to each other: what differs in the arm alone stands together, and the arm that goes
+    first moves on by one from block to block, so that the machine's drift hits all arms alike."""
+    groups: dict[tuple[str, str, str, int], dict[str, RunConfig]] = {}
     for name, config in configs.items():
-        groups.setdefault((config.suite_name, config.dataset.name, config.model.name, config.seed), []).append(name)
-    turned = (names[turn % len(names) :] + names[: turn % len(names)] for turn, names in enumerate(groups.values()))
-    return [name for names in turned for name in names]
+        groups.setdefault((config.suite_name, config.dataset.name, config.model.name, config.seed), {})[name] = config
+    blocks = [block for members in groups.values() for block in _blocks(members)]
+    return [name for turn, block in enumerate(blocks) for name in (*block[turn % len(block) :], *block[: turn % len(block)])]
+
+
+def _blocks(configs: Mapping[str, RunConfig]) -> list[list[str]]:
+    """The runs of one suite and seed by what else is swept over; an arm with one run alone, which none of it touches, stands in the first block."""
+    values = {name: dict(flat(encode(config))) for name, config in configs.items()}
+    arms: dict[str, list[str]] = {}
+    for name, config in configs.items():
+        arms.setdefault(config.variant.name, []).append(name)
+    axes = [key for key in dict.fromkeys(k for v in values.values() for k in v) if any(_differ(values, key, names) for names in arms.values())]
+    blocks: dict[tuple[Any, ...], list[str]] = {}
+    for name, config in configs.items():
+        alone = len(arms[config.variant.name]) == 1
+        blocks.setdefault(() if alone else tuple(str(values[name].get(key)) for key in axes), []).append(name)
+    first = blocks.pop((), [])
+    found = list(blocks.values()) or [[]]
+    return [[*first, *found[0]], *found[1:]]
+
+
+def _differ(values: Mapping[str, Mapping[str, Any]], key: str, names: Sequence[str]) -> bool:
+    return len({str(values[name].get(key)) for name in names}) > 1
 
 
 class Watcher(Protocol):
@@ -110,10 +132,10 @@ class Todo:
 
 def todo(layout: SweepLayout, configs: Mapping[str, RunConfig], notes: Mapping[str, str]) -> Todo:
     """The runs in fair order; finished are those that `ecrl train` would find at their target."""
-    return Todo({name: configs[name] for name in fair_order(configs)}, frozenset(name for name in configs if _finished(layout.run(name))), notes)
+    return Todo({name: configs[name] for name in fair_order(configs)}, frozenset(name for name in configs if is_finished(layout.run(name))), notes)
 
 
-def _finished(run: RunLayout) -> bool:
+def is_finished(run: RunLayout) -> bool:
     """A run whose records are damaged is not: its own start says why."""
     try:
         return finished(run)
@@ -132,7 +154,7 @@ def sweep(layout: SweepLayout, do: Todo, start: Callable[[str], RunResult], watc
 
 
 def _sweep(layout: SweepLayout, do: Todo, start: Callable[[str], RunResult], watcher: Watcher) -> dict[str, RunResult]:
-    results = {name: RunResult(0, "completed_prev", _FINISHED) for name in do.configs if name in do.finished}
+    results = {name: FINISHED for name in do.configs if name in do.finished}
     rows = [row(name, config) for name, config in do.configs.items()]
     noted = [replace(r, reason=do.notes.get(r.run, "")) for r in rows]
     manifest = Manifest(layout.manifest, [replace(r, status="completed_prev") if r.run in results else r for r in noted])

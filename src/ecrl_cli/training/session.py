@@ -174,6 +174,8 @@ def make_deterministic(config: RunConfig, rank: int) -> torch.device:
 
 def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) -> None:
     """Form the process group; NCCL for CUDA with gloo beside it, gloo for CPU, and for CUDA too where it was asked for by name."""
+    if config.backend == "nccl" and device.type != "cuda":
+        raise ConfigError("backend", "nccl needs CUDA, this rank has none", "leave it out")
     timeout = timedelta(seconds=config.supervision.collective_timeout_s)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and config.backend != "gloo" else "gloo"
     address = rendezvous.store
