@@ -8,23 +8,51 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.config.schema import SupervisionConfig
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.judge import judge
-from ecrl_cli.verify.verdict import INVALID, VALID, Verdict, render
+from ecrl_cli.verify.verdict import INVALID, VALID, Finding, Verdict, render
 from tests.runs import builder
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt import attempts
 
 
-def shrunk(folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, on_node_loss: str) -> RunLayout:
-    """Two ranks die behind step 15; one goes on behind the checkpoint of step 12."""
+def shrunk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, on_node_loss: str, steps: tuple[int, ...] = (15,), harmless: int = -1
+) -> RunLayout:
+    """Two ranks die behind step 15; one goes on behind the checkpoint of step 12, because the node of the other does not answer.
+
+    `harmless`: the entry of the plan that misses its rank.
+    """
     monkeypatch.setattr(builder, "world_size_after", lambda config, step: 1 if step else 2)
-    config = builder.config_of("ovl", "kill", (15,), 1)
-    return builder.RunBuilder(folder / "run", replace(config, supervision=SupervisionConfig(nodes=nodes, on_node_loss=on_node_loss))).build()
+    config = builder.config_of("ovl", "kill", steps, 1)
+    config = replace(config, supervision=SupervisionConfig(nodes=nodes, on_node_loss=on_node_loss))
+    recorder = OfPresentRanks(folder / "run", config)
+    recorder.fired.add(harmless)
+    run = recorder.build()
+    seats(run, 1, ["a"], ["b"])
+    return run
+
+
+class OfPresentRanks(builder.RunBuilder):
+    """Nothing strikes a rank that is not there."""
+
+    def attempt(self, number: int) -> Attempt:
+        self.fired |= {entry.index for entry in plan(self.config) if number and entry.rank > 0}
+        return super().attempt(number)
+
+
+def seats(run: RunLayout, attempt: int, nodes: list[str], silent: list[str]) -> None:
+    edit_json(run.attempt(attempt).launch, lambda order: order | {"nodes": nodes, "silent": silent})
 
 
 def records(verdict: Verdict) -> str:
-    return next(finding.status for finding in verdict.findings if finding.promise == "records-consistent")
+    return finding(verdict, "records-consistent").status
+
+
+def finding(verdict: Verdict, promise: str) -> Finding:
+    return next(finding for finding in verdict.findings if finding.promise == promise)
 
 
 def test_one_that_may_shrink_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +71,32 @@ def test_nobody_may_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     attempts(run, lambda a: a[1].update(world_size=4))
     edit_json(run.attempt(1).launch, lambda order: order | {"world_size": 4})
     assert records(judge(run.root)) == INVALID
+
+
+@pytest.mark.parametrize(("nodes", "silent"), [([], []), (["a"], []), ([], ["b"]), (["a", "b"], ["c"])])
+def test_none_shrinks_without_a_node_that_did_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str], silent: list[str]
+) -> None:
+    run = shrunk(tmp_path, monkeypatch, 2, "shrink")
+    seats(run, 1, nodes, silent)
+    assert records(judge(run.root)) == INVALID
+
+
+def test_a_planned_failure_of_a_rank_that_went_with_its_node_is_excused_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = judge(shrunk(tmp_path, monkeypatch, 2, "shrink", (15, 20)).root)
+    assert verdict.status == VALID, render(verdict)
+    assert "entry 1 did not fire: rank 1 had gone with a node, 1 ranks did step 20" in finding(verdict, "failures-once").evidence
+
+
+def test_one_that_was_there_is_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its step counts as done while it was there, or was done again when it had gone."""
+    run = shrunk(tmp_path / "counts", monkeypatch, 2, "shrink", (12, 20))
+    run.fired_entry(0).unlink()
+    passed = shrunk(tmp_path / "again", monkeypatch, 2, "shrink", (13, 15), harmless=0)
+    for verdict in (finding(judge(run.root), "failures-once"), finding(judge(passed.root), "failures-once")):
+        assert verdict.status == INVALID and "entries [0] never fired" in verdict.message
+
+
+def test_nothing_is_excused_where_no_node_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = finding(judge(shrunk(tmp_path, monkeypatch, 2, "requeue", (15, 20)).root), "failures-once")
+    assert verdict.status == INVALID and "entries [1] never fired" in verdict.message

@@ -86,17 +86,18 @@ def test_a_sweep_is_a_job_per_run_and_ends_as_it_would_here(cluster: Slurm, tmp_
 
 
 def test_a_killed_submitter_loses_no_job_and_starts_none_twice(cluster: Slurm, tmp_path: Path) -> None:
-    sweep = ["-m", *long("seed=1,2"), *ENGINE, "run_dir=sweep"]
+    """Those that run are known by their locks, the one that still waits for its turn by Slurm's queue."""
+    sweep = ["-m", *long("seed=1,2,3"), *ENGINE, "hydra.launcher.array_parallelism=2", "run_dir=sweep"]
     submitter = background(cluster, tmp_path, *sweep)
     runs = tmp_path / "sweep"
     cluster.wait("both runs", lambda: going(submitter) and len([r for r in runs.glob("*-s*") if steps(r) > 20]) == 2, 120)
     submitter.kill()
     submitter.communicate()
     again = train(cluster, tmp_path, *sweep, check=8)
-    assert "job(s) to" not in again.stderr and states(runs) == ["running", "running"]
-    cluster.wait("the end of both jobs", lambda: not cluster.ask("squeue", "-h").strip(), 300)
+    assert "job(s) to" not in again.stderr and sorted(states(runs)) == ["pending", "running", "running"]
+    cluster.wait("the end of all jobs", lambda: not cluster.ask("squeue", "-h").strip(), 300)
     train(cluster, tmp_path, *sweep)
-    assert states(runs) == ["completed_prev"] * 2
+    assert states(runs) == ["completed_prev"] * 3
     run_ecrl(tmp_path, "verify", "sweep")
 
 
@@ -114,15 +115,17 @@ def test_a_job_that_must_make_room_is_started_anew_and_goes_on(cluster: Slurm, t
 
 
 def test_a_run_on_two_nodes_goes_on_with_what_is_left(cluster: Slurm, tmp_path: Path) -> None:
-    failure = ["failure=kill", "failure.steps=[17]", "failure.rank=3"]
+    failure = ["failure=kill", "failure.steps=[17,1433]", "failure.rank=3"]  # the second finds its rank gone
     wanted = spread("world_size=4", "supervision.on_node_loss=shrink", "checkpoint=overlapped", *failure)
     submitter = background(cluster, tmp_path, *wanted, *ENGINE, "run_dir=run")
     run = tmp_path / "run"
     cluster.wait("a checkpoint after the planned death", lambda: going(submitter) and steps(run, 1) > 150, 200)
-    cluster.lose(cluster.allocated()[1])
+    gone = cluster.allocated()[1]
+    cluster.lose(gone)
     said, _ = submitter.communicate(timeout=400)
     assert submitter.returncode == 0, said
     assert size_of(run) == [4, 4, 2]
+    assert json.loads(RunLayout(run).attempt(2).launch.read_text())["silent"] == [gone]
     first, second, _ = supervisor(run)["attempts"]
     assert (first["rank"], first["signal"]) == (3, 9), "a death on another node is known for what it is"
     assert second["outcome"] == "died" and second["last_step"] >= 150

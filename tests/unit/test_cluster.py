@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ from ecrl_cli.cli.compose import Cell
 from ecrl_cli.cli.engine import overrides_for_hydra
 from ecrl_cli.cli.main import main
 from ecrl_cli.cli.prepare import Plan
+from ecrl_cli.cli.queue import queued, remember
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.schema import DatasetConfig, FailureConfig, ModelConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import ConfigError, Stopped
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import RunResult
+from ecrl_cli.runs.sweep import Manifest
 from ecrl_cli.supervision import allocation, nodes
 from ecrl_cli.supervision.allocation import Seats, seats, take_seats
 from ecrl_cli.supervision.launcher import LaunchSpec
@@ -138,33 +142,44 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[str]
             told.append(words)
             return subprocess.CompletedProcess(words, 0, "a\nb\nc\n", "")
 
+        def asked(nodes: Sequence[str]) -> tuple[str, ...]:
+            assert "a" not in nodes, "the supervisor's own"
+            return tuple(node for node in nodes if node in answering)
+
         for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "[a-c]", "SLURMD_NODENAME": "a"}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
         monkeypatch.setattr(subprocess, "run", run)
-        monkeypatch.setattr(allocation, "answering", lambda nodes: tuple(n for n in nodes if n in answering))
+        for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(allocation, "answering", asked)
         return told
 
     return make
 
 
 def test_a_spare_node_of_the_allocation_takes_the_place_of_a_lost_one(allocated: Callable[[str], list[list[str]]]) -> None:
-    allocated("ac")
-    assert take_seats(small(on_node_loss="requeue")) == Seats(("a", "c"), 4)
+    allocated("c")
+    assert take_seats(small(on_node_loss="requeue")) == Seats(("a", "c"), 4, ("b",))
 
 
-def test_a_run_that_may_not_shrink_is_queued_again(allocated: Callable[[str], list[list[str]]]) -> None:
-    told = allocated("a")
-    assert take_seats(small()) == Seats(("a",), 2)
+def test_a_run_that_may_not_shrink_is_queued_again(allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    told = allocated("")
+    assert take_seats(small()) == Seats(("a",), 2, ("b", "c"))
     assert ["scontrol", "requeue", "7"] not in told
     with pytest.raises(Stopped) as caught:
         take_seats(small(on_node_loss="requeue"))
     assert told[-1] == ["scontrol", "requeue", "7"]
     assert caught.value.line().startswith("E-requeued SIGTERM: b, c of the allocation does not answer") and caught.value.exit_code == 143
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    with pytest.raises(Stopped):
+        take_seats(small(on_node_loss="requeue"))
+    assert told[-1] == ["scontrol", "requeue", "7_3"], "7 would mean every task of the array"
 
 
 def test_outside_a_fitting_allocation_nothing_starts(allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
-    allocated("abc")
+    allocated("bc")
     with pytest.raises(ConfigError, match="4 nodes asked, the allocation has 3"):
         take_seats(small(nodes=4))
     monkeypatch.setenv("SLURMD_NODENAME", "b")
@@ -174,6 +189,16 @@ def test_outside_a_fitting_allocation_nothing_starts(allocated: Callable[[str], 
     with pytest.raises(ConfigError, match="this is no Slurm allocation"):
         take_seats(small())
     assert take_seats(small(nodes=1)) == Seats((), 4)
+
+
+@pytest.mark.parametrize(("code", "listed", "said"), [(1, "", "Invalid hostlist"), (0, "\n", "")])
+def test_an_allocation_whose_nodes_slurm_does_not_tell_is_an_error_of_ours(
+    allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch, code: int, listed: str, said: str
+) -> None:
+    allocated("bc")
+    monkeypatch.setattr(subprocess, "run", lambda words, **rest: subprocess.CompletedProcess(words, code, listed, said))
+    with pytest.raises(ConfigError, match=f"does not tell the nodes of .*{said}"):
+        take_seats(small())
 
 
 def test_srun_starts_one_agent_per_node_that_never_restarts_anything(tmp_path: Path) -> None:
@@ -225,19 +250,29 @@ def test_a_job_has_all_its_nodes_and_one_supervisor_on_the_first() -> None:
     assert submission.slurm_settings({**given, "nodes": 4}, 1, False)["additional_parameters"] == {"nodes": 4, "reservation": "mine"}
 
 
+@dataclass(frozen=True)
+class Handed:
+    """A job whose work is done when its end is waited for."""
+
+    job_id: str
+    does: Callable[[], None]
+
+    def results(self) -> None:
+        self.does()
+
+
 class Jobs:
-    """An engine whose jobs are calls: what each run's job does, by seed."""
+    """An engine whose jobs are calls: what each run's job does, by seed, where one that raises was lost."""
 
-    def __init__(self, does: Mapping[int, Callable[[RunLayout], None]], after: BaseException | None = None) -> None:
-        self.does, self.after, self.seeds, self.name = does, after, list[int](), "submitit_slurm"
+    def __init__(self, does: Mapping[int, Callable[[RunLayout], None]], refuses: Exception | None = None) -> None:
+        self.does, self.refuses, self.seeds, self.name = does, refuses, list[int](), "submitit_slurm"
 
-    def start(self, job: cluster.Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> None:
-        for words in overrides:
-            folder = words[-1].removeprefix("hydra.sweep.subdir=").strip("'")
-            self.seeds.append(job.configs[folder].seed)
-            self.does[job.configs[folder].seed](RunLayout(Path(folder)))
-        if self.after:
-            raise self.after
+    def start(self, job: cluster.Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> list[Handed]:
+        if self.refuses:
+            raise self.refuses
+        folders = [words[-1].removeprefix("hydra.sweep.subdir=").strip("'") for words in overrides]
+        self.seeds += [job.configs[folder].seed for folder in folders]
+        return [Handed(f"9_{i}", partial(self.does[job.configs[f].seed], RunLayout(Path(f)))) for i, f in enumerate(folders)]
 
 
 def plan_of(folder: Path, *seeds: int) -> Plan:
@@ -261,23 +296,121 @@ def nothing(layout: RunLayout) -> None:
     """A job that never begins."""
 
 
-def test_the_manifest_is_what_the_jobs_say_and_silence_is_no_success(tmp_path: Path) -> None:
+def raises(error: BaseException, first: Callable[[RunLayout], None] = nothing) -> Callable[[RunLayout], None]:
+    """A job that does `first`, and whose end the engine tells by `error`."""
+
+    def job(layout: RunLayout) -> None:
+        first(layout)
+        raise error
+
+    return job
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The jobs that Slurm says it still has."""
+    there: set[str] = set()
+
+    def squeue(words: list[str], **rest: Any) -> subprocess.CompletedProcess[bytes]:
+        assert words[:3] == ["squeue", "-h", "-j"]
+        return subprocess.CompletedProcess(words, 0, b"PENDING\n") if words[3] in there else subprocess.CompletedProcess(words, 1, b"")
+
+    monkeypatch.setattr(subprocess, "run", squeue)
+    return there
+
+
+def test_the_manifest_is_what_the_jobs_say_and_silence_is_no_success(tmp_path: Path, queue: set[str]) -> None:
+    working = says(8, "running", "its job is at work")
     does = {
         1: says(0, "completed", "target reached"),
         2: says(7, "failed", "E-no-progress"),
         3: says(143, "failed", "E-stopped"),
-        4: says(8, "running", "its job is at work"),
-        5: nothing,
+        4: raises(RuntimeError("job 4 was\nlost"), working),
+        5: raises(RuntimeError("job 5 was\ncancelled")),
     }
-    results, rows, _ = submitted(plan_of(tmp_path / "sweep", *does), Jobs(does, RuntimeError("job 5 was\nlost")))
+    results, rows, _ = submitted(plan_of(tmp_path / "sweep", *does), Jobs(does))
     assert rows["run-s1"] == ("completed", "") and rows["run-s2"] == ("failed", "E-no-progress") and rows["run-s3"][0] == "pending"
-    assert rows["run-s4"] == rows["run-s5"] == ("pending", "submitit_slurm: lost"), "one ended without a word, one never began"
+    assert rows["run-s4"] == ("pending", "submitit_slurm: lost"), "ended without a word"
+    assert rows["run-s5"] == ("pending", "submitit_slurm: cancelled"), "never began"
     assert [result.exit_code for result in results.values()] == [0, 7, 143, 143, 143]
+
+
+def test_a_lost_job_ends_nothing_but_itself(tmp_path: Path, queue: set[str]) -> None:
+    """Those behind it are waited for, and the manifest goes on telling of them while they run."""
+    told = threading.Event()
+
+    def told_of(self: Manifest, run: str, status: str, reason: str = "") -> None:
+        record(self, run, status, reason)
+        if (run, status) == ("run-s2", "running"):
+            told.set()
+
+    def long(layout: RunLayout) -> None:
+        says(8, "running", "its job is at work")(layout)
+        assert told.wait(20), "nobody follows any more"
+        says(0, "completed", "target reached")(layout)
+
+    does = {
+        1: raises(RuntimeError("cancelled")),
+        2: long,
+        3: raises(RuntimeError("Job 9_2\nhas not produced any output (state: FAILED)\nINFO its log")),
+    }
+    record = Manifest.record
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Manifest, "record", told_of)
+        patch.setattr(submission, "LOOK_EVERY_S", 0.01)
+        _, rows, said = submitted(plan_of(tmp_path / "sweep", *does), Jobs(does))
+    assert rows == {
+        "run-s1": ("pending", "submitit_slurm: cancelled"),
+        "run-s2": ("completed", ""),
+        "run-s3": ("pending", "submitit_slurm: has not produced any output (state: FAILED)"),
+    }
+    assert [line.split("_slurm: ")[1] for line in said if "E-engine" in line] == ["cancelled", "has not produced any output (state: FAILED)"]
+
+
+def test_an_engine_that_takes_no_job_says_why_for_all(tmp_path: Path) -> None:
+    _, rows, _ = submitted(plan_of(tmp_path / "sweep", 1, 2), Jobs({}, RuntimeError("sbatch: error: invalid partition")))
+    assert set(rows.values()) == {("pending", "submitit_slurm: sbatch: error: invalid partition")}
+
+
+def test_a_job_that_waits_in_the_queue_is_not_submitted_again(tmp_path: Path, queue: set[str]) -> None:
+    plan = plan_of(tmp_path / "sweep", 1, 2)
+    queue.update({"9_0", "9_1"})
+    results, rows, said = submitted(plan, Jobs({1: raises(KeyboardInterrupt()), 2: nothing}))
+    assert "the same command finds them" in said[-1] and {result.exit_code for result in results.values()} == {8}
+    assert set(rows.values()) == {("pending", "its job waits in the queue")}
+    queue.remove("9_1")
+    again = Jobs({2: says(0, "completed", "target reached")})
+    results, rows, _ = submitted(plan, again)
+    assert again.seeds == [2] and rows["run-s1"] == ("pending", "its job waits in the queue") and results["run-s1"].exit_code == 8
+
+
+def test_where_nobody_knows_of_a_queue_jobs_are_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = RunLayout(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not queued(layout), "never submitted"
+    remember(layout, "12_3")
+    assert not queued(layout), "no squeue"
+    squeue = tmp_path / "squeue"
+    squeue.write_text('#!/bin/sh\n[ "$3" = 12_3 ] && echo PENDING\n')
+    squeue.chmod(0o700)
+    assert queued(layout)
+    layout.job.write_text("{")
+    assert not queued(layout), "its name cannot be read"
+
+
+def test_one_damaged_record_does_not_keep_the_others_from_being_submitted(tmp_path: Path, queue: set[str]) -> None:
+    plan = plan_of(tmp_path / "sweep", 1, 2)
+    damaged = RunLayout(plan.run_dir("run-s1"))
+    damaged.root.mkdir(parents=True)
+    damaged.supervisor.write_text("{")
+    refused = says(2, "failed", "E-record supervisor.json")
+    _, rows, _ = submitted(plan, Jobs({1: refused, 2: says(0, "completed", "target reached")}))
+    assert rows == {"run-s1": ("failed", "E-record supervisor.json"), "run-s2": ("completed", "")}
 
 
 def test_the_same_command_submits_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(tmp_path / "sweep", 1, 2, 3)
-    monkeypatch.setattr(submission, "finished", lambda layout: layout.root.name == "run-s1")
+    monkeypatch.setattr(submission, "is_finished", lambda layout: layout.root.name == "run-s1")
     busy = RunLayout(plan.run_dir("run-s2"))
     busy.root.mkdir(parents=True)
     jobs = Jobs({3: says(0, "completed", "target reached")})
@@ -288,15 +421,15 @@ def test_the_same_command_submits_only_what_is_missing(tmp_path: Path, monkeypat
     assert results["run-s2"].exit_code == 8
 
 
-def test_what_an_earlier_job_said_is_not_taken_for_this_ones_word(tmp_path: Path) -> None:
+def test_what_an_earlier_job_said_is_not_taken_for_this_ones_word(tmp_path: Path, queue: set[str]) -> None:
     plan = plan_of(tmp_path / "sweep", 1)
     cluster.record(RunLayout(plan.run_dir("run-s1")), RunResult(0, "completed", "target reached"))
     results, _, _ = submitted(plan, Jobs({1: nothing}))
     assert results["run-s1"].exit_code == 143
 
 
-def test_who_stops_waiting_stops_no_job(tmp_path: Path) -> None:
-    results, rows, said = submitted(plan_of(tmp_path / "sweep", 1), Jobs({1: nothing}, KeyboardInterrupt()))
+def test_who_stops_waiting_stops_no_job(tmp_path: Path, queue: set[str]) -> None:
+    results, rows, said = submitted(plan_of(tmp_path / "sweep", 1), Jobs({1: raises(KeyboardInterrupt())}))
     assert "the jobs go on" in said[-1] and rows["run-s1"][0] == "pending" and results["run-s1"].exit_code == 143
 
 

@@ -124,6 +124,21 @@ def test_every_second_has_one_account() -> None:
     )
 
 
+def test_warming_up_on_a_step_that_is_done_again_is_replay_alone() -> None:
+    again = life(1, 7.5, range(2, 5), final=final(10.6))
+    spans = [dataclasses.replace(s, category="warm_up") if s.category == "compute" and s.global_step == 2 else s for s in again.spans.events]
+    run = records(
+        [attempt(0, outcome="died", launched_at=1.0, ended_at=6.0), attempt(1, 1, "a", outcome="completed", launched_at=6.5, ended_at=14.0)],
+        [life(0, 2.0, range(1, 4), commits=((1, "a"),)), dataclasses.replace(again, spans=lines(*spans))],
+        fired=(Fired(0, "kill", 0, 3, 0, 5.1, 5.1),),
+    )
+    account = timeline(run)
+    assert phases(run, account)[1]["warm_up"] == 0 and account.seconds["replay"] == pytest.approx(2.0)
+    assert sum(map(sum, (start.values() for start in phases(run, account).values()))) == pytest.approx(
+        sum(account.seconds[name] for name in ("detect", "idle", "launch", "import"))
+    )
+
+
 def test_what_a_survivor_did_after_the_blow_is_detection() -> None:
     run = records(
         [attempt(0, outcome="died", launched_at=0.0, ended_at=5.0)],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.answer import answer
 from ecrl_cli.report.claims import claims, noise, sentences, winner
 from ecrl_cli.report.comparison import Comparison
+from tests.unit.published_runs import edit
 from tests.unit.report_runs import SEEDS, Plan, arms, compared, full_plans, full_sweep, make_run, make_sweep, timed
 
 
@@ -71,12 +74,52 @@ def test_without_clean_the_price_of_checkpoints_is_unknown(tmp_path: Path, clear
 
 def test_failures_have_a_price_and_the_noise_a_size(clear: Comparison) -> None:
     text = " ".join(sentences(clear))
-    assert "Failures under blocking checkpoints cost goodput: blk against ref -50.0%" in text
+    assert "Failures alone cost goodput: blk against ref -50.0%" in text
+    assert "Failures and overlapping together cost goodput: ovl against ref -37.5%" in text
     assert "A restart takes" in text and "(24 restarts, scale smoke)" in text
     assert "of stall that ovl saves against blk in a run" in text and "come back as wall time, scale smoke." in text
+    assert re.search(r"Of [0-9.]+ m?s \(95% .* to .*\) of stall that ovl saves .*, [0-9.]+ s \(95% .*\) \([0-9.]+%, BCa .*\) come back", text)
     assert noise(clear).startswith(
         "The noise floor: ref2 and ref differ by up to 1.0% in goodput (6 pairs, 6 of 6 ended bit for bit alike) and equal runs"
     )
+
+
+def test_wall_time_that_may_be_none_is_not_called_saved(tmp_path: Path) -> None:
+    text = " ".join(sentences(walls(tmp_path, (16.0, 20.5, 24.0))))
+    assert "of wall time come back: not told apart from none, scale smoke." in text and "come back as wall time" not in text
+
+
+def crossed(folder: Path) -> Comparison:
+    """Two suites: overlapping is a fifth faster in the first, a quarter slower in the second."""
+    full_sweep(folder)
+    for suite, wall in (("one", 16.0), ("two", 25.0)):
+        for number, seed in enumerate(SEEDS):
+            timed(folder / f"{suite}-blk-s{seed}", 20.0 + number)
+            timed(folder / f"{suite}-ovl-s{seed}", wall * (1 + number / 20))
+    for suite in ("one", "two"):
+        for variant in ("ref", "ref2"):
+            for seed in SEEDS:
+                timed(folder / f"{suite}-{variant}-s{seed}", 10.0)
+    return compared(folder)
+
+
+def test_no_pooled_winner_hides_that_the_suites_disagree(tmp_path: Path) -> None:
+    shown = crossed(tmp_path)
+    assert winner(shown) == "Of 2 suites overlapped wins in 1, blocking in 1; in 0 they are not told apart"
+    text = " ".join(sentences(shown))
+    assert "Overlapped wins: goodput of ovl against blk in one is +25.0%" in text
+    assert "Blocking wins: goodput of ovl against blk in two is -20.0%" in text
+
+
+def test_suites_of_two_machines_have_an_answer_each(tmp_path: Path) -> None:
+    full_sweep(tmp_path)
+    for run in tmp_path.glob("two-*"):
+        edit(RunLayout(run).environment, cpu={"model": "another", "logical": 2})
+    shown = compared(tmp_path)
+    assert winner(shown) == "Of 2 suites overlapped wins in 2, blocking in 0; in 0 they are not told apart"
+    text = " ".join(answer(shown).sentences)
+    assert "The suites are not pooled: two has another cpu than one." in text and "A restart in two takes " in text
+    assert not any("6 pairs" in sentence for sentence in sentences(shown))
 
 
 def test_one_seed_has_no_winner(tmp_path: Path) -> None:

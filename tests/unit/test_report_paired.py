@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.patches import Rectangle
 
 from ecrl_cli.metrics.statistics import paired, summary
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.report.claims import claims
 from ecrl_cli.report.comparison import ALL, Comparison, compare
 from ecrl_cli.report.effect_tables import comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
 from ecrl_cli.report.effect_text import brief, tables
+from ecrl_cli.report.effects import contrasted
 from ecrl_cli.report.paired import AGAIN, NO_FLOOR, SAME, Floor, above_floor, against_floor, contrasts, floors, noise_floor, pairs, told_apart, versus
-from tests.unit.report_runs import SEEDS, Plan, arms, compared, full_plans, full_sweep, make_run, make_sweep
+from ecrl_cli.report.run_figures import draw_effects
+from ecrl_cli.report.sheets import wins
+from tests.unit.report_runs import SEEDS, Plan, arms, compared, full_plans, full_sweep, make_run, make_sweep, timed
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +81,7 @@ def test_the_floor_is_what_the_repeated_reference_differs_by(tmp_path: Path) -> 
     shown = full_sweep(tmp_path, suites=("one",))
     floor = noise_floor(shown, "wall_s")
     assert floor is not None and (floor.source, floor.pairs) == (AGAIN, 3)
-    assert floor.largest == pytest.approx(0.01) and floor.relative.mean == pytest.approx(-0.005 / 3)
+    assert floor.largest == pytest.approx(1 / 0.99 - 1) and floor.relative.mean == pytest.approx(-0.005 / 3)
     assert (floor.alike, floor.differing) == (3, 0)
     final = json.loads((tmp_path / "one-ref2-s2027" / "metrics.json").read_text())["final"]
     edit(tmp_path / "one-ref2-s2027" / "metrics.json", final=final | {"buffers_digest": "other"})
@@ -94,6 +99,89 @@ def test_without_a_repeated_reference_equal_runs_of_different_suites_are_the_flo
     assert [found.source for found in both] == [AGAIN, SAME]
     assert {row["source"] for row in noise_rows(compared(tmp_path / "with"))} == {AGAIN, SAME}
     assert noise_floor(full_sweep(tmp_path / "alone", suites=("one",), names=("ref", "blk")), "wall_s") is None
+
+
+def test_the_floor_does_not_depend_on_which_of_two_came_first(tmp_path: Path) -> None:
+    found = []
+    for name, suites in (("a", ("one", "two")), ("b", ("two", "one"))):
+        full_sweep(tmp_path / name, suites=suites, names=("ref", "blk"))
+        for number, suite in enumerate(("one", "two")):
+            for seed in SEEDS:
+                timed(tmp_path / name / f"{suite}-ref-s{seed}", 10.0 + 15 * number)
+        found.append(noise_floor(compared(tmp_path / name), "wall_s"))
+    assert [floor.largest for floor in found if floor] == pytest.approx([1.5, 1.5])
+
+
+def test_repeats_of_a_matrix_are_paired_within_their_own_sweep(tmp_path: Path) -> None:
+    """The second repeat ran twice as long: mixed pairs would show it."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for number, folder in enumerate(folders):
+        full_sweep(folder, suites=("one",), slower=1.0 + number)
+    shown = compared(*folders)
+    found = pairs(shown, "ovl", "blk")
+    assert len(found) == 6 and all(a.sweep == b.sweep for a, b in found)
+    pair = versus(shown, "ovl", "blk", "wall_s")
+    assert pair and pair.mean_of_ratios and pair.mean_of_ratios.sd == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pooled"),
+    [({"cpu": {"model": "another"}}, False), ({"git_revision": "b2"}, False), ({"file_system": {"type": "tmpfs"}}, True)],
+)
+def test_suites_are_pooled_only_on_one_machine_and_of_one_source(tmp_path: Path, changes: dict[str, Any], pooled: bool) -> None:
+    full_sweep(tmp_path)
+    for run in tmp_path.glob("two-*"):
+        edit(RunLayout(run).environment, **changes)
+    shown = compared(tmp_path)
+    assert shown.passed == ["one", "two"]
+    assert (ALL in dict(shown.scopes)) is bool(shown.pooled) is pooled
+    assert (ALL in {row["suite"] for row in [*summary_rows(shown), *comparison_rows(shown), *noise_rows(shown)]}) is pooled
+    assert len(brief(shown)) > 0 and any(table.title.startswith(ALL) for table in brief(shown)) is pooled
+    assert {floor.source for floor in floors(shown, "wall_s")} == {AGAIN}, "the same run elsewhere is no equal run"
+
+
+def test_suites_of_two_scales_are_not_pooled(tmp_path: Path) -> None:
+    full_sweep(tmp_path)
+    for run in tmp_path.glob("two-*"):
+        edit(RunLayout(run).metrics, scale="paper")
+    shown = compared(tmp_path)
+    assert shown.together == () and shown.apart == "two has another scale than one"
+
+
+def test_an_arm_that_only_its_neighbours_have_is_missing(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "sweep", [*full_plans("one", ("ref", "blk", "ovl")), *full_plans("two", ("ref", "blk"))])
+    full_sweep(tmp_path / "other", suites=("three",))
+    gates = {suite: {gate.name: gate for gate in found}["arms"] for suite, found in compared(tmp_path / "sweep", tmp_path / "other").gates.items()}
+    assert gates["one"].passed and gates["three"].passed
+    assert not gates["two"].passed and gates["two"].message == "no ovl"
+
+
+@pytest.mark.parametrize(("suite", "names", "message"), [("exp1", ("ref", "blk"), "no ovl"), ("cifar10-r18-base", ("ref",), "no blk; no ovl")])
+def test_a_published_suite_has_the_published_arms(tmp_path: Path, suite: str, names: tuple[str, ...], message: str) -> None:
+    make_sweep(tmp_path, full_plans(suite, names))
+    gate = {gate.name: gate for gate in compared(tmp_path).gates[suite]}["arms"]
+    assert not gate.passed and gate.message == message
+
+
+def test_the_noise_beside_a_comparison_is_of_the_suites_of_its_pairs(tmp_path: Path) -> None:
+    """Of two sweeps only the first has ovl; the equal runs of the second lie far apart."""
+    make_sweep(tmp_path / "a", full_plans("one"))
+    make_sweep(tmp_path / "b", full_plans("two", ("ref", "ref2", "blk")))
+    for seed in SEEDS:
+        for folder, suite, again in (("a", "one", 10.1), ("b", "two", 20.0)):
+            timed(tmp_path / folder / f"{suite}-ref-s{seed}", 10.0)
+            timed(tmp_path / folder / f"{suite}-ref2-s{seed}", again)
+    shown = compared(tmp_path / "a", tmp_path / "b")
+    rows = {(row["suite"], row["arm"], row["base"], row["measure"]): row for row in comparison_rows(shown)}
+    assert rows[ALL, "ovl", "blk", "wall_s"]["floor_largest"] == pytest.approx(0.01)
+    assert rows[ALL, "blk", "ref", "wall_s"]["floor_largest"] == pytest.approx(1.0)
+    (claim,) = claims(shown, "ovl", "blk")
+    contrast = {entry.title: entry for entry in contrasted(shown)}["ovl against blk"]
+    assert claim.floor == contrast.floor == contrast.effects[0].floor and contrast.effects[0].suites == ("one",)
+    assert wins(shown, [contrast]).title.startswith("Arm against arm, one, scale")
+    assert "1.0%" in wins(shown, [contrast]).lines[0].cells[5].text
+    bands = {round(bar.get_width(), 6) for bar in draw_effects(contrasted(shown)).axes[0].patches if isinstance(bar, Rectangle)}
+    assert bands == {2.0, 200.0}, "behind each row its own floor, in percent to both sides"
 
 
 @pytest.mark.parametrize(

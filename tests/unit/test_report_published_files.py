@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.report.arms import arms_of
 from ecrl_cli.report.build import report
 from ecrl_cli.report.published.claims import Claim, claims
 from ecrl_cli.report.published.findings import NewFinding, new_findings
 from ecrl_cli.report.published.limits import limits
 from ecrl_cli.report.published.model import Publication
 from ecrl_cli.report.published.publication import publication
-from ecrl_cli.report.published.sample import experiments
+from ecrl_cli.report.published.sample import Experiment, experiments
 from tests.unit.published_runs import SEEDS, cell, diverge, edit, matrix, read, recorded, run_of
 from tests.unit.report_runs import Plan, make_sweep
 
@@ -76,7 +77,7 @@ def test_a_claim_is_supported_where_its_interval_and_the_noise_say_so(sweep: Pat
 
 def test_a_claim_is_contradicted_by_what_was_measured(tmp_path: Path) -> None:
     told = claimed(slowed(matrix(tmp_path / "sweep", (BASE, LATE)), "ovl", lambda _: 0.5))
-    assert told[GAIN].verdict == "contradicted" and told[GAIN].measured.startswith("-")
+    assert told[GAIN].verdict == "contradicted" and told[GAIN].measured.startswith("mean of ratios -") and "; ratio of means -" in told[GAIN].measured
     assert "outside the interval" in told[GAIN].why
     assert told["overlapped beats blocking in every suite"].measured == "0 of 2 above zero"
 
@@ -104,8 +105,47 @@ def test_one_broken_run_contradicts_correctness(tmp_path: Path) -> None:
 def test_the_two_reports_claim_opposite_signs(tmp_path: Path) -> None:
     """Experiments 1 and 3 found overlapped slower; three seeds of one that is faster contradict them."""
     sweep = make_sweep(tmp_path / "sweep", [plan for seed in SEEDS for plan in cell("exp3", seed)])
-    told = claimed(sweep)["overlapped does not beat blocking, launch to target"]
-    assert (told.verdict, told.published) == ("contradicted", "-1.693%")
+    told = claimed(sweep)
+    clocks = [told[f"overlapped does not beat blocking, {clock}"] for clock in ("published clock", "launch to target")]
+    assert [(claim.verdict, claim.published) for claim in clocks] == [("contradicted", "-1.693% (ratio of means)"), ("contradicted", "-")]
+    assert "no size was published on this clock" in clocks[1].why
+
+
+def test_a_published_size_is_of_the_clock_and_the_ratio_that_it_stands_beside(sweep: Path) -> None:
+    told = claimed(sweep)
+    assert told[GAIN].published == "+2.43% (mean of ratios)"
+    assert told["overlapped has more goodput than blocking, published clock"].published == "+3.227% (ratio of means)"
+    ends = "overlapped ends sooner than blocking, published clock"
+    ovl, blk = ([n - 1 for s in (BASE, LATE) for n in recorded(sweep, s, arm, "wall_s")] for arm in ("ovl", "blk"))
+    assert told[ends].published == "-3.444% (ratio of means)"
+    assert f"ratio of means {100 * (sum(ovl) / sum(blk) - 1):+.2f}%" in told[ends].measured
+
+
+def test_two_restarts_are_looked_for_in_every_run(tmp_path: Path) -> None:
+    """One restart in one run and three in another have the right mean."""
+    claim = "two restarts in every run with failures"
+    shown = read(matrix(tmp_path / "sweep", (BASE,)))
+    assert {entry.claim: entry for entry in claims(experiments(shown))}[claim].measured == "in 6 of 6 runs"
+    changes = {("blk", "1337"): 1, ("ovl", "1337"): 3}
+    told_of = [(run, changes.get((run.variant, run.seed), 2)) for run in shown.runs]
+    runs = [replace(run, metrics=replace(run.metrics, restarts=number)) for run, number in told_of if run.metrics]
+    spoilt = Experiment("exp4", replace(shown, runs=tuple(runs), arms=tuple(arms_of(runs, lambda suite: True))), (BASE,), {}, ())
+    told = {entry.claim: entry for entry in claims([spoilt])}[claim]
+    assert (told.verdict, told.measured) == ("contradicted", "in 4 of 6 runs")
+
+
+def test_walls_and_writes_are_ordered_only_where_both_are_sure(tmp_path: Path) -> None:
+    claim = "the wall time falls by less than the write time"
+    folder = matrix(tmp_path / "sweep", (BASE,))
+    for number, seed in enumerate(SEEDS):
+        for variant, write, wall in (("blk", 10.0, 5.0), ("ovl", 4.0 + 0.01 * number, 4.5 + 0.01 * number)):
+            metrics = run_of(folder, BASE, variant, seed).metrics
+            said = json.loads(metrics.read_text())
+            edit(metrics, checkpoints={**said["checkpoints"], "write_s": write}, goodput_published_clock=20 / wall)
+    assert claimed(folder)[claim].verdict == "supported"
+    for number, seed in enumerate(SEEDS):
+        edit(run_of(folder, BASE, "ovl", seed).metrics, goodput_published_clock=20 / (1.0 + 3 * number))
+    assert claimed(folder)[claim].verdict == "undecided"
 
 
 def test_a_published_drift_is_contradicted_by_exact_recovery_alone(tmp_path: Path) -> None:
@@ -124,16 +164,41 @@ def test_end_states_and_replays_are_counted_from_the_records(tmp_path: Path) -> 
     diverge(run_of(sweep, BASE, "blk"), 0.0, equal=True)
     diverge(run_of(sweep, BASE, "ovl"), 0.1, equal=False)
     told = found(sweep)
-    assert told["recovery keeps the trajectory"].measured == "1 of 2 runs with failures end bit for bit as their reference"
+    assert told["recovery leaves the trajectory"].measured == "1 of 2 runs with failures end bit for bit as their reference"
     steps = sum(sum(recorded(sweep, BASE, variant, "replayed_steps", (1337,))) for variant in ("blk", "ovl"))
     assert steps > 0 and told["steps done again"].measured == f"{steps:.0f} steps" and told["steps done again"].kind == "beyond"
 
 
-def test_checkpoints_that_were_lost_are_counted_as_lost(tmp_path: Path) -> None:
+def test_a_run_that_was_not_compared_stays_in_the_count(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", cell(BASE))
-    metrics = run_of(sweep, BASE, "ovl").metrics
-    saves = json.loads(metrics.read_text())["checkpoints"]
-    edit(metrics, checkpoints={**saves, "committed": saves["committed"] - 2, "lost": saves["lost"] + 2})
+    diverge(run_of(sweep, BASE, "blk"), 0.0, equal=True)
+    partly = found(sweep)["recovery is not shown to keep the trajectory"]
+    assert partly.measured == "1 of 2 runs with failures end bit for bit as their reference, 1 not compared" and partly.kind == "limit"
+    diverge(run_of(sweep, BASE, "ovl"), 0.0, equal=True)
+    assert found(sweep)["recovery keeps the trajectory"].kind == "against"
+
+
+def test_the_gain_depends_on_the_clock_only_where_the_clocks_disagree(tmp_path: Path) -> None:
+    folder = matrix(tmp_path / "sweep", (BASE,))
+    assert "the gain of overlapped has one sign on both clocks, or none (mean of ratios)" in found(folder)
+    for seed in SEEDS:
+        edit(run_of(folder, BASE, "ovl", seed).metrics, goodput_published_clock=0.5)
+    assert "the gain of overlapped depends on the clock (mean of ratios)" in found(folder)
+
+
+def test_losses_are_equal_by_their_steps(tmp_path: Path) -> None:
+    """Equal runs whose losses end in NaN have no distance, and are equal all the same; one that was not compared decides nothing."""
+    claim = "blocking: the losses equal the reference's"
+    sweep = make_sweep(tmp_path / "sweep", [plan for seed in SEEDS[:2] for plan in cell("exp1", seed)])
+    diverge(run_of(sweep, "exp1", "blk"), float("nan"), equal=True)
+    assert claimed(sweep)[claim].verdict == "undecided"
+    diverge(run_of(sweep, "exp1", "blk", SEEDS[1]), 0.0, equal=True)
+    told = claimed(sweep)[claim]
+    assert told.verdict == "supported" and told.measured.startswith("2 of 2 runs equal in every step, 0 not compared")
+
+
+def test_checkpoints_that_were_lost_are_counted_as_lost(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "sweep", [replace(plan, kills=(9, 13) if plan.kills else ()) for plan in cell(BASE)])
     sums = {
         key: sum(sum(recorded(sweep, BASE, v, key, (1337,))) for v in ("ref", "blk", "ovl")) for key in ("submitted", "committed", "failed", "lost")
     }

@@ -15,6 +15,7 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.paired import NO_FLOOR
+from ecrl_cli.report.tables import as_csv
 from ecrl_cli.storage.files import write_json
 from tests.unit.report_runs import Plan, Simulation, arms, make_run, make_sweep
 
@@ -228,3 +229,8 @@ def test_a_verdict_over_records_that_were_changed_since_counts_for_nothing(tmp_p
     assert "not verified" not in report([run]).text
     layout.metrics.write_text(layout.metrics.read_text().replace('"restarts": ', '"restarts": 1'))
     assert "not verified" in report([run]).text
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@sum"])
+def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
+    assert as_csv([{"run": text, "change": -0.5, "suite": "a-b"}]).decode().splitlines()[1] == f"'{text},-0.5,a-b"

@@ -12,12 +12,13 @@ from ecrl_cli.checkpoint.lines import CheckpointLog
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import decode
-from ecrl_cli.config.schema import ElasticConfig, RunConfig
+from ecrl_cli.config.schema import ElasticConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import NoValidCheckpoint, StorageError
 from ecrl_cli.records.events import FOUND, GONE, Attempt, CheckpointLine, Rejected
 from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.resume import choose, order
 from tests.unit.checkpoint_support import commit, store_at
 
@@ -77,6 +78,14 @@ def test_an_attempt_has_the_size_of_where_it_resumes_and_ends_at_the_next_change
     report = replace(choice.report, global_step=newest) if newest and choice.report else None
     made = order(layout, config, (TEN,), replace(choice, report=report))
     assert (made.world_size, made.until, made.resume_step) == (ranks, until, newest or 0)
+    assert decode(LaunchOrder, read_json(layout.attempt(1).launch)) == made
+
+
+def test_who_sits_where_and_who_did_not_answer_is_on_record(layout: RunLayout, store: CheckpointStore) -> None:
+    layout.failures.write_text("[]")
+    config = RunConfig(world_size=4, supervision=SupervisionConfig(nodes=2, on_node_loss="shrink"))
+    made = order(layout, config, (TEN,), choose(layout, store, (TEN,)), Seats(("a",), 2, ("b",)))
+    assert (made.world_size, made.nodes, made.silent) == (2, ("a",), ("b",))
     assert decode(LaunchOrder, read_json(layout.attempt(1).launch)) == made
 
 

@@ -5,23 +5,36 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
+
+from hydra.core.singleton import Singleton
 
 from ecrl_cli.cli.cluster import AT_WORK, Job, recorded
 from ecrl_cli.cli.compose import quote
 from ecrl_cli.cli.prepare import Plan, Say
+from ecrl_cli.cli.queue import QUEUED, queued, remember
+from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.errors import RunHeld
 from ecrl_cli.records.layout import RunLayout, SweepLayout
-from ecrl_cli.runs.run import RunResult, finished
-from ecrl_cli.runs.sweep import Manifest, fair_order, row, status
+from ecrl_cli.runs.run import RunResult
+from ecrl_cli.runs.sweep import FINISHED, Manifest, fair_order, is_finished, row, status
 from ecrl_cli.supervision.lock import held
 
 LOOK_EVERY_S = 2.0
-_FINISHED = RunResult(0, "completed_prev", "finished before")
 _NOT_BEGUN = RunResult(143, "stopped", "its job has not begun")
 _SILENT = RunResult(143, "stopped", "its job ended without a word: its log lies in .hydra/.submitit")
+
+
+class Submitted(Protocol):
+    """A job that an engine has taken."""
+
+    @property
+    def job_id(self) -> str: ...
+
+    def results(self) -> Any:
+        """Wait for the job's end; raises what the engine raises where it was lost or cancelled."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +46,11 @@ class Engine:
     context: Any
     master: Any
 
-    def start(self, job: Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> None:
-        """Submit one job for each of `overrides` and wait for the last of them. Raises what the engine raises, also for a job that was lost.
+    def start(self, job: Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> Sequence[Submitted]:
+        """Submit one job for each of `overrides`, and give them in that order. Raises what the engine raises.
 
-        `nodes`: what each job needs; `spare`: it goes on when it loses one.
+        `nodes`: what each job needs; `spare`: it goes on when it loses one. The plugin's own `launch` would wait for them too, and would give up
+        all of them for the first that was lost.
         """
         # Here and not above: the plugin is an extra, and the engine is loaded only where one was chosen.
         from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher, SlurmLauncher  # type: ignore[import-untyped]
@@ -44,7 +58,23 @@ class Engine:
         local = self.name == "submitit_local"
         launcher = LocalLauncher(**self.settings) if local else SlurmLauncher(**slurm_settings(self.settings, nodes, spare))
         launcher.setup(hydra_context=self.context, task_function=job, config=self.master)
-        launcher.launch(overrides, 0)
+        state = Singleton.get_state()
+        calls = [(list(each), "hydra.sweep.dir", number, f"job_id_for_{number}", state) for number, each in enumerate(overrides)]
+        jobs: Sequence[Submitted] = _executor(launcher).map_array(launcher, *zip(*calls, strict=True))
+        return jobs
+
+
+def _executor(launcher: Any) -> Any:
+    """Submitit's executor with the plugin's settings, which carry the engine's name unless all engines know them."""
+    import submitit  # comes with the plugin
+    from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf  # type: ignore[import-untyped]
+
+    kind, common = launcher._EXECUTOR, {field.name for field in fields(BaseQueueConf)}
+    settings = {key if key in common else f"{kind}_{key}": value for key, value in launcher.params.items()}
+    born = {key: settings.pop(key) for key in (f"{kind}_max_num_timeout",) if key in settings}
+    executor = submitit.AutoExecutor(settings.pop("submitit_folder"), cluster=kind, **born)
+    executor.update_parameters(**settings)
+    return executor
 
 
 def slurm_settings(settings: Mapping[str, Any], nodes: int, spare: bool) -> dict[str, Any]:
@@ -70,47 +100,63 @@ def submit(plan: Plan, engine: Engine, overrides: Mapping[str, Sequence[str]], s
         follower = Follower(_manifest(plan, layouts), {name: layouts[name] for name in missing}, plan.mixed)
         follower.show(known)
         with follower:
-            reason = _wait(plan, engine, {name: overrides[name] for name in missing}, say) if missing else ""
-        ended = {name: known.get(name) or outcome(layout, reason) for name, layout in layouts.items()}
+            reasons = _wait(plan, engine, {name: overrides[name] for name in missing}, say) if missing else {}
+        ended = {name: known.get(name) or outcome(layout, reasons.get(name, "")) for name, layout in layouts.items()}
         follower.show(ended)
         return ended
 
 
-def _wait(plan: Plan, engine: Engine, overrides: Mapping[str, Sequence[str]], say: Say) -> str:
-    """Why the engine gave up; empty where all jobs came to their end."""
+def _wait(plan: Plan, engine: Engine, overrides: Mapping[str, Sequence[str]], say: Say) -> dict[str, str]:
+    """Submit, and wait until every job has ended; gives why, for each run whose job gave no result."""
     configs = {str(plan.run_dir(name)): plan.cells[name].config for name in overrides}
     nodes = max(config.supervision.nodes for config in configs.values())
-    spare = any(config.supervision.nodes > 1 and config.supervision.on_node_loss == "shrink" for config in configs.values())
     placed = [[*each, f"hydra.sweep.subdir={quote(str(plan.run_dir(name)))}"] for name, each in overrides.items()]
     say(f"{len(placed)} job(s) to {engine.name}; their logs: {plan.folder / '.hydra' / '.submitit'}")
+    reasons: dict[str, str] = {}
     try:
-        engine.start(Job(configs), placed, nodes, spare)
+        jobs = dict(zip(overrides, engine.start(Job(configs), placed, nodes, any(map(may_shrink, configs.values()))), strict=True))
+        if engine.name == "submitit_slurm":
+            for name, job in jobs.items():
+                remember(RunLayout(plan.run_dir(name)), job.job_id)
+        for name, job in jobs.items():
+            try:
+                job.results()
+            except Exception as error:  # the engine's own errors share no class; a job that was lost says nothing of the others
+                reasons[name] = _lost(engine, error, say)
     except KeyboardInterrupt:
         say("stopped waiting; the jobs go on, and the same command finds them (scancel ends them)")
-        return "nobody waited for its job"
-    except Exception as error:  # the engine's own errors share no class
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        say(f"ecrl: error: E-engine {engine.name}: {lines[-1][:300]}")
-        return f"{engine.name}: {lines[-1][:300]}"
-    return ""
+        return dict.fromkeys(overrides, "nobody waited for its job") | reasons
+    except Exception as error:
+        return dict.fromkeys(overrides, _lost(engine, error, say))
+    return reasons
+
+
+def _lost(engine: Engine, error: Exception, say: Say) -> str:
+    """What the engine says, in one line. Of a job that left nothing it tells the state, and then repeats the job's log."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    line = next((line for line in lines if line.startswith("has not produced any output")), lines[-1])
+    reason = f"{engine.name}: {line[:300]}"
+    say(f"ecrl: error: E-engine {reason}")
+    return reason
 
 
 def standing(layout: RunLayout) -> RunResult | None:
-    """How a run stands before anything is submitted, where it needs no job: finished, or held by one that was submitted before."""
-    if finished(layout):
-        return _FINISHED
-    return AT_WORK if _busy(layout) else None
+    """How a run stands before anything is submitted, where it needs no job: finished, or held or awaited by one that was submitted before."""
+    return FINISHED if is_finished(layout) else _under_way(layout)
 
 
 def outcome(layout: RunLayout, reason: str) -> RunResult:
     """How a run stands when nobody waits for its job any more. `reason`: why, where the engine said so."""
     said = recorded(layout)
     if said is None or said == AT_WORK:
-        if _busy(layout):
-            return AT_WORK
         silent = _NOT_BEGUN if said is None else _SILENT
-        return replace(silent, reason=reason or silent.reason)
+        return _under_way(layout) or replace(silent, reason=reason or silent.reason)
     return said
+
+
+def _under_way(layout: RunLayout) -> RunResult | None:
+    """Where a job of the run is at work, or waits in the queue."""
+    return AT_WORK if _busy(layout) else QUEUED if queued(layout) else None
 
 
 def _busy(layout: RunLayout) -> bool:
@@ -152,9 +198,10 @@ class Follower:
             if self._manifest is None or self._shown.get(name) == result:
                 continue
             self._shown[name] = result
-            at_work = result.exit_code == RunHeld.exit_code
-            reason = self._notes.get(name, "") if at_work or not result.exit_code else result.reason
-            self._manifest.record(name, "running" if at_work else status(result), reason)
+            under_way = result.exit_code == RunHeld.exit_code
+            note = self._notes.get(name, "") if under_way or not result.exit_code else result.reason
+            reason = result.reason if result == QUEUED else note
+            self._manifest.record(name, result.status if under_way else status(result), reason)
 
     def _follow(self) -> None:
         while not self._over.wait(LOOK_EVERY_S):

@@ -85,11 +85,9 @@ def phases(records: RunRecords, account: Timeline) -> dict[int, dict[str, float]
     found = {a.attempt: dict.fromkeys(PHASES, 0.0) for a in (records.supervisor.attempts if records.supervisor else ())}
     for piece in account.pieces:
         belongs = piece.attempt + 1 if piece.category == "detect" else piece.attempt
-        if piece.category in PHASES and piece.step == 0 and belongs in found:
+        outside = piece.step == 0 or piece.category == "warm_up"  # the first step warms up; where it is done again, that is replay
+        if piece.category in PHASES and outside and belongs in found:
             found[belongs][piece.category] += piece.end - piece.start
-    for a in records.attempts:
-        if a.attempt in found:
-            found[a.attempt]["warm_up"] = sum(span.end - span.start for span in a.spans.events if span.category == "warm_up")
     return found
 
 

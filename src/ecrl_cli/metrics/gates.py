@@ -25,15 +25,15 @@ def quality_gates(documents: Mapping[str, dict[str, Any] | None], verdicts: Mapp
     unbalanced = [_unbalanced(n, d) for n, d in present.items() if not _balanced(d)]
     unaccounted = [_residual(n, d) for n, d in present.items() if not _accounted(d)]
     return (
-        _gate("target", missing + short, "every arm is at its target"),
-        _gate("verified", unverified, "every arm is valid"),
-        _gate("report", [] if report_written else ["no report was written"], "the report is written"),
-        _gate("checkpoints", missing + unbalanced, "every submitted checkpoint is accounted for"),
-        _gate("time", missing + unaccounted, f"at most {MAX_RESIDUAL:.0%} of any wall time is residual"),
+        gate("target", missing + short, "every arm is at its target"),
+        gate("verified", unverified, "every arm is valid"),
+        gate("report", [] if report_written else ["no report was written"], "the report is written"),
+        gate("checkpoints", missing + unbalanced, "every submitted checkpoint is accounted for"),
+        gate("time", missing + unaccounted, f"at most {MAX_RESIDUAL:.0%} of any wall time is residual"),
     )
 
 
-def _gate(name: str, failures: Sequence[str], kept: str) -> Gate:
+def gate(name: str, failures: Sequence[str], kept: str) -> Gate:
     return Gate(name, not failures, "; ".join(failures) if failures else kept)
 
 

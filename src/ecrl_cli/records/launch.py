@@ -13,7 +13,8 @@ class LaunchOrder:
 
     `resume_step` 0 means from the beginning. `until`: the step behind which the attempt ends so that another number of ranks can go on;
     None: it ends at the target. `max_step_seen` is the highest step any attempt logged: steps up to it are replayed.
-    `pending` are the planned failures that have not fired.
+    `pending` are the planned failures that have not fired. `nodes`: where the ranks sit, in a run with several nodes; `silent`: which nodes
+    of its allocation did not answer before the launch.
     """
 
     attempt: int
@@ -23,3 +24,5 @@ class LaunchOrder:
     max_step_seen: int
     pending: tuple[PlannedFailure, ...]
     until: int | None = None
+    nodes: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()

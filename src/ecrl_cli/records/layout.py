@@ -138,6 +138,11 @@ class RunLayout:
         """How the run's job stands or ended, where it ran as a job of its own."""
         return self.hydra / "outcome.json"
 
+    @property
+    def job(self) -> Path:
+        """The scheduler's name of the job that the run was last submitted as."""
+        return self.hydra / "job.json"
+
     def attempt(self, attempt: int) -> AttemptLayout:
         return AttemptLayout(self.logs / f"attempt-{attempt:02d}")
 

@@ -74,7 +74,8 @@ class Against:
     @property
     def scopes(self) -> list[tuple[str, tuple[str, ...]]]:
         each: list[tuple[str, tuple[str, ...]]] = [(suite, (suite,)) for suite in self.passed]
-        return [*each, (ALL, tuple(self.passed))] if len(each) > 1 else each
+        pooled = all(set(self.passed) <= set(side.together) for side in (self.ours, self.theirs))
+        return [*each, (ALL, tuple(self.passed))] if len(each) > 1 and pooled else each
 
     @property
     def labels(self) -> list[str]:

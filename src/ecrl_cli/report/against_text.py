@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ecrl_cli.metrics.statistics import Paired
@@ -74,7 +75,8 @@ def against_sentences(found: Against) -> list[str]:
         f"{found.ours_name} against {found.theirs_name}: {plural(len(found.matched), 'pair')} of runs of "
         f"{plural(len({m.ours.suite for m in found.matched}), 'suite')}, scale {found.ours.scale()}."
     ]
-    told += [_told(found, label) for label in found.labels]
+    whole = [scope for scope in found.scopes if scope[0] == ALL] or found.scopes
+    told += [_told(found, label, *scope) for label in found.labels for scope in whole]
     told.append(_around(found))
     if found.settings:
         told.append("Counterparts differ in " + listed([f"{key} ({plural(n, 'pair')})" for key, n in found.settings.items()]) + ".")
@@ -84,8 +86,8 @@ def against_sentences(found: Against) -> list[str]:
     return [sentence for sentence in told if sentence]
 
 
-def _told(found: Against, label: str) -> str:
-    pair, floor = found.versus(label, "goodput"), found.floor("goodput")
+def _told(found: Against, label: str, scope: str, suites: Sequence[str]) -> str:
+    pair, floor = found.versus(label, "goodput", suites), found.floor("goodput", suites)
     if pair is None or pair.mean_of_ratios is None:
         return ""
     ratios = pair.mean_of_ratios
@@ -93,7 +95,8 @@ def _told(found: Against, label: str) -> str:
     noise = f"noise floor {share(floor.largest)}" if floor else "no noise floor: one side has no A/A arm"
     interval = f"95% {between(change, ratios.low, ratios.high)}, " if ratios.low is not None else "no interval, "
     numbers = f"{change(ratios.mean)} (mean of ratios, {interval}{plural(pair.n, 'pair')}; ratio of means {change(pair.ratio_of_means)})"
-    return f"Goodput of {label} is {result}: {numbers}, {noise}, scale {found.ours.scale(found.passed)}."
+    where = f" in {scope}" if scope != ALL and len(found.passed) > 1 else ""
+    return f"Goodput of {label}{where} is {result}: {numbers}, {noise}, scale {found.ours.scale(suites)}."
 
 
 def _around(found: Against) -> str:

@@ -30,7 +30,7 @@ def answer(comparison: Comparison) -> Answer:
     parts = [
         [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
         [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison)],
-        [noise(comparison), _trust(comparison), _left_out(comparison), _gates(comparison)],
+        [noise(comparison), _trust(comparison), _apart(comparison), _left_out(comparison), _gates(comparison)],
     ]
     told = [tuple(sentence for sentence in part if sentence) for part in parts]
     return Answer(headline, tone, tuple(paragraph for paragraph in told if paragraph))
@@ -121,6 +121,10 @@ def _trust(comparison: Comparison) -> str:
         return "Each arm is one run: what differs between arms is a single observation, without an interval."
     several = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     return f"Each arm has {several} runs per suite; intervals are 95% by Student's t, comparisons are means of ratios of pairs of one suite and seed."
+
+
+def _apart(comparison: Comparison) -> str:
+    return f"The suites are not pooled: {comparison.apart}." if comparison.apart else ""
 
 
 def _left_out(comparison: Comparison) -> str:

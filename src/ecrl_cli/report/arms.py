@@ -17,6 +17,7 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "goodput": lambda m: m.goodput,
     "goodput_published_clock": lambda m: m.goodput_published_clock,
     "wall_s": lambda m: m.wall_s,
+    "wall_published_clock_s": lambda m: m.wall_published_clock_s,
     "stall_s": lambda m: m.checkpoints["stall_s"],
     "stall_per_checkpoint_s": lambda m: m.stall_per_checkpoint_s,
     "write_s": lambda m: m.checkpoints["write_s"],
@@ -87,9 +88,9 @@ def base_of(arm: Arm, arms: Iterable[Arm], base: str) -> Arm | None:
 
 
 def partners(arm: Arm, base: Arm) -> list[tuple[Run, Run]]:
-    """The runs of `arm` and of `base` that must end in the same state."""
-    by_id = {m.reference_id: run for run in base.runs if (m := run.counted)}
-    return [(run, by_id[m.reference_id]) for run in arm.runs if (m := run.counted) and m.reference_id in by_id]
+    """The runs of `arm` and of `base` that must end in the same state, each with the one of its own sweep: repeats of a sweep are not mixed."""
+    known = {(run.sweep, m.reference_id): run for run in base.runs if (m := run.counted)}
+    return [(run, known[run.sweep, m.reference_id]) for run in arm.runs if (m := run.counted) and (run.sweep, m.reference_id) in known]
 
 
 def run_versus(run: Run, arms: Sequence[Arm], base: str) -> float | None:

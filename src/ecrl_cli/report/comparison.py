@@ -10,7 +10,7 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.arms import Arm, arms_of
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.formats import listed
-from ecrl_cli.report.gates import gates_of, only_unverified, whole
+from ecrl_cli.report.gates import gates_of, only_unverified, shares_gpu, unlike, whole
 
 ALL = "all suites"
 
@@ -47,25 +47,42 @@ class Comparison:
         return [suite for suite, gates in self.gates.items() if whole(gates)]
 
     @cached_property
+    def apart(self) -> str:
+        """Why the suites that passed are not pooled, in words: two machines, versions or scales; empty where they are alike."""
+        firsts = [next(run for run in self.counted if run.suite == suite) for suite in self.passed]
+        found = [(run.suite, what) for run in firsts[1:] if (what := unlike(firsts[0], run))]
+        return f"{found[0][0]} has another {listed(found[0][1])} than {firsts[0].suite}" if found else ""
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """The suites that are pooled: those that passed, where there are several and all of one machine, code and scale."""
+        return tuple(self.passed) if len(self.passed) > 1 and not self.apart else ()
+
+    @cached_property
     def pooled(self) -> tuple[Arm, ...]:
-        """The arms of one label over the suites that passed their gates, as one arm; none where there are not several such suites."""
+        """The arms of one label over the suites that are pooled, as one arm."""
         members: dict[str, list[Arm]] = {}
         for arm in self.arms:
-            if arm.whole and len(self.passed) > 1:
+            if arm.suite in self.together:
                 members.setdefault(arm.label, []).append(arm)
         runs = {label: tuple(run for arm in arms for run in arm.runs) for label, arms in members.items()}
         return tuple(Arm(ALL, arms[0].variant, label, runs[label], settings=arms[0].settings) for label, arms in members.items())
 
     @property
     def scopes(self) -> list[tuple[str, tuple[str, ...]]]:
-        """What numbers are given for: each suite, and where several passed their gates, those together."""
+        """What numbers are given for: each suite, and where suites are pooled, those together."""
         each: list[tuple[str, tuple[str, ...]]] = [(suite, (suite,)) for suite in self.suites]
-        return [*each, (ALL, tuple(self.passed))] if len(self.passed) > 1 else each
+        return [*each, (ALL, self.together)] if self.together else each
+
+    @property
+    def overall(self) -> list[tuple[str, tuple[str, ...]]]:
+        """What stands for the whole: the suites together where they are pooled, else each that passed."""
+        return [(ALL, self.together)] if self.together else [(suite, (suite,)) for suite in self.passed]
 
     def scale(self, suites: Sequence[str] | None = None) -> str:
         """The scales of the runs of `suites` (None: all), in words; and where ranks had no GPU of their own, that."""
         runs = [run for run in self.counted if run.metrics and (suites is None or run.suite in suites)]
-        return listed(list(dict.fromkeys(run.metrics.scale + _shared(run) for run in runs if run.metrics)))
+        return listed(list(dict.fromkeys(run.metrics.scale + " (ranks share a GPU over gloo)" * shares_gpu(run) for run in runs if run.metrics)))
 
     def of(self, suite: str) -> list[Arm]:
         return [arm for arm in self.arms if arm.suite == suite]
@@ -85,11 +102,5 @@ class Comparison:
 def compare(runs: Sequence[Run]) -> Comparison:
     """The runs compared suite by suite."""
     suites = list(dict.fromkeys(run.suite for run in runs))
-    gates = {suite: gates_of([run for run in runs if run.suite == suite]) for suite in suites}
+    gates = {suite: gates_of([run for run in runs if run.suite == suite], runs) for suite in suites}
     return Comparison(tuple(runs), gates, tuple(arms_of(runs, lambda suite: whole(gates[suite]))))
-
-
-def _shared(run: Run) -> str:
-    """Gloo asked for by name on a machine with GPUs is how ranks share one, which NCCL refuses."""
-    on_gpu = run.config.get("device") != "cpu" and run.environment.get("gpus")
-    return " (ranks share a GPU over gloo)" if on_gpu and run.config.get("backend") == "gloo" else ""

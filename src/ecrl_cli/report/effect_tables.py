@@ -11,7 +11,7 @@ from ecrl_cli.metrics.statistics import Paired, Summary, summary
 from ecrl_cli.report.arms import MEASURES, Arm
 from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.overlap import overlaps
-from ecrl_cli.report.paired import above_floor, against_floor, contrasts, floors, noise_floor, told_apart, versus
+from ecrl_cli.report.paired import Floor, above_floor, against_floor, contrasts, floors, noise_floor, paired_suites, told_apart, versus
 
 Row = dict[str, Any]
 INTERVALS = ("ci95_low", "ci95_high", "bca_low", "bca_high")
@@ -42,11 +42,13 @@ def comparison_rows(comparison: Comparison) -> list[Row]:
     rows = []
     for scope, suites in comparison.scopes:
         for arm, base in contrasts(comparison, suites):
+            members = paired_suites(comparison, arm, base, suites)
             for measure in MEASURES:
                 found = versus(comparison, arm, base, measure, suites)
                 if found:
+                    floor = noise_floor(comparison, measure, members)
                     row: Row = {"suite": scope, "arm": arm, "base": base, "measure": measure, "scale": comparison.scale(suites)}
-                    rows.append(row | pair_cells(found) | _against_noise(comparison, found, measure, suites))
+                    rows.append(row | pair_cells(found) | _against_noise(found, floor))
     return rows
 
 
@@ -63,8 +65,7 @@ def pair_cells(pair: Paired) -> Row:
     }
 
 
-def _against_noise(comparison: Comparison, pair: Paired, measure: str, suites: Sequence[str]) -> Row:
-    floor = noise_floor(comparison, measure, suites)
+def _against_noise(pair: Paired, floor: Floor | None) -> Row:
     return {
         "floor_source": floor.source if floor else "",
         "floor_pairs": floor.pairs if floor else 0,

@@ -12,7 +12,7 @@ from ecrl_cli.report.arms import MEASURES, Arm
 from ecrl_cli.report.comparison import ALL, Comparison
 from ecrl_cli.report.formats import NONE, change, count, duration, plural, rate, share
 from ecrl_cli.report.overlap import overlaps
-from ecrl_cli.report.paired import Floor, against_floor, contrasts, floors, noise_floor, versus
+from ecrl_cli.report.paired import Floor, against_floor, contrasts, floors, noise_floor, paired_suites, versus
 
 Form = Callable[[float | None], str]
 FORMS: dict[str, Form] = {name: duration if name.endswith("_s") else rate if name.startswith("goodput") else count for name in MEASURES}
@@ -20,6 +20,7 @@ NAMES = {
     "goodput": "goodput (steps/s)",
     "goodput_published_clock": "goodput, published clock",
     "wall_s": "wall",
+    "wall_published_clock_s": "wall, published clock",
     "stall_s": "stall",
     "stall_per_checkpoint_s": "stall per checkpoint",
     "write_s": "write",
@@ -61,18 +62,19 @@ def tables(comparison: Comparison) -> list[Table]:
 
 def brief(comparison: Comparison) -> list[Table]:
     """What a terminal shows where arms were compared over several pairs: goodput, then the overlap and the restarts, each over everything."""
-    scope, suites = (ALL, comparison.passed) if len(comparison.passed) > 1 else (comparison.passed[0] if comparison.passed else "", comparison.passed)
-    compared = compared_table(comparison, scope, suites, SHORT[:2])
-    if not any(row[_COMPARED.index("pairs")] != "1" for row in compared.rows):
+    compared = [compared_table(comparison, scope, suites, SHORT[:2]) for scope, suites in comparison.overall]
+    if not any(row[_COMPARED.index("pairs")] != "1" for table in compared for row in table.rows):
         return []
     kept = [i for i, column in enumerate(_COMPARED) if column not in ("BCa", "difference")]
-    compared = Table(compared.title, tuple(_COMPARED[i] for i in kept), [[row[i] for i in kept] for row in compared.rows], 2)
-    others = [_only(table, scope) for table in (overlap_table(comparison), restarts_table(comparison))]
-    return [table for table in (compared, *others) if table.rows]
+    columns = tuple(_COMPARED[i] for i in kept)
+    short = [Table(table.title, columns, [[row[i] for i in kept] for row in table.rows], 2) for table in compared]
+    scopes = {scope for scope, _ in comparison.overall}
+    others = [_only(table, scopes) for table in (overlap_table(comparison), restarts_table(comparison))]
+    return [table for table in (*short, *others) if table.rows]
 
 
-def _only(table: Table, scope: str) -> Table:
-    return Table(table.title, table.columns, [row for row in table.rows if row[0] == scope], table.left)
+def _only(table: Table, scopes: set[str]) -> Table:
+    return Table(table.title, table.columns, [row for row in table.rows if row[0] in scopes], table.left)
 
 
 def arms_table(comparison: Comparison, scope: str, suites: Sequence[str]) -> Table:
@@ -98,10 +100,11 @@ def compared_table(comparison: Comparison, scope: str, suites: Sequence[str], me
     """Arm against base, pair by pair."""
     rows = []
     for arm, base in contrasts(comparison, suites):
+        members = paired_suites(comparison, arm, base, suites)
         for measure in measures:
             pair = versus(comparison, arm, base, measure, suites)
             if pair and (pair.difference.mean or pair.signs.positive):
-                noise = noise_cell(pair, noise_floor(comparison, measure, suites))
+                noise = noise_cell(pair, noise_floor(comparison, measure, members))
                 rows.append([f"{arm} against {base}", NAMES[measure], *pair_cells(pair, FORMS[measure]), noise])
     return Table(titled(comparison, "arms compared, pair by pair", scope, suites), _COMPARED, rows, 2)
 

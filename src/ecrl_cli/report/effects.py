@@ -7,17 +7,25 @@ from dataclasses import dataclass
 from ecrl_cli.metrics.statistics import Paired, Signs
 from ecrl_cli.report.comparison import ALL, Comparison
 from ecrl_cli.report.formats import change, plural, share
-from ecrl_cli.report.paired import Floor, against_floor, contrasts, noise_floor, versus
+from ecrl_cli.report.paired import Floor, against_floor, contrasts, noise_floor, paired_suites, versus
 
 
 @dataclass(frozen=True)
 class Effect:
-    """Goodput of one arm against its base in one suite, or in all of them. `published`: the same on the published clock."""
+    """Goodput of one arm against its base in one suite, or in all of them. `published`: the same on the published clock.
+
+    `suites`: those of the pairs; `floor`: theirs.
+    """
 
     suite: str
     pair: Paired
     published: Paired | None
-    noise: str
+    floor: Floor | None
+    suites: tuple[str, ...]
+
+    @property
+    def noise(self) -> str:
+        return against_floor(self.pair, self.floor)
 
 
 @dataclass(frozen=True)
@@ -26,8 +34,11 @@ class Contrast:
 
     arm: str
     base: str
-    floor: Floor | None
     effects: tuple[Effect, ...]
+
+    @property
+    def floor(self) -> Floor | None:
+        return self.effects[0].floor
 
     @property
     def title(self) -> str:
@@ -36,9 +47,8 @@ class Contrast:
 
 def contrasted(comparison: Comparison) -> list[Contrast]:
     """Every comparison of arms that has a pair; the repeated reference is the floor and no contrast of its own."""
-    floor = noise_floor(comparison, "goodput")
     found = [(arm, base) for arm, base in contrasts(comparison) if not (arm.startswith("ref2") and base.startswith("ref"))]
-    return [Contrast(arm, base, floor, tuple(_effects(comparison, arm, base))) for arm, base in found]
+    return [Contrast(arm, base, tuple(_effects(comparison, arm, base))) for arm, base in found]
 
 
 def _effects(comparison: Comparison, arm: str, base: str) -> list[Effect]:
@@ -47,8 +57,9 @@ def _effects(comparison: Comparison, arm: str, base: str) -> list[Effect]:
     for scope, suites in sorted(comparison.scopes, key=lambda scope: scope[0] != ALL):
         pair = versus(comparison, arm, base, "goodput", suites)
         if pair:
-            published, floor = versus(comparison, arm, base, "goodput_published_clock", suites), noise_floor(comparison, "goodput", suites)
-            found.append(Effect(scope, pair, published, against_floor(pair, floor)))
+            members = paired_suites(comparison, arm, base, suites)
+            published, floor = versus(comparison, arm, base, "goodput_published_clock", suites), noise_floor(comparison, "goodput", members)
+            found.append(Effect(scope, pair, published, floor, tuple(members)))
     return found
 
 

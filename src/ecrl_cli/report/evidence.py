@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ecrl_cli.config.codec import decode, encode
@@ -54,6 +56,11 @@ class Metrics:
     final: dict[str, Any] | None
     absent_s: float = 0.0
     mean_loss: dict[int, float | None] = field(default_factory=dict)
+
+    @property
+    def wall_published_clock_s(self) -> float | None:
+        """Seconds from rank 0's first line to its last, as the published clock has them; None where that clock has no goodput."""
+        return self.committed_steps / self.goodput_published_clock if self.goodput_published_clock else None
 
     @property
     def stall_per_checkpoint_s(self) -> float | None:
@@ -117,6 +124,11 @@ class Run:
     @property
     def name(self) -> str:
         return self.place.name
+
+    @cached_property
+    def sweep(self) -> Path:
+        """The folder that the run lies in: with its pairs, and apart from those of another sweep of the same matrix."""
+        return self.place.layout.root.resolve().parent
 
     @property
     def counted(self) -> Metrics | None:

@@ -127,7 +127,7 @@ def _svg(figure: Figure) -> bytes:
 
 def _png(figure: Figure) -> bytes:
     file, dpi = io.BytesIO(), figure.dpi
-    figure.dpi = 160
+    figure.dpi = 120  # for screens: papers take the PDF
     FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
     figure.dpi = dpi
     return file.getvalue()

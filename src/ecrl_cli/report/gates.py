@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ecrl_cli.metrics.gates import Gate, quality_gates
+from ecrl_cli.metrics.gates import Gate, gate, quality_gates
 from ecrl_cli.records.events import CHECKPOINT_ENDS
 from ecrl_cli.report.arms import arms_of
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.formats import listed
+from ecrl_cli.report.published.values import ARMS, repeats
 from ecrl_cli.supervision.policy import restarts
 
 
-def gates_of(runs: Sequence[Run]) -> tuple[Gate, ...]:
-    """The gates of one suite's runs. The report that shows them is the evidence that a report was written."""
+def gates_of(runs: Sequence[Run], every: Sequence[Run] = ()) -> tuple[Gate, ...]:
+    """The gates of one suite's runs, which are some of `every`. The report that shows them is the evidence that a report was written."""
     documents = {run.name: run.document for run in runs}
     verdicts = {run.name: run.verdict.status for run in runs if run.verdict.status != "missing"}
     judged = quality_gates(documents, verdicts, report_written=True)
-    return (_arms(runs), *judged, _artifacts(runs), _records(runs), _environment(runs))
+    return (_arms(runs, every), *judged, _artifacts(runs), _records(runs), _environment(runs))
 
 
 def whole(gates: Sequence[Gate]) -> bool:
@@ -29,13 +30,24 @@ def only_unverified(gates: Sequence[Gate], runs: Sequence[Run]) -> bool:
     return all(gate.passed or gate.name == "verified" for gate in gates) and all(run.verdict.status != "invalid" for run in runs)
 
 
-def _arms(runs: Sequence[Run]) -> Gate:
-    """Every arm has every seed that any arm has, and nothing that the sweep planned is missing."""
+def _arms(runs: Sequence[Run], every: Sequence[Run]) -> Gate:
+    """Every arm has every seed that any arm has; no arm is missing, and nothing that the sweep planned."""
     unfinished = [f"{run.name}: {run.reason}" for run in runs if run.reason]
     arms = {arm.label: {run.seed for run in arm.runs} for arm in arms_of(runs, lambda suite: False)}
     seeds = {seed for held in arms.values() for seed in held}
     lacking = [f"{label} lacks seed {listed(sorted(seeds - held, key=_by_value))}" for label, held in arms.items() if seeds - held]
-    return _gate("arms", [*unfinished, *lacking], "every arm has every seed")
+    return gate("arms", [*unfinished, *_absent(runs, every), *lacking], "every arm has every seed")
+
+
+def _absent(runs: Sequence[Run], every: Sequence[Run]) -> list[str]:
+    """Arms without a run: of the published experiment that the suite repeats, and those of its neighbours in the sweep."""
+    told = []
+    for sweep in dict.fromkeys(run.sweep for run in runs):
+        here = [run for run in runs if run.sweep == sweep]
+        kin = [run for run in every if run.sweep == sweep and repeats(run.suite) == repeats(here[0].suite)]
+        wanted = dict.fromkeys([*ARMS.get(repeats(here[0].suite), ()), *(run.variant for run in kin)])
+        told += [f"no {variant}" for variant in wanted if not any(run.variant == variant for run in here)]
+    return told
 
 
 def _by_value(seed: str) -> tuple[int, str]:
@@ -45,16 +57,12 @@ def _by_value(seed: str) -> tuple[int, str]:
 def _artifacts(runs: Sequence[Run]) -> Gate:
     """What a number is made of is there to be looked at: whatever no gate above has already missed."""
     missing = [f"{run.name} lacks {listed(list(names))}" for run in runs if run.counted and (names := run.missing)]
-    return _gate("artifacts", missing, "the records of every run are there")
-
-
-def _gate(name: str, failures: Sequence[str], kept: str) -> Gate:
-    return Gate(name, not failures, "; ".join(failures) or kept)
+    return gate("artifacts", missing, "the records of every run are there")
 
 
 def _records(runs: Sequence[Run]) -> Gate:
     troubles = [f"{run.name}: {trouble}" for run in runs for trouble in (*run.troubles, *_disagreements(run))]
-    return _gate("records", troubles, "metrics, supervisor and checkpoint records agree")
+    return gate("records", troubles, "metrics, supervisor and checkpoint records agree")
 
 
 def _disagreements(run: Run) -> list[str]:
@@ -80,7 +88,19 @@ def _environment(runs: Sequence[Run]) -> Gate:
     """Numbers of two machines or two versions are not averaged."""
     known = [run for run in runs if run.metrics]
     others = [f"{run.name}: {listed(found)}" for run in known if (found := [f"another {key}" for key in changed(known[0], run)])]
-    return _gate("environment", others, "one machine, one set of versions, one source")
+    return gate("environment", others, "one machine, one set of versions, one source")
+
+
+def unlike(a: Run, b: Run) -> list[str]:
+    """What keeps the suites of two runs from being pooled: another machine, version, source or scale. Suites may lie on different file systems."""
+    found = [key for key in changed(a, b) if key != "file_system"]
+    ours, theirs = (run.metrics.scale if run.metrics else "" for run in (a, b))
+    return found + (["scale"] if (ours, shares_gpu(a)) != (theirs, shares_gpu(b)) else [])
+
+
+def shares_gpu(run: Run) -> bool:
+    """Gloo asked for by name on a machine with GPUs is how ranks share one, which NCCL refuses."""
+    return bool(run.config.get("device") != "cpu" and run.environment.get("gpus") and run.config.get("backend") == "gloo")
 
 
 def changed(a: Run, b: Run) -> list[str]:

@@ -10,6 +10,7 @@ from ecrl_cli.metrics.statistics import Paired, Summary, paired, summary
 from ecrl_cli.report.arms import MEASURES, Arm, base_of, partners
 from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.evidence import Run
+from ecrl_cli.report.gates import changed
 
 AGAIN, SAME = "ref2 against ref", "equal runs of different suites"
 NO_FLOOR = "no A/A arm: add variant=...,ref2"
@@ -22,8 +23,8 @@ _DIGESTS = ("parameters_digest", "buffers_digest", "optimizer_digest")
 class Floor:
     """What the same configuration, run twice, shows. `source`: AGAIN, or where there is no such arm SAME (further apart in time).
 
-    `relative`: of a / b - 1 over the `pairs`; `largest`: the largest of them without its sign. `alike`, `differing`: how many pairs ended bit
-    for bit in the same state, how many did not.
+    `relative`: of a / b - 1 over the `pairs`; `largest`: of the larger over the smaller - 1, whichever came first. `alike`, `differing`: how
+    many pairs ended bit for bit in the same state, how many did not.
     """
 
     source: str
@@ -43,6 +44,11 @@ def pairs(comparison: Comparison, arm_label: str, base_label: str, suites: Seque
     """Runs of one suite, seed and reference_id, of the arm and of its base; suites that failed a gate give none."""
     chosen = [suite for suite in comparison.passed if suites is None or suite in suites]
     return [pair for suite in chosen for pair in _of_suite(comparison.of(suite), arm_label, base_label)]
+
+
+def paired_suites(comparison: Comparison, arm_label: str, base_label: str, suites: Sequence[str] | None = None) -> list[str]:
+    """The suites that `pairs` has a pair of; the noise beside a comparison is theirs."""
+    return list(dict.fromkeys(run.suite for run, _ in pairs(comparison, arm_label, base_label, suites)))
 
 
 def contrasts(comparison: Comparison, suites: Sequence[str] | None = None) -> list[tuple[str, str]]:
@@ -111,17 +117,18 @@ def _repeated(comparison: Comparison, suites: Sequence[str] | None) -> dict[str,
     for run in comparison.counted:
         if run.metrics and run.suite in comparison.passed:
             by_id.setdefault(run.metrics.run_id, []).append(run)
-    same = [(b, a) for runs in by_id.values() for a, b in combinations(runs, 2) if a.suite != b.suite and {a.suite, b.suite} & set(wanted)]
+    twice = [(a, b) for runs in by_id.values() for a, b in combinations(runs, 2) if a.suite != b.suite and {a.suite, b.suite} & set(wanted)]
+    same = [(b, a) for a, b in twice if not changed(a, b)]
     return {AGAIN: again, SAME: same}
 
 
 def _floor(source: str, found: Sequence[tuple[Run, Run]], measure: str) -> Floor | None:
-    values = [pair for pair in _values(found, measure) if pair[1] > 0]
+    values = [pair for pair in _values(found, measure) if min(pair) > 0]
     if not values:
         return None
     relative = [a / b - 1 for a, b in values]
     alike = sum(_ended_alike(a, b) for a, b in found)
-    return Floor(source, len(values), summary(relative), max(map(abs, relative)), alike, len(found) - alike)
+    return Floor(source, len(values), summary(relative), max(max(pair) / min(pair) - 1 for pair in values), alike, len(found) - alike)
 
 
 def _ended_alike(a: Run, b: Run) -> bool:

@@ -17,6 +17,7 @@ from ecrl_cli.report.effects import Contrast, Effect, contrasted
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.figures import WIDTH, Picture, Sketch, drawn, legend_name, say
 from ecrl_cli.report.formats import change, duration, plural, printable, rate, share
+from ecrl_cli.report.paired import Floor
 from ecrl_cli.report.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
 from ecrl_cli.report.view import View, thinned
 
@@ -102,9 +103,8 @@ def draw_seconds(comparison: Comparison) -> Figure:
 
 
 def draw_effects(found: Sequence[Contrast]) -> Figure:
-    """A point and its interval per suite and over all of them, contrast by contrast; the band is what equal runs differ by."""
+    """A point and its interval per suite and over all of them, by contrast; the band behind each: what equal runs of its suites differ by."""
     rows = [(contrast, effect) for contrast in found for effect in contrast.effects]
-    floor = found[0].floor
     figure = Figure(figsize=(WIDTH, 0.24 * (len(rows) + 1.2 * len(found)) + 0.65), layout="constrained")
     axes = figure.subplots()
     colours = variant_colours(list(dict.fromkeys(contrast.arm for contrast in found)))
@@ -114,13 +114,11 @@ def draw_effects(found: Sequence[Contrast]) -> Figure:
         axes.annotate(contrast.title, (0, y), xycoords=("axes fraction", "data"), va="center", weight="bold", color=INK.light)
         y += 1
         for effect in contrast.effects:
+            _band(axes, y, effect.floor)
             _interval(axes, y, contrast, effect, colours[contrast.arm])
             ticks.append((y, effect.suite))
             y += 1
         y += 0.2
-    if floor:
-        band = axes.axvspan(-100 * floor.largest, 100 * floor.largest, color=RULE.light, linewidth=0, zorder=0)
-        say(band, f"noise floor: equal runs differ by up to {share(floor.largest)} ({plural(floor.pairs, 'pair')}, {floor.source})")
     axes.axvline(0, color=MUTED.light, linewidth=0.8)
     _reach(axes, found)
     axes.set_yticks([at for at, _ in ticks], [printable(name) for _, name in ticks])
@@ -136,9 +134,15 @@ def _reach(axes: Axes, found: Sequence[Contrast]) -> None:
     pairs = [ratios for contrast in found for effect in contrast.effects if (ratios := effect.pair.mean_of_ratios)]
     ends = [abs(end) for ratios in pairs for end in (ratios.mean, ratios.low, ratios.high) if end is not None]
     widest = max(ends, default=0.0)
-    floor = found[0].floor.largest if found[0].floor else 0.0
+    floor = max((effect.floor.largest for contrast in found for effect in contrast.effects if effect.floor), default=0.0)
     reach = 112 * max(widest, min(floor, 2 * widest)) or 1.0
     axes.set_xlim(-reach, reach)
+
+
+def _band(axes: Axes, y: float, floor: Floor | None) -> None:
+    if floor:
+        (band,) = axes.barh(y, 200 * floor.largest, left=-100 * floor.largest, height=1.0, color=RULE.light, linewidth=0, zorder=0)
+        say(band, f"noise floor: equal runs differ by up to {share(floor.largest)} ({plural(floor.pairs, 'pair')}, {floor.source})")
 
 
 def _interval(axes: Axes, y: float, contrast: Contrast, effect: Effect, colour: Colour) -> None:

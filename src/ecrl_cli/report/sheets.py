@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ecrl_cli.metrics.statistics import Paired, summary
 from ecrl_cli.report import formats
-from ecrl_cli.report.arms import Arm, run_versus
+from ecrl_cli.report.arms import BASES, Arm, run_versus
 from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.effects import Contrast, Effect, floor_note, floor_words, sign_share, sign_words
 from ecrl_cli.report.evidence import Run
@@ -18,7 +18,6 @@ from ecrl_cli.report.tables import divergence_cells
 from ecrl_cli.report.text import in_order
 
 Anchors = dict[int, str]  # of the runs' own sections, by id(run)
-_BASES = ("clean", "ref", "blk")
 
 
 def wins(comparison: Comparison, found: Sequence[Contrast]) -> Sheet:
@@ -33,14 +32,17 @@ def wins(comparison: Comparison, found: Sequence[Contrast]) -> Sheet:
             Column("published clock", hint="the same from the first to the last line of rank 0; ratio of means"),
         ),
     )
-    lines = tuple(_win(contrast, contrast.effects[0]) for contrast in found)
-    return Sheet(f"Arm against arm, {_scope(comparison)}", columns, lines, floor_note(found[0].floor), "comparisons.csv")
+    shown = [(contrast, effect) for contrast in found for effect in (contrast.effects[:1] if comparison.together else contrast.effects)]
+    suites = [suite for suite in comparison.passed if any(suite in effect.suites for _, effect in shown)]
+    several = len(suites) > 1 and not comparison.together
+    lines = tuple(_win(contrast, effect, f", {effect.suite}" if several else "") for contrast, effect in shown)
+    return Sheet(f"Arm against arm, {_scope(comparison, suites)}", columns, lines, floor_note(found[0].floor), "comparisons.csv")
 
 
-def _win(contrast: Contrast, effect: Effect) -> Line:
-    pair, floor = effect.pair, contrast.floor
+def _win(contrast: Contrast, effect: Effect, where: str) -> Line:
+    pair, floor = effect.pair, effect.floor
     cells = (
-        words(contrast.title, arm=contrast.arm),
+        words(contrast.title + where, arm=contrast.arm),
         number(pair.n, formats.count),
         number(pair.ratio_of_means, formats.change, _range(pair.ratio_low, pair.ratio_high), strong=True),
         mean(pair.mean_of_ratios, formats.change),
@@ -57,14 +59,16 @@ def costs(comparison: Comparison) -> Sheet:
     families = tuple(Column(family, hint="share of the wall time, mean over runs") for family in FAMILIES)
     columns = (Column("arm", words=True), Column("runs"), *families, Column("stall per checkpoint"), Column("per restart"), Column("steps replayed"))
     chosen = comparison.pooled or [arm for arm in comparison.arms if arm.whole]
-    return Sheet(f"What each arm costs, {_scope(comparison)}", columns, tuple(map(_cost, chosen)), file="summary.csv")
+    several = len({arm.suite for arm in chosen}) > 1
+    lines = tuple(_cost(arm, f", {arm.suite}" if several else "") for arm in chosen)
+    return Sheet(f"What each arm costs, {_scope(comparison, comparison.passed)}", columns, lines, file="summary.csv")
 
 
-def _cost(arm: Arm) -> Line:
+def _cost(arm: Arm, where: str) -> Line:
     shares = [summary([math.fsum(m.seconds[c] for c in names) / m.wall_s for m in arm.metrics if m.wall_s > 0] or [0]) for names in FAMILIES.values()]
     restarts = [restart.total_s for run in arm.runs if run.counted for restart in run.restarts]
     cells = (
-        *(words(arm.label, arm=arm.label), number(len(arm.metrics), formats.count)),
+        *(words(arm.label + where, arm=arm.label), number(len(arm.metrics), formats.count)),
         *(number(round(share.mean, 4) + 0.0, formats.share) for share in shares),  # not a negative zero
         mean(arm.summary("stall_per_checkpoint_s"), formats.duration),
         mean(summary(restarts) if restarts else None, formats.duration),
@@ -189,12 +193,11 @@ def _relative(length: float | None, share: float | None) -> str:
 
 def _present(comparison: Comparison) -> list[str]:
     """The variants that others are compared with, as far as they ran."""
-    return [base for base in _BASES if any(arm.variant == base for arm in comparison.arms)]
+    return [base for base in BASES if any(arm.variant == base for arm in comparison.arms)]
 
 
-def _scope(comparison: Comparison) -> str:
-    suites = comparison.passed
-    where = suites[0] if len(suites) == 1 else f"{len(suites)} suites pooled"
+def _scope(comparison: Comparison, suites: Sequence[str]) -> str:
+    where = suites[0] if len(suites) == 1 else f"{len(suites)} suites{' pooled' if comparison.together else ', one by one'}"
     return f"{where}, scale {comparison.scale(suites)}"
 
 

@@ -100,8 +100,13 @@ def as_csv(rows: Sequence[Row]) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["run"])
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    """Names and messages come from records that others may have written: a spreadsheet must take none of them for a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 
 def as_document(comparison: Comparison, headline: str, sentences: Sequence[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.seats import seated
 from ecrl_cli.errors import ConfigError, Stopped
 from ecrl_cli.supervision import processes
 
@@ -21,10 +22,14 @@ _KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_CLUSTERS")
 
 @dataclass(frozen=True)
 class Seats:
-    """Where the ranks of an attempt go: equally many on each of `nodes`, the first of which is the supervisor's own."""
+    """Where the ranks of an attempt go: equally many on each of `nodes`, the first of which is the supervisor's own.
+
+    `silent`: the nodes of the allocation that did not answer.
+    """
 
     nodes: tuple[str, ...]
     world_size: int
+    silent: tuple[str, ...] = ()
 
 
 def slurm_environment() -> dict[str, str]:
@@ -49,10 +54,12 @@ def check_allocation(config: RunConfig) -> None:
 
 
 def allocated() -> tuple[str, ...]:
-    """The names of the allocation's nodes, in Slurm's order."""
-    listed = subprocess.run(
-        ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
-    )
+    """The names of the allocation's nodes, in Slurm's order. ConfigError where Slurm does not tell them."""
+    words = ["scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")]
+    listed = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if listed.returncode or not listed.stdout.split():
+        said = " ".join(listed.stderr.split()) or "it names none"
+        raise ConfigError(KEY, f"Slurm does not tell the nodes of {words[-1] or 'this allocation'} ({said})", "start it from the batch script itself")
     return tuple(listed.stdout.split())
 
 
@@ -83,15 +90,10 @@ def srun(nodes: Sequence[str], command: Sequence[str]) -> list[str]:
     return [shutil.which("srun") or "srun", *shape, "--overlap", "--cpu-bind=none", "--label", *command]
 
 
-def seats(alive: Sequence[str], config: RunConfig) -> Seats:
-    """As many of the wanted ranks as `alive` nodes hold, no node more than it was meant to, equal shards of the batch for all.
-
-    Fewer than wanted only where nodes are missing. `alive` begins with the supervisor's own node.
-    """
-    wanted, each = min(config.supervision.nodes, len(alive)), config.world_size // config.supervision.nodes
-    fitting = [(count * ranks, count) for count in range(1, wanted + 1) for ranks in range(1, each + 1) if config.global_batch % (count * ranks) == 0]
-    world_size, count = max(fitting)
-    return Seats(tuple(alive[:count]), world_size)
+def seats(alive: Sequence[str], config: RunConfig, silent: Sequence[str] = ()) -> Seats:
+    """Where the ranks go: see `seated`. `alive` begins with the supervisor's own node; `silent`: those that do not answer."""
+    world_size, count = seated(config, len(alive))
+    return Seats(tuple(alive[:count]), world_size, tuple(silent))
 
 
 def take_seats(config: RunConfig) -> Seats:
@@ -101,15 +103,21 @@ def take_seats(config: RunConfig) -> Seats:
         return Seats((), config.world_size)
     check_allocation(config)
     nodes = allocated()
-    alive = answering(nodes)
+    alive = (nodes[0], *answering(nodes[1:]))  # a supervisor that asks is answer enough for its own
     silent = [node for node in nodes if node not in alive]
-    if len(alive) >= config.supervision.nodes or (alive and config.supervision.on_node_loss == "shrink"):
-        return seats(alive, config)
+    if len(alive) >= config.supervision.nodes or config.supervision.on_node_loss == "shrink":
+        return seats(alive, config, silent)
     raise _requeue(silent)
 
 
+def _job() -> str:
+    """What Slurm calls this job. The last task of an array has the array's own number as SLURM_JOB_ID, which would mean all of its tasks."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
+
+
 def _requeue(silent: Sequence[str]) -> Stopped:
-    job = os.environ["SLURM_JOB_ID"]
+    job = _job()
     asked = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=_environment())
     gone = f"{', '.join(silent)} of the allocation does not answer"
     if asked.returncode:

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.agent import as_exit, root_cause
 from ecrl_cli.supervision.allocation import slurm_environment, srun
 from ecrl_cli.supervision.environment import child_environment
 from ecrl_cli.supervision.launcher import GONE_WITHIN_S, Exits, LaunchSpec, RankExit, Ranks
@@ -25,7 +26,6 @@ from ecrl_cli.supervision.mortality import mortal_command
 NODE = "ecrl_cli.supervision.node"
 TOLD_WITHIN_S = 8.0  # an agent sees a death within a tenth of a second and needs about two to end; a lost node never tells
 _LABEL = re.compile(r"^ *(\d+): ?", re.MULTILINE)
-_ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
 _FAILED = re.compile(r"\(local_rank: (\d+)\).*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
 
 
@@ -64,7 +64,7 @@ class NodesAttempt:
             self._srun_over = True
             code = self._srun.wait()
             if code:
-                self._ranks.notice([_as_exit(None, self._srun.pid, code)])
+                self._ranks.notice([as_exit(None, self._srun.pid, code)])
         return self._srun_over or self._ranks.first is not None
 
     def kill(self) -> None:
@@ -122,17 +122,12 @@ def failures(output: str, each: int) -> list[RankExit]:
     found = []
     for node in sorted({int(label) for label in _LABEL.findall(output)}):
         own = "\n".join(line.split(":", 1)[1] for line in output.splitlines() if re.match(rf" *{node}:", line))
-        cause = _ROOT_CAUSE.search(own)
-        failed = _FAILED.search(cause[1]) if cause else None
+        failed = _FAILED.search(root_cause(own))
         if failed:
-            found.append(_as_exit(node * each + int(failed[1]), int(failed[3]), int(failed[2])))
+            found.append(as_exit(node * each + int(failed[1]), int(failed[3]), int(failed[2])))
     return found
 
 
 def _explains_less(end: RankExit) -> tuple[bool, bool]:
     """A lost peer ends a rank with exit code 1, an agent its other ranks by SIGTERM, and srun passes on what a rank has told before."""
     return end.exit_code == 1 or end.signal == signal.SIGTERM, end.rank is None
-
-
-def _as_exit(rank: int | None, pid: int, code: int) -> RankExit:
-    return RankExit(rank, pid, None, -code) if code < 0 else RankExit(rank, pid, code, None)

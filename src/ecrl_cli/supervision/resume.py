@@ -18,6 +18,7 @@ from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, Rejected, Res
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.books import acknowledge, still_kept
 
 
@@ -58,21 +59,24 @@ def set_aside(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejecte
         store.set_aside(layout.root / each.path)
 
 
-def order(layout: RunLayout, config: RunConfig, earlier: tuple[Attempt, ...], choice: Choice) -> LaunchOrder:
+def order(layout: RunLayout, config: RunConfig, earlier: tuple[Attempt, ...], choice: Choice, seats: Seats | None = None) -> LaunchOrder:
     """Write what the next attempt is to do to its launch.json, durably, and give it.
 
-    As many ranks as the schedule has behind the step it resumes at: one that falls back behind a change comes to that change again.
+    As many ranks as the schedule has behind the step it resumes at: one that falls back behind a change comes to that change again; in a run
+    with several nodes as many as have `seats`.
     """
     report, attempt = choice.report, len(earlier)
     step = report.global_step or 0 if report else 0
     made = LaunchOrder(
         attempt=attempt,
-        world_size=world_size_after(config, step),
+        world_size=seats.world_size if seats and seats.nodes else world_size_after(config, step),
         resume_step=step,
         resume_from=ResumedFrom(layout.relative(report.path), report.commit_sha256 or "") if report else None,
         max_step_seen=max((a.last_step or 0 for a in earlier), default=0),
         pending=pending(read_plan(layout), fired_indices(layout)),
         until=next_change(config, step),
+        nodes=seats.nodes if seats else (),
+        silent=seats.silent if seats else (),
     )
     logs = layout.attempt(attempt)
     logs.folder.mkdir(parents=True, exist_ok=True)

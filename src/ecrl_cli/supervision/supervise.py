@@ -124,8 +124,7 @@ class Supervisor:
         earlier = self._keeper.record.attempts
         self._seats = take_seats(self._config)
         choice = choose(self._layout, self._store, earlier)
-        seated = replace(self._config, world_size=self._seats.world_size)
-        todo = order(self._layout, seated, earlier, choice)
+        todo = order(self._layout, self._config, earlier, choice, self._seats)
         attempt = Attempt(
             attempt=todo.attempt,
             world_size=todo.world_size,

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.agent import as_exit, root_cause
 from ecrl_cli.supervision.environment import child_environment
 from ecrl_cli.supervision.launcher import Exits, LaunchSpec, Rank, RankExit, Ranks, RunningAttempt
 from ecrl_cli.supervision.mortality import mortal_command
 from ecrl_cli.supervision.nodes import NodesAttempt
 
-_ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
 _FAILED_RANK = re.compile(r"rank\s*: (\d+) .*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
 
 
@@ -107,7 +107,7 @@ class TorchrunAttempt:
                 rank.status = 0 if rank.status is None else rank.status
             return
         table = first_failure(Path(self._spec.output).read_text(errors="replace"))
-        self._ranks.notice([table or _as_exit(None, self._agent.pid, code)])
+        self._ranks.notice([table or as_exit(None, self._agent.pid, code)])
 
 
 def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
@@ -120,14 +120,8 @@ def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
 
 def first_failure(output: str) -> RankExit | None:
     """The root cause that torchrun printed: the fallback where it reaped a rank before the supervisor could look."""
-    cause = _ROOT_CAUSE.search(output)
-    found = _FAILED_RANK.search(cause[1]) if cause else None
-    return _as_exit(int(found[1]), int(found[3]), int(found[2])) if found else None
-
-
-def _as_exit(rank: int | None, pid: int, code: int) -> RankExit:
-    """From subprocess's convention: -9 is signal 9."""
-    return RankExit(rank, pid, None, -code) if code < 0 else RankExit(rank, pid, code, None)
+    found = _FAILED_RANK.search(root_cause(output))
+    return as_exit(int(found[1]), int(found[3]), int(found[2])) if found else None
 
 
 def _bad(rank: Rank) -> bool:

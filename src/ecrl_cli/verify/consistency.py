@@ -8,12 +8,15 @@ from ecrl_cli.checkpoint.manifest import components
 from ecrl_cli.checkpoint.protocol import COMPONENTS
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.identity import reference_id_of, run_id_of
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.seats import may_shrink, seated
 from ecrl_cli.errors import RecordError, shown
 from ecrl_cli.history.lineage import ancestry, line_chain, lines_of, replayed_steps
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, Final, SupervisorRecord
 from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.verify.case import Case, checkpoint_events
 from ecrl_cli.verify.stored import OnDisk
 from ecrl_cli.verify.verdict import Finding, Notes
@@ -95,9 +98,7 @@ def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
 def _check_size(case: Case, a: Attempt, notes: Notes) -> None:
     """As many ranks as the configuration has behind the step it resumed at, and no step further than they go."""
     config, order, who = case.run.stored.config, case.run.logs(a.attempt).order, f"attempt {a.attempt}"
-    due, until = world_size_after(config, a.resumed_from_step), next_change(config, a.resumed_from_step)
-    may_shrink = config.supervision.nodes > 1 and config.supervision.on_node_loss == "shrink"  # where nodes are lost
-    due = min(due, a.world_size) if may_shrink else due
+    due, until = _size_due(config, a, order), next_change(config, a.resumed_from_step)
     if a.world_size != due:
         notes.broken(f"{who} had {a.world_size} ranks, the configuration says {due}")
     if order and (order.world_size, order.until) != (due, until):
@@ -108,6 +109,16 @@ def _check_size(case: Case, a: Attempt, notes: Notes) -> None:
         notes.broken(f"{who} is said to have been resized behind step {a.last_step}, the configuration changes the size behind step {until}")
     if a.outcome == "resized" and a is case.attempts[-1] and case.completed:
         notes.broken(f"{who} was resized and none follows it")
+
+
+def _size_due(config: RunConfig, a: Attempt, order: LaunchOrder | None) -> int:
+    """As planned; fewer only where a run that may shrink has on record which nodes did not answer, and then exactly what the others seat."""
+    planned = world_size_after(config, a.resumed_from_step)
+    if not may_shrink(config):
+        return planned
+    if order is None:
+        return min(planned, a.world_size)  # that the record is missing is told of
+    return seated(config, len(order.nodes))[0] if order.silent and order.nodes else planned
 
 
 def _check_chain(case: Case, c: OnDisk, notes: Notes) -> bool:

@@ -6,16 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ecrl_cli.metrics.statistics import Paired
+from ecrl_cli.metrics.statistics import Paired, Summary
 from ecrl_cli.report.formats import NONE, plural, share
 from ecrl_cli.report.paired import NO_FLOOR, Floor, against_floor, noise_floor, told_apart
-from ecrl_cli.report.published.cells import change, estimate, of_means
+from ecrl_cli.report.published.cells import change, estimate, of_means, of_ratios
 from ecrl_cli.report.published.experiments import ARM_WORDS
-from ecrl_cli.report.published.sample import CLOCKS, Experiment
+from ecrl_cli.report.published.sample import CLOCKS, WALLS, Experiment, losses_equal
 from ecrl_cli.report.published.suites import gains
-from ecrl_cli.report.published.values import EXPERIMENTS, STALL_REDUCTION, SUITES, TABLE5, WALL_REDUCTION, WRITE_REDUCTION, ExperimentValues
+from ecrl_cli.report.published.values import (
+    EXPERIMENTS,
+    STALL_REDUCTION,
+    SUITES,
+    SUPERVISOR_CLOCK_GAIN,
+    TABLE5,
+    WALL_REDUCTION,
+    WRITE_REDUCTION,
+    ExperimentValues,
+)
 
 Verdict = Literal["supported", "contradicted", "undecided", "not measured"]
+_CLOCK_OF = CLOCKS | {wall: CLOCKS[clock] for clock, wall in WALLS.items()}
 COLUMNS = ("Experiment", "Claim", "Published", "Measured", "Verdict", "Why")
 
 
@@ -36,9 +46,16 @@ class Claim:
         return (self.experiment, f"{self.claim} ({self.source})", self.published, self.measured, self.verdict, self.why)
 
 
+Size = Literal["ratio of means", "mean of ratios", ""]
+MEANS: Size = "ratio of means"
+
+
 @dataclass(frozen=True)
 class _Effect:
-    """A claim that one arm lies above or below another. `published`: percent, of the ratio of means."""
+    """A claim that one arm lies above or below another, on the clock of `measure`.
+
+    `published`: percent; its sign is the claim. `size`: the ratio that it is, or empty where its number belongs to another clock.
+    """
 
     claim: str
     source: str
@@ -46,14 +63,15 @@ class _Effect:
     base: str
     measure: str
     published: float
+    size: Size = MEANS
 
 
 _MATRIX = (
-    _Effect("overlapped has more goodput than blocking", "S0 abstract", "ovl", "blk", "goodput", TABLE5["goodput"][3] or 0.0),
+    _Effect("overlapped has more goodput than blocking", "S0 abstract", "ovl", "blk", "goodput", SUPERVISOR_CLOCK_GAIN[0], "mean of ratios"),
     _Effect("overlapped has more goodput than blocking", "S0 abstract", "ovl", "blk", "goodput_published_clock", TABLE5["goodput"][3] or 0.0),
     _Effect("overlapped stalls less than blocking", "S0 section 7.1", "ovl", "blk", "stall_s", -STALL_REDUCTION),
     _Effect("overlapped spends less time writing than blocking", "S0 section 7.1", "ovl", "blk", "write_s", -WRITE_REDUCTION),
-    _Effect("overlapped ends sooner than blocking", "S0 section 6.1", "ovl", "blk", "wall_s", -WALL_REDUCTION),
+    _Effect("overlapped ends sooner than blocking", "S0 section 6.1", "ovl", "blk", "wall_published_clock_s", -WALL_REDUCTION),
     _Effect("blocking with failures lies below the reference", "S0 Table 5", "blk", "ref", "goodput_published_clock", TABLE5["drop"][1]),
     _Effect("overlapped with failures lies below the reference", "S0 Table 5", "ovl", "ref", "goodput_published_clock", TABLE5["drop"][2]),
 )
@@ -78,7 +96,9 @@ def _project(experiment: Experiment, values: ExperimentValues) -> list[Claim]:
         told.append(_effect(experiment, effect))
     if "ovl" in values.goodput:
         published = 100 * (values.goodput["ovl"] / values.goodput["blk"] - 1)
-        told.append(_effect(experiment, _Effect("overlapped does not beat blocking", "S1 section 11.2", "ovl", "blk", "goodput", published)))
+        sizes: dict[str, Size] = {"goodput": "", "goodput_published_clock": MEANS}
+        for measure, size in sizes.items():
+            told.append(_effect(experiment, _Effect("overlapped does not beat blocking", "S1 section 11.2", "ovl", "blk", measure, published, size)))
     return told + _trajectories(experiment, values)
 
 
@@ -86,13 +106,19 @@ def _effect(experiment: Experiment, effect: _Effect) -> Claim:
     """The direction is judged: the interval of the paired ratios excludes zero and, where there is a noise floor, lies above it."""
     pair = experiment.pair(effect.arm, effect.base, effect.measure)
     floor = noise_floor(experiment.comparison, effect.measure, experiment.suites)
-    on = f", {CLOCKS[effect.measure]}" if effect.measure in CLOCKS else ""
+    on = f", {_CLOCK_OF[effect.measure]}" if effect.measure in _CLOCK_OF else ""
     verdict: Verdict = "not measured"
     if pair and pair.mean_of_ratios:
         agrees = (pair.mean_of_ratios.mean > 0) == (effect.published > 0)
         verdict = "undecided" if not told_apart(pair, floor) else "supported" if agrees else "contradicted"
-    why = f"{plural(pair.n, 'pair')}; {_noise(pair, floor)}; {_size(pair, effect.published)}" if pair else "no pair of these arms"
-    return Claim(experiment.ident, effect.claim + on, effect.source, f"{effect.published:+.4g}%", of_means(pair), verdict, why)
+    why = f"{plural(pair.n, 'pair')}; {_noise(pair, floor)}; {_size(pair, effect)}" if pair else "no pair of these arms"
+    published = f"{effect.published:+.4g}% ({effect.size})" if effect.size else NONE
+    return Claim(experiment.ident, effect.claim + on, effect.source, published, _both(pair), verdict, why)
+
+
+def _both(pair: Paired | None) -> str:
+    """Both ratios, named: the verdict rests on the mean of ratios, most published sizes are ratios of means."""
+    return f"mean of ratios {of_ratios(pair)}; ratio of means {of_means(pair)}" if pair else NONE
 
 
 def _noise(pair: Paired, floor: Floor | None) -> str:
@@ -100,11 +126,15 @@ def _noise(pair: Paired, floor: Floor | None) -> str:
     return f"{said} (equal runs differ by up to {share(floor.largest)})" if floor else said
 
 
-def _size(pair: Paired, published: float) -> str:
-    """Whether the published size lies within the interval; it was measured in another setting."""
-    if pair.ratio_low is None or pair.ratio_high is None:
+def _size(pair: Paired, effect: _Effect) -> str:
+    """Whether the published size lies within the interval of the same ratio; it was measured in another setting."""
+    if not effect.size:
+        return "no size was published on this clock"
+    typical = pair.mean_of_ratios
+    low, high = (pair.ratio_low, pair.ratio_high) if effect.size == MEANS else (typical.low, typical.high) if typical else (None, None)
+    if low is None or high is None:
         return "no interval for its size"
-    inside = pair.ratio_low <= published / 100 <= pair.ratio_high
+    inside = low <= effect.published / 100 <= high
     return f"the published size lies {'inside' if inside else 'outside'} the interval"
 
 
@@ -135,11 +165,7 @@ def _heavier(experiment: Experiment) -> Claim:
     """ResNet-50 suites save more stall than ResNet-18 suites: by intervals of the paired differences."""
     pairs = [experiment.pair("ovl", "blk", "stall_s", [v.suite for v in SUITES if v.model == model]) for model in ("r18", "r50")]
     small, large = (pair.difference if pair else None for pair in pairs)
-    verdict: Verdict = "not measured"
-    if small and large:
-        verdict = "undecided"
-        if small.low is not None and small.high is not None and large.low is not None and large.high is not None:
-            verdict = "supported" if large.high < small.low else "contradicted" if small.high < large.low else "undecided"
+    verdict = _ordered(large, small) if small and large else "not measured"
     measured = f"{change(pairs[1])} s and {change(pairs[0])} s" if small and large else NONE
     why = "intervals of the stall change per run, ResNet-50 against ResNet-18"
     return Claim("exp4", "more stall is saved on ResNet-50 than on ResNet-18", "S0 section 6.4", "-14.7396 s and -6.3918 s", measured, verdict, why)
@@ -147,23 +173,29 @@ def _heavier(experiment: Experiment) -> Claim:
 
 def _write_and_wall(experiment: Experiment) -> Claim:
     """Saving writes is not enough: the wall time falls by less, relatively."""
-    pairs = [experiment.pair("ovl", "blk", measure) for measure in ("write_s", "wall_s")]
-    write, wall = (pair.ratio_of_means if pair else None for pair in pairs)
+    write, wall = (experiment.pair("ovl", "blk", measure) for measure in ("write_s", "wall_published_clock_s"))
     verdict: Verdict = "not measured"
-    if pairs[0] and write is not None and wall is not None:
-        sure = told_apart(pairs[0], noise_floor(experiment.comparison, "write_s", experiment.suites))
-        verdict = "undecided" if not sure else "supported" if -wall < -write else "contradicted"
-    measured = f"write {of_means(pairs[0])}, wall {of_means(pairs[1])}" if verdict != "not measured" else NONE
+    if write and wall and write.mean_of_ratios and wall.mean_of_ratios:
+        sure = told_apart(write, noise_floor(experiment.comparison, "write_s", experiment.suites))
+        verdict = _ordered(write.mean_of_ratios, wall.mean_of_ratios) if sure else "undecided"
+    measured = f"write: {_both(write)}; wall, {CLOCKS['goodput_published_clock']}: {_both(wall)}" if verdict != "not measured" else NONE
     published = f"write {-WRITE_REDUCTION}%, wall {-WALL_REDUCTION}%"
-    why = "a comparison of two means; the published write total counts 3 of 32 writes of overlapped, so that its fall is not one of writing"
+    why = "intervals of two mean ratios; the published write total counts 3 of 32 writes of overlapped, so that its fall is not one of writing"
     return Claim("exp4", "the wall time falls by less than the write time", "S0 section 7.2", published, measured, verdict, why)
 
 
+def _ordered(lower: Summary, higher: Summary) -> Verdict:
+    """Whether `lower` is below `higher`: undecided unless their intervals lie apart."""
+    if lower.low is None or lower.high is None or higher.low is None or higher.high is None:
+        return "undecided"
+    return "supported" if lower.high < higher.low else "contradicted" if higher.high < lower.low else "undecided"
+
+
 def _restarted(experiment: Experiment) -> Claim:
-    means = [experiment.mean(arm, "restarts") for arm in ("blk", "ovl")]
-    exact = [mean.mean == TABLE5["restarts"][1] and not mean.sd for mean in means if mean]
-    verdict: Verdict = "not measured" if not exact else "supported" if all(exact) else "contradicted"
-    measured = ", ".join(estimate(mean) for mean in means) if exact else NONE
+    counts = [run.counted.restarts for arm in ("blk", "ovl") for run in experiment.runs_of(arm) if run.counted]
+    right = sum(number == TABLE5["restarts"][1] for number in counts)
+    verdict: Verdict = "not measured" if not counts else "supported" if right == len(counts) else "contradicted"
+    measured = f"in {right} of {plural(len(counts), 'run')}" if counts else NONE
     return Claim("exp4", "two restarts in every run with failures", "S0 abstract", "2.0", measured, verdict, "exact, in every averaged run")
 
 
@@ -173,9 +205,13 @@ def _trajectories(experiment: Experiment, values: ExperimentValues) -> list[Clai
     for arm, distances in values.divergence.items():
         runs = [run for name in (values.drops if arm == "pooled" else (arm,)) for run in experiment.runs_of(name)]
         found, same = experiment.divergence(runs, "auc"), distances["auc"] == 0
+        equal = [losses_equal(run) for run in runs]
         who = "arms with failures" if arm == "pooled" else ARM_WORDS[arm]
         claim = f"{who}: the losses {'equal' if same else 'leave'} the reference's"
-        verdict: Verdict = "not measured" if found is None else "supported" if (found.mean == 0) == same else "contradicted"
+        verdict: Verdict = "not measured"
+        if set(equal) - {None}:  # one that differs decides; that all are equal only all can say
+            verdict = "undecided" if None in equal and False not in equal else "supported" if all(equal) == same else "contradicted"
+        measured = f"{equal.count(True)} of {plural(len(runs), 'run')} equal in every step, {equal.count(None)} not compared; {estimate(found)}"
         why = "area of the absolute loss difference over the committed steps; 0 is exact equality in every step"
-        told.append(Claim(experiment.ident, claim, values.source, f"{distances['auc']:.4f}", estimate(found), verdict, why))
+        told.append(Claim(experiment.ident, claim, values.source, f"{distances['auc']:.4f}", measured, verdict, why))
     return told

@@ -88,7 +88,12 @@ def revision(run: Run) -> str:
 
 def _markdown(comparison: Comparison, suite: str, document: dict[str, Any]) -> str:
     accepted = "accepted" if document["accepted"] else "not accepted"
-    lines = [f"# {escaped(suite) or 'no suite'}: {accepted}", "", f"Scale {document['scale'] or 'unknown'}. {_setting(comparison, suite)}", ""]
+    lines = [
+        f"# {escaped(suite) or 'no suite'}: {accepted}",
+        "",
+        f"Scale {escaped(document['scale']) or 'unknown'}. {_setting(comparison, suite)}",
+        "",
+    ]
     lines += ["## Gates", "", *(f"- {'passed' if g['passed'] else '**failed**'}: {g['name']}: {escaped(g['message'])}" for g in document["gates"])]
     lines += ["", "## Arms", "", *grid(("Arm", "Seeds", *_MEASURES), _arm_rows(comparison, suite), 2), ""]
     compared = _pair_rows(comparison, suite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +12,14 @@ from ecrl_cli.report.arms import Arm
 from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.formats import listed, printable
-from ecrl_cli.report.gates import whole
-from ecrl_cli.report.paired import versus
+from ecrl_cli.report.gates import unlike, whole
+from ecrl_cli.report.paired import pairs, versus
 from ecrl_cli.report.published.setting import Difference, differences, in_full
 from ecrl_cli.report.published.values import BY_SUITE, EXPERIMENTS
 
 SUITES_OF = {"exp4": tuple(BY_SUITE)} | {experiment.ident: (experiment.ident,) for experiment in EXPERIMENTS}
 CLOCKS = {"goodput": "launch to target", "goodput_published_clock": "published clock"}  # measure: the clock's name
+WALLS = {"goodput": "wall_s", "goodput_published_clock": "wall_published_clock_s"}  # by clock: its wall time
 DIVERGENCES: dict[str, Callable[[Run], float | None]] = {
     "auc": lambda run: _distance(run, "loss", "auc"),
     "maximum": lambda run: _distance(run, "loss", "maximum"),
@@ -97,9 +99,9 @@ class Experiment:
 
     def loss_change(self, suites: Sequence[str] | None = None) -> Summary | None:
         """Mean absolute loss difference of ovl minus that of blk, over pairs of equal suite and seed."""
-        blk = {(run.suite, run.seed): DIVERGENCES["mean"](run) for run in self.runs_of("blk", suites)}
-        pairs = [(DIVERGENCES["mean"](run), blk.get((run.suite, run.seed))) for run in self.runs_of("ovl", suites)]
-        values = [a - b for a, b in pairs if a is not None and b is not None]
+        chosen = self.suites if suites is None else [suite for suite in suites if suite in self.suites]
+        found = [(DIVERGENCES["mean"](a), DIVERGENCES["mean"](b)) for a, b in pairs(self.comparison, "ovl", "blk", chosen)]
+        values = [a - b for a, b in found if a is not None and b is not None]
         return summary(values) if values else None
 
     def remarks(self) -> list[str]:
@@ -120,6 +122,7 @@ def experiments(comparison: Comparison) -> list[Experiment]:
 def _experiment(ident: str, names: Sequence[str], comparison: Comparison) -> Experiment:
     present = [suite for suite in names if suite in comparison.suites]
     refused = {suite: why for suite in present if (why := _several(suite, comparison) or _failed(suite, comparison))}
+    refused |= _unlike([suite for suite in present if suite not in refused], comparison)
     missing = tuple(suite for suite in names if suite not in present)
     return Experiment(ident, comparison, tuple(suite for suite in present if suite not in refused), refused, missing)
 
@@ -136,6 +139,12 @@ def _failed(suite: str, comparison: Comparison) -> str:
     return "" if whole(gates) else f"gate failed: {', '.join(gate.name for gate in gates if not gate.passed)}"
 
 
+def _unlike(suites: Sequence[str], comparison: Comparison) -> dict[str, str]:
+    """The suites that ran elsewhere, or on another scale, than the first: one table averages no two machines."""
+    firsts = [next(run for run in comparison.counted if run.suite == suite) for suite in suites]
+    return {run.suite: f"another {listed(what)} than {suites[0]}" for run in firsts[1:] if (what := unlike(firsts[0], run))}
+
+
 def diverged(run: Run, *keys: str) -> object:
     """What divergence.json says under `keys`; None where it does not, or is none of ours."""
     found: object = run.divergence
@@ -144,6 +153,13 @@ def diverged(run: Run, *keys: str) -> object:
     return found
 
 
+def losses_equal(run: Run) -> bool | None:
+    """Whether every committed step had the loss of the reference's, bit for bit; None where that was not compared."""
+    loss = diverged(run, "loss")
+    return loss["first_differing_step"] is None if isinstance(loss, dict) and "first_differing_step" in loss else None
+
+
 def _distance(run: Run, *keys: str) -> float | None:
+    """A number, or None: a loss that is none (a run may end in NaN) has no distance to another."""
     found = diverged(run, *keys)
-    return float(found) if isinstance(found, int | float) else None
+    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ecrl_cli.report.evidence import Run
-from ecrl_cli.report.formats import NONE, plural, printable
+from ecrl_cli.report.formats import NONE, listed, plural, printable
+from ecrl_cli.report.gates import unlike
 from ecrl_cli.report.published.model import PublishedTable
 from ecrl_cli.report.published.sample import Experiment
 from ecrl_cli.report.published.setting import WORDS, facts, shown
@@ -67,10 +68,7 @@ def table3(experiment: Experiment) -> PublishedTable:
     finished = sum(run.counted is not None for run in runs)
     rows.append(("finished runs", NONE, "72", _statuses(runs), str(finished), "completion accounting", _short_of(finished, len(runs))))
     there = ", ".join(f"{status} {number}" for status, number in MANIFEST.items())
-    note = (
-        f"The published matrix is {EXP4_PREFIX}; its manifest counts suites ({there}) and averages both kinds; here a finished run is reused only"
-        " if its code and environment agree."
-    )
+    note = f"The published matrix is {EXP4_PREFIX}; its manifest counts suites ({there}) and averages both kinds. {_reuse(runs)}"
     title = f"Table 3: run matrix, {len(experiment.present)} of {len(SUITES)} suites at hand ({experiment.scale})"
     return PublishedTable("table3", title, " ".join([note, *experiment.remarks()]), COLUMNS3, tuple(rows), experiment.setting)
 
@@ -101,6 +99,16 @@ def _statuses(runs: Sequence[Run]) -> str:
     """The manifest's statuses, counted in runs."""
     said = [run.place.said.get("status") or "no manifest" for run in runs]
     return ", ".join(f"{printable(status)} {said.count(status)}" for status in dict.fromkeys(said))
+
+
+def _reuse(runs: Sequence[Run]) -> str:
+    """Whether runs of two codes or machines stand side by side here: what the manifest says of reused runs, and what the runs recorded."""
+    mixed = [run.name for run in runs if run.place.said.get("reason", "").startswith("mixed")]
+    known = [run for run in runs if run.environment]
+    others = sorted({key for run in known for key in unlike(known[0], run)})
+    told = [f"{plural(len(mixed), 'run')} reused in spite of another code or machine (manifest: mixed)"] if mixed else []
+    told += [f"runs differ in {listed(others)}"] if others else []
+    return f"Here {listed(told)}." if told else "Here all runs are of one code, one machine and one scale." if known else ""
 
 
 def _short_of(finished: int, runs: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ecrl_cli.report.formats import NONE
 from ecrl_cli.report.published.cells import PUBLISHED, change, counted, estimate, of_means, printed, signed, suite_name
 from ecrl_cli.report.published.model import PublishedTable
-from ecrl_cli.report.published.sample import CLOCKS, Experiment
+from ecrl_cli.report.published.sample import CLOCKS, WALLS, Experiment
 from ecrl_cli.report.published.setting import in_short
 from ecrl_cli.report.published.values import BY_SUITE, SUITE_DRIFT, SUITES, SuiteValues
 
@@ -31,8 +31,12 @@ def _relative(title: str, name: str, arm: str, base: str) -> _Column:
     return _Column(title, lambda values: printed(getattr(values, name), "%"), lambda e, suite, clock: of_means(e.pair(arm, base, clock, [suite])))
 
 
-def _change(title: str, name: str, measure: str) -> _Column:
-    return _Column(title, lambda values: signed(getattr(values, name)), lambda e, suite, _: change(e.pair("ovl", "blk", measure, [suite])))
+def _stall_change(title: str, name: str) -> _Column:
+    return _Column(title, lambda values: signed(getattr(values, name)), lambda e, suite, _: change(e.pair("ovl", "blk", "stall_s", [suite])))
+
+
+def _wall_change(title: str, name: str) -> _Column:
+    return _Column(title, lambda values: signed(getattr(values, name)), lambda e, suite, clock: change(e.pair("ovl", "blk", WALLS[clock], [suite])))
 
 
 def _stall(title: str, arm: str) -> _Column:
@@ -42,8 +46,8 @@ def _stall(title: str, arm: str) -> _Column:
 _GOODPUTS = (_goodput("Ref GP", "ref"), _goodput("Blk GP", "blk"), _goodput("Ovl GP", "ovl"))
 _GAIN = _relative("Ovl vs Blk", "ovl_gain", "ovl", "blk")
 _DROPS = (_relative("Blk vs Ref", "blk_drop", "blk", "ref"), _relative("Ovl vs Ref", "ovl_drop", "ovl", "ref"))
-COLUMNS6 = (*_GOODPUTS, _GAIN, *_DROPS, _change("Stall change (s)", "stall_change", "stall_s"))
-COLUMNS8 = (*_GOODPUTS, _GAIN, _stall("Blk stall (s)", "blk"), _stall("Ovl stall (s)", "ovl"), _change("Ovl - Blk wall (s)", "wall_change", "wall_s"))
+COLUMNS6 = (*_GOODPUTS, _GAIN, *_DROPS, _stall_change("Stall change (s)", "stall_change"))
+COLUMNS8 = (*_GOODPUTS, _GAIN, _stall("Blk stall (s)", "blk"), _stall("Ovl stall (s)", "ovl"), _wall_change("Ovl - Blk wall (s)", "wall_change"))
 
 
 def table6(experiment: Experiment) -> PublishedTable:

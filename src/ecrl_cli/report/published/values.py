@@ -175,3 +175,9 @@ EXPERIMENTS = (
         {"pooled": {"auc": 32.2130, "maximum": 0.3015, "l2": 23.4734}},
     ),
 )
+ARMS = {"exp4": ("ref", "blk", "ovl")} | {experiment.ident: tuple(experiment.goodput) for experiment in EXPERIMENTS}
+
+
+def repeats(suite: str) -> str:
+    """The published experiment that a suite of this name is part of; empty where it is of none."""
+    return "exp4" if suite in BY_SUITE else suite if suite in ARMS else ""
