@@ -128,7 +128,7 @@ def _svg(figure: Figure) -> bytes:
 def _png(figure: Figure) -> bytes:
     file, dpi = io.BytesIO(), figure.dpi
     figure.dpi = 120  # for screens: papers take the PDF
-    FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
+    FigureCanvasAgg(figure).print_png(file, pil_kwargs={"compress_level": 2})  # type: ignore[no-untyped-call]
     figure.dpi = dpi
     return file.getvalue()
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-FEWEST = 6  # below, starting workers takes as long as they save
+FEWEST = 3  # below, starting workers takes as long as they save
 
 _work: Callable[[int], Any] | None = None
 
