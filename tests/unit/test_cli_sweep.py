@@ -243,3 +243,20 @@ def test_what_differs_in_the_arm_alone_stands_together_whatever_else_is_swept_ov
         {"blk-400", "ovl-400"},
     ]
     assert [block[0].split("-")[0] for block in (ordered[:3], ordered[3:5], ordered[5:])] == ["ref", "ovl", "blk"]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "narrowed", "suites", "runs"),
+    [
+        ("exp2", ["variant=ref,elastic"], {"exp2"}, 2),
+        ("sensitivity", ["variant=ovl", "checkpoint.every=10,50"], {"cifar10-r18-late"}, 6),
+        ("storage", ["variant=ovl"], {f"cifar10-r18-late-{name}" for name in ("disk", "tmpfs", "throttled")}, 3),
+        ("state-size", ["variant=blk"], {f"cifar10-{m}-{o}" for m in ("resnet18", "resnet50", "resnet152", "vit") for o in ("sgd", "adamw")}, 8),
+        ("failure-rate", ["variant=ref,blk"], {"mtbf"}, 8),
+    ],
+)
+def test_a_matrix_beyond_the_published_varies_what_it_says(matrix: str, narrowed: list[str], suites: set[str], runs: int) -> None:
+    grid = compose_grid(parse(["-m", f"+matrix={matrix}", "seed=1337", "scale=smoke", *narrowed]))
+    assert {cell.config.suite_name for cell in grid.cells} == suites and len(grid.cells) == runs
+    names = {run_name(cell.config) for cell in grid.cells}
+    assert len(names) == (5 if matrix == "failure-rate" else runs), "the reference meets no failure and is one run"

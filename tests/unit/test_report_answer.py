@@ -37,7 +37,7 @@ def test_a_clear_winner_is_named_with_its_numbers(clear: Comparison) -> None:
     assert first.startswith(
         "Overlapped wins: goodput of ovl against blk is +25.0% (mean of ratios, 95% +25.0% to +25.0%, 6 pairs of 2 suites and 3 seeds;"
     )
-    assert "ratio of means +25.0%; 6 up, 0 down; on the published clock +25.0%), scale smoke; above the noise floor of 1.0%." in first
+    assert "ratio of means +25.0%; 6 up, 0 down; on the published clock +25.0%), scale smoke; above the noise floor of 1.2%." in first
 
 
 def test_a_slower_overlap_loses(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_slower_overlap_loses(tmp_path: Path) -> None:
     ("overlapped", "why"),
     [
         ((16.0, 20.5, 24.0), "the interval includes zero"),
-        ((19.88, 19.90, 19.89), "the interval reaches into the noise floor of 1.0%"),
+        ((19.88, 19.90, 19.89), "the interval reaches into the noise floor of 2.9%"),
     ],
 )
 def test_no_winner_within_the_noise_or_around_zero(tmp_path: Path, overlapped: tuple[float, float, float], why: str) -> None:

@@ -35,6 +35,8 @@ def test_columns_stand_under_one_another() -> None:
     [
         (duration(0.0065), "6.5 ms"),
         (duration(1.234), "1.23 s"),
+        (duration(0.9996), "1 s"),
+        (duration(0.0009998), "1 ms"),
         (duration(200), "3 min 20 s"),
         (duration(7500), "2 h 05 min"),
         (duration(-0.004), "-4 ms"),

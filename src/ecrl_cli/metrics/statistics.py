@@ -96,14 +96,16 @@ def _student(confidence: float, freedom: int) -> float:
     return float(special.stdtrit(freedom, (1 + confidence) / 2))
 
 
+def prediction(seen: Summary, n: int, confidence: float = 0.95) -> float:
+    """Half the prediction interval (Student's t) for the mean of `n` further values like those `seen`. ValueError where one was seen alone."""
+    if seen.sd is None:
+        raise ValueError("a prediction needs at least two values")
+    return _student(confidence, seen.n - 1) * seen.sd * math.sqrt(1 / n + 1 / seen.n)
+
+
 def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """mean(numerators) / mean(denominators): what the whole of it cost."""
     return (math.fsum(numerators) / len(numerators)) / (math.fsum(denominators) / len(denominators))
-
-
-def mean_of_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """mean of numerator / denominator over pairs: what a typical pair shows. Not the ratio of means."""
-    return math.fsum(n / d for n, d in zip(numerators, denominators, strict=True)) / len(numerators)
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Paired:

@@ -29,7 +29,8 @@ def against_rows(found: Against) -> list[Row]:
                 pair, floor = found.versus(label, measure, suites), found.floor(measure, suites)
                 if pair:
                     row: Row = {"suite": scope, "arm": label, "measure": measure, "scale": found.ours.scale(suites), **pair_cells(pair)}
-                    row |= {"floor_largest": floor.largest if floor else None, "above_floor": above_floor(pair, floor)}
+                    reach = floor.of_mean(pair.n) if floor else None
+                    row |= {"floor_largest": floor.largest if floor else None, "floor_of_mean": reach, "above_floor": above_floor(pair, floor)}
                     rows.append(row | {"against_floor": against_floor(pair, floor), "told_apart": told_apart(pair, floor)})
     return rows
 
@@ -92,7 +93,7 @@ def _told(found: Against, label: str, scope: str, suites: Sequence[str]) -> str:
         return ""
     ratios = pair.mean_of_ratios
     result = f"{'faster' if ratios.mean > 0 else 'slower'} here" if told_apart(pair, floor) else "not told apart"
-    noise = f"noise floor {share(floor.largest)}" if floor else "no noise floor: one side has no A/A arm"
+    noise = f"noise floor {share(floor.of_mean(pair.n))}" if floor else "no noise floor: one side has no A/A arm"
     interval = f"95% {between(change, ratios.low, ratios.high)}, " if ratios.low is not None else "no interval, "
     numbers = f"{change(ratios.mean)} (mean of ratios, {interval}{plural(pair.n, 'pair')}; ratio of means {change(pair.ratio_of_means)})"
     where = f" in {scope}" if scope != ALL and len(found.passed) > 1 else ""

@@ -64,13 +64,13 @@ class Claim:
     def noise(self) -> str:
         """Where the effect stands to the noise, and why it is not told apart if it is not."""
         if self.told_apart:
-            return f"above the noise floor of {share(self.floor.largest)}" if self.floor else NO_FLOOR
+            return f"above the noise floor of {share(self.floor.of_mean(self.pair.n))}" if self.floor else NO_FLOOR
         found = self.pair.mean_of_ratios
         if found is None or found.low is None or found.high is None:
             return "a single pair has no interval"
         if found.low <= 0 <= found.high:
             return "the interval includes zero"
-        return f"the interval reaches into the noise floor of {share(self.floor.largest)}" if self.floor else NO_FLOOR
+        return f"the interval reaches into the noise floor of {share(self.floor.of_mean(self.pair.n))}" if self.floor else NO_FLOOR
 
 
 def claims(comparison: Comparison, arm: str, base: str) -> list[Claim]:

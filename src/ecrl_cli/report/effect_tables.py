@@ -70,6 +70,7 @@ def _against_noise(pair: Paired, floor: Floor | None) -> Row:
         "floor_source": floor.source if floor else "",
         "floor_pairs": floor.pairs if floor else 0,
         "floor_largest": floor.largest if floor else None,
+        "floor_of_mean": floor.of_mean(pair.n) if floor else None,
         "above_floor": above_floor(pair, floor),
         "against_floor": against_floor(pair, floor),
         "told_apart": told_apart(pair, floor),

@@ -125,8 +125,8 @@ def pair_cells(pair: Paired, form: Form) -> list[str]:
 
 
 def noise_cell(pair: Paired, floor: Floor | None) -> str:
-    """`above the floor (1.2%)`: where the effect stands, and what two equal runs differ by at most."""
-    return (against_floor(pair, floor) or NONE) + (f" ({share(floor.largest)})" if floor else "")
+    """`above the floor (1.2%)`: where the effect stands, and what the mean of as many pairs of equal runs may differ by."""
+    return (against_floor(pair, floor) or NONE) + (f" ({share(floor.of_mean(pair.n))})" if floor else "")
 
 
 def sign_count(signs: Signs) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ecrl_cli.metrics.statistics import Paired, Signs
 from ecrl_cli.report.comparison import ALL, Comparison
-from ecrl_cli.report.formats import change, plural, share
+from ecrl_cli.report.formats import plural, share
 from ecrl_cli.report.paired import Floor, against_floor, contrasts, noise_floor, paired_suites, versus
 
 
@@ -78,10 +78,10 @@ def sign_share(signs: Signs) -> str:
 
 
 def floor_words(floor: Floor | None) -> str:
-    """What the floor is the largest of."""
+    """What the floor rests on."""
     if floor is None:
         return ""
-    return f"{plural(floor.pairs, 'pair')}, mean {change(floor.relative.mean)}"
+    return f"{plural(floor.pairs, 'pair')}, at most {share(floor.largest)}"
 
 
 def floor_note(floor: Floor | None) -> str:
@@ -89,4 +89,4 @@ def floor_note(floor: Floor | None) -> str:
     if floor is None:
         return "Nothing ran twice, so that there is no noise floor; the variant ref2 repeats ref."
     ended = f"{floor.alike} of {plural(floor.alike + floor.differing, 'pair')} ended bit for bit alike"
-    return f"Noise floor: the largest difference of {floor.source}; {ended}."
+    return f"Noise floor: what the mean of as many pairs of {floor.source} may differ by (95%); {ended}."

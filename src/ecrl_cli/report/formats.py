@@ -14,9 +14,9 @@ def duration(seconds: float | None) -> str:
     size = abs(seconds)
     if size < 5e-7:
         return "0 s"
-    if size < 1e-3:
+    if size < 9.995e-4:  # what rounds to a thousand has the next unit
         return f"{seconds * 1e6:.0f} us"
-    if size < 1:
+    if size < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if size < 120:
         return f"{seconds:.3g} s"
@@ -82,7 +82,7 @@ def size(value: float | None) -> str:
     if value is None:
         return NONE
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000:
+        if abs(value) < 999.5:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"

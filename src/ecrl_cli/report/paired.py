@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ecrl_cli.metrics.statistics import Paired, Summary, paired, summary
+from ecrl_cli.metrics.statistics import Paired, Summary, paired, prediction, summary
 from ecrl_cli.report.arms import MEASURES, Arm, base_of, partners
 from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.evidence import Run
@@ -33,6 +33,14 @@ class Floor:
     largest: float
     alike: int
     differing: int
+
+    def of_mean(self, pairs: int) -> float:
+        """How far the mean over so many pairs of equal runs may lie from zero (95%): what the mean of an effect has to exceed.
+
+        |mean| + t(n - 1) * sd * sqrt(1/pairs + 1/n) of the n pairs seen, the prediction interval for a mean to come. The largest difference
+        seen would grow with every pair that is looked at. It stands in where one pair alone was seen.
+        """
+        return abs(self.relative.mean) + prediction(self.relative, pairs) if self.relative.sd is not None else self.largest
 
 
 def versus(comparison: Comparison, arm_label: str, base_label: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
@@ -80,7 +88,7 @@ def above_floor(pair: Paired, floor: Floor | None) -> bool | None:
     if floor is None or pair.mean_of_ratios is None:
         return None
     low, high = pair.mean_of_ratios.low, pair.mean_of_ratios.high
-    return low is not None and high is not None and (low > floor.largest or high < -floor.largest)
+    return low is not None and high is not None and (low > floor.of_mean(pair.n) or high < -floor.of_mean(pair.n))
 
 
 def against_floor(pair: Paired, floor: Floor | None) -> str:

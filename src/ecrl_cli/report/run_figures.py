@@ -17,7 +17,6 @@ from ecrl_cli.report.effects import Contrast, Effect, contrasted
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.figures import WIDTH, Picture, Sketch, drawn, legend_name, say
 from ecrl_cli.report.formats import change, duration, plural, printable, rate, share
-from ecrl_cli.report.paired import Floor
 from ecrl_cli.report.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
 from ecrl_cli.report.view import View, thinned
 
@@ -114,7 +113,7 @@ def draw_effects(found: Sequence[Contrast]) -> Figure:
         axes.annotate(contrast.title, (0, y), xycoords=("axes fraction", "data"), va="center", weight="bold", color=INK.light)
         y += 1
         for effect in contrast.effects:
-            _band(axes, y, effect.floor)
+            _band(axes, y, effect)
             _interval(axes, y, contrast, effect, colours[contrast.arm])
             ticks.append((y, effect.suite))
             y += 1
@@ -134,15 +133,16 @@ def _reach(axes: Axes, found: Sequence[Contrast]) -> None:
     pairs = [ratios for contrast in found for effect in contrast.effects if (ratios := effect.pair.mean_of_ratios)]
     ends = [abs(end) for ratios in pairs for end in (ratios.mean, ratios.low, ratios.high) if end is not None]
     widest = max(ends, default=0.0)
-    floor = max((effect.floor.largest for contrast in found for effect in contrast.effects if effect.floor), default=0.0)
+    floor = max((effect.floor.of_mean(effect.pair.n) for contrast in found for effect in contrast.effects if effect.floor), default=0.0)
     reach = 112 * max(widest, min(floor, 2 * widest)) or 1.0
     axes.set_xlim(-reach, reach)
 
 
-def _band(axes: Axes, y: float, floor: Floor | None) -> None:
-    if floor:
-        (band,) = axes.barh(y, 200 * floor.largest, left=-100 * floor.largest, height=1.0, color=RULE.light, linewidth=0, zorder=0)
-        say(band, f"noise floor: equal runs differ by up to {share(floor.largest)} ({plural(floor.pairs, 'pair')}, {floor.source})")
+def _band(axes: Axes, y: float, effect: Effect) -> None:
+    if effect.floor:
+        reach = effect.floor.of_mean(effect.pair.n)
+        (band,) = axes.barh(y, 200 * reach, left=-100 * reach, height=1.0, color=RULE.light, linewidth=0, zorder=0)
+        say(band, f"noise floor: the mean of as many pairs of {effect.floor.source} may differ by {share(reach)}")
 
 
 def _interval(axes: Axes, y: float, contrast: Contrast, effect: Effect, colour: Colour) -> None:

@@ -47,7 +47,7 @@ def _win(contrast: Contrast, effect: Effect, where: str) -> Line:
         number(pair.ratio_of_means, formats.change, _range(pair.ratio_low, pair.ratio_high), strong=True),
         mean(pair.mean_of_ratios, formats.change),
         Cell(sign_words(pair.signs), repr(float(pair.signs.positive)), sign_share(pair.signs)),
-        Cell(formats.share(floor.largest), repr(floor.largest), floor_words(floor)) if floor else NOTHING,
+        Cell(formats.share(floor.of_mean(pair.n)), repr(floor.of_mean(pair.n)), floor_words(floor)) if floor else NOTHING,
         words(effect.noise),
         number(effect.published.ratio_of_means if effect.published else None, formats.change),
     )

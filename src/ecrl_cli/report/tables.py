@@ -117,15 +117,19 @@ def as_document(comparison: Comparison, headline: str, sentences: Sequence[str])
         "headline": headline,
         "sentences": list(sentences),
         "gates": {suite: [asdict(gate) for gate in gates] for suite, gates in comparison.gates.items()},
-        "runs": [_finite(row) for row in run_rows(comparison)],
-        "summary": [_finite(row) for row in summary_rows(comparison)],
-        "comparisons": [_finite(row) for row in comparison_rows(comparison)],
-        "noise": [_finite(row) for row in noise_rows(comparison)],
-        "overlap": [_finite(row) for row in overlap_rows(comparison)],
-        "restart_costs": [_finite(row) for row in restart_cost_rows(comparison)],
+        "runs": finite(run_rows(comparison)),
+        "summary": finite(summary_rows(comparison)),
+        "comparisons": finite(comparison_rows(comparison)),
+        "noise": finite(noise_rows(comparison)),
+        "overlap": finite(overlap_rows(comparison)),
+        "restart_costs": finite(restart_cost_rows(comparison)),
     }
 
 
-def _finite(row: Row) -> Row:
+def finite(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become text."""
-    return {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -23,7 +23,10 @@ DEFINITIONS = (
     ("ratio of means, mean of ratios", "Two ways to compare arms over several pairs: mean by mean, or pair by pair and then the mean. They differ."),
     ("95% interval", "Of a mean: Student's t, or the BCa bootstrap, which assumes no shape but is too narrow for few runs. None for a single run."),
     ("sign count", "How many pairs went up and how many down, with the exact interval of the share that went up and the sign test's p."),
-    ("noise floor", "The largest difference between two runs of one configuration: ref2 against ref, or equal runs of different suites."),
+    (
+        "noise floor",
+        "How far a mean over as many pairs may lie from zero where nothing differs: from ref2 against ref, or equal runs of different suites.",
+    ),
     ("told apart", "The interval of the effect holds neither zero nor anything within the noise floor. Only then is a winner named."),
     ("wall / stall", "Of the stall that overlapping saved, the share that came back as wall time. The rest the writer took from the training."),
     ("residual", "Wall time that no category accounts for; negative where time was counted twice."),

@@ -123,7 +123,7 @@ def _both(pair: Paired | None) -> str:
 
 def _noise(pair: Paired, floor: Floor | None) -> str:
     said = against_floor(pair, floor) or NO_FLOOR
-    return f"{said} (equal runs differ by up to {share(floor.largest)})" if floor else said
+    return f"{said} (means of equal runs differ by up to {share(floor.of_mean(pair.n))})" if floor else said
 
 
 def _size(pair: Paired, effect: _Effect) -> str:

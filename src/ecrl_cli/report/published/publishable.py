@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +16,7 @@ from ecrl_cli.report.published.cells import estimate, of_means
 from ecrl_cli.report.published.sample import DIVERGENCES, diverged
 from ecrl_cli.report.published.setting import differences, in_full, published_setting
 from ecrl_cli.report.study_record import slugs
+from ecrl_cli.report.tables import finite
 from ecrl_cli.report.text import escaped, grid
 
 SCHEMA_VERSION = 1
@@ -60,7 +60,7 @@ def suite_document(comparison: Comparison, suite: str, rows: dict[str, list[Row]
         "runs": [_run(run, comparison) for run in runs],
         "code_revisions": sorted({revision(run) for run in known}),
         "environment": known[0].environment if known else {},
-        "configuration": known[0].config if known else {},
+        "configuration": _placeless(known[0].config) if known else {},
     }
 
 
@@ -139,14 +139,10 @@ def _run_row(run: Run, comparison: Comparison) -> tuple[str, ...]:
     return (*map(printable, names), losses, magnitude(distance), printable(run.reason or NONE))
 
 
+def _placeless(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` without where the data lay: an artifact is read on other machines."""
+    return config | {"dataset": {key: value for key, value in config.get("dataset", {}).items() if key != "root"}}
+
+
 def as_json(document: dict[str, Any]) -> bytes:
     return (json.dumps(finite(document), indent=2, allow_nan=False) + "\n").encode()
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become text."""
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
