@@ -159,6 +159,8 @@ def _on(process: psutil.Process, node: str) -> bool:
 def _of(process: psutil.Process, root: Path) -> bool:
     """Whether a process was started by this Slurm: a step's daemon, or what runs in a step."""
     try:
+        if process.name().startswith("slurmstepd"):  # its title has overwritten its environment; its socket lies in the spool folder
+            return any(str(connection.laddr).startswith(f"{root}/") for connection in process.net_connections("unix"))
         inside = process.environ().get("SLURM_CONF") == f"{root}/slurm.conf"
         return inside and process.pid != os.getpid() and ("SLURM_JOB_ID" in process.environ() or process.name().startswith("slurm"))
     except psutil.Error:
