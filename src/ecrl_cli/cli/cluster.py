@@ -20,10 +20,10 @@ from hydra.core.hydra_config import HydraConfig
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.machine import check_machine
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import EcrlError, RunHeld, StorageError
+from ecrl_cli.errors import EcrlError, RunHeld
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.runs.run import Desk, RunResult, run
+from ecrl_cli.runs.run import Desk, RunResult, failed, run
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.allocation import REQUEUED
 from ecrl_cli.supervision.launchers import Launchers
@@ -68,9 +68,7 @@ def _run(layout: RunLayout, config: RunConfig) -> RunResult:
         check_machine(config)
         return run(config, layout.root, Desk(_say, launchers))
     except (EcrlError, OSError) as error:
-        line = error if isinstance(error, EcrlError) else StorageError.of("run", error.filename, error)
-        _say(f"ecrl: error: {line.line()}")
-        return RunResult(line.exit_code, "failed", line.line())
+        return failed(error, _say)
     except Exception as error:  # a defect in one run must not look like a lost job
         return RunResult(1, "failed", f"E-internal {type(error).__name__}: {error}")
     finally:

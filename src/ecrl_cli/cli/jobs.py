@@ -12,11 +12,11 @@ from hydra.core.utils import JobReturn, run_job, setup_globals
 from ecrl_cli.cli.compose import quote
 from ecrl_cli.cli.prepare import Plan, Say
 from ecrl_cli.cli.submission import Engine, submit
-from ecrl_cli.errors import EcrlError, StorageError
+from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.board import Board, Told
 from ecrl_cli.runs.place import settle
-from ecrl_cli.runs.run import Desk, RunResult, run
+from ecrl_cli.runs.run import Desk, RunResult, failed, run
 from ecrl_cli.runs.sweep import sweep, todo
 from ecrl_cli.supervision.launchers import Launchers
 
@@ -76,11 +76,8 @@ class Jobs:
     def _failed(self, error: Exception) -> RunResult:
         if self._debug:
             self._say("".join(traceback.format_exception(error)).rstrip())
-        if isinstance(error, OSError):
-            error = StorageError.of("run", error.filename, error)
-        if isinstance(error, EcrlError):
-            self._say(f"ecrl: error: {error.line()}")
-            return RunResult(error.exit_code, "failed", error.line())
+        if isinstance(error, EcrlError | OSError):
+            return failed(error, self._say)
         reason = f"E-internal {type(error).__name__}: {error}"
         self._say(f"ecrl: error: {reason}; a defect in ECRL: --debug shows the traceback")
         return RunResult(1, "failed", reason)

@@ -18,8 +18,8 @@ from ecrl_cli.cli.queue import QUEUED, queued, remember
 from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.errors import RunHeld
 from ecrl_cli.records.layout import RunLayout, SweepLayout
-from ecrl_cli.runs.run import RunResult
-from ecrl_cli.runs.sweep import FINISHED, Manifest, fair_order, is_finished, row, status
+from ecrl_cli.runs.run import FINISHED, RunResult
+from ecrl_cli.runs.sweep import Manifest, fair_order, is_finished, row, status
 from ecrl_cli.supervision.lock import held
 
 LOOK_EVERY_S = 2.0

@@ -52,22 +52,29 @@ class RunResult:
     reason: str
 
 
+FINISHED = RunResult(0, "completed_prev", "finished before")
+
+
+def failed(error: EcrlError | OSError, say: Say) -> RunResult:
+    """What an expected error makes of a run; its line is said."""
+    known = error if isinstance(error, EcrlError) else StorageError.of("run", error.filename, error)
+    say(f"ecrl: error: {known.line()}")
+    return RunResult(known.exit_code, "failed", known.line())
+
+
 def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
     """Run `config` in `run_dir`, or go on with it, or find it finished. Expected errors are results, not exceptions."""
-    layout = RunLayout(run_dir)
-    say = desk.say
     try:
-        return _run(config, layout, desk)
+        return _run(config, RunLayout(run_dir), desk)
     except EcrlError as error:
-        say(f"ecrl: error: {error.line()}")
-        return RunResult(error.exit_code, "failed", error.line())
+        return failed(error, desk.say)
 
 
 def _run(config: RunConfig, layout: RunLayout, desk: Desk) -> RunResult:
     say = desk.say
     if finished(layout):
         say(f"{layout.root}: already at step {config.target_steps}; nothing to do")
-        return RunResult(0, "completed_prev", "finished before")
+        return FINISHED
     claim(layout, config)
     if completed(layout):  # whoever completed it was killed before it could measure it
         write_metrics(layout)

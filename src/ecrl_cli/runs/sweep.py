@@ -16,12 +16,11 @@ from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.reading import read_whole
 from ecrl_cli.runs.reuse import flat
-from ecrl_cli.runs.run import RunResult, finished
+from ecrl_cli.runs.run import FINISHED, RunResult, finished
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.supervision.lock import held
 
 _STOPPED = (130, 143)
-FINISHED = RunResult(0, "completed_prev", "finished before")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,19 @@
-"""What a torch.distributed.run agent says of a death: in the table that it prints, and with its own exit code."""
+"""What attempts under torch.distributed.run share: the process beside the ranks that is watched with them, and what agents say of a death."""
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from ecrl_cli.supervision.launcher import RankExit
+from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.environment import child_environment
+from ecrl_cli.supervision.launcher import LaunchSpec, RankExit, Ranks
+from ecrl_cli.supervision.mortality import mortal_command
 
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
 
@@ -18,3 +27,46 @@ def root_cause(output: str) -> str:
 def as_exit(rank: int | None, pid: int, code: int) -> RankExit:
     """From subprocess's convention: -9 is signal 9."""
     return RankExit(rank, pid, None, -code) if code < 0 else RankExit(rank, pid, code, None)
+
+
+class AgentAttempt:
+    """`_agent` is the process that the supervisor starts and watches: the agent itself, or the srun that starts one on each node."""
+
+    def __init__(
+        self, spec: LaunchSpec, command: Callable[[LaunchSpec, str, Path], list[str]], stdin: int, known: Mapping[str, str] | None = None
+    ) -> None:
+        self._spec, self._ranks = spec, Ranks()
+        self._meeting = f"ecrl-{secrets.token_hex(8)}"
+        self._scratch = Path(spec.output).with_name(".torchelastic")
+        with open(spec.output, "ab", buffering=0) as output:
+            self._agent = subprocess.Popen(
+                mortal_command(command(spec, self._meeting, self._scratch)),
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
+                env=child_environment(spec.layout.root, spec.threads) | dict(known or {}),
+                start_new_session=True,
+            )
+        self._agent_fd = os.pidfd_open(self._agent.pid)
+        self._agent_over = False
+
+    def watched(self) -> list[int]:
+        return self._ranks.watched() + ([] if self._agent_over else [self._agent_fd])
+
+    def introduce(self, rank: int, pid: int) -> None:
+        self._ranks.add(rank, pid)
+
+    def pids(self) -> dict[int, int]:
+        return {rank.rank: rank.pid for rank in self._ranks.known.values()}
+
+    def _ended_well(self) -> None:
+        """The agent has ended with code 0: so has every rank of which nobody could learn how."""
+        for rank in self._ranks.known.values():
+            rank.status = 0 if rank.status is None else rank.status
+
+    def _leave_nothing(self) -> None:
+        """The agent has been reaped: whoever died, or lived, before saying hello goes too."""
+        self._ranks.gather()
+        processes.sweep(processes.tagged(f"TORCHELASTIC_RUN_ID={self._meeting}"))
+        os.close(self._agent_fd)
+        shutil.rmtree(self._scratch, ignore_errors=True)

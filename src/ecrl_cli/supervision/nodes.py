@@ -6,10 +6,7 @@ comes to its end: so once something has gone wrong, the agents get a moment to s
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,11 +14,9 @@ import sys
 from pathlib import Path
 
 from ecrl_cli.supervision import processes
-from ecrl_cli.supervision.agent import as_exit, root_cause
+from ecrl_cli.supervision.agent import AgentAttempt, as_exit, root_cause
 from ecrl_cli.supervision.allocation import slurm_environment, srun
-from ecrl_cli.supervision.environment import child_environment
-from ecrl_cli.supervision.launcher import GONE_WITHIN_S, Exits, LaunchSpec, RankExit, Ranks
-from ecrl_cli.supervision.mortality import mortal_command
+from ecrl_cli.supervision.launcher import GONE_WITHIN_S, Exits, LaunchSpec, RankExit
 
 NODE = "ecrl_cli.supervision.node"
 TOLD_WITHIN_S = 8.0  # an agent sees a death within a tenth of a second and needs about two to end; a lost node never tells
@@ -29,73 +24,47 @@ _LABEL = re.compile(r"^ *(\d+): ?", re.MULTILINE)
 _FAILED = re.compile(r"\(local_rank: (\d+)\).*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
 
 
-class NodesAttempt:
+class NodesAttempt(AgentAttempt):
     def __init__(self, spec: LaunchSpec) -> None:
-        self._spec, self._ranks = spec, Ranks()
-        self._meeting = f"ecrl-{secrets.token_hex(8)}"
-        self._scratch = Path(spec.output).with_name(".torchelastic")
+        super().__init__(spec, command, subprocess.PIPE, slurm_environment())
         self._killed = False
-        with open(spec.output, "ab", buffering=0) as output:
-            self._srun = subprocess.Popen(
-                mortal_command(command(spec, self._meeting, self._scratch)),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=child_environment(spec.layout.root, spec.threads) | slurm_environment(),
-                start_new_session=True,
-            )
-        self._srun_fd = os.pidfd_open(self._srun.pid)
-        self._srun_over = False
-
-    def watched(self) -> list[int]:
-        return self._ranks.watched() + ([] if self._srun_over else [self._srun_fd])
-
-    def introduce(self, rank: int, pid: int) -> None:
-        self._ranks.add(rank, pid)
-
-    def pids(self) -> dict[int, int]:
-        return {rank.rank: rank.pid for rank in self._ranks.known.values()}
 
     def check(self) -> bool:
         for rank in self._ranks.newly_over():
             rank.status = processes.peek(rank.pid, rank.pidfd)
         self._ranks.notice([rank.exit() for rank in self._ranks.known.values() if rank.over and rank.status])
-        if not self._srun_over and processes.ended(self._srun_fd):
-            self._srun_over = True
-            code = self._srun.wait()
+        if not self._agent_over and processes.ended(self._agent_fd):
+            self._agent_over = True
+            code = self._agent.wait()
             if code:
-                self._ranks.notice([as_exit(None, self._srun.pid, code)])
-        return self._srun_over or self._ranks.first is not None
+                self._ranks.notice([as_exit(None, self._agent.pid, code)])
+        return self._agent_over or self._ranks.first is not None
 
     def kill(self) -> None:
         """The end of its input ends the wrapper of each agent, and with it all of its node; srun itself may wait for a node that is lost."""
         if not self._killed and not self._ranks.closed:
             self._killed = True
-            assert self._srun.stdin is not None
-            self._srun.stdin.close()
+            assert self._agent.stdin is not None
+            self._agent.stdin.close()
 
     def reap(self) -> Exits:
         if self._ranks.closed:
             return self._ranks.exits()
         if self._ranks.first is not None and not self._killed:
-            processes.wait_all([self._srun_fd], TOLD_WITHIN_S)
+            processes.wait_all([self._agent_fd], TOLD_WITHIN_S)
         self.kill()
-        processes.wait_all([self._srun_fd], GONE_WITHIN_S)
-        processes.kill(self._srun_fd)
-        code = self._srun.wait()
+        processes.wait_all([self._agent_fd], GONE_WITHIN_S)
+        processes.kill(self._agent_fd)
+        code = self._agent.wait()
         self._ranks.kill()
-        self._ranks.gather()
-        processes.sweep(processes.tagged(f"TORCHELASTIC_RUN_ID={self._meeting}"))
-        os.close(self._srun_fd)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._leave_nothing()
         self._name_the_cause(code)
         return self._ranks.exits()
 
     def _name_the_cause(self, code: int) -> None:
         """What the agents of all nodes saw explains more than what was noticed first: most often a survivor that lost its peer."""
         if code == 0:
-            for rank in self._ranks.known.values():
-                rank.status = 0 if rank.status is None else rank.status
+            self._ended_well()
         if self._ranks.first is not None:
             each = self._spec.order.world_size // len(self._spec.nodes)
             told = failures(Path(self._spec.output).read_text(errors="replace"), each)

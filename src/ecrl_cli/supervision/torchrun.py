@@ -7,20 +7,15 @@ the workers itself (each says hello with its pid) and kills the agent as soon as
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.supervision import processes
-from ecrl_cli.supervision.agent import as_exit, root_cause
-from ecrl_cli.supervision.environment import child_environment
-from ecrl_cli.supervision.launcher import Exits, LaunchSpec, Rank, RankExit, Ranks, RunningAttempt
-from ecrl_cli.supervision.mortality import mortal_command
+from ecrl_cli.supervision.agent import AgentAttempt, as_exit, root_cause
+from ecrl_cli.supervision.launcher import Exits, LaunchSpec, Rank, RankExit, RunningAttempt
 from ecrl_cli.supervision.nodes import NodesAttempt
 
 _FAILED_RANK = re.compile(r"rank\s*: (\d+) .*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
@@ -40,31 +35,9 @@ class TorchrunLauncher:
         """Nothing outlives an attempt."""
 
 
-class TorchrunAttempt:
+class TorchrunAttempt(AgentAttempt):
     def __init__(self, spec: LaunchSpec) -> None:
-        self._spec, self._ranks = spec, Ranks()
-        self._meeting = f"ecrl-{secrets.token_hex(8)}"
-        self._scratch = Path(spec.output).with_name(".torchelastic")
-        with open(spec.output, "ab", buffering=0) as output:
-            self._agent = subprocess.Popen(
-                mortal_command(command(spec, self._meeting, self._scratch)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=child_environment(spec.layout.root, spec.threads),
-                start_new_session=True,
-            )
-        self._agent_fd = os.pidfd_open(self._agent.pid)
-        self._agent_over = False
-
-    def watched(self) -> list[int]:
-        return self._ranks.watched() + ([] if self._agent_over else [self._agent_fd])
-
-    def introduce(self, rank: int, pid: int) -> None:
-        self._ranks.add(rank, pid)
-
-    def pids(self) -> dict[int, int]:
-        return {rank.rank: rank.pid for rank in self._ranks.known.values()}
+        super().__init__(spec, command, subprocess.DEVNULL)
 
     def check(self) -> bool:
         for rank in self._ranks.newly_over():
@@ -88,10 +61,7 @@ class TorchrunAttempt:
             return self._ranks.exits()
         self.kill()
         self._agent.wait()
-        self._ranks.gather()
-        processes.sweep(processes.tagged(f"TORCHELASTIC_RUN_ID={self._meeting}"))  # who died, or lived, before saying hello
-        os.close(self._agent_fd)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._leave_nothing()
         return self._ranks.exits()
 
     def _all_ended_well(self) -> bool:
@@ -103,8 +73,7 @@ class TorchrunAttempt:
         """The agent has ended before any rank was seen to end badly."""
         code = self._agent.wait()
         if code == 0:
-            for rank in self._ranks.known.values():
-                rank.status = 0 if rank.status is None else rank.status
+            self._ended_well()
             return
         table = first_failure(Path(self._spec.output).read_text(errors="replace"))
         self._ranks.notice([table or as_exit(None, self._agent.pid, code)])
