@@ -17,7 +17,8 @@ from ecrl_cli.training.step import Loop
 
 def loop_at(step: int, loss: float = 0.25) -> Any:
     """A loop to step 10 whose parts only note what they are asked."""
-    parts = {name: MagicMock() for name in ("learner", "loader", "sampler", "pack", "strategy", "injector", "clock", "journal", "report")}
+    parts = {name: MagicMock() for name in ("learner", "loader", "sampler", "pack", "strategy", "injector", "pulse", "clock", "journal", "report")}
+    parts["pulse"].stop_behind.return_value = None
     return Loop(RunConfig(target_steps=10), attempt=1, rank=0, world_size=1, global_step=step, line_chain="", loss=loss, **parts)
 
 

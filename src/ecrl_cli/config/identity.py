@@ -13,6 +13,8 @@ from ecrl_cli.config.schema import RunConfig
 NOT_IDENTITY = (
     *("run_dir", "suite_name", "dataset.root", "dataset.download", "scale"),
     *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s", "checkpoint.hmac_key_file"),
+    *("supervision.hang_timeout_s", "supervision.hang_factor", "supervision.start_timeout_s", "supervision.grace_s"),
+    "elastic.on_indivisible",  # the sizes that it leads to are what counts
 )
 
 # Two runs that must end in the same state share a reference id: how they are struck, saved and brought back is not part of it.

@@ -21,7 +21,12 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 BACKENDS = ("auto", "nccl", "gloo")
 DEVICES = ("auto", "cpu", "cuda")
 STORAGES = ("disk", "tmpfs", "throttled")
-FAILURE_KINDS = ("none", "exit", "kill", "mtbf")
+FAILURE_KINDS = (
+    *("none", "exit", "kill", "term", "stop", "raise", "oom", "nan", "slow_rank", "slow_disk", "enospc", "eio", "corrupt", "readonly"),
+    *("partition", "backward", "writer", "supervisor", "mtbf", "listed"),
+)
+VICTIMS = ("rank", "all", "node")
+INDIVISIBLE = ("refuse", "lower")
 RECOVERIES = ("checkpoint_restart",)
 LAUNCHERS = ("torchrun", "zygote")
 NODE_LOSSES = ("requeue", "shrink")
@@ -127,15 +132,24 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class FailureConfig:
-    """`steps`: strictly increasing global steps; `rank`: who is struck (exit: always rank 0).
+    """`steps`: strictly increasing global steps; `rank`: who is struck (exit: always rank 0), `who`: it alone, all ranks, or its node.
 
-    `mtbf_steps`: for mtbf, whose steps and ranks are drawn: the mean number of steps between two failures; 0: not drawn.
+    `moment`: when in the step, `share`: how far into it (of the gradients, modules or parameters), `point`: where in the store's protocol,
+    `seconds`: how long what slows down slows down; empty or 0: the kind's own. `mtbf_steps`, `mtbf_s`: for mtbf, which draws: the mean number
+    of steps, or of seconds of wall time, between two failures; 0: not drawn. `entries`: for listed, each one in the words of failures/listed.py.
     """
 
     kind: str = one_of("none", FAILURE_KINDS)
     steps: tuple[int, ...] = ()
     rank: int = at_least(0, 0)
+    who: str = one_of("rank", VICTIMS)
+    moment: str = ""
+    share: float = field(default=0.5, metadata={"minimum": 0.0, "maximum": 1.0})
+    point: str = ""
+    seconds: float = at_least(0.0, 0.0)
     mtbf_steps: float = at_least(0.0, 0.0)
+    mtbf_s: float = at_least(0.0, 0.0)
+    entries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,10 +159,12 @@ class RecoveryConfig:
 
 @dataclass(frozen=True)
 class ElasticConfig:
-    """`replicas`: 0 is plain DDP. `schedule`: {step: world size}, from that step on."""
+    """`replicas`: 0 is plain DDP, else the number of fixed micro-shards of the global batch. `schedule`: {step: world size}, from that step on.
+    `on_indivisible`: a world size that does not divide the batch is refused, or the next lower one that does is taken."""
 
     replicas: int = at_least(0, 0)
     schedule: dict[int, int] = field(default_factory=dict)
+    on_indivisible: str = one_of("refuse", INDIVISIBLE)
 
 
 @dataclass(frozen=True)
@@ -158,6 +174,8 @@ class SupervisionConfig:
     `disk_interval_s`: how often disk activity is sampled into disk.jsonl; 0: never.
     `nodes`: how many of a Slurm allocation share the ranks equally. `on_node_loss`: where too few answer, Slurm is asked to start the job
     anew, or fewer ranks go on.
+    `hang_timeout_s`, `hang_factor`: a rank that shows no progress for `hang_factor` times the longest step seen, and for `hang_timeout_s` at
+    least, hangs; before its first step `start_timeout_s` counts. `grace_s`: how long a last checkpoint may take when the run is to stop; 0: none.
     """
 
     launcher: str = one_of("torchrun", LAUNCHERS)
@@ -169,6 +187,10 @@ class SupervisionConfig:
     disk_interval_s: float = at_least(0.0, 0.0)
     nodes: int = at_least(1, 1)
     on_node_loss: str = one_of("requeue", NODE_LOSSES)
+    hang_timeout_s: float = field(default=30.0, metadata={"minimum": 1.0})
+    hang_factor: float = at_least(10.0, 1.0)
+    start_timeout_s: float = field(default=300.0, metadata={"minimum": 1.0})
+    grace_s: float = at_least(20.0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ecrl_cli.failures.fired import claim
 from ecrl_cli.failures.kinds import STRIKES
 from ecrl_cli.records.clock import monotonic, wall
 from ecrl_cli.records.events import Fired, PlannedFailure
+from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 
 
@@ -32,6 +34,18 @@ class Injector:
             flush()
         if entry.rank == self._rank and self._claim(entry):
             strike.blow()
+
+    def at_start(self, moment: str, order: LaunchOrder) -> None:
+        """Before the rank meets the others (rendezvous), or loads (load)."""
+
+    def attach(self, model: Any, optimizer: Any, pack: Any) -> None:
+        """What the failures inside a step strike through: the unwrapped model, its optimizer, the state that is captured."""
+
+    def before_step(self, global_step: int) -> None:
+        """Arm what is planned inside `global_step`."""
+
+    def before_save(self, global_step: int) -> None:
+        """Arm what is planned while the checkpoint of `global_step` is captured."""
 
     def _claim(self, entry: PlannedFailure) -> bool:
         fired = Fired(entry.index, entry.kind, self._rank, entry.global_step, self._attempt, monotonic(), wall())

@@ -153,6 +153,31 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Hang:
+    """Why the supervisor took an attempt for hung: nothing moved for `waited_s` seconds where `limit_s` were allowed.
+
+    `ranks`: who is to blame (empty: nobody in particular), `phase` and `global_step` where they are; `text` says it in words.
+    """
+
+    ranks: tuple[int, ...]
+    phase: str
+    global_step: int
+    waited_s: float
+    limit_s: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that held the others up, reported and not killed: its own seconds per step before it met them, and theirs (median)."""
+
+    rank: int
+    global_step: int
+    own_s: float
+    others_s: float
+
+
+@dataclass(frozen=True)
 class Attempt:
     """One launch. `outcome`: running, completed, died, stopped, resized, hung. `phases` in seconds.
 
@@ -175,6 +200,8 @@ class Attempt:
     launched_at: float = 0.0
     ended_at: float | None = None
     session: int = 0
+    hang: Hang | None = None
+    stragglers: tuple[Straggler, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -203,13 +230,22 @@ class SupervisorRecord:
 
 @dataclass(frozen=True)
 class PlannedFailure:
-    """One entry of the plan (failures.json): kind (`what`), rank (`who`), global step and moment (`when`)."""
+    """One entry of the plan (failures.json): kind (`what`), rank (`who`), global step and moment (`when`).
+
+    `others`: the ranks that go with `rank`; `node`: the agent goes too. `share`: how far into the moment, 0 to 1; `point`: where in the store's
+    protocol; `seconds`: how long (slow kinds), or after how much supervised time (moment wall, whose global step is 0).
+    """
 
     index: int
     kind: str
     rank: int
     global_step: int
     moment: str = "boundary"
+    others: tuple[int, ...] = ()
+    node: bool = False
+    share: float = 0.0
+    point: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import socket
 import sys
 
 from ecrl_cli.errors import Fenced
+from ecrl_cli.records.board import Board
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress, Trouble
@@ -17,6 +18,8 @@ __all__ = ["Control", "Unattended", "die_with_parent"]
 
 class Control:
     """Connected on construction and introduced by a Hello; Fenced (exit 9) where no supervisor listens: then nobody counts."""
+
+    board: Board | None = None
 
     def __init__(self, layout: RunLayout, hello: Hello) -> None:
         self._socket = _connect(layout)

@@ -32,9 +32,11 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training.control import Control
+from ecrl_cli.training.learner import DataParallelLearner
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
+from ecrl_cli.training.pulse import Pulse
 from ecrl_cli.training.rendezvous import Rendezvous
-from ecrl_cli.training.step import Learner, Loop
+from ecrl_cli.training.step import Loop
 
 
 class Session:
@@ -45,17 +47,23 @@ class Session:
         self.clock, self.control = clock, control
         self.logs = layout.attempt(order.attempt)
         self.rank, self.world_size = rendezvous.rank, order.world_size
+        self.pulse = Pulse(control.board, self.rank)
+        self.injector = Injector(layout, order.attempt, self.rank, order.pending)
 
     def train(self) -> None:
         """Join, load, run to the end; at the target record the final state; leave."""
         self.device = make_deterministic(self.config, self.rendezvous.local_rank)
         self.clock.switch("rendezvous")
+        self.pulse.phase("rendezvous")
+        self.injector.at_start("rendezvous", self.order)
         join_group(self.config, self.rendezvous, self.device)
         self.clock.switch("load")
+        self.pulse.phase("loading")
+        self.injector.at_start("load", self.order)
         self.report(self.order.resume_step, "loading")
         loop = self.load()
         loss = loop.run()
-        if self.order.until is None:
+        if loop.until is None:
             self.finish(loop, loss)
         self.leave(loop)
 
@@ -67,18 +75,20 @@ class Session:
         self.agree_on(record)
         model = build_model(config.model, record.classes, record.shape).to(self.device)
         optimizer = build_optimizer(config.optimizer, model.parameters())
-        learner = Learner(
+        learner = DataParallelLearner(
             model=wrap(model, self.device),
             optimizer=optimizer,
             scheduler=build_scheduler(config.optimizer, optimizer, config.target_steps),
             scaler=build_scaler(config.precision, self.device),
             device=self.device,
             autocast=autocast(config.precision, self.device),
+            pulse=self.pulse,
         )
         sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
         pack = StatePack(model, optimizer, learner.scheduler, learner.scaler, sampler, self.rank, self.world_size)
         seed_rank(config.seed, self.rank, self.order.resume_step)
         resumed = self.restore(pack)
+        self.injector.attach(model, optimizer, pack)
         return Loop(
             config=config,
             attempt=self.order.attempt,
@@ -89,7 +99,8 @@ class Session:
             sampler=sampler,
             pack=pack,
             strategy=make_strategy(config, pack, self.layout, self.order.attempt, self.clock, Journal(self.logs.checkpoints)),
-            injector=Injector(self.layout, self.order.attempt, self.rank, self.order.pending),
+            injector=self.injector,
+            pulse=self.pulse,
             clock=self.clock,
             journal=Journal(self.logs.rank(self.rank)),
             report=self.report,

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import torch
-import torch.nn.functional as F
+from typing import Protocol
 
 from ecrl_cli.checkpoint.progress import Progress
 from ecrl_cli.checkpoint.state import StatePack
@@ -21,6 +17,8 @@ from ecrl_cli.failures.inject import Injector
 from ecrl_cli.records.clock import SpanClock, monotonic, wall
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Journal
+from ecrl_cli.training.learner import Learner
+from ecrl_cli.training.pulse import Pulse
 
 
 class Reporter(Protocol):
@@ -29,34 +27,10 @@ class Reporter(Protocol):
     def __call__(self, global_step: int, phase: str, loss: float | None = None) -> None: ...
 
 
-@dataclass(frozen=True)
-class Learner:
-    """What learns: the DDP-wrapped model and everything that updates it."""
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
-    scaler: Any
-    device: torch.device
-    autocast: AbstractContextManager[Any]
-
-    def learn(self, batch: Batch) -> float:
-        """Forward, backward (DDP averages the gradients), update; gives this rank's mean loss."""
-        x, y = batch.x.to(self.device), batch.y.to(self.device)
-        self.optimizer.zero_grad(set_to_none=True)
-        with self.autocast:
-            loss = F.cross_entropy(self.model(x).float(), y)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.scheduler.step()
-        return float(loss.item())
-
-
 @dataclass
 class Loop:
-    """One rank's training loop from `global_step` (done already) to the target, or to the step `until` which a change of the world size
-    ends the attempt behind."""
+    """One rank's training loop from `global_step` (done already) to the target, or to the step `until` behind which a change of the world size,
+    or the word to stop, ends the attempt."""
 
     config: RunConfig
     attempt: int
@@ -68,6 +42,7 @@ class Loop:
     pack: StatePack
     strategy: Strategy
     injector: Injector
+    pulse: Pulse
     clock: SpanClock
     journal: Journal
     report: Reporter
@@ -85,6 +60,7 @@ class Loop:
         first = True
         if self.global_step:  # what should have struck here is still to come where the run was stopped in between
             self.injector.at_boundary(self.global_step, self.strategy.flush)
+        self.heed_stop()
         while self.global_step < self.end:
             self.step()
             if first:
@@ -93,21 +69,32 @@ class Loop:
                 first = False
             if self.checkpoint_due():
                 self.report(self.global_step, "saving", self.loss)
+                self.injector.before_save(self.global_step)
                 self.strategy.save(self.progress())
             self.injector.at_boundary(self.global_step, self.strategy.flush)
+            self.heed_stop()
         self.report(self.global_step, "flushing", self.loss)
         self.strategy.flush()
         if self.until is not None or self.config.checkpoint.final:
             self.strategy.confirm(self.global_step)
         return self.loss
 
+    def heed_stop(self) -> None:
+        """Where all ranks are to stop behind a step, that step is this attempt's last."""
+        behind = self.pulse.stop_behind(self.global_step)
+        if behind is not None and behind < self.end:
+            self.until = behind
+
     def step(self) -> None:
         """One committed step: window, shard, update, the line in the log; then the cursor moves."""
         began = self.clock.switch("compute")
         self.clock.global_step = self.global_step + 1
+        self.pulse.step(self.global_step + 1)
+        self.injector.before_step(self.global_step + 1)
         epoch, cursor = self.sampler.epoch, self.sampler.cursor_step
         batch = self.loader.batch(epoch, self.sampler.shard(self.rank, self.world_size))
-        self.loss = self.learner.learn(batch)
+        self.loss = self.learner.learn(batch, self.global_step + 1)
+        self.pulse.phase("logging")
         self.global_step += 1
         self.sampler.advance()
         self.log(batch, epoch, cursor, began)

@@ -1,0 +1,92 @@
+"""The board: shared memory in which every rank of an attempt says where it is, and in which ranks learn that they are to stop.
+
+One memory file per supervisor, made by it and handed to the ranks and the writer as a descriptor: no name, nothing to leak. A beat is a
+write of one 64-byte slot, under a microsecond; nobody is woken by it. Whoever watches compares slots for change, never clocks of others.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+
+from ecrl_cli.records.clock import monotonic
+
+# Where a rank can be, in the order in which a step passes through: of two ranks, the one that is less far holds up the other.
+PHASES = ("nowhere", "importing", "rendezvous", "loading", "forward", "backward", "update", "logging", "saving", "flushing", "done")
+
+_HEADER = struct.Struct("<QQ")  # whether to stop; the step to stop behind, plus one
+_SLOT = struct.Struct("<QIIddd")  # step, phase, 0, at, own seconds of the last step, beats
+_SLOT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Beat:
+    """`global_step`: the step being worked on. `at`: monotonic, when the phase began. `own_s`: seconds that the rank worked on its own in its
+    last step, before it had to wait for others. `beats`: how often the slot was written."""
+
+    global_step: int
+    phase: str
+    at: float
+    own_s: float
+    beats: int
+
+
+class Board:
+    """Slots 0 to `ranks` - 1 belong to the ranks, slot `ranks` to the background writer. Each slot has one writer."""
+
+    def __init__(self, fd: int) -> None:
+        """Attach to the memory file `fd`, which this object owns from now on."""
+        self.fd = fd
+        self._memory = mmap.mmap(fd, os.fstat(fd).st_size)
+        self.ranks = len(self._memory) // _SLOT_BYTES - 2
+        self._beats = [0] * (self.ranks + 1)
+
+    @classmethod
+    def create(cls, ranks: int) -> Board:
+        fd = os.memfd_create("ecrl-board")
+        os.ftruncate(fd, (ranks + 2) * _SLOT_BYTES)
+        return cls(fd)
+
+    @property
+    def writer(self) -> int:
+        return self.ranks
+
+    def beat(self, slot: int, global_step: int, phase: str, own_s: float = 0.0) -> None:
+        self._beats[slot] += 1
+        _SLOT.pack_into(self._memory, _at(slot), global_step, PHASES.index(phase), 0, monotonic(), own_s, float(self._beats[slot]))
+
+    def read(self, slot: int) -> Beat:
+        step, phase, _, at, own_s, beats = _SLOT.unpack_from(self._memory, _at(slot))
+        return Beat(step, PHASES[phase], at, own_s, int(beats))
+
+    def ask_to_stop(self) -> None:
+        """The supervisor's word: rank 0 shall choose a step behind which all stop."""
+        struct.pack_into("<Q", self._memory, 0, 1)
+
+    @property
+    def stop_asked(self) -> bool:
+        return bool(_HEADER.unpack_from(self._memory, 0)[0])
+
+    def agree(self, global_step: int) -> None:
+        """Rank 0's word, before it begins that step: every rank has seen it when the step's gradients have been exchanged."""
+        struct.pack_into("<Q", self._memory, 8, global_step + 1)
+
+    @property
+    def agreed(self) -> int | None:
+        """The step behind which all stop; None where nobody is to stop."""
+        step = _HEADER.unpack_from(self._memory, 0)[1]
+        return step - 1 if step else None
+
+    def clear(self) -> None:
+        """As new, for the next attempt; only while no rank lives. The writer's slot stays: it outlives attempts."""
+        self._memory[: _at(self.ranks)] = bytes(_at(self.ranks))
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self.fd)
+
+
+def _at(slot: int) -> int:
+    return (slot + 1) * _SLOT_BYTES

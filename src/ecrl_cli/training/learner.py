@@ -1,0 +1,45 @@
+"""What learns: forward, backward, update of one step. Plain data parallelism; `replicas.py` has the other way."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from ecrl_cli.data.loading import Batch
+from ecrl_cli.training.pulse import Pulse
+
+
+class Learner(Protocol):
+    def learn(self, batch: Batch, global_step: int) -> float:
+        """Do the step `global_step` with this rank's samples; gives its mean loss. Collective."""
+
+
+@dataclass(frozen=True)
+class DataParallelLearner:
+    """The DDP-wrapped model and everything that updates it."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    scaler: Any
+    device: torch.device
+    autocast: AbstractContextManager[Any]
+    pulse: Pulse
+
+    def learn(self, batch: Batch, global_step: int) -> float:
+        """Forward, backward (DDP averages the gradients), update."""
+        x, y = batch.x.to(self.device), batch.y.to(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.autocast:
+            loss = F.cross_entropy(self.model(x).float(), y)
+        self.pulse.phase("backward")
+        self.scaler.scale(loss).backward()
+        self.pulse.phase("update")
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        return float(loss.item())

@@ -1,0 +1,37 @@
+"""A rank's own slot on the board: where it is, for whoever watches it; and the word to stop, for all ranks behind the same step."""
+
+from __future__ import annotations
+
+from ecrl_cli.records.board import Board
+from ecrl_cli.records.clock import monotonic
+
+
+class Pulse:
+    """`board` None: on another machine than its supervisor, a rank is not watched and not asked."""
+
+    def __init__(self, board: Board | None, rank: int) -> None:
+        self._board, self._rank = board, rank
+        self._global_step, self._began, self._own_s = 0, 0.0, 0.0
+
+    def step(self, global_step: int) -> None:
+        """The rank begins to work on `global_step`."""
+        self._global_step, self._began = global_step, monotonic()
+        self.phase("forward")
+
+    def phase(self, phase: str) -> None:
+        """One of `board.PHASES`. What lies between the begin of the step and `backward` is the rank's own work: it waits for nobody."""
+        if phase == "backward":
+            self._own_s = monotonic() - self._began
+        if self._board is not None:
+            self._board.beat(self._rank, self._global_step, phase, self._own_s)
+
+    def stop_behind(self, global_step: int) -> int | None:
+        """The step behind which all ranks stop, or None. Every rank asks at each boundary, `global_step` being done; rank 0 chooses the next.
+
+        Nobody can pass that step without having seen the word: it was written before rank 0 gave any gradient of it away.
+        """
+        if self._board is None:
+            return None
+        if self._rank == 0 and self._board.agreed is None and self._board.stop_asked:
+            self._board.agree(global_step + 1)
+        return self._board.agreed
