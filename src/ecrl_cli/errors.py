@@ -11,6 +11,7 @@ EcrlError
 ├── StorageError              5   the file system refused, with its errno
 ├── CheckpointConflict        5   another, different checkpoint already holds that name
 ├── NoProgress                7   restarts spent, or two in a row gained no step
+│   └── Hung                  6   the same, and what gained no step hung
 ├── RunHeld                   8   another supervisor owns the run directory
 ├── Fenced                    9   a newer attempt owns the store
 └── Stopped             130/143   SIGINT or SIGTERM; the run can be resumed
@@ -105,6 +106,11 @@ class CheckpointConflict(StorageError):
 class NoProgress(EcrlError):
     exit_code = 7
     code = "no-progress"
+
+
+class Hung(NoProgress):
+    exit_code = 6
+    code = "hung"
 
 
 class RunHeld(EcrlError):

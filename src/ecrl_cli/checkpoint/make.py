@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ecrl_cli.checkpoint.blocking import BlockingStrategy
 from ecrl_cli.checkpoint.context import Context
 from ecrl_cli.checkpoint.lines import CheckpointLog
@@ -16,18 +18,21 @@ from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.records.clock import SpanClock
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.storage.beating import beating
 
 
-def make_strategy(config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock, journal: Journal) -> Strategy:
-    """The strategy that `config.checkpoint` names, for this rank in this attempt."""
+def make_strategy(config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock, beat: Callable[[], None]) -> Strategy:
+    """The strategy that `config.checkpoint` names, for this rank in this attempt. `beat`: called whenever this rank's own writing comes on."""
     checkpoint, identity = config.checkpoint, run_id(config)
     if checkpoint.strategy == "none":
         return NoneStrategy()
-    log = CheckpointLog(journal, layout, attempt)
+    log = CheckpointLog(Journal(layout.attempt(attempt).checkpoints), layout, attempt)
     context = Context(pack, Snapshotter(pack, suffix_of(checkpoint)), layout, identity, attempt, clock, log, checkpoint.on_error)
     if checkpoint.strategy == "overlapped":
         return OverlappedStrategy(context, checkpoint.max_inflight)
-    return BlockingStrategy(context, CheckpointStore(layout.checkpoints, StoreConfig.of(config, identity)))
+    store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, identity))
+    store.fs = beating(store.fs, beat)
+    return BlockingStrategy(context, store)
 
 
 def suffix_of(checkpoint: CheckpointConfig) -> str:

@@ -1,4 +1,4 @@
-"""The background writer: `python -m ecrl_cli.checkpoint.writer RUN_DIR [LISTENING_FD]`. Torch-free, one per run, outlives attempts.
+"""The background writer: `python -m ecrl_cli.checkpoint.writer RUN_DIR [LISTENING_FD [BOARD_FD]]`. Torch-free, one per run, outlives attempts.
 
 It owns the slots, takes finished images from rank 0, and does file I/O and hashing only. What it has received it finishes, even when
 the rank that sent it is dead. Three threads: the main one reads the sockets, one saves, one provides memory at the start of a connection.
@@ -27,9 +27,11 @@ from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.wire import Channel, decode_parts, listen
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import EcrlError
+from ecrl_cli.records.board import Board
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
+from ecrl_cli.storage.beating import beating
 
 NICE = 19  # training comes first: a step in flight is worth more than an early commit
 _PR_SET_PDEATHSIG = 1
@@ -59,8 +61,10 @@ class Client:
 class Writer:
     """Sockets in, checkpoints out."""
 
-    def __init__(self, layout: RunLayout, store: CheckpointStore, listener: socket.socket) -> None:
-        self._layout, self._store, self._listener = layout, store, listener
+    def __init__(self, layout: RunLayout, store: CheckpointStore, listener: socket.socket, board: Board | None = None) -> None:
+        self._layout, self._store, self._listener, self._board = layout, store, listener, board
+        if board is not None:
+            store.fs = beating(store.fs, lambda: board.beat(board.writer, 0, "saving"))
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._slots: dict[int, Memory] = {}
@@ -91,6 +95,8 @@ class Writer:
     def _work(self) -> None:
         while True:
             self._jobs.get()()
+            if self._board is not None:
+                self._board.beat(self._board.writer, 0, "done")
 
     def _read(self, client: Client) -> bool:
         """Handle what `client` has sent; False when there is nothing more for now."""
@@ -213,7 +219,7 @@ def main(argv: list[str]) -> None:
     listener = socket.socket(fileno=int(argv[1])) if len(argv) > 1 else listen(layout.writer)
     stored = read_run_config(layout)
     store = CheckpointStore(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id))
-    Writer(layout, store, listener).serve()
+    Writer(layout, store, listener, Board(int(argv[2])) if len(argv) > 2 else None).serve()
 
 
 if __name__ == "__main__":

@@ -44,6 +44,10 @@ class AttemptLayout:
     def spans(self, rank: int) -> Path:
         return self.folder / f"spans_rank{rank}.jsonl"
 
+    def stacks(self, rank: int) -> Path:
+        """What every thread of the rank was doing when the attempt was taken for hung."""
+        return self.folder / f"stacks_rank{rank}.txt"
+
     def ranks(self) -> list[int]:
         """The ranks that left a log, in order."""
         names = (_RANK_LOG.match(p.name) for p in self.folder.iterdir()) if is_folder(self.folder) else ()

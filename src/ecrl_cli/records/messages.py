@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of every rank: who it is, so that its death is noticed at once. `at`: its first instant (monotonic)."""
+    """First message of every rank: who it is, so that its death is noticed at once. `at`: its first instant (monotonic).
+
+    `stacks`: the number of its descriptor of a memory file into which it writes what its threads do when it is asked; -1: none.
+    """
 
     rank: int
     pid: int
     attempt: int
     at: float
     kind: str = "hello"
+    stacks: int = -1
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,12 @@ def as_exit(rank: int | None, pid: int, code: int) -> RankExit:
 
 
 class AgentAttempt:
-    """`_agent` is the process that the supervisor starts and watches: the agent itself, or the srun that starts one on each node."""
+    """`_agent` is the process that the supervisor starts and watches: the agent itself, or the srun that starts one on each node.
+
+    `deaf`: whether it and its ranks ignore what asks a process to end.
+    """
+
+    deaf = True
 
     def __init__(
         self, spec: LaunchSpec, command: Callable[[LaunchSpec, str, Path], list[str]], stdin: int, known: Mapping[str, str] | None = None
@@ -40,7 +45,7 @@ class AgentAttempt:
         self._scratch = Path(spec.output).with_name(".torchelastic")
         with open(spec.output, "ab", buffering=0) as output:
             self._agent = subprocess.Popen(
-                mortal_command(command(spec, self._meeting, self._scratch)),
+                mortal_command(command(spec, self._meeting, self._scratch), deaf=self.deaf),
                 stdin=stdin,
                 stdout=output,
                 stderr=output,

@@ -6,41 +6,63 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from ecrl_cli.records.clock import monotonic
+from ecrl_cli.records.events import Hang, Straggler
 from ecrl_cli.records.messages import Hello, Progress, Trouble
+from ecrl_cli.supervision.farewell import Farewell
 from ecrl_cli.supervision.launcher import Exits, RankExit, RunningAttempt
 from ecrl_cli.supervision.listener import Connection, Listener
 from ecrl_cli.supervision.policy import INCURABLE
 from ecrl_cli.supervision.signals import StopSignals
+from ecrl_cli.supervision.vigil import Post, Vigil
 from ecrl_cli.supervision.watch import Watch
 
 
 @dataclass(frozen=True)
 class Ended:
-    """`trouble`: what explains the end, in a rank's own words; `stopped_by`: the signal that asked for it; both may be missing."""
+    """`trouble`: what explains the end, in a rank's own words; `stopped_by`: the signal that asked for it; `hang`: why it was ended by force.
+    Each may be missing."""
 
     exits: Exits
     trouble: Trouble | None
     stopped_by: int | None
+    hang: Hang | None = None
+    stragglers: tuple[Straggler, ...] = ()
 
     @property
     def well(self) -> bool:
         """Every rank ended, by itself, with exit code 0."""
-        return self.exits.first is None and self.stopped_by is None and all(rank.good for rank in self.exits.ranks)
+        asked = self.stopped_by is not None or self.hang is not None
+        return self.exits.first is None and not asked and all(rank.good for rank in self.exits.ranks)
 
 
 class Companion(Protocol):
     """A process that serves the attempt and is replaced when it dies: the background writer."""
 
+    @property
+    def pids(self) -> tuple[int, ...]: ...
     def watched(self) -> Collection[int]: ...
     def check(self) -> bool: ...
+    def give_up(self) -> None: ...
 
 
 class AttemptWatch:
-    """Watches a running attempt: deaths, messages, stop signals."""
+    """Watches a running attempt: deaths, messages, stop signals; and, with a `post`, whether it still moves."""
 
-    def __init__(self, running: RunningAttempt, attempt: int, listener: Listener, stop: StopSignals, companion: Companion | None = None) -> None:
+    def __init__(
+        self,
+        running: RunningAttempt,
+        attempt: int,
+        listener: Listener,
+        stop: StopSignals,
+        companion: Companion | None = None,
+        post: Post | None = None,
+    ) -> None:
         self._running, self._attempt, self._listener, self._stop = running, attempt, listener, stop
-        self._companion = companion
+        self._companion, self._post = companion, post
+        self._vigil = Vigil(post, companion, monotonic()) if post else None
+        self._farewell = post.farewell(stop) if post else Farewell(stop, None, 0.0)
+        self._hang: Hang | None = None
         self._connections: dict[int, Connection] = {}
         self._troubles: list[Trouble] = []
         self._on_progress: Callable[[Progress], None] = _nothing_to_show
@@ -53,13 +75,25 @@ class AttemptWatch:
         self._watch.add(self._listener, self._accept)
         self._watch.add(self._stop, _look)
         try:
-            while not (self._running.check() or self._stop.received()):
+            while not self._over():
                 self._watch.keep("attempt", self._running.watched(), _look)
                 self._look_after_companion()
-                self._watch.turn()
+                self._watch.turn(self._pause_s())
             return self._end()
         finally:
             self._close()
+
+    def _over(self) -> bool:
+        now = monotonic()
+        if self._running.check() or self._farewell.over(now):
+            return True
+        self._hang = self._vigil.look(now) if self._vigil else None
+        return self._hang is not None
+
+    def _pause_s(self) -> float | None:
+        """How long nothing may be looked at; None: until something happens."""
+        waits = [self._vigil.every_s if self._vigil else None, self._farewell.left_s(monotonic())]
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _look_after_companion(self) -> None:
         if self._companion:
@@ -70,10 +104,13 @@ class AttemptWatch:
     def _end(self) -> Ended:
         signals = self._stop.received()
         self._watch.keep("attempt", (), _look)
+        if self._hang and self._vigil:
+            self._vigil.testify()
         exits = self._running.reap()
         self._reaped = True
         self._hear_what_is_left()
-        return Ended(exits, self._explanation(exits.first), signals[0] if signals else None)
+        stragglers = self._vigil.stragglers if self._vigil else ()
+        return Ended(exits, self._explanation(exits.first), signals[0] if signals else None, self._hang, stragglers)
 
     def _hear_what_is_left(self) -> None:
         """What a rank said before it ended is still in its socket, which may not even have been accepted."""
@@ -102,22 +139,30 @@ class AttemptWatch:
         connection = self._connections[number]
         messages, hung_up = connection.receive()
         for message in messages:
-            self._take(message)
+            self._take(message, connection)
         if hung_up:
             self._watch.drop(number)
             self._connections.pop(number).socket.close()
 
-    def _take(self, message: Hello | Progress | Trouble) -> None:
+    def _take(self, message: Hello | Progress | Trouble, connection: Connection) -> None:
         if isinstance(message, Hello):
             if message.attempt == self._attempt and not self._reaped:
-                self._running.introduce(message.rank, message.pid)
+                self._meet(message, connection)
         elif isinstance(message, Progress):
             self._on_progress(message)
         elif isinstance(message, Trouble):
             self._troubles.append(message)
 
+    def _meet(self, hello: Hello, connection: Connection) -> None:
+        self._running.introduce(hello.rank, hello.pid)
+        connection.answer(self._post.board if self._post else None)
+        if self._vigil:
+            self._vigil.meet(hello)
+
     def _close(self) -> None:
         self._watch.close()
+        if self._vigil:
+            self._vigil.close()
         for connection in self._connections.values():
             connection.socket.close()
 

@@ -25,6 +25,8 @@ _FAILED = re.compile(r"\(local_rank: (\d+)\).*?exitcode\s*: (-?\d+) \(pid: (\d+)
 
 
 class NodesAttempt(AgentAttempt):
+    deaf = False  # an agent stops what is left of its node by SIGTERM; and ranks that no board reaches have no last checkpoint to lose
+
     def __init__(self, spec: LaunchSpec) -> None:
         super().__init__(spec, command, subprocess.PIPE, slurm_environment())
         self._killed = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ecrl_cli.errors import EcrlError, Fenced, InputError, NoProgress, NoValidCheckpoint, StorageError
+from ecrl_cli.errors import EcrlError, Fenced, Hung, InputError, NoProgress, NoValidCheckpoint, StorageError
 from ecrl_cli.records.events import Attempt, Session
 from ecrl_cli.records.messages import Trouble
 
@@ -51,11 +51,11 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | 
     why = trouble.text if trouble else death(last)
     if without_gain(attempts) >= STORM:
         reason = f"restart storm: {STORM} attempts in a row gained no step; the last one: {why}"
-        return _gave_up(last, reason)
+        return _gave_up(attempts, reason)
     if last.outcome == "resized":
         return Decision("running", why)
     if restarts(attempts) >= max_restarts:
-        return _gave_up(last, f"all {max_restarts} restarts are spent; the last attempt: {why}")
+        return _gave_up(attempts, f"all {max_restarts} restarts are spent; the last attempt: {why}")
     return Decision("running", why)
 
 
@@ -63,6 +63,8 @@ def death(attempt: Attempt) -> str:
     """How an attempt ended, in words."""
     if attempt.outcome == "resized":
         return f"{attempt.world_size} ranks ended behind step {attempt.last_step}, a planned change of the world size"
+    if attempt.hang:
+        return f"hung: {attempt.hang.text}"
     who = "the launcher" if attempt.rank is None else f"rank {attempt.rank}"
     if attempt.signal:
         return f"{who} was killed by signal {attempt.signal}"
@@ -80,7 +82,7 @@ def without_gain(attempts: tuple[Attempt, ...]) -> int:
     for attempt in attempts:
         gained = (attempt.last_step or 0) > highest
         highest = max(highest, attempt.last_step or 0)
-        blameless = attempt.exit_code is None and attempt.signal is None
+        blameless = attempt.exit_code is None and attempt.signal is None and attempt.outcome != "hung"
         row = 0 if gained else row + (not blameless)
     return row
 
@@ -102,6 +104,11 @@ def counted(attempts: tuple[Attempt, ...], sessions: tuple[Session, ...]) -> tup
     return tuple(attempt for attempt in attempts if attempt.session >= first)
 
 
-def _gave_up(last: Attempt, reason: str) -> Decision:
+def _gave_up(attempts: tuple[Attempt, ...], reason: str) -> Decision:
+    """A hang that was not recovered where all attempts that gained nothing at the end, or the last one, hung."""
+    last, row = attempts[-1], attempts[-max(1, without_gain(attempts)) :]
+    if all(attempt.outcome == "hung" for attempt in row):
+        remedy = f"read the stacks in logs/attempt-{last.attempt:02d}, then start the run again"
+        return Decision("gave_up", reason, Hung("supervision", reason, remedy))
     remedy = f"read logs/attempt-{last.attempt:02d}/output.log, then start the run again"
     return Decision("gave_up", reason, NoProgress("supervision", reason, remedy))

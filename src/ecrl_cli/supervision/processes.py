@@ -78,6 +78,16 @@ def peek(pid: int, pidfd: int) -> int | None:
     return int(fields[_EXIT_CODE_FIELD - 3]) if fields and fields[0] == "Z" else None
 
 
+def state(pid: int) -> str:
+    """How process `pid` stands, as in proc(5): R, S, D, T, Z ...; empty where there is none."""
+    return (_stat(pid) or [""])[0]
+
+
+def parent(pid: int) -> int:
+    """0 where there is no process `pid`."""
+    return int((_stat(pid) or ["", "0"])[1])
+
+
 def reap(pid: int) -> int | None:
     """The wait status of child `pid`, if it has ended and nobody has reaped it."""
     try:

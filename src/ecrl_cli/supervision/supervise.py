@@ -10,6 +10,7 @@ from pathlib import Path
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
+from ecrl_cli.records.board import Board
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.launch import LaunchOrder
@@ -28,6 +29,7 @@ from ecrl_cli.supervision.record import RecordKeeper, step_range
 from ecrl_cli.supervision.resume import choose, order, set_aside
 from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.supervision.ui import UI
+from ecrl_cli.supervision.vigil import Post
 from ecrl_cli.supervision.writer import Writer
 from ecrl_cli.supervision.zygote import preload
 
@@ -72,7 +74,8 @@ class Supervisor:
         run_id = read_run_config(layout).run_id
         self._keeper = RecordKeeper(layout, run_id, config.target_steps)
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
-        self._writer = Writer(layout)
+        self._board = Board.create(max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size)
+        self._writer = Writer(layout, self._board)
         self._listener: Listener | None = None
         self._running: RunningAttempt | None = None
         self._seats = Seats((), config.world_size)
@@ -99,6 +102,7 @@ class Supervisor:
             self._running.kill()
             self._running.reap()
         self._writer.close()
+        self._board.close()
         if self._listener:
             self._listener.close()
         self._store.close()
@@ -140,11 +144,14 @@ class Supervisor:
         spec = LaunchSpec(self._layout, todo, self._config.threads, supervision.master_port, preload(self._config), nodes=self._seats.nodes)
         if self._config.checkpoint.strategy == "overlapped":
             self._writer.start()
+        self._board.clear()
         self._keeper.open(attempt)
         set_aside(self._layout, self._store, attempt.rejected)
         self._running = self._launcher.launch(spec)
         assert self._listener is not None
-        ended = AttemptWatch(self._running, todo.attempt, self._listener, self._stop, self._writer).run(self._ui.progress)
+        saves = self._config.checkpoint.strategy != "none"
+        post = Post(self._board, supervision, todo, self._layout.attempt(todo.attempt), saves, self._ui.note)
+        ended = AttemptWatch(self._running, todo.attempt, self._listener, self._stop, self._writer, post).run(self._ui.progress)
         self._running = None
         return ended
 
@@ -163,13 +170,15 @@ class Supervisor:
         first_step, last_step = step_range(self._layout, attempt)
         resized = ended.well and todo.until is not None and last_step == todo.until  # ranks end well only once that step is durable
         last = self._keeper.update(
-            outcome="completed" if reached else "stopped" if ended.stopped_by else "resized" if resized else "died",
-            exit_code=casualty.exit_code if casualty else None if ended.stopped_by else 0,
+            outcome=_outcome(ended, reached, resized),
+            exit_code=casualty.exit_code if casualty else None if ended.stopped_by or ended.hang else 0,
             signal=casualty.signal if casualty else None,
             rank=casualty.rank if casualty else None,
             first_step=first_step,
             last_step=last_step,
             ended_at=ended.exits.noticed_at,
+            hang=ended.hang,
+            stragglers=ended.stragglers,
         )
         if ended.stopped_by and not reached:
             return self._stopped(ended.stopped_by)
@@ -187,3 +196,12 @@ class Supervisor:
         newest = max(still_kept(self._layout, self._keeper.record.attempts), default=None)
         durable = "nothing was saved yet" if newest is None else f"step {newest} is durable"
         return Decision("stopped", f"stopped by {name}; {durable}", Stopped(name, f"stopped; {durable}", "the same command goes on with it"))
+
+
+def _outcome(ended: Ended, reached: bool, resized: bool) -> str:
+    """`reached`: the final record is there, whatever became of a process after that."""
+    if reached:
+        return "completed"
+    if ended.stopped_by:
+        return "stopped"
+    return "hung" if ended.hang else "resized" if resized else "died"

@@ -82,6 +82,7 @@ class TorchrunAttempt(AgentAttempt):
 def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
     """The agent's argv. The store takes a free port itself (0), so that nothing can take it in between; `scratch` keeps torchrun out of /tmp."""
     agent = f"--nnodes 1 --nproc-per-node {spec.order.world_size} --max-restarts 0 --rdzv-backend c10d --local-addr 127.0.0.1".split()
+    agent += ["--signals-to-handle", "SIGQUIT"]  # its own list would undo that it is deaf
     where = ["--rdzv-id", meeting, "--rdzv-endpoint", f"127.0.0.1:{spec.port}", "--log-dir", str(scratch)]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
     return [sys.executable, "-m", "torch.distributed.run", *agent, *where, *worker]

@@ -31,6 +31,9 @@ class UI(Protocol):
     def state(self, state: str) -> None:
         """What the supervisor itself is doing."""
 
+    def note(self, text: str) -> None:
+        """What a person should know, in one line."""
+
     def died(self, attempt: Attempt, reason: str) -> None:
         """An attempt has ended short of the target."""
 
@@ -48,6 +51,7 @@ class SilentUI:
     def launched(self, order: LaunchOrder) -> None: ...
     def progress(self, progress: Progress) -> None: ...
     def state(self, state: str) -> None: ...
+    def note(self, text: str) -> None: ...
     def died(self, attempt: Attempt, reason: str) -> None: ...
     def resized(self, attempt: Attempt) -> None: ...
     def ended(self, record: SupervisorRecord) -> None: ...
@@ -76,6 +80,9 @@ class PlainUI:
 
     def state(self, state: str) -> None:
         """Too much for a log."""
+
+    def note(self, text: str) -> None:
+        self._say(f"{self._name}: {text}")
 
     def died(self, attempt: Attempt, reason: str) -> None:
         self._say(f"{self._name}: attempt {attempt.attempt} ended at step {attempt.last_step or attempt.resumed_from_step}: {reason}")
@@ -120,8 +127,11 @@ class LiveUI:
         self._state = state
         self._draw()
 
+    def note(self, text: str) -> None:
+        self._live.console.print(f"{self._name}: {text}", style="yellow", highlight=False)
+
     def died(self, attempt: Attempt, reason: str) -> None:
-        self._live.console.print(f"{self._name}: attempt {attempt.attempt}: {reason}", style="yellow", highlight=False)
+        self.note(f"attempt {attempt.attempt}: {reason}")
         self.state("dead")
 
     def resized(self, attempt: Attempt) -> None:

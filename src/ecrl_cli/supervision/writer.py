@@ -9,10 +9,12 @@ import sys
 from contextlib import closing
 
 from ecrl_cli.checkpoint.wire import Channel, connect, listen
+from ecrl_cli.records.board import Board
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.environment import child_environment
+from ecrl_cli.supervision.launcher import GONE_WITHIN_S
 from ecrl_cli.supervision.mortality import mortal_command
 from ecrl_cli.supervision.signals import StopSignals
 
@@ -23,8 +25,8 @@ REPLACED_AT_MOST = 3  # times per attempt: one that cannot even start is not a c
 class Writer:
     """Started on demand, replaced when it dies."""
 
-    def __init__(self, layout: RunLayout) -> None:
-        self._layout = layout
+    def __init__(self, layout: RunLayout, board: Board | None = None) -> None:
+        self._layout, self._board = layout, board
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._spare = 0
@@ -54,6 +56,11 @@ class Writer:
             self.kill()
         return True
 
+    def give_up(self) -> None:
+        """Kill it; `check` then finds it dead and replaces it."""
+        if self._process:
+            processes.kill(self._pidfd)
+
     def settle(self, seconds: float, stop: StopSignals) -> None:
         """Wait until everything it received has ended; at most `seconds`, and no longer than to the next stop signal.
 
@@ -70,22 +77,26 @@ class Writer:
     def kill(self) -> None:
         if self._process:
             processes.kill(self._pidfd)
-            self._process.wait()
+            if not processes.wait_all([self._pidfd], GONE_WITHIN_S):  # else it sits in the kernel: the store is fenced against it
+                self._process.wait()
             os.close(self._pidfd)
             self._process = None
 
     def _replace(self) -> None:
         self.kill()
+        if self._board:
+            self._board.beat(self._board.writer, 0, "done")  # whatever the one before was at
         self._layout.logs.mkdir(exist_ok=True)
         with listen(self._layout.writer) as listener, self._layout.writer_output.open("ab", buffering=0) as log:
-            command = [sys.executable, "-m", WRITER, str(self._layout.root), str(listener.fileno())]
+            fds = (listener.fileno(), *((self._board.fd,) if self._board else ()))
+            command = [sys.executable, "-m", WRITER, str(self._layout.root), *map(str, fds)]
             self._process = subprocess.Popen(
-                mortal_command(command),
+                mortal_command(command, deaf=True),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=child_environment(self._layout.root, 1),
-                pass_fds=(listener.fileno(),),
+                pass_fds=fds,
                 start_new_session=True,
             )
         self._pidfd = os.pidfd_open(self._process.pid)

@@ -42,7 +42,7 @@ class ZygoteProcess:
         self._output = os.memfd_create("zygote-output")
         command = [sys.executable, "-m", "ecrl_cli.supervision.zygote_main", str(theirs.fileno()), *modules]
         self.process = subprocess.Popen(
-            mortal_command(command),
+            mortal_command(command, deaf=True),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,

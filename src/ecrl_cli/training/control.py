@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import sys
 
 from ecrl_cli.errors import Fenced
@@ -15,6 +16,8 @@ from ecrl_cli.training.mortal import die_with_parent
 
 __all__ = ["Control", "Unattended", "die_with_parent"]
 
+_FD = struct.Struct("i")
+
 
 class Control:
     """Connected on construction and introduced by a Hello; Fenced (exit 9) where no supervisor listens: then nobody counts."""
@@ -24,6 +27,18 @@ class Control:
     def __init__(self, layout: RunLayout, hello: Hello) -> None:
         self._socket = _connect(layout)
         self._send(hello)
+
+    def attach(self) -> None:
+        """Take the board that the supervisor's answer to the Hello brings, if it has one; waits for the answer."""
+        try:
+            answer, ancillary, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(_FD.size), socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise _gone() from error
+        if not answer:
+            raise _gone()
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self.board = Board(*_FD.unpack(content))
 
     def progress(self, progress: Progress) -> None:
         """For the eyes only: dropped rather than waited for when the supervisor is slow to read."""
@@ -53,6 +68,9 @@ class Unattended(Control):
 
     def __init__(self) -> None:
         """Nothing to connect to."""
+
+    def attach(self) -> None:
+        """No board reaches another machine: the rank is not watched, and not asked to stop."""
 
     def progress(self, progress: Progress) -> None:
         """Rank 0, which speaks for all, is never here."""

@@ -1,7 +1,9 @@
 """Processes that never outlive their parent (Linux: PR_SET_PDEATHSIG). Standard library only: this file also runs by itself.
 
-`python -I -S mortal.py PARENT COMMAND...` becomes COMMAND and is killed by the kernel when process PARENT dies. A program of its own
-rather than a `preexec_fn`, because that is not safe in a process with threads.
+`python -I -S mortal.py PARENT [--deaf] COMMAND...` becomes COMMAND and is killed by the kernel when process PARENT dies. A program of its own
+rather than a `preexec_fn`, because that is not safe in a process with threads. With --deaf, COMMAND and its children begin life ignoring
+what asks a process to end: a scheduler or a terminal may send that to every process of a job, and only the supervisor is to hear it. Sent
+to such a process alone, it does nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 ORPHANED = 9
+DEAF = "--deaf"
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def die_with_parent(parent: int = 0) -> None:
@@ -28,4 +32,9 @@ def die_with_parent(parent: int = 0) -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
-    os.execv(sys.argv[2], sys.argv[2:])
+    command = sys.argv[2:]
+    if command[0] == DEAF:
+        command = command[1:]
+        for number in ASKING:
+            signal.signal(number, signal.SIG_IGN)
+    os.execv(command[0], command)

@@ -11,7 +11,7 @@ class Pulse:
 
     def __init__(self, board: Board | None, rank: int) -> None:
         self._board, self._rank = board, rank
-        self._global_step, self._began, self._own_s = 0, 0.0, 0.0
+        self._global_step, self._phase, self._began, self._own_s = 0, "nowhere", 0.0, 0.0
 
     def step(self, global_step: int) -> None:
         """The rank begins to work on `global_step`."""
@@ -22,8 +22,13 @@ class Pulse:
         """One of `board.PHASES`. What lies between the begin of the step and `backward` is the rank's own work: it waits for nobody."""
         if phase == "backward":
             self._own_s = monotonic() - self._began
+        self._phase = phase
+        self.again()
+
+    def again(self) -> None:
+        """Still in the same phase, and getting on with it."""
         if self._board is not None:
-            self._board.beat(self._rank, self._global_step, phase, self._own_s)
+            self._board.beat(self._rank, self._global_step, self._phase, self._own_s)
 
     def stop_behind(self, global_step: int) -> int | None:
         """The step behind which all ranks stop, or None. Every rank asks at each boundary, `global_step` being done; rank 0 chooses the next.

@@ -98,7 +98,7 @@ class Session:
             loader=BatchLoader(dataset, config.seed, config.dataset.augment),
             sampler=sampler,
             pack=pack,
-            strategy=make_strategy(config, pack, self.layout, self.order.attempt, self.clock, Journal(self.logs.checkpoints)),
+            strategy=make_strategy(config, pack, self.layout, self.order.attempt, self.clock, self.pulse.again),
             injector=self.injector,
             pulse=self.pulse,
             clock=self.clock,

@@ -63,16 +63,18 @@ class Loop:
         self.heed_stop()
         while self.global_step < self.end:
             self.step()
+            self.heed_stop()
             if first:
                 self.clock.switch("warm_up")
                 self.strategy.prepare()
                 first = False
             if self.checkpoint_due():
                 self.report(self.global_step, "saving", self.loss)
+                self.pulse.phase("saving")
                 self.injector.before_save(self.global_step)
                 self.strategy.save(self.progress())
             self.injector.at_boundary(self.global_step, self.strategy.flush)
-            self.heed_stop()
+        self.pulse.phase("flushing")
         self.report(self.global_step, "flushing", self.loss)
         self.strategy.flush()
         if self.until is not None or self.config.checkpoint.final:
@@ -80,7 +82,10 @@ class Loop:
         return self.loss
 
     def heed_stop(self) -> None:
-        """Where all ranks are to stop behind a step, that step is this attempt's last."""
+        """Where all ranks are to stop behind a step, that step is this attempt's last.
+
+        Asked between a step and its checkpoint: a rank that missed the word at the step before sees it here, and all save together.
+        """
         behind = self.pulse.stop_behind(self.global_step)
         if behind is not None and behind < self.end:
             self.until = behind

@@ -21,14 +21,17 @@ from ecrl_cli.records.launch import LaunchOrder  # noqa: E402
 from ecrl_cli.records.layout import RunLayout  # noqa: E402
 from ecrl_cli.records.messages import Hello, Progress, Trouble  # noqa: E402
 from ecrl_cli.records.run_config import read_run_config  # noqa: E402
+from ecrl_cli.training import stacks  # noqa: E402
 from ecrl_cli.training.control import Control, Unattended, die_with_parent  # noqa: E402
+from ecrl_cli.training.pulse import Pulse  # noqa: E402
 from ecrl_cli.training.rendezvous import Rendezvous, from_environment  # noqa: E402
 
 
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
     """The whole life of a rank; gives its exit code. Expected errors are told to the supervisor in one line."""
     layout = RunLayout(run_dir)
-    hello = Hello(rendezvous.rank, os.getpid(), attempt, started)
+    memory = stacks.answer()
+    hello = Hello(rendezvous.rank, os.getpid(), attempt, started, stacks=memory)
     control = Control(layout, hello) if rendezvous.attended else Unattended()
     try:
         _train(layout, attempt, rendezvous, started, control)
@@ -45,6 +48,7 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
         raise
     finally:
         control.close()
+        stacks.silence(memory)
     return 0
 
 
@@ -56,6 +60,8 @@ def _train(layout: RunLayout, attempt: int, rendezvous: Rendezvous, started: flo
     logs = layout.attempt(attempt)
     clock = SpanClock(Journal(logs.spans(rendezvous.rank)), attempt, started, "import")
     order = decode(LaunchOrder, read_json(logs.launch))
+    control.attach()
+    Pulse(control.board, rendezvous.rank).phase("importing")
     if rendezvous.rank == 0:
         control.progress(Progress(order.resume_step, "importing", monotonic()))
     from ecrl_cli.training.session import Session  # torch: its import is a span of its own and follows the hello

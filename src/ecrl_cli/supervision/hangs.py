@@ -1,0 +1,160 @@
+"""Whether an attempt hangs, and who is to blame. Pure: looks at what ranks have put on the board, by a clock that it is given.
+
+Ranks move in lockstep: one that stands still stops all others within a step. So an attempt hangs when no slot of the board has changed for
+longer than a step may take. A slot is only ever written by the loop itself, never by a thread beside it, which would go on telling that all is well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ecrl_cli.config.schema import SupervisionConfig
+from ecrl_cli.records.board import PHASES, Beat
+from ecrl_cli.records.events import Hang
+
+RECENT = 100  # steps whose time is remembered
+_DONE = PHASES.index("logging")  # from this phase on, the step itself is done
+_SAVING = ("saving", "flushing")
+_STOPPED = {"T": "is stopped", "t": "is held by a debugger", "D": "sits in the kernel (state D)"}
+_COLLECTIVE = ("backward", "saving", "rendezvous")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds without any progress: `start_s` before the first step of an attempt is done, then `timeout_s` or `factor` times the longest step."""
+
+    start_s: float
+    timeout_s: float
+    factor: float
+
+    @classmethod
+    def of(cls, config: SupervisionConfig) -> Limits:
+        return cls(config.start_timeout_s, config.hang_timeout_s, config.hang_factor)
+
+    @property
+    def look_every_s(self) -> float:
+        """Often enough that a hang is found within a quarter more than its limit."""
+        return min(1.0, self.timeout_s / 4)
+
+
+class Quiet:
+    """How long something has stayed the same. Only time in which this was looked at counts: a supervisor that was suspended, or waited for a
+    processor, has seen nothing, and a machine that slept has stopped everybody."""
+
+    def __init__(self, look_every_s: float, now: float) -> None:
+        self._most, self._looked, self._changed = 2 * look_every_s, now, now
+        self._before: object = None
+        self.seconds = 0.0
+
+    def look(self, now: float, current: object) -> float:
+        """Seconds of silence."""
+        self.seconds = self.seconds + min(now - self._looked, self._most) if current == self._before else 0.0
+        self._changed = self._changed if current == self._before else now
+        self._before, self._looked = current, now
+        return self.seconds
+
+    @property
+    def waited_s(self) -> float:
+        """Since the last change, looked at or not, to the last look."""
+        return self._looked - self._changed
+
+
+class Detector:
+    """Looks at the ranks' slots, and at the writer's while they may be waiting for it."""
+
+    def __init__(self, limits: Limits, resume_step: int, now: float) -> None:
+        self._limits, self._first = limits, resume_step
+        self.quiet = Quiet(limits.look_every_s, now)
+        self._done, self._done_at = resume_step, now
+        self._steps: deque[float] = deque(maxlen=RECENT)
+
+    def look(self, now: float, ranks: Sequence[Beat], writer: Beat | None = None) -> bool:
+        """Whether nothing has moved for as long as is allowed."""
+        self._learn(now, ranks)
+        waiting = any(beat.phase in _SAVING for beat in ranks)
+        return self.quiet.look(now, (*ranks, writer if waiting else None)) >= self.limit_s
+
+    def forgive(self) -> None:
+        """Begin anew: what stood in the way has been taken out of it."""
+        self.quiet.seconds = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        if self._done <= self._first:
+            return max(self._limits.start_s, self._limits.timeout_s)
+        return max(self._limits.timeout_s, self._limits.factor * self.longest_step_s)
+
+    @property
+    def longest_step_s(self) -> float:
+        """Of those remembered; 0 while none is."""
+        return max(self._steps, default=0.0)
+
+    def _learn(self, now: float, ranks: Sequence[Beat]) -> None:
+        """How long steps take: from one step that all have done to the next. Saves, which may take what they take, are no part of it."""
+        done = min(steps_done(beat) for beat in ranks)
+        if any(beat.phase in _SAVING for beat in ranks):
+            self._done, self._done_at = max(done, self._done), now
+        elif done > self._done:
+            if self._done > self._first:  # the first step of an attempt warms up
+                self._steps.append((now - self._done_at) / (done - self._done))
+            self._done, self._done_at = done, now
+
+
+def steps_done(beat: Beat) -> int:
+    """The last step whose work is behind the rank; -1 before it has begun any."""
+    return beat.global_step if PHASES.index(beat.phase) >= _DONE else beat.global_step - 1
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Nothing moves. `beats`: by rank, of those that can be seen; `states`: their letters of /proc/PID/stat, where they are known;
+    `launcher`: that of the process between the supervisor and the ranks."""
+
+    waited_s: float
+    limit_s: float
+    beats: Mapping[int, Beat]
+    states: Mapping[int, str]
+    launcher: str = ""
+
+    def hang(self) -> Hang:
+        """Who is to blame: whoever is stopped; else the launcher, if that is; else whoever is less far than the others; else nobody."""
+        stopped = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "") in _STOPPED)
+        if stopped:
+            how = _STOPPED[self.states[stopped[0]]]
+            return self._of(stopped, f"{_named(stopped)} {how}{' each' if len(stopped) > 1 else ''} in {_place(self.beats[stopped[0]])}")
+        if self.launcher in _STOPPED:
+            return self._of((), f"the launcher's process {_STOPPED[self.launcher]}")
+        least, most = min(map(_order, self.beats.values())), max(map(_order, self.beats.values()))
+        if least != most:
+            behind = tuple(rank for rank in sorted(self.beats) if _order(self.beats[rank]) == least)
+            there = next(beat for beat in self.beats.values() if _order(beat) == most)
+            held = "is" if len(behind) == 1 else "are"
+            return self._of(behind, f"{_named(behind)} {held} in {_place(self.beats[behind[0]])}, the others wait in {_place(there)}")
+        return self._of((), self._nobody())
+
+    def _nobody(self) -> str:
+        beat = next(iter(self.beats.values()))
+        who = "the only rank is" if len(self.beats) == 1 else f"all {len(self.beats)} ranks are"
+        why = "the network between them, or a deadlock" if len(self.beats) > 1 and beat.phase in _COLLECTIVE else "nobody is behind the others"
+        return f"{who} in {_place(beat)}" + (f": {why}" if len(self.beats) > 1 else "")
+
+    def _of(self, ranks: tuple[int, ...], text: str) -> Hang:
+        beat = self.beats[ranks[0]] if ranks else min(self.beats.values(), key=_order)
+        waited = f"nothing moved for {self.waited_s:.1f} s (limit {self.limit_s:.1f} s)"
+        return Hang(ranks, beat.phase, beat.global_step, self.waited_s, self.limit_s, f"{text}; {waited}")
+
+
+def _order(beat: Beat) -> tuple[int, int]:
+    return beat.global_step, PHASES.index(beat.phase)
+
+
+def _named(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _place(beat: Beat) -> str:
+    if beat.phase == "nowhere":
+        return "its start"
+    return f"{beat.phase} of step {beat.global_step}" if beat.global_step else beat.phase

@@ -1,0 +1,123 @@
+"""Watches over one running attempt that says nothing and does not die: its board, its ranks' processes, the writer beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ecrl_cli.config.schema import SupervisionConfig
+from ecrl_cli.records.board import Beat, Board
+from ecrl_cli.records.events import Hang, Straggler
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.layout import AttemptLayout
+from ecrl_cli.records.messages import Hello
+from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.farewell import Farewell
+from ecrl_cli.supervision.hangs import Detector, Limits, Quiet, Silence
+from ecrl_cli.supervision.signals import StopSignals
+from ecrl_cli.supervision.stragglers import Stragglers
+from ecrl_cli.supervision.witness import Witness, testify
+
+_HELD = ("T", "t")
+
+
+class Beside(Protocol):
+    """The background writer: a process that ranks may have to wait for, and that can be replaced without them."""
+
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+    def give_up(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Post:
+    """What there is to watch by. `saves`: whether the attempt takes checkpoints. `tell`: one line for a person."""
+
+    board: Board
+    supervision: SupervisionConfig
+    order: LaunchOrder
+    logs: AttemptLayout
+    saves: bool = True
+    tell: Callable[[str], None] = lambda line: None
+
+    @property
+    def ranks(self) -> int:
+        """How many are on this machine: the first ones, if there are several."""
+        return self.order.world_size // max(1, len(self.order.nodes))
+
+    def farewell(self, stop: StopSignals) -> Farewell:
+        """How this attempt is stopped."""
+        heard = self.saves and not self.order.nodes  # ranks on another machine do not see the board
+        return Farewell(stop, self.board if heard else None, self.supervision.grace_s)
+
+
+class Vigil:
+    """`look` often: at each turn of the attempt's loop, at least every `every_s` seconds."""
+
+    def __init__(self, post: Post, beside: Beside | None, now: float) -> None:
+        self._post, self._beside = post, beside
+        limits = Limits.of(post.supervision)
+        self.every_s = limits.look_every_s
+        self._detector = Detector(limits, post.order.resume_step, now)
+        self._writer_quiet = Quiet(limits.look_every_s, now)
+        self._stragglers = Stragglers(post.order.resume_step)
+        self._witnesses: dict[int, Witness] = {}
+
+    @property
+    def stragglers(self) -> tuple[Straggler, ...]:
+        return tuple(self._stragglers.found)
+
+    def meet(self, hello: Hello) -> None:
+        """A rank has introduced itself."""
+        if hello.rank not in self._witnesses:
+            self._witnesses[hello.rank] = Witness(hello)
+
+    def look(self, now: float) -> Hang | None:
+        """What to say of an attempt that hangs; None while it does not."""
+        beats, writer = self._beats(), self._post.board.read(self._post.board.writer)
+        self._tell(self._stragglers.look(beats))
+        hangs = self._detector.look(now, list(beats.values()), writer)
+        if self._writer_stuck(now, writer):
+            self._replace_writer()
+            return None
+        return self._silence(beats).hang() if hangs else None
+
+    def testify(self) -> None:
+        """Have the stacks of all ranks written into the attempt's logs."""
+        testify([self._witnesses[rank] for rank in sorted(self._witnesses)], self._post.logs)
+
+    def close(self) -> None:
+        for witness in self._witnesses.values():
+            witness.close()
+        self._witnesses = {}
+
+    def _beats(self) -> dict[int, Beat]:
+        return {rank: self._post.board.read(rank) for rank in range(self._post.ranks)}
+
+    def _silence(self, beats: dict[int, Beat]) -> Silence:
+        states = {rank: witness.state for rank, witness in self._witnesses.items()}
+        parents = {processes.parent(witness.pid) for witness in self._witnesses.values()} - {0, os.getpid()}
+        launcher = next((processes.state(pid) for pid in sorted(parents)), "")
+        return Silence(self._detector.quiet.waited_s, self._detector.limit_s, beats, states, launcher)
+
+    def _writer_stuck(self, now: float, writer: Beat) -> bool:
+        """It is held, or at work by its own word, and has not moved for as long as a rank might."""
+        pid = next(iter(self._beside.pids), 0) if self._beside else 0
+        busy = pid and (writer.phase == "saving" or processes.state(pid) in _HELD)
+        return self._writer_quiet.look(now, (pid, writer) if busy else now) >= self._detector.limit_s
+
+    def _replace_writer(self) -> None:
+        """What it holds fails, on record; the ranks go on, and get their time anew."""
+        assert self._beside is not None
+        state = "is stopped" if processes.state(self._beside.pids[0]) in _HELD else "does not come on with its save"
+        self._post.tell(f"the background writer {state}: it is replaced, what it holds is lost")
+        self._beside.give_up()
+        self._detector.forgive()
+        self._writer_quiet.seconds = 0.0
+
+    def _tell(self, found: list[Straggler]) -> None:
+        for one in found:
+            own, others = 1000 * one.own_s, 1000 * one.others_s
+            self._post.tell(f"rank {one.rank} holds the others up: {own:.0f} ms of its own per step, they {others:.0f} ms (step {one.global_step})")
