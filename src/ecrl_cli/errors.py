@@ -14,7 +14,7 @@ EcrlError
 │   └── Hung                  6   the same, and what gained no step hung
 ├── RunHeld                   8   another supervisor owns the run directory
 ├── Fenced                    9   a newer attempt owns the store
-└── Stopped             130/143   SIGINT or SIGTERM; the run can be resumed
+└── Stopped             130/143   SIGINT; SIGTERM or SIGHUP; the run can be resumed
 
 The printed form is one line: ``ecrl: error: E-<code> <key>: <fact>; <remedy>``.
 """
@@ -124,10 +124,10 @@ class Fenced(EcrlError):
 
 
 class Stopped(EcrlError):
-    """Stopped by a signal; `exit_code` is 128 + the signal number."""
+    """Stopped by a signal; `exit_code` is 128 + the signal number, SIGTERM's for SIGHUP."""
 
     code = "stopped"
 
     def __init__(self, key: str, fact: str, remedy: str = "", *, code: str = "") -> None:
         super().__init__(key, fact, remedy, code=code)
-        self.exit_code = 143 if key == "SIGTERM" else 130
+        self.exit_code = 130 if key == "SIGINT" else 143

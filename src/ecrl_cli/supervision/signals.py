@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as something to read: the handlers do nothing, the loop sees a readable descriptor."""
+"""What asks a supervisor to stop, as something to read: the handlers do nothing, the loop sees a readable descriptor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
     """While entered, a stop signal does not interrupt anything: it waits in `received`. Outside the main thread it does nothing.
+
+    A terminal that is closed stops the run as SIGTERM does, unless the command was started to outlive it (nohup).
 
     `obeyed`: set by whoever stops because of one; `pass_on`, once this has been left, raises one that nobody obeyed.
     """
@@ -29,7 +31,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._wakeup = signal.set_wakeup_fd(self._kernel.fileno(), warn_on_full_buffer=False)
-            self._before = {number: signal.signal(number, _ignore) for number in STOPPING}
+            numbers = [number for number in STOPPING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+            self._before = {number: signal.signal(number, _ignore) for number in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

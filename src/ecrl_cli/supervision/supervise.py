@@ -15,11 +15,13 @@ from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.allocation import Seats, take_seats
 from ecrl_cli.supervision.attempt import AttemptWatch, Ended
 from ecrl_cli.supervision.books import close_books, still_kept
+from ecrl_cli.supervision.grace import GraceArithmetic
 from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
 from ecrl_cli.supervision.launchers import Launchers
 from ecrl_cli.supervision.listener import Listener
@@ -39,7 +41,7 @@ STOP_GRACE_S = 3.0  # what a writer may still finish when the run is to stop; ev
 def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher | None = None) -> SupervisorRecord:
     """Run the attempts of the run in `layout` (which has its config.json) until the target is reached; gives supervisor.json's content.
 
-    Whatever else ends the run is raised once everything is on record: Stopped (130, 143), NoProgress (7), RunHeld (8), InputError (2),
+    Whatever else ends the run is raised once everything is on record: Stopped (130, 143), Hung (6), NoProgress (7), RunHeld (8), InputError (2),
     NoValidCheckpoint (4), StorageError (5). A `launcher` that is given is not closed: it may serve the next run. A stop signal that came too
     late to stop the run is raised again at the end: whoever called may have more to stop.
     """
@@ -76,6 +78,7 @@ class Supervisor:
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
         self._board = Board.create(max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size)
         self._writer = Writer(layout, self._board)
+        self._grace = GraceArithmetic(layout, config.supervision.grace_s, ui.note)
         self._listener: Listener | None = None
         self._running: RunningAttempt | None = None
         self._seats = Seats((), config.world_size)
@@ -119,6 +122,7 @@ class Supervisor:
         except EcrlError as error:
             return Decision("refused" if isinstance(error, InputError) else "gave_up", error.line(), error)
         lock.note(attempt.attempt)
+        self._grace.look()
         self._ui.launched(todo)
         ended = self._watch(attempt, todo)
         self._close_attempt(attempt.attempt, ended)
@@ -151,9 +155,13 @@ class Supervisor:
         assert self._listener is not None
         saves = self._config.checkpoint.strategy != "none"
         post = Post(self._board, supervision, todo, self._layout.attempt(todo.attempt), saves, self._ui.note)
-        ended = AttemptWatch(self._running, todo.attempt, self._listener, self._stop, self._writer, post).run(self._ui.progress)
+        ended = AttemptWatch(self._running, todo.attempt, self._listener, self._stop, self._writer, post).run(self._hear)
         self._running = None
         return ended
+
+    def _hear(self, progress: Progress) -> None:
+        self._ui.progress(progress)
+        self._grace.hear(progress)
 
     def _close_attempt(self, attempt: int, ended: Ended) -> None:
         """Let the writer finish, or fence it; then kill what else may be left; then end every open checkpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -128,7 +129,8 @@ class LiveUI:
         self._draw()
 
     def note(self, text: str) -> None:
-        self._live.console.print(f"{self._name}: {text}", style="yellow", highlight=False)
+        with suppress(OSError):
+            self._live.console.print(f"{self._name}: {text}", style="yellow", highlight=False)
 
     def died(self, attempt: Attempt, reason: str) -> None:
         self.note(f"attempt {attempt.attempt}: {reason}")
@@ -143,11 +145,13 @@ class LiveUI:
         self.state(record.terminal_status)
 
     def close(self) -> None:
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
 
     def _draw(self) -> None:
         self._drawn = monotonic()
-        self._live.update(self._picture(), refresh=True)
+        with suppress(OSError):  # the terminal may have gone: that is no reason to lose a run
+            self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
         return self._bar() if self._above is None else Group(self._above(), self._bar())
@@ -176,5 +180,6 @@ def make_ui(config: RunConfig, layout: RunLayout, above: Callable[[], Renderable
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()

@@ -34,6 +34,7 @@ class DataParallelLearner:
         """Forward, backward (DDP averages the gradients), update."""
         x, y = batch.x.to(self.device), batch.y.to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
+        self.pulse.wait()  # DDP hands rank 0's buffers round before the module's own forward pass begins
         with self.autocast:
             loss = F.cross_entropy(self.model(x).float(), y)
         self.pulse.phase("backward")

@@ -11,19 +11,33 @@ class Pulse:
 
     def __init__(self, board: Board | None, rank: int) -> None:
         self._board, self._rank = board, rank
-        self._global_step, self._phase, self._began, self._own_s = 0, "nowhere", 0.0, 0.0
+        self._global_step, self._phase = 0, "nowhere"
+        self._own_s, self._worked_s = 0.0, 0.0
+        self._since: float | None = None
 
     def step(self, global_step: int) -> None:
         """The rank begins to work on `global_step`."""
-        self._global_step, self._began = global_step, monotonic()
+        self._global_step, self._worked_s = global_step, 0.0
+        self.work()
         self.phase("forward")
 
     def phase(self, phase: str) -> None:
-        """One of `board.PHASES`. What lies between the begin of the step and `backward` is the rank's own work: it waits for nobody."""
+        """One of `board.PHASES`."""
         if phase == "backward":
-            self._own_s = monotonic() - self._began
+            self.wait()
+            self._own_s = self._worked_s
         self._phase = phase
         self.again()
+
+    def work(self) -> None:
+        """From here to `wait`, or to the backward pass, the rank does its own work, and waits for nobody."""
+        self._since = monotonic()
+
+    def wait(self) -> None:
+        """From here to `work` it may be waiting for others."""
+        if self._since is not None:
+            self._worked_s += monotonic() - self._since
+            self._since = None
 
     def again(self) -> None:
         """Still in the same phase, and getting on with it."""

@@ -75,6 +75,7 @@ class Session:
         self.agree_on(record)
         model = build_model(config.model, record.classes, record.shape).to(self.device)
         optimizer = build_optimizer(config.optimizer, model.parameters())
+        model.register_forward_pre_hook(lambda *given: self.pulse.work())
         learner = DataParallelLearner(
             model=wrap(model, self.device),
             optimizer=optimizer,
