@@ -1,18 +1,23 @@
 """A rank that needs no torch: says hello, plays its part, ends. For the launchers' contract and the supervisor's tests.
 
 `script.json` holds one object per attempt (the last one serves all later ones) that maps a rank to its part, `END` or `STEPS:END`:
-STEPS are logged as done; then END: an exit code; `kill` (SIGKILL itself); `wait` (for ever); `done` (the target is reached); `late` (it is,
-then `kill`); `trouble` (say that the input is bad, then exit 2). A rank without a part waits.
+STEPS are beaten and logged as done; then END: an exit code; `kill` (SIGKILL itself); `wait` (for ever); `done` (the target is reached); `late`
+(it is, then `kill`); `trouble` (say that the input is bad, then exit 2); the name of a signal (it sends that to itself). A rank without a part
+waits. Those that hang do so in the forward pass of the step after STEPS, the others wait in its backward pass: `freeze` (SIGSTOP itself), `spin`,
+`grasp` (sleep, and never give back Python's lock). `heed` goes on stepping until it learns where to stop, and ends there, well.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.records.events import Final, RankLine
@@ -20,29 +25,72 @@ from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress, Trouble
 from ecrl_cli.storage.files import write_json
+from ecrl_cli.training import stacks
 from ecrl_cli.training.control import Control, die_with_parent
+from ecrl_cli.training.pulse import Pulse
 from ecrl_cli.training.rendezvous import Rendezvous
+
+HANGING = ("freeze", "spin", "grasp")
 
 
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
     layout, rank = RunLayout(run_dir), rendezvous.rank
-    control = Control(layout, Hello(rank, os.getpid(), attempt, started))
+    control = Control(layout, Hello(rank, os.getpid(), attempt, started, stacks=stacks.answer()))
+    control.attach()
+    pulse = Pulse(control.board, rank)
     sys.stdout.write(f"rank {rank} of {rendezvous.world_size} prints\n")
     sys.stdout.flush()
     wait_for_peers(layout.attempt(attempt).folder, rank, rendezvous.world_size)
     script = json.loads((run_dir / "script.json").read_text())
     steps, _, end = script[min(attempt, len(script) - 1)].get(str(rank), "wait").rpartition(":")
     journal = Journal(layout.attempt(attempt).rank(rank))
-    for step in range(1, int(steps or 0) + 1):
+
+    def do(step: int) -> None:
+        pulse.step(step)
+        pulse.phase("backward")
+        pulse.phase("logging")
         journal.append(RankLine(step, 0, step - 1, rank, rendezvous.world_size, "", 0, 0.5, attempt, 0.0, 0.0, 0.0))
+
+    for step in range(1, int(steps or 0) + 1):
+        do(step)
+    if steps and end in (*HANGING, "wait"):
+        pulse.step(int(steps) + 1)
+        pulse.phase("forward" if end in HANGING else "backward")
     if rank == 0:
         control.progress(Progress(int(steps or 0), "training", 0.0, 0.5))
+    if end in HANGING:
+        hang(end)
+    if end == "heed":
+        return heed(rank, int(steps), pulse, do)
     return finish(end, layout, attempt, rank, control)
+
+
+def hang(how: str) -> NoReturn:
+    if how == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "grasp":
+        ctypes.PyDLL(None).sleep(3600)
+    while True:
+        pass
+
+
+def heed(rank: int, step: int, pulse: Pulse, do: Callable[[int], None]) -> int:
+    """Rank 0 steps until the word comes; the others, which nothing keeps in step with it, wait for it and then catch up."""
+    while (until := pulse.stop_behind(step)) is None:
+        time.sleep(0.001)
+        if rank == 0:
+            step += 1
+            do(step)
+    for missing in range(step + 1, until + 1):
+        do(missing)
+    return 0
 
 
 def finish(end: str, layout: RunLayout, attempt: int, rank: int, control: Control) -> int:
     if end == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if end.startswith("SIG"):
+        os.kill(os.getpid(), signal.Signals[end])
     if end == "trouble":
         control.trouble(Trouble(rank, "E-dataset dataset: is missing", 2))
         return 2

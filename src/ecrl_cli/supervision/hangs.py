@@ -17,13 +17,14 @@ from ecrl_cli.records.events import Hang
 RECENT = 100  # steps whose time is remembered
 _DONE = PHASES.index("logging")  # from this phase on, the step itself is done
 _SAVING = ("saving", "flushing")
-_STOPPED = {"T": "is stopped", "t": "is held by a debugger", "D": "sits in the kernel (state D)"}
+_STOPPED = {"T": "stopped", "t": "held by a debugger", "D": "stuck in the kernel (state D)"}
 _COLLECTIVE = ("backward", "saving", "rendezvous")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds without any progress: `start_s` before the first step of an attempt is done, then `timeout_s` or `factor` times the longest step."""
+    """Seconds without any progress: `start_s` until a step behind the first one, which warms up, has shown how long steps take; then `timeout_s`,
+    or `factor` times the longest step."""
 
     start_s: float
     timeout_s: float
@@ -35,16 +36,21 @@ class Limits:
 
     @property
     def look_every_s(self) -> float:
-        """Often enough that a hang is found within a quarter more than its limit."""
-        return min(1.0, self.timeout_s / 4)
+        """Often enough that a hang is found within a quarter more than its limit, and that what a look may be late by stretches no limit."""
+        return min(1.0, self.timeout_s / max(4.0, 2 * self.factor))
+
+    @property
+    def counted_s(self) -> float:
+        """The most that a single look may add to a silence."""
+        return max(2 * self.look_every_s, self.timeout_s / 4)
 
 
 class Quiet:
     """How long something has stayed the same. Only time in which this was looked at counts: a supervisor that was suspended, or waited for a
     processor, has seen nothing, and a machine that slept has stopped everybody."""
 
-    def __init__(self, look_every_s: float, now: float) -> None:
-        self._most, self._looked, self._changed = 2 * look_every_s, now, now
+    def __init__(self, counted_s: float, now: float) -> None:
+        self._most, self._looked, self._changed = counted_s, now, now
         self._before: object = None
         self.seconds = 0.0
 
@@ -66,7 +72,7 @@ class Detector:
 
     def __init__(self, limits: Limits, resume_step: int, now: float) -> None:
         self._limits, self._first = limits, resume_step
-        self.quiet = Quiet(limits.look_every_s, now)
+        self.quiet = Quiet(limits.counted_s, now)
         self._done, self._done_at = resume_step, now
         self._steps: deque[float] = deque(maxlen=RECENT)
 
@@ -82,7 +88,7 @@ class Detector:
 
     @property
     def limit_s(self) -> float:
-        if self._done <= self._first:
+        if not self._steps:
             return max(self._limits.start_s, self._limits.timeout_s)
         return max(self._limits.timeout_s, self._limits.factor * self.longest_step_s)
 
@@ -98,7 +104,8 @@ class Detector:
             self._done, self._done_at = max(done, self._done), now
         elif done > self._done:
             if self._done > self._first:  # the first step of an attempt warms up
-                self._steps.append((now - self._done_at) / (done - self._done))
+                new = done - self._done
+                self._steps.extend([(now - self._done_at) / new] * min(new, RECENT))
             self._done, self._done_at = done, now
 
 
@@ -123,15 +130,14 @@ class Silence:
         stopped = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "") in _STOPPED)
         if stopped:
             how = _STOPPED[self.states[stopped[0]]]
-            return self._of(stopped, f"{_named(stopped)} {how}{' each' if len(stopped) > 1 else ''} in {_place(self.beats[stopped[0]])}")
+            return self._of(stopped, f"{_named(stopped)} {how} in {_place(self.beats[stopped[0]])}")
         if self.launcher in _STOPPED:
-            return self._of((), f"the launcher's process {_STOPPED[self.launcher]}")
+            return self._of((), f"the launcher's process is {_STOPPED[self.launcher]}")
         least, most = min(map(_order, self.beats.values())), max(map(_order, self.beats.values()))
         if least != most:
             behind = tuple(rank for rank in sorted(self.beats) if _order(self.beats[rank]) == least)
             there = next(beat for beat in self.beats.values() if _order(beat) == most)
-            held = "is" if len(behind) == 1 else "are"
-            return self._of(behind, f"{_named(behind)} {held} in {_place(self.beats[behind[0]])}, the others wait in {_place(there)}")
+            return self._of(behind, f"{_named(behind)} in {_place(self.beats[behind[0]])}, the others wait in {_place(there)}")
         return self._of((), self._nobody())
 
     def _nobody(self) -> str:
@@ -151,7 +157,7 @@ def _order(beat: Beat) -> tuple[int, int]:
 
 
 def _named(ranks: tuple[int, ...]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} are"
 
 
 def _place(beat: Beat) -> str:

@@ -61,7 +61,7 @@ class Vigil:
         limits = Limits.of(post.supervision)
         self.every_s = limits.look_every_s
         self._detector = Detector(limits, post.order.resume_step, now)
-        self._writer_quiet = Quiet(limits.look_every_s, now)
+        self._writer_quiet = Quiet(limits.counted_s, now)
         self._stragglers = Stragglers(post.order.resume_step)
         self._witnesses: dict[int, Witness] = {}
 

@@ -179,7 +179,7 @@ class ZygoteAttempt:
             return self._ranks.exits()
         self.kill()
         self._ranks.gather()
-        if self._zygote.over():
+        if not self._forked or self._zygote.over():  # killed just now, perhaps not dead yet: the next launch shall not ask it
             self._zygote.end()
         return self._ranks.exits()
 

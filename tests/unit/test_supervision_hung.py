@@ -1,0 +1,239 @@
+"""Attempts that stand still, with ranks that play a part: found, named, their stacks kept, ended, followed by the next one; and a stop with grace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, SupervisionConfig
+from ecrl_cli.errors import Hung, NoProgress, Stopped
+from ecrl_cli.records.board import Board
+from ecrl_cli.records.events import RankLine
+from ecrl_cli.records.journal import read_journal
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import Progress
+from ecrl_cli.supervision.hangs import Limits
+from ecrl_cli.supervision.supervise import supervise
+from ecrl_cli.supervision.ui import SilentUI
+from ecrl_cli.supervision.vigil import Post, Vigil
+from ecrl_cli.supervision.zygote import ZygoteLauncher
+from tests.contract.standin import MODULE, PYTHONPATH, StandinLauncher
+from tests.unit.test_supervision_processes import WAIT
+from tests.unit.test_supervision_supervise import CONFIG as WITHOUT_SAVES
+from tests.unit.test_supervision_supervise import DONE, prepared, recorded
+
+LIMIT_S = 1.0
+QUICK = SupervisionConfig(launcher="zygote", max_restarts=5, hang_timeout_s=LIMIT_S, start_timeout_s=LIMIT_S)
+CONFIG = replace(WITHOUT_SAVES, failure=FailureConfig(), supervision=QUICK)
+SAVING = replace(CONFIG, checkpoint=CheckpointConfig(strategy="blocking"))
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[StandinLauncher]:
+    """Warm: a start of these ranks takes no time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PYTHONPATH)
+        real = ZygoteLauncher((MODULE,))
+        with closing(StandinLauncher(real)) as made:
+            real.warm(CONFIG)
+            yield made
+
+
+class Notes(SilentUI):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def steps_of(layout: RunLayout, rank: int, attempt: int = 0) -> list[int]:
+    return [line.global_step for line in read_journal(layout.attempt(attempt).rank(rank), RankLine).events]
+
+
+def test_a_rank_that_stands_still_is_named_with_all_stacks_and_the_job_goes_on(launcher: StandinLauncher, tmp_path: Path) -> None:
+    """Stopped; asleep with Python's lock in its hand; busy with nothing. What they wait for tells of the others too."""
+    layout = prepared(
+        tmp_path,
+        {0: "5:wait", 1: "5:freeze"},
+        {0: "6:grasp", 1: "6:wait"},
+        {0: "7:wait", 1: "7:spin"},
+        {0: "8:freeze", 1: "8:freeze"},
+        DONE,
+        config=CONFIG,
+    )
+    record = supervise(CONFIG, layout, SilentUI(), launcher)
+    assert (record.terminal_status, record.restarts) == ("completed", 4)
+    blamed = [(1,), (0,), (1,), (0, 1)]
+    for attempt, ranks in zip(record.attempts, blamed, strict=False):
+        assert (attempt.outcome, attempt.exit_code, attempt.signal, attempt.rank) == ("hung", None, None, None)
+        assert attempt.hang is not None
+        assert (attempt.hang.ranks, attempt.hang.global_step, attempt.hang.phase) == (ranks, 6 + attempt.attempt, "forward")
+        assert LIMIT_S <= attempt.hang.waited_s < 3 * LIMIT_S, attempt.hang
+        for rank in (0, 1):
+            told = layout.attempt(attempt.attempt).stacks(rank).read_text()
+            assert f"rank {rank}, process" in told
+            assert ("in hang" in told) == (rank in ranks), told
+            assert "in run_rank" in told
+    assert [a.hang.text.split(" in ")[0] for a in record.attempts if a.hang] == [
+        *("rank 1 is stopped", "rank 0 is", "rank 1 is", "ranks 0, 1 are stopped"),
+    ]
+
+
+def test_hangs_that_gain_nothing_end_the_run_as_hung(launcher: StandinLauncher, tmp_path: Path) -> None:
+    layout = prepared(tmp_path, {0: "5:wait", 1: "5:freeze"}, config=CONFIG)
+    with pytest.raises(Hung, match=r"restart storm.*hung: rank 1 is stopped in forward of step 6") as hung:
+        supervise(CONFIG, layout, SilentUI(), launcher)
+    assert hung.value.exit_code == 6
+    assert [a.outcome for a in recorded(layout).attempts] == ["hung"] * 3
+
+
+def test_where_not_all_of_them_hung_it_is_no_progress(launcher: StandinLauncher, tmp_path: Path) -> None:
+    layout = prepared(tmp_path, {0: "5:wait", 1: "5:kill"}, {0: "5:wait", 1: "5:freeze"}, {0: "5:wait", 1: "kill"}, config=CONFIG)
+    with pytest.raises(NoProgress) as ended:
+        supervise(CONFIG, layout, SilentUI(), launcher)
+    assert ended.value.exit_code == 7
+
+
+class StopAtFirstProgress(Notes):
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def progress(self, progress: Progress) -> None:
+        for number in self.numbers:
+            os.kill(os.getpid(), number)
+        self.numbers = ()
+
+
+def test_a_stop_is_heard_by_all_ranks_behind_the_same_step(launcher: StandinLauncher, tmp_path: Path) -> None:
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)):
+        (tmp_path / str(code + number)).mkdir()
+        layout = prepared(tmp_path / str(code + number), {0: "7:heed", 1: "7:heed"}, config=SAVING)
+        with pytest.raises(Stopped) as stopped:
+            supervise(SAVING, layout, StopAtFirstProgress(number), launcher)
+        assert stopped.value.exit_code == code
+        (attempt,) = recorded(layout).attempts
+        assert (attempt.outcome, attempt.exit_code, attempt.signal) == ("stopped", None, None)
+        assert steps_of(layout, 0) == steps_of(layout, 1) == list(range(1, (attempt.last_step or 0) + 1))
+        assert (attempt.last_step or 0) > 7
+
+
+@pytest.mark.parametrize(
+    ("script", "numbers", "changes"),
+    [
+        ("7:wait", (signal.SIGTERM, signal.SIGTERM), {"grace_s": 3600.0}),  # at once, because it is said twice
+        ("7:wait", (signal.SIGTERM,), {"grace_s": 0.2}),  # when the time is over
+        ("7:wait", (signal.SIGTERM,), {"grace_s": 0.0}),  # at once, because it is configured so
+        ("wait", (signal.SIGTERM,), {"grace_s": 3600.0}),  # at once, because nothing was done that could be saved
+    ],
+)
+def test_a_stop_that_nobody_heeds_is_still_one(
+    launcher: StandinLauncher, tmp_path: Path, script: str, numbers: tuple[int, ...], changes: dict[str, float]
+) -> None:
+    config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, **changes))  # type: ignore[arg-type]
+    layout = prepared(tmp_path, {0: script}, config=config)
+    with pytest.raises(Stopped) as stopped:
+        supervise(config, layout, StopAtFirstProgress(*numbers), launcher)
+    assert stopped.value.exit_code == 143
+    assert recorded(layout).attempts[0].outcome == "stopped"
+
+
+class Companion:
+    """A writer that is a sleeping process."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(WAIT)
+        self.given_up = 0
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return (self.process.pid,)
+
+    def give_up(self) -> None:
+        self.given_up += 1
+        self.close()
+        self.process = subprocess.Popen(WAIT)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def companion() -> Iterator[Companion]:
+    with closing(Companion()) as made:
+        yield made
+
+
+class Watched:
+    """A vigil over ranks that step once a second of a fake clock."""
+
+    def __init__(self, board: Board, layout: RunLayout, companion: Companion) -> None:
+        self.board, self.said, self.now, self.step = board, [], 0.0, 0  # type: tuple[Board, list[str], float, int]
+        post = Post(board, QUICK, LaunchOrder(0, 2, 0, None, 0, ()), layout.attempt(0), tell=self.said.append)
+        self.vigil = Vigil(post, companion, 0.0)
+        self.limit_s = 10.0  # ten times a step
+
+    def passes(self, seconds: float, *, stepping: bool = True, slow: int | None = None) -> bool:
+        """Whether a hang was seen."""
+        end, every = self.now + seconds, Limits.of(QUICK).look_every_s
+        while self.now < end:
+            self.now += every
+            if stepping and self.now >= self.step + 1:
+                self.step += 1
+                for rank in (0, 1):
+                    self.board.beat(rank, self.step, "update", 0.5 if rank == slow else 0.01)
+            if self.vigil.look(self.now):
+                return True
+        return False
+
+
+def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(companion: Companion, tmp_path: Path) -> None:
+    with closing(Board.create(2)) as board:
+        watched = Watched(board, RunLayout(tmp_path), companion)
+        assert not watched.passes(30.0)
+        assert companion.given_up == 0, "an idle one may be idle"
+        os.kill(companion.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, companion.process.pid, os.WSTOPPED)
+        assert not watched.passes(3 * watched.limit_s)
+        assert companion.given_up == 1
+        board.beat(board.writer, 0, "saving")  # at work, and then not a piece more
+        assert not watched.passes(1.5 * watched.limit_s)
+        board.beat(board.writer, 0, "done")
+        assert companion.given_up == 2
+        assert watched.said == [
+            "the background writer is stopped: it is replaced, what it holds is lost",
+            "the background writer does not come on with its save: it is replaced, what it holds is lost",
+        ]
+
+
+def test_ranks_that_wait_for_a_stopped_writer_do_not_hang(companion: Companion, tmp_path: Path) -> None:
+    with closing(Board.create(2)) as board:
+        watched = Watched(board, RunLayout(tmp_path), companion)
+        watched.passes(20.0)
+        for rank in (0, 1):
+            board.beat(rank, watched.step, "saving")
+        os.kill(companion.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, companion.process.pid, os.WSTOPPED)
+        assert not watched.passes(1.5 * watched.limit_s, stepping=False)
+        assert companion.given_up == 1
+        assert watched.passes(3 * watched.limit_s, stepping=False), "with a writer that lives they would"
+
+
+def test_a_straggler_is_told_of_in_one_line_and_kept_on_record(companion: Companion, tmp_path: Path) -> None:
+    with closing(Board.create(2)) as board:
+        watched = Watched(board, RunLayout(tmp_path), companion)
+        assert not watched.passes(20.0, slow=1)
+        (one,) = watched.vigil.stragglers
+        assert (one.rank, one.own_s, one.others_s) == (1, 0.5, 0.01)
+        assert len(watched.said) == 1
+        assert watched.said[0].startswith("rank 1 holds the others up: 500 ms of its own per step, they 10 ms")
