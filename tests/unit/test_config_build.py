@@ -127,7 +127,10 @@ def test_interpolation_to_nothing_is_refused() -> None:
         ({"elastic__replicas": 6}, "elastic.replicas: global_batch 256 is not divisible by 6 replicas; use 4 or 8"),
         ({"elastic__replicas": 512}, "elastic.replicas: global_batch 256 is not divisible by 512 replicas; use 256"),
         ({"elastic__replicas": 4, "world_size": 5}, "world_size: 5 ranks cannot share 4 replicas: each needs one; use at most 4"),
-        ({"elastic__replicas": 4, "elastic__schedule": {100: 3, 200: 8}}, "elastic.schedule: 8 ranks from step 200 on cannot share 4 replicas; use 4"),
+        (
+            {"elastic__replicas": 4, "elastic__schedule": {100: 3, 200: 8}},
+            "elastic.schedule: 8 ranks from step 200 on cannot share 4 replicas; use 4",
+        ),
         ({"elastic__schedule": {100: 3}}, "elastic.schedule: 3 ranks from step 100 on do not divide global_batch 256; use 2"),
         ({"elastic__schedule": {100: 0}}, "elastic.schedule: a world size must be >= 1, got 0 from step 100 on"),
         ({"elastic__schedule": {-1: 1}}, "elastic.schedule: a step must be >= 0, got -1"),

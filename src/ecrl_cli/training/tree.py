@@ -59,8 +59,8 @@ class TreeSum(Generic[T]):
     @property
     def root(self) -> T:
         """The sum of all leaves, once all are there."""
-        ((node, value),) = self._waiting
-        if node.index or not node.is_last(self._leaves):
+        node, value = self._waiting[0]
+        if len(self._waiting) > 1 or node.index or not node.is_last(self._leaves):
             raise ValueError(f"{node} is not the root of {self._leaves} leaves")
         return value
 
