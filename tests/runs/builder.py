@@ -17,7 +17,7 @@ from ecrl_cli.checkpoint.manifest import components
 from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.elastic import next_change, world_size_after
+from ecrl_cli.config.elastic import next_change, owned, world_size_after
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import CheckpointConfig, DatasetConfig, ElasticConfig, FailureConfig, RunConfig, VariantConfig, WriteModeConfig
 from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash
@@ -159,7 +159,7 @@ class Worker:
         self.journals = [Journal(self.logs.rank(rank)) for rank in range(self.ranks)]
         self.spans, self.checkpoints = Journal(self.logs.spans(0)), Journal(self.logs.checkpoints)
         self.chain = run.chains[step] + [""] * (self.ranks - len(run.chains[step]))  # one that has left keeps its place
-        self.sampler = ResumableGlobalBatchSampler(SAMPLES, run.config.global_batch, run.config.seed)
+        self.sampler = ResumableGlobalBatchSampler(SAMPLES, run.config.global_batch, run.config.seed, run.config.elastic.replicas)
         for _ in range(step):
             self.sampler.advance()
 
@@ -194,7 +194,7 @@ class Worker:
                 world_size=self.ranks,
                 sample_ids_hash=ids_hash(ids),
                 sample_ids_count=len(ids),
-                loss=self.number_at("loss", rank, self.ranks),
+                loss=self.loss_of(rank),
                 attempt=self.number,
                 seconds=0.02,
                 at=self.run.now,
@@ -206,11 +206,18 @@ class Worker:
         self.sampler.advance()
         self.spend("sync", 0.005, self.step)
 
+    def loss_of(self, rank: int) -> float | tuple[float, ...]:
+        replicas = self.run.config.elastic.replicas
+        if not replicas:
+            return self.number_at("loss", rank, self.ranks)
+        return tuple(self.number_at("loss", replica) for replica in owned(replicas, rank, self.ranks))
+
     def number_at(self, *words: object) -> float:
-        """What "training" gives at this step, which is another thing behind a change of size; wrong from `bug_from` on in an attempt that
-        resumed."""
+        """What "training" gives at this step, which is another thing behind a change of size unless there are replicas; wrong from `bug_from`
+        on in an attempt that resumed."""
         buggy = self.number > 0 and 0 < self.run.bug_from <= self.step
-        changes = [change for change in self.run.config.elastic.schedule if change < self.step]
+        elastic = self.run.config.elastic
+        changes = [change for change in elastic.schedule if change < self.step and not elastic.replicas]
         seed = hashlib.sha256(f"{words} {self.step} {'bug' if buggy else ''} {changes}".encode()).digest()
         return int.from_bytes(seed[:6], "big") / 2**48
 
@@ -250,7 +257,7 @@ class Worker:
 
     def finish(self) -> None:
         digests = self.final_digests()
-        loss = self.number_at("loss", 0, self.ranks)
+        loss = self.number_at("loss", 0, 0 if self.run.config.elastic.replicas else self.ranks)
         write_json(self.logs.final, encode(Final(self.step, self.number, self.run.now, self.run.now, *digests, loss)))
         self.spend("idle", 0.01, self.step)
 
@@ -311,6 +318,18 @@ def build_unstruck(folder: Path) -> RunLayout:
     """The changes of size of `build_elastic`, and no failures."""
     config = replace(config_of("unstruck"), elastic=ElasticConfig(schedule={10: 1, 20: 2}))
     return RunBuilder(folder / "unstruck", config).build()
+
+
+def build_replicas(folder: Path, name: str = "replicas", bug_from: int = 0) -> RunLayout:
+    """Four replicas on 3 -> 1 -> 4 ranks, the changes and the kills of `build_elastic`: rank 2 of 3 owns two of them."""
+    config = replace(config_of(name, "kill", (8, 15)), world_size=3, elastic=ElasticConfig(replicas=4, schedule={10: 1, 20: 4}))
+    return RunBuilder(folder / name, config, bug_from=bug_from).build()
+
+
+def build_replicas_ref(folder: Path, world_size: int = 2) -> RunLayout:
+    """Four replicas on the same ranks from the first step to the last, undisturbed."""
+    config = replace(config_of("ref"), world_size=world_size, elastic=ElasticConfig(replicas=4))
+    return RunBuilder(folder / "ref", config).build()
 
 
 def build_refused(folder: Path) -> RunLayout:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
-from ecrl_cli.training.session import seed_rank
+from ecrl_cli.training.learner import Learned
+from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.step import Loop
 
 
@@ -36,7 +37,7 @@ def test_an_attempt_that_ends_in_a_change_of_size_saves_and_confirms_its_last_st
     loop = loop_at(0)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=3, final=False))
     loop.until = 5
-    loop.learner.learn.return_value = 0.5
+    loop.learner.learn.return_value = Learned(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
     loop.pack.state_digest.return_value = None

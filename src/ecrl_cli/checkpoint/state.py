@@ -37,7 +37,8 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Gathered:
-    """What every rank contributes: its generators (`rng.rankR.*`) and its line chain. Gathering it is a barrier."""
+    """What every rank contributes: its generators (`rng.rankR.*`; `rng.shared.*` where all ranks' are the same) and its line chain.
+    Gathering it is a barrier."""
 
     rng: dict[str, torch.Tensor]
     line_chain: list[str]
@@ -45,7 +46,10 @@ class Gathered:
 
 @dataclass
 class StatePack:
-    """The live objects of one rank. `model` is the unwrapped one; `group` is the process group (None: the default one)."""
+    """The live objects of one rank. `model` is the unwrapped one; `group` is the process group (None: the default one).
+
+    `shared_rng`: every rank's generators are in the same state whenever it is gathered; it is kept once, whatever the number of ranks.
+    """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -55,6 +59,7 @@ class StatePack:
     rank: int
     world_size: int
     group: Any = None
+    shared_rng: bool = False
 
     def __post_init__(self) -> None:
         self._names = parameter_names(self.model, self.optimizer)
@@ -79,7 +84,8 @@ class StatePack:
             dist.all_gather(rows, row, group=self.group)
         sizes = [state.numel() for state in own.values()]
         split = [torch.split(each, [*sizes, _CHAIN]) for each in rows]
-        rng = {f"rng.rank{r}.{name}": part for r, parts in enumerate(split) for name, part in zip(own, parts, strict=False)}
+        owners = {"shared": split[self.rank]} if self.shared_rng else {f"rank{r}": parts for r, parts in enumerate(split)}
+        rng = {f"rng.{owner}.{name}": part for owner, parts in owners.items() for name, part in zip(own, parts, strict=False)}
         return Gathered(rng, [bytes(parts[-1].tolist()).rstrip(b"\0").decode() for parts in split])
 
     def barrier(self) -> None:
@@ -171,7 +177,7 @@ class StatePack:
         if self.scaler is not None and train["scaler"]:
             self.scaler.load_state_dict(train["scaler"])
         self.sampler.load_state_dict(train["sampler"])
-        prefix = f"rng.rank{self.rank}."
+        prefix = "rng.shared." if self.shared_rng else f"rng.rank{self.rank}."
         states = {name.removeprefix(prefix): tensor for name, tensor in loaded.tensors.items() if name.startswith(prefix)}
         chain = train["line_chain"]
         if states:  # a rank that was not there when the checkpoint was taken keeps the seed of its own

@@ -69,7 +69,10 @@ def compose_grid(arguments: Arguments, say: Callable[[str], None] = lambda line:
         jobs = _expand(params, arguments)
         if len(jobs) >= _WORTH_SAYING:
             say(f"composing {len(jobs)} runs")
-        cells = tuple(composer.cell(overrides, params, own) for overrides in jobs)
+        notes: dict[str, None] = {}  # the arms of a sweep have the same ones
+        cells = tuple(composer.cell(overrides, params, own, notes) for overrides in jobs)
+    for note in notes:
+        say(note)
     swept = arguments.multirun or bool(params) or any(o.is_sweep_override() for o in arguments.overrides)
     matrix = next((str(o.value()) for o in arguments.overrides if o.key_or_group == "matrix"), "")
     return Grid(cells, swept, matrix)
@@ -91,14 +94,16 @@ class _Composer:
         """The sweep that a file (a matrix) carries: key to values."""
         return _params(self._compose(overrides))
 
-    def cell(self, overrides: list[str], params: dict[str, str], own: frozenset[str]) -> Cell:
-        """One run; refused where it carries a sweep beyond `params`, which nobody would run. `own`: the keys that the user typed, no matrix."""
+    def cell(self, overrides: list[str], params: dict[str, str], own: frozenset[str], notes: dict[str, None]) -> Cell:
+        """One run; refused where it carries a sweep beyond `params`, which nobody would run. `own`: the keys that the user typed, no matrix.
+        `notes` takes what is worth saying of it."""
         composed = self._compose(overrides)
         lost = _params(composed)
         if lost != params:
             fact = f"carries a sweep of its own ({', '.join(lost)}) and is itself swept over: its grid would be lost"
             raise ConfigError(_joined_group(overrides), fact, "start it alone, without sweeping over it")
-        return Cell(tuple(overrides), build(composed, typed(read_overrides(overrides)) - (SCALED_IN_A_MATRIX - own)))
+        own_keys = typed(read_overrides(overrides)) - (SCALED_IN_A_MATRIX - own)
+        return Cell(tuple(overrides), build(composed, own_keys, lambda line: notes.update({line: None})))
 
     def _compose(self, overrides: list[str]) -> Any:
         composed = compose(PRIMARY, [*overrides, *self._search])

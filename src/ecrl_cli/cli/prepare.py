@@ -9,6 +9,7 @@ from pathlib import Path
 from ecrl_cli.cli.arguments import Arguments
 from ecrl_cli.cli.compose import Cell, Grid, compose_grid
 from ecrl_cli.cli.engine import check_engine, check_shape, chosen
+from ecrl_cli.config.elastic import common_multiple
 from ecrl_cli.config.identity import run_name
 from ecrl_cli.config.machine import check_machine
 from ecrl_cli.config.schema import DatasetConfig, RunConfig
@@ -114,7 +115,7 @@ def _check_data(configs: Sequence[RunConfig], say: Say) -> None:
             checked.add(config.dataset)
         if size is not None and config.global_batch > size:
             fact = f"{config.global_batch} is larger than the dataset ({size}): an epoch would have 0 steps"
-            raise ConfigError("global_batch", fact, f"use at most {size - size % config.world_size}")
+            raise ConfigError("global_batch", fact, f"use at most {size - size % common_multiple(config)}")
 
 
 def estimate(plan: Plan) -> str:

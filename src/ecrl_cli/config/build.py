@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ecrl_cli.config.checks import check
-from ecrl_cli.config.elastic import settled
+from ecrl_cli.config.elastic import Say, settled
 from ecrl_cli.config.fields import convert
 from ecrl_cli.config.scale import apply_scale
 from ecrl_cli.config.schema import LAUNCHERS, FailureConfig, RunConfig
@@ -15,10 +15,11 @@ from ecrl_cli.config.tree import plain
 from ecrl_cli.errors import ConfigError, shown
 
 
-def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset()) -> RunConfig:
+def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say: Say = lambda line: None) -> RunConfig:
     """The run that `composed` describes (a DictConfig or plain mapping; a `hydra` node is left aside).
 
-    `typed` names the keys (dotted) and groups that the user typed: a scale leaves them alone. Raises ConfigError.
+    `typed` names the keys (dotted) and groups that the user typed: a scale leaves them alone. `say` hears what is done otherwise than typed.
+    Raises ConfigError.
     """
     config = convert(RunConfig, plain(composed))
     if "model.name" in typed and config.model.name.startswith("resnet") and "model.width" not in typed:
@@ -26,7 +27,8 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset()) -> R
     if config.scale.launcher not in ("", *LAUNCHERS):
         raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
     # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
-    config = _apply_variant(apply_scale(settled(config, typed), typed), typed)
+    scaled = apply_scale(settled(config, typed, say), typed)
+    config = _apply_variant(settled(scaled, frozenset(), say), typed)
     check(config)
     return config
 

@@ -6,7 +6,7 @@ import itertools
 import re
 from pathlib import Path
 
-from ecrl_cli.config.elastic import ranks_at, sizes
+from ecrl_cli.config.elastic import fits, misfit, next_fitting, ranks_at, sizes
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, shown
 
@@ -29,19 +29,30 @@ def _names(config: RunConfig) -> None:
 
 
 def _geometry(config: RunConfig) -> None:
-    batch, ranks = config.global_batch, config.world_size
-    if batch % ranks:
+    batch, ranks, replicas = config.global_batch, config.world_size, config.elastic.replicas
+    if replicas:
+        _replicas(batch, replicas)
+        if not fits(config, ranks):
+            raise ConfigError("world_size", f"{ranks} ranks {misfit(config)}: each needs one", f"use at most {replicas}")
+    elif batch % ranks:
         below = batch - batch % ranks
         ways = " or ".join(str(size) for size in (below, below + ranks) if size)
         raise ConfigError("global_batch", f"{batch} is not divisible by world size {ranks}", f"use {ways}")
 
 
+def _replicas(batch: int, replicas: int) -> None:
+    """All replicas are equally large, or the mean of their means would not be the mean of the batch."""
+    if batch % replicas:
+        near = [max(fewer for fewer in range(1, min(replicas, batch) + 1) if batch % fewer == 0)]
+        near += [more for more in range(replicas + 1, batch + 1) if batch % more == 0][:1]
+        raise ConfigError("elastic.replicas", f"global_batch {batch} is not divisible by {replicas} replicas", f"use {' or '.join(map(str, near))}")
+
+
 def _schedule(config: RunConfig) -> None:
-    schedule, batch = config.elastic.schedule, config.global_batch
+    schedule = config.elastic.schedule
     for step, size in schedule.items():
-        if batch % size:
-            below = next(fewer for fewer in range(min(size, batch), 0, -1) if batch % fewer == 0)
-            raise ConfigError("elastic.schedule", f"{size} ranks from step {step} on do not divide global_batch {batch}", f"use {below}")
+        if not fits(config, size):
+            raise ConfigError("elastic.schedule", f"{size} ranks from step {step} on {misfit(config)}", f"use {next_fitting(config, size)}")
         if step >= config.target_steps:
             raise ConfigError("elastic.schedule", f"step {step} is not below target_steps {config.target_steps}", "lower it or raise target_steps")
     if schedule and config.checkpoint.strategy == "none":
@@ -124,12 +135,8 @@ def _failure_steps(config: RunConfig) -> None:
 
 
 def _not_yet(config: RunConfig) -> None:
-    for key, value in (
-        ("elastic.replicas", config.elastic.replicas),
-        ("supervision.spares", config.supervision.spares),
-    ):
-        if value:
-            raise ConfigError(key, f"comes with a later version, got {shown(value)}", "leave it out")
+    if config.supervision.spares:
+        raise ConfigError("supervision.spares", f"comes with a later version, got {config.supervision.spares}", "leave it out")
 
 
 def _nodes(config: RunConfig) -> None:

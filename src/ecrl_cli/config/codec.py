@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
-_PLAIN = (str, int, float, bool)
+_PLAIN = (str, int, float, bool, type(None))
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 
 
@@ -43,9 +43,13 @@ def _required(kind: type) -> tuple[str, ...]:
 
 
 @cache
-def _plain(kind: type) -> dict[str, Any]:
-    """The fields whose value of the right type is taken as it stands."""
-    return {name: hint for name, hint in _hints(kind).items() if hint in _PLAIN}
+def _plain(kind: type) -> dict[str, tuple[type, ...]]:
+    """By field, the types of which a value is taken as it stands."""
+    return {name: tuple(t for t in _alternatives(hint) if t in _PLAIN) for name, hint in _hints(kind).items()}
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _decode(kind: Any, value: Any, where: str) -> Any:
@@ -77,13 +81,15 @@ def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
             raise KeyError(f"{where} lacks {name!r}")
     # The plain case without a call: a long run has hundreds of thousands of lines.
     plain = _plain(kind)
-    return kind(**{name: item if type(item) is plain.get(name) else _decode(hints[name], item, f"{where}.{name}") for name, item in given.items()})
+    return kind(**{name: item if type(item) in plain[name] else _decode(hints[name], item, f"{where}.{name}") for name, item in given.items()})
 
 
 def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+    """None where it may be; a list where there is one for lists; else the first of the others."""
     if value is None and type(None) in arguments:
         return None
-    return _decode(next(a for a in arguments if a is not type(None)), value, where)
+    lists = [a for a in arguments if typing.get_origin(a) is tuple and isinstance(value, list)]
+    return _decode(next(a for a in (*lists, *arguments) if a is not type(None)), value, where)
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:

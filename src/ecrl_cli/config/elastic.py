@@ -1,21 +1,23 @@
-"""The world size by step: `elastic.schedule` read in one place, for the supervisor, the failures' plan and the judge alike."""
+"""The world size by step and what each rank owns of a window: read in one place, for supervisor, failure plan, ranks and judge alike."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 
 KEY = "elastic.schedule"
+Say = Callable[[str], None]
 
 
-def settled(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+def settled(config: RunConfig, typed: frozenset[str], say: Say = lambda line: None) -> RunConfig:
     """`config` with its schedule in plain form: `world_size` is the size of the first step, the schedule holds the changes alone, in order.
 
-    Two ways to write the same sizes make the same run. ConfigError for a step or a size that cannot be, and for a typed `world_size`
-    that the schedule contradicts.
+    Two ways to write the same sizes make the same run. Where `elastic.on_indivisible` is `lower`, a size that does not fit is lowered, and
+    said. ConfigError for a step or a size that cannot be, and for a typed `world_size` that the schedule contradicts.
     """
     config = _as_typed(config, typed)
     schedule = config.elastic.schedule
@@ -24,8 +26,12 @@ def settled(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     first = schedule.get(0, config.world_size)
     if first != config.world_size and "world_size" in typed:
         raise ConfigError("world_size", f"is {config.world_size}, {KEY} begins with {first}", "leave one of them out")
-    plain = {step: size for step, size in sorted(schedule.items()) if step and size != world_size_after(config, step - 1)}
-    return replace(config, world_size=first, elastic=replace(config.elastic, schedule=plain))
+    changes = {step: size for step, size in sorted(schedule.items()) if step}
+    config = replace(config, world_size=first, elastic=replace(config.elastic, schedule=changes))
+    if config.elastic.on_indivisible == "lower":
+        config = _lowered(config, say)
+    plain = {step: size for step, size in config.elastic.schedule.items() if size != world_size_after(config, step - 1)}
+    return replace(config, elastic=replace(config.elastic, schedule=plain))
 
 
 def _as_typed(config: RunConfig, typed: frozenset[str]) -> RunConfig:
@@ -60,8 +66,49 @@ def sizes(config: RunConfig) -> tuple[int, ...]:
 
 
 def common_multiple(config: RunConfig) -> int:
-    """What the global batch must be a multiple of, so that at every size all ranks own equal shards."""
-    return math.lcm(*sizes(config))
+    """What the global batch must be a multiple of, so that at every size all ranks own equal shards: with replicas, so that these are equal."""
+    return config.elastic.replicas or math.lcm(*sizes(config))
+
+
+def fits(config: RunConfig, size: int) -> bool:
+    """Whether `size` ranks can share a window: equally, or each at least one replica."""
+    return size <= config.elastic.replicas if config.elastic.replicas else config.global_batch % size == 0
+
+
+def misfit(config: RunConfig) -> str:
+    """Why a size does not fit, as the end of a sentence about it."""
+    replicas = config.elastic.replicas
+    return f"cannot share {replicas} replicas" if replicas else f"do not divide global_batch {config.global_batch}"
+
+
+def next_fitting(config: RunConfig, size: int) -> int:
+    """The largest world size up to `size` that fits."""
+    return next(fewer for fewer in range(min(size, config.global_batch), 0, -1) if fits(config, fewer))
+
+
+def owned(replicas: int, rank: int, world_size: int) -> range:
+    """The replicas that `rank` computes: neighbours, at least one where there are not more ranks than replicas."""
+    return range(rank * replicas // world_size, (rank + 1) * replicas // world_size)
+
+
+def share(window: int, rank: int, world_size: int, replicas: int = 0) -> range:
+    """The places of a window of so many samples that `rank` owns: as many for each rank, or with `replicas` those of its replicas."""
+    units = replicas or world_size
+    mine = owned(units, rank, world_size)
+    return range(mine.start * window // units, mine.stop * window // units)
+
+
+def _lowered(config: RunConfig, say: Say) -> RunConfig:
+    """Every size that does not fit is the next lower one that does."""
+
+    def fitting(key: str, size: int) -> int:
+        lower = next_fitting(config, size)
+        if lower < size:
+            say(f"{key}: {lower} ranks instead of {size}, which {misfit(config)}")
+        return lower
+
+    schedule = {step: fitting(f"{KEY}.{step}", size) for step, size in config.elastic.schedule.items()}
+    return replace(config, world_size=fitting("world_size", config.world_size), elastic=replace(config.elastic, schedule=schedule))
 
 
 def _check_entry(step: int, size: int, target: int) -> None:

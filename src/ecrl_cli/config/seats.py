@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.schema import RunConfig
 
 
@@ -12,7 +13,7 @@ def may_shrink(config: RunConfig) -> bool:
 
 def seated(config: RunConfig, nodes: int) -> tuple[int, int]:
     """(world size, nodes in use): as many of the wanted ranks as `nodes` >= 1 nodes hold, equally many on each and no node more than it was
-    meant to, equal shards of the batch for all. Fewer ranks than wanted only where nodes are missing."""
+    meant to, sharing the batch as it must be shared. Fewer ranks than wanted only where nodes are missing."""
     wanted, each = min(config.supervision.nodes, nodes), config.world_size // config.supervision.nodes
-    fitting = [(count * ranks, count) for count in range(1, wanted + 1) for ranks in range(1, each + 1) if config.global_batch % (count * ranks) == 0]
+    fitting = [(count * ranks, count) for count in range(1, wanted + 1) for ranks in range(1, each + 1) if fits(config, count * ranks)]
     return max(fitting)

@@ -1,6 +1,7 @@
 """Which samples a step consumes: pure arithmetic on (seed, epoch, size), without torch.
 
-The window of a step is `global_batch` sample ids; rank r owns the r-th contiguous shard of it. A sample id is the data set's index.
+The window of a step is `global_batch` sample ids; rank r owns the r-th contiguous shard of it (with replicas: its replicas' shards). A sample id is
+the data set's index.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ecrl_cli.config.elastic import share
 from ecrl_cli.errors import ConfigError, RecordError
 
 Ids = npt.NDArray[np.int64]
@@ -45,11 +47,11 @@ def window(order: Ids, step: int, global_batch: int) -> Ids:
     return order[step * global_batch : (step + 1) * global_batch]
 
 
-def shard(window: Ids, rank: int, world_size: int) -> Ids:
-    """The part of `window` that `rank` owns."""
-    check_divisible(len(window), world_size)
-    local = len(window) // world_size
-    return window[rank * local : (rank + 1) * local]
+def shard(window: Ids, rank: int, world_size: int, replicas: int = 0) -> Ids:
+    """The part of `window` that `rank` owns: see `config.elastic.share`."""
+    check_divisible(len(window), replicas or world_size)
+    mine = share(len(window), rank, world_size, replicas)
+    return window[mine.start : mine.stop]
 
 
 def ids_hash(ids: Ids) -> str:
@@ -75,8 +77,8 @@ class ResumableGlobalBatchSampler:
     `cursor_step` is the 0-based step of `epoch` that is about to be consumed.
     """
 
-    def __init__(self, size: int, global_batch: int, seed: int) -> None:
-        self.size, self.global_batch, self.seed = size, global_batch, seed
+    def __init__(self, size: int, global_batch: int, seed: int, replicas: int = 0) -> None:
+        self.size, self.global_batch, self.seed, self.replicas = size, global_batch, seed, replicas
         self.steps_per_epoch = steps_per_epoch(size, global_batch)
         self.epoch = 0
         self.cursor_step = 0
@@ -87,7 +89,7 @@ class ResumableGlobalBatchSampler:
 
     def shard(self, rank: int, world_size: int) -> Ids:
         """What `rank` owns of the window (read-only)."""
-        return shard(self.window(), rank, world_size)
+        return shard(self.window(), rank, world_size, self.replicas)
 
     def advance(self) -> None:
         """The step is done: on to the next one, into the next epoch behind the last."""

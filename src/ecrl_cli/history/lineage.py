@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from ecrl_cli.config.elastic import owned
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
 
@@ -130,12 +131,19 @@ def lines_of(records: RunRecords, segment: Segment) -> dict[tuple[int, int], lis
 
 
 def losses(records: RunRecords, path: Lineage) -> dict[int, dict[int, float]]:
-    """Committed losses by step and rank (the first line where there are several)."""
+    """Committed losses by step and rank, or by step and replica (the first line where there are several); both in order."""
     found: dict[int, dict[int, float]] = {}
     for segment in path.segments:
-        for (step, rank), lines in lines_of(records, segment).items():
-            found.setdefault(step, {})[rank] = lines[0].loss
-    return dict(sorted(found.items()))
+        for (step, _), lines in lines_of(records, segment).items():
+            found.setdefault(step, {}).update(losses_of(lines[0], records.stored.config.elastic.replicas))
+    return {step: dict(sorted(by_rank.items())) for step, by_rank in sorted(found.items())}
+
+
+def losses_of(line: RankLine, replicas: int) -> dict[int, float]:
+    """What `line` says of its rank's loss, by rank, or by replica: so are runs on different numbers of ranks compared."""
+    if isinstance(line.loss, tuple):
+        return dict(zip(owned(replicas, line.rank, line.world_size), line.loss, strict=False))
+    return {line.rank: line.loss}
 
 
 def line_chain(records: RunRecords, path: Lineage, rank: int) -> str:

@@ -41,7 +41,8 @@ class RankLine:
     """One committed step of one rank: a line of `logs/attempt-NN/rankR.jsonl`.
 
     `cursor_step` is the 0-based step in `epoch` just consumed; `sample_ids_hash` is the SHA-256 hex of the shard's ids as
-    little-endian int64, in order; `loss` is the rank's own mean loss, full precision; `seconds` is the step's duration.
+    little-endian int64, in order; `loss` is the rank's own mean loss, full precision, or with replicas the mean loss of each that it owns;
+    `seconds` is the step's duration.
     """
 
     global_step: int
@@ -51,7 +52,7 @@ class RankLine:
     world_size: int
     sample_ids_hash: str
     sample_ids_count: int
-    loss: float
+    loss: float | tuple[float, ...]
     attempt: int
     seconds: float
     at: float

@@ -13,9 +13,17 @@ from ecrl_cli.data.loading import Batch
 from ecrl_cli.training.pulse import Pulse
 
 
+@dataclass(frozen=True)
+class Learned:
+    """`loss`: the step's, as this rank knows it. `logged`: the mean loss of this rank's samples, or of each replica that it computed."""
+
+    loss: float
+    logged: float | tuple[float, ...]
+
+
 class Learner(Protocol):
-    def learn(self, batch: Batch, global_step: int) -> float:
-        """Do the step `global_step` with this rank's samples; gives its mean loss. Collective."""
+    def learn(self, batch: Batch, global_step: int) -> Learned:
+        """Do the step `global_step` with this rank's samples. Collective."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class DataParallelLearner:
     autocast: AbstractContextManager[Any]
     pulse: Pulse
 
-    def learn(self, batch: Batch, global_step: int) -> float:
+    def learn(self, batch: Batch, global_step: int) -> Learned:
         """Forward, backward (DDP averages the gradients), update."""
         x, y = batch.x.to(self.device), batch.y.to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -43,4 +51,5 @@ class DataParallelLearner:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
-        return float(loss.item())
+        own = float(loss.item())
+        return Learned(own, own)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 from datetime import timedelta
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
@@ -17,6 +15,7 @@ from ecrl_cli.checkpoint.progress import NOWHERE
 from ecrl_cli.checkpoint.progress import Progress as Restored
 from ecrl_cli.checkpoint.state import StatePack
 from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe
@@ -32,10 +31,13 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training.control import Control
+from ecrl_cli.training.exchange import BetweenRanks, alone
 from ecrl_cli.training.learner import DataParallelLearner
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.pulse import Pulse
 from ecrl_cli.training.rendezvous import Rendezvous
+from ecrl_cli.training.replicas import Contribution, ReplicaLearner
+from ecrl_cli.training.seeding import seed_rank, seed_replica
 from ecrl_cli.training.step import Loop
 
 
@@ -75,19 +77,14 @@ class Session:
         self.agree_on(record)
         model = build_model(config.model, record.classes, record.shape).to(self.device)
         optimizer = build_optimizer(config.optimizer, model.parameters())
-        model.register_forward_pre_hook(lambda *given: self.pulse.work())
-        learner = DataParallelLearner(
-            model=wrap(model, self.device),
-            optimizer=optimizer,
-            scheduler=build_scheduler(config.optimizer, optimizer, config.target_steps),
-            scaler=build_scaler(config.precision, self.device),
-            device=self.device,
-            autocast=autocast(config.precision, self.device),
-            pulse=self.pulse,
-        )
-        sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
-        pack = StatePack(model, optimizer, learner.scheduler, learner.scaler, sampler, self.rank, self.world_size)
-        seed_rank(config.seed, self.rank, self.order.resume_step)
+        learner = self.learner(model, optimizer)
+        replicas = config.elastic.replicas
+        sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
+        pack = StatePack(model, optimizer, learner.scheduler, learner.scaler, sampler, self.rank, self.world_size, shared_rng=replicas > 0)
+        if replicas:
+            seed_replica(config.seed, self.order.resume_step, replicas)
+        else:
+            seed_rank(config.seed, self.rank, self.order.resume_step)
         resumed = self.restore(pack)
         self.injector.attach(model, optimizer, pack)
         return Loop(
@@ -109,6 +106,29 @@ class Session:
             line_chain=resumed.line_chain,
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
+        )
+
+    def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> DataParallelLearner | ReplicaLearner:
+        """Plain data parallelism, or `elastic.replicas` fixed replicas."""
+        config, device = self.config, self.device
+        scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
+        cast, count = autocast(config.precision, device), config.elastic.replicas
+        if not count:
+            model.register_forward_pre_hook(lambda *given: self.pulse.work())  # what DDP does before it is a wait for others
+            return DataParallelLearner(wrap(model, device), optimizer, scheduler, scaler, device, cast, self.pulse)
+        return ReplicaLearner(
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            device=device,
+            autocast=cast,
+            pulse=self.pulse,
+            seed=config.seed,
+            replicas=count,
+            owned=owned(count, self.rank, self.world_size),
+            exchange=BetweenRanks(count, self.rank, self.world_size) if self.world_size > 1 else alone,
+            contribution=Contribution(model),
         )
 
     def restore(self, pack: StatePack) -> Restored:
@@ -203,14 +223,3 @@ def wrap(model: torch.nn.Module, device: torch.device) -> DistributedDataParalle
     """DDP whose buckets never change: stock DDP rebuilds them after its first iteration, so that a resumed process of three or
     more would add up gradients in another order than the run it continues; with find_unused_parameters it does not rebuild."""
     return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None, find_unused_parameters=True)
-
-
-def seed_rank(seed: int, rank: int, step: int) -> None:
-    """Every rank its own streams (dropout must differ between ranks), derived from (seed, rank, the step it begins behind).
-
-    A rank that was there before takes up its old streams afterwards; one that comes, or comes back, with a larger world begins these.
-    """
-    words = np.random.SeedSequence([seed, rank, step]).generate_state(3)
-    random.seed(int(words[0]))
-    np.random.seed(int(words[1]))
-    torch.manual_seed(int(words[2]))

@@ -17,7 +17,7 @@ from ecrl_cli.failures.inject import Injector
 from ecrl_cli.records.clock import SpanClock, monotonic, wall
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Journal
-from ecrl_cli.training.learner import Learner
+from ecrl_cli.training.learner import Learned, Learner
 from ecrl_cli.training.pulse import Pulse
 
 
@@ -98,14 +98,15 @@ class Loop:
         self.injector.before_step(self.global_step + 1)
         epoch, cursor = self.sampler.epoch, self.sampler.cursor_step
         batch = self.loader.batch(epoch, self.sampler.shard(self.rank, self.world_size))
-        self.loss = self.learner.learn(batch, self.global_step + 1)
+        learned = self.learner.learn(batch, self.global_step + 1)
+        self.loss = learned.loss
         self.pulse.phase("logging")
         self.global_step += 1
         self.sampler.advance()
-        self.log(batch, epoch, cursor, began)
+        self.log(batch, epoch, cursor, began, learned)
         self.report(self.global_step, "training", self.loss)
 
-    def log(self, batch: Batch, epoch: int, cursor: int, began: float) -> None:
+    def log(self, batch: Batch, epoch: int, cursor: int, began: float, learned: Learned) -> None:
         """The evidence of the step: with the kernel before any barrier that precedes a capture."""
         now = monotonic()
         line = RankLine(
@@ -116,7 +117,7 @@ class Loop:
             world_size=self.world_size,
             sample_ids_hash=ids_hash(batch.ids),
             sample_ids_count=len(batch.ids),
-            loss=self.loss,
+            loss=learned.logged,
             attempt=self.attempt,
             seconds=now - began,
             at=now,

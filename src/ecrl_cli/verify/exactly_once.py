@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+from ecrl_cli.config.elastic import fits, owned, share
 from ecrl_cli.history.lineage import Segment, lines_of
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.verify.case import Case, every_line
@@ -21,7 +22,7 @@ def exactly_once(case: Case) -> Finding:
         notes.missing("dataset.json is missing: the size of the data set decides what each step consumes")
         return notes.finding("")
     world_sizes = [a.world_size for a in case.attempts] + [line.world_size for _, _, line in every_line(case.run)]
-    valid_sizes = [w for w in world_sizes if w > 0 and case.run.stored.config.global_batch % w == 0]
+    valid_sizes = [w for w in world_sizes if w > 0 and fits(case.run.stored.config, w)]
     furthest = max([case.path.last_step, *(line.global_step for _, _, line in every_line(case.run))])
     plan = schedule(case.run.stored.config, case.run.dataset.size, min(furthest, case.run.stored.config.target_steps), valid_sizes)
     for gap in case.path.gaps:
@@ -91,10 +92,28 @@ def _check_contents(case: Case, plan: Schedule, notes: Notes) -> None:
         if (line.epoch, line.cursor_step) != expected:
             notes.broken(f"{who} is at epoch {line.epoch} cursor {line.cursor_step}, the step is epoch {expected[0]} cursor {expected[1]}")
         place = Place(line.global_step, line.rank, line.world_size)
-        if line.world_size and line.sample_ids_count * line.world_size != case.run.stored.config.global_batch:
-            notes.broken(f"{who} consumed {line.sample_ids_count} samples, its shard has {case.run.stored.config.global_batch // line.world_size}")
+        if line.world_size and line.sample_ids_count != (due := shard_size(case, place)):
+            notes.broken(f"{who} consumed {line.sample_ids_count} samples, its shard has {due}")
+        if line.world_size and (wrong := _wrong_losses(case, line)):
+            notes.broken(f"{who} {wrong}")
         if plan.hashes.get(place) != line.sample_ids_hash and place in plan.hashes:
             notes.broken(f"{who} logged {_whose(line, plan)}")
+
+
+def shard_size(case: Case, place: Place) -> int:
+    """How many samples the rank owns of a window."""
+    config = case.run.stored.config
+    return len(share(config.global_batch, place.rank, place.world_size, config.elastic.replicas))
+
+
+def _wrong_losses(case: Case, line: RankLine) -> str:
+    """What is wrong with the form of a line's loss: one number, or with replicas one for each that the rank owns; empty where nothing is."""
+    replicas = case.run.stored.config.elastic.replicas
+    due = len(owned(replicas, line.rank, line.world_size))
+    if not replicas:
+        return "logged the losses of replicas, the run has none" if isinstance(line.loss, tuple) else ""
+    there = len(line.loss) if isinstance(line.loss, tuple) else 0
+    return "" if there == due else f"logged the losses of {there} replicas, it owns {due}"
 
 
 def _whose(line: RankLine, plan: Schedule) -> str:
@@ -119,7 +138,7 @@ def _check_epochs(case: Case, plan: Schedule, notes: Notes) -> int:
                     seen[place] += 1
                 else:
                     extra[line.epoch] += line.sample_ids_count
-    local = {p: case.run.stored.config.global_batch // p.world_size for p in expected | set(seen)}
+    local = {p: shard_size(case, p) for p in expected | set(seen)}
     for epoch in sorted({plan.epoch_and_cursor(p.step)[0] for p in local} | set(extra)):
         here = [p for p in local if plan.epoch_and_cursor(p.step)[0] == epoch]
         duplicates = sum((seen[p] - 1) * local[p] for p in here if seen[p] > 1)

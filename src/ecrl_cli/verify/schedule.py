@@ -41,7 +41,8 @@ def schedule(config: RunConfig, size: int, last_step: int, world_sizes: Iterable
             ids = window(order, cursor, config.global_batch)
             for world_size in sizes:
                 for rank in range(world_size):
-                    hashes[Place(epoch * per_epoch + cursor + 1, rank, world_size)] = ids_hash(shard(ids, rank, world_size))
+                    part = shard(ids, rank, world_size, config.elastic.replicas)
+                    hashes[Place(epoch * per_epoch + cursor + 1, rank, world_size)] = ids_hash(part)
     places: dict[str, tuple[Place, ...]] = {}
     for place, digest in hashes.items():
         places[digest] = (*places.get(digest, ()), place)

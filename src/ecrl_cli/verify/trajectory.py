@@ -5,9 +5,8 @@ from __future__ import annotations
 from ecrl_cli.checkpoint.canonical import digest
 from ecrl_cli.checkpoint.protocol import COMPONENTS
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
-from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, same_sized
+from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.records.events import RankLine
 from ecrl_cli.verify.case import Case, every_line, undisturbed
 from ecrl_cli.verify.stored import tensor_digests
 from ecrl_cli.verify.verdict import Finding, Notes
@@ -21,7 +20,7 @@ def same_trajectory(case: Case) -> Finding:
 
     Claimed for runs that have a reference. Without one only the replayed steps are compared and the finding says so; a run that a
     reference exists for but whose reference did not come to its end stays unknown. Where the world size begins to differ from the
-    reference's, the claim of plain DDP ends: how far the runs come apart from there is told, with what makes them.
+    reference's, the claim of plain DDP ends: how far the runs come apart from there is told, with what makes them. With replicas it goes on.
     """
     notes = Notes(PROMISE)
     replayed = _check_replays(case, notes)
@@ -69,31 +68,43 @@ def _reasons(case: Case, reference: RunRecords, theirs: Lineage, claimed: int) -
 
 
 def _check_replays(case: Case, notes: Notes) -> int:
-    """A step that is done again on the same number of ranks must give the same losses and states; gives how many were compared."""
-    first: dict[tuple[int, int, int], tuple[int, RankLine]] = {}
+    """A step that is done again on the same number of ranks, or of replicas on any, must give the same losses and states; gives how many lines
+    were compared."""
+    replicas = case.run.stored.config.elastic.replicas
+    losses_before: dict[tuple[int, int, int], tuple[int, float]] = {}
+    states_before: dict[tuple[int, int, int], tuple[int, str | None]] = {}
     compared = 0
     for attempt, rank, line in every_line(case.run):
-        before, earlier = first.setdefault((line.global_step, rank, line.world_size), (attempt, line))
-        if before == attempt:
-            continue
-        compared += 1
-        where = f"step {line.global_step} rank {rank}"
-        if not same_float(earlier.loss, line.loss):
-            notes.broken(f"{where}: loss {line.loss!r} in attempt {attempt}, {earlier.loss!r} in attempt {before}")
-        if bool(line.state_digest) != bool(earlier.state_digest):
-            notes.missing(f"{where}: no digest of the state in attempt {attempt if earlier.state_digest else before}")
-        elif line.state_digest != earlier.state_digest:
+        step, ranks = line.global_step, 0 if replicas else line.world_size
+        again = False
+        for part, loss in losses_of(line, replicas).items():
+            before, earlier = losses_before.setdefault((step, part, ranks), (attempt, loss))
+            again |= before != attempt
+            if before != attempt and not same_float(earlier, loss):
+                notes.broken(f"step {step} {_unit(case)} {part}: loss {loss!r} in attempt {attempt}, {earlier!r} in attempt {before}")
+        before, state = states_before.setdefault((step, 0 if replicas else rank, ranks), (attempt, line.state_digest))
+        where = f"step {step} rank {rank}"
+        if before != attempt and bool(line.state_digest) != bool(state):
+            notes.missing(f"{where}: no digest of the state in attempt {attempt if state else before}")
+        elif before != attempt and line.state_digest != state:
             notes.broken(f"{where}: the state in attempt {attempt} is not that in attempt {before}")
+        compared += again
     return compared
+
+
+def _unit(case: Case) -> str:
+    """Whose losses are logged."""
+    return "replica" if case.run.stored.config.elastic.replicas else "rank"
 
 
 def _check_ranks(case: Case, notes: Notes) -> None:
     """After a committed step every rank holds the same state; the first step where they do not is named.
 
     Claimed for models without buffers: BatchNorm's move with each rank's own samples and are made equal only in the next forward pass.
+    With replicas they belong to no rank, and the claim is for every model.
     """
     final = case.run.final
-    if final is None or final.buffers_digest != NO_TENSORS:
+    if not case.run.stored.config.elastic.replicas and (final is None or final.buffers_digest != NO_TENSORS):
         return
     by_step: dict[int, dict[int, str]] = {}
     for (step, rank), state in _states(case.run, case.path).items():
@@ -107,22 +118,22 @@ def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: in
     """Losses, and the state after a step where both runs logged its digest: the first differing step comes first."""
     ours, others = ({s: each for s, each in losses(r, p).items() if s <= claimed} for r, p in ((case.run, case.path), (reference, theirs)))
     states = {key: state for key, state in _states(case.run, case.path).items() if key[0] <= claimed}
-    differing = [*_differing_loss(ours, others), *_differing_state(states, _states(reference, theirs))]
+    differing = [*_differing_loss(ours, others, _unit(case)), *_differing_state(states, _states(reference, theirs))]
     for step, component in sorted(differing):
         notes.broken(f"the first differing step is step {step}, component {component}")
     for step in range(1, claimed + 1):
         pair = set(ours.get(step, {})), set(others.get(step, {}))
         if pair[0] != pair[1]:
             side = "this run" if pair[0] < pair[1] else "the reference"
-            notes.missing(f"step {step}: {side} lacks the losses of ranks {sorted(pair[0] ^ pair[1])}")
+            notes.missing(f"step {step}: {side} lacks the losses of {_unit(case)}s {sorted(pair[0] ^ pair[1])}")
 
 
-def _differing_loss(ours: Losses, others: Losses) -> list[tuple[int, str]]:
+def _differing_loss(ours: Losses, others: Losses, unit: str) -> list[tuple[int, str]]:
     step = first_differing_step(ours, others)
     if step is None:
         return []
-    ranks = [r for r in sorted(ours[step]) if r in others[step] and not same_float(ours[step][r], others[step][r])]
-    return [(step, "loss (" + ", ".join(f"rank {r}: {ours[step][r]!r} for {others[step][r]!r}" for r in ranks) + ")")]
+    parts = [r for r in sorted(ours[step]) if r in others[step] and not same_float(ours[step][r], others[step][r])]
+    return [(step, "loss (" + ", ".join(f"{unit} {r}: {ours[step][r]!r} for {others[step][r]!r}" for r in parts) + ")")]
 
 
 def _differing_state(ours: dict[tuple[int, int], str], others: dict[tuple[int, int], str]) -> list[tuple[int, str]]:
