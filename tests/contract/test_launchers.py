@@ -109,6 +109,30 @@ def test_a_stop_signal_ends_everything(launcher: Launcher, tmp_path: Path) -> No
     assert not any(Path(f"/proc/{rank.pid}").exists() for rank in ended.exits.ranks)
 
 
+def ignored(pid: int) -> set[int]:
+    """The signals that process `pid` ignores."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16)
+    return {number for number in range(1, 65) if mask >> number - 1 & 1}
+
+
+def test_what_asks_a_process_to_end_is_for_the_supervisor_alone(launcher: StandinLauncher, tmp_path: Path) -> None:
+    """A scheduler sends it to every process of a job: neither ranks nor the launcher's own process may end of it."""
+    deaf: list[bool] = []
+
+    def look(running: RunningAttempt) -> None:
+        everyone = [*pids_of_ranks(RunLayout(tmp_path)), launchers_process(running)]
+        deaf.extend({signal.SIGTERM, signal.SIGINT, signal.SIGHUP} <= ignored(pid) for pid in everyone)
+        for pid in everyone:
+            os.kill(pid, signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    ended = attempt(launcher, scripted(tmp_path, {}), during=look)
+    assert deaf == [True] * 3
+    assert ended.stopped_by == signal.SIGINT
+    assert ended.exits.first is None, "it was the supervisor who ended them"
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_nothing_survives_a_killed_supervisor(kind: str, tmp_path: Path) -> None:
     layout = scripted(tmp_path, {})

@@ -8,23 +8,26 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ecrl_cli.checkpoint.protocol import MODEL
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.processes import printing_to
 from tests.conftest import Ecrl, command, processes_of
 from tests.e2e.runs import end_state, metrics, supervisor, tiny
 
 LONG = tiny("target_steps=60", "failure=none", "failure.steps=", "failure.rank=", "supervision.launcher=")
+SELDOM = [key if key != "checkpoint.every=6" else "checkpoint.every=25" for key in LONG]
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command("train", *arguments), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
-    """Return once rank 0 has logged `step` (a bounded wait for an event, not a pause)."""
-    log = RunLayout(run).attempt(0).rank(0)
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str], attempt: int = 0) -> None:
+    """Return once rank 0 has logged `step` lines (a bounded wait for an event, not a pause)."""
+    log = RunLayout(run).attempt(attempt).rank(0)
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and process.poll() is None:
         if log.exists() and log.read_text().count("\n") >= step:
@@ -55,13 +58,48 @@ def test_a_killed_supervisor_leaves_nothing_and_the_run_goes_on(ecrl: Ecrl, tmp_
     ecrl("verify", "run", "--reference", "reference")
 
 
-def test_ctrl_c_ends_every_process_and_the_run_resumes(ecrl: Ecrl, tmp_path: Path) -> None:
-    arguments = [*LONG, "supervision.launcher=zygote", "variant=ovl", "run_dir=run"]
+def ranks_of(run: Path, attempt: int) -> list[int]:
+    """The processes of the ranks, by rank: the zygote forks them in order."""
+    belongs = printing_to(str(RunLayout(run).attempt(attempt).folder))
+    return sorted(pid for pid in psutil.pids() if belongs(pid))
+
+
+@pytest.mark.parametrize("strategy", ["ovl", pytest.param("blk", marks=pytest.mark.slow)])
+def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(ecrl: Ecrl, tmp_path: Path, strategy: str) -> None:
+    """A rank is stopped: found, named, the job goes on. Ctrl-C: the last step done is durable, and the run ends as if nothing had been."""
+    run = tmp_path / "run"
+    arguments = [*SELDOM, "supervision.launcher=zygote", "supervision.hang_timeout_s=2", f"variant={strategy}", "run_dir=run"]
+    process = start(tmp_path, *arguments)
+    wait_for_step(run, 30, process)
+    os.kill(ranks_of(run, 0)[1], signal.SIGSTOP)
+    wait_for_step(run, 8, process, attempt=1)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert not processes_of(run)
+    assert "Traceback" not in said
+    hung, stopped = supervisor(run)["attempts"]
+    assert (hung["outcome"], hung["hang"]["ranks"], stopped["outcome"]) == ("hung", [1], "stopped"), said
+    assert "hung: rank 1 is stopped in" in said
+    assert "learner.py" in RunLayout(run).attempt(0).stacks(1).read_text() or "step.py" in RunLayout(run).attempt(0).stacks(1).read_text()
+    assert f"step {stopped['last_step']} is durable" in said, "all that was done is kept"
+    assert stopped["last_step"] % 25, "the stop's own checkpoint, not one that was due"
+    ecrl("train", *arguments)
+    assert supervisor(run)["attempts"][2]["resumed_from_step"] == stopped["last_step"]
+    ecrl("train", *LONG, "supervision.launcher=zygote", "variant=clean", "run_dir=reference")
+    assert end_state(run) == end_state(tmp_path / "reference")
+    ecrl("verify", "run", "--reference", "reference")
+
+
+def test_the_second_ctrl_c_ends_everything_at_once_and_the_run_resumes(ecrl: Ecrl, tmp_path: Path) -> None:
+    arguments = [*LONG, "supervision.launcher=zygote", "supervision.grace_s=3600", "supervision.hang_timeout_s=3600", "variant=ovl", "run_dir=run"]
     process = start(tmp_path, *arguments)
     wait_for_step(tmp_path / "run", 20, process)
+    os.kill(ranks_of(tmp_path / "run", 0)[1], signal.SIGSTOP)  # the first one is heard by nobody
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=20)
-    assert process.returncode == 130, said
+    assert process.returncode in (130, 143), said
     assert not processes_of(tmp_path / "run")
     assert supervisor(tmp_path / "run")["terminal_status"] == "stopped"
     assert "Traceback" not in said

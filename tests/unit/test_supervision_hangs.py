@@ -156,7 +156,7 @@ BLAME: list[tuple[tuple[Beat, ...], dict[int, str], str, tuple[int, ...], str]] 
     ((at(9, "saving"), at(9, "saving")), {0: "D", 1: "S"}, "S", (0,), "rank 0 is stuck in the kernel (state D) in saving of step 9"),
     ((at(9, "backward"), at(9, "forward")), {0: "S", 1: "R"}, "S", (1,), "rank 1 is in forward of step 9, the others wait in backward of step 9"),
     ((at(9, "backward"), at(8, "logging")), {0: "S", 1: "S"}, "S", (1,), "rank 1 is in logging of step 8"),
-    ((at(0, "rendezvous"), NOWHERE), {0: "S"}, "S", (1,), "rank 1 is in its start, the others wait in rendezvous"),
+    ((at(0, "rendezvous"), NOWHERE), {0: "S"}, "S", (1,), "rank 1 is in the start, the others wait in rendezvous"),
     ((at(9, "backward"),) * 2, {0: "S", 1: "S"}, "S", (), "all 2 ranks are in backward of step 9: the network between them, or a deadlock"),
     ((at(0, "rendezvous"),) * 2, {0: "S", 1: "S"}, "T", (), "the launcher's process is stopped"),
     ((at(9, "forward"),), {0: "R"}, "S", (), "the only rank is in forward of step 9"),

@@ -43,7 +43,7 @@ def launcher() -> Iterator[StandinLauncher]:
         patch.setenv("PYTHONPATH", PYTHONPATH)
         real = ZygoteLauncher((MODULE,))
         with closing(StandinLauncher(real)) as made:
-            real.warm(CONFIG)
+            real._living().warm((MODULE,))
             yield made
 
 

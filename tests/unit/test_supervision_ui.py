@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import threading
 
+import pytest
 from rich.console import Console
 
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.messages import Progress
-from ecrl_cli.supervision.ui import UI, LiveUI, PlainUI
+from ecrl_cli.supervision.ui import UI, LiveUI, PlainUI, _say
 
 DIED = Attempt(0, 2, signal=9, rank=1, outcome="died", last_step=42)
 RECORD = SupervisorRecord(1, "r", 100, "completed", 1, (DIED,), (), "target reached")
@@ -52,6 +53,30 @@ def test_a_change_of_size_is_told_and_is_no_restart() -> None:
     assert said[0] == "cell: resized, attempt 1: 1 ranks from step 40, target step 100"
     assert said[2] == "cell: restart, attempt 2: 1 ranks from step 40, target step 100"
     assert "0 restarts | launching" in text.getvalue() and "1 restarts | restarting" in text.getvalue()
+
+
+def test_what_a_person_should_know_is_one_line() -> None:
+    said: list[str] = []
+    text = io.StringIO()
+    for ui in (PlainUI("cell", 100, said.append), LiveUI("cell", 100, Console(file=text, force_terminal=True, width=150))):
+        ui.note("rank 1 holds the others up")
+        ui.close()
+    assert said == ["cell: rank 1 holds the others up"]
+    assert "cell: rank 1 holds the others up" in text.getvalue()
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_terminal_that_has_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=150)
+    ui = LiveUI("cell", 100, console)
+    console.file = Gone()
+    live_a_run(ui)
+    monkeypatch.setattr("sys.stderr", Gone())
+    live_a_run(PlainUI("cell", 100, _say))
 
 
 def test_the_bar_shows_step_loss_goodput_restarts_and_state_without_a_thread() -> None:

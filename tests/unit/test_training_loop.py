@@ -48,6 +48,22 @@ def test_an_attempt_that_ends_in_a_change_of_size_saves_and_confirms_its_last_st
     loop.strategy.confirm.assert_called_once_with(5)
 
 
+def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -> None:
+    """The word may reach a rank only with the gradients of the step to stop behind: it is asked for between that step and its checkpoint."""
+    loop = loop_at(0)
+    loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=100, final=False))
+    loop.learner.learn.return_value = 0.5
+    loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
+    loop.sampler.epoch = loop.sampler.cursor_step = 0
+    loop.pack.state_digest.return_value = None
+    loop.journal.append.return_value = b"line"
+    loop.pulse.stop_behind.side_effect = lambda step: 3 if step == 3 else None
+    loop.run()
+    assert [call.args[0].global_step for call in loop.strategy.save.call_args_list] == [3]
+    loop.strategy.confirm.assert_called_once_with(3)
+    assert loop.until == 3
+
+
 def test_every_rank_and_every_step_it_may_begin_behind_has_streams_of_its_own() -> None:
     def drawn(rank: int, step: int) -> tuple[float, float, float]:
         seed_rank(5, rank, step)

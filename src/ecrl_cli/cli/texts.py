@@ -118,6 +118,8 @@ Studies
   io-errors        the n-th file call fails, for every n, in every way
   disk-timeline    disk activity while checkpoints are written
   writers          two writers on one folder, clocks that jump
+  hangs            ranks, writer and launcher that stand still, die or wake up late
+  signals          what asks a run to stop, in every phase
   hostile          checkpoints that an adversary prepared
   compat           checkpoints of every format version
 

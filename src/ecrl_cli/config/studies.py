@@ -152,6 +152,25 @@ class Hostile:
 
 
 @dataclass(frozen=True)
+class Hangs:
+    """`each`: how often each thing that stands still, dies or leaks is tried; `slow`: stories of 1,000 slow steps told to the detector."""
+
+    name: str = "hangs"
+    each: int = count(1, 1)
+    slow: int = count(20, 1)
+    planted: bool = True
+
+
+@dataclass(frozen=True)
+class Signals:
+    """`each`: how often each signal is sent in each phase."""
+
+    name: str = "signals"
+    each: int = count(1, 1)
+    planted: bool = True
+
+
+@dataclass(frozen=True)
 class Compat:
     """Golden checkpoints of every format version, and of versions that do not exist."""
 
@@ -159,5 +178,5 @@ class Compat:
 
 
 STUDIES: dict[str, type[Any]] = {
-    kind.name: kind for kind in (WriteLatency, CrashPoints, PowerLoss, Corruption, IoErrors, DiskTimeline, Writers, Hostile, Compat)
+    kind.name: kind for kind in (WriteLatency, CrashPoints, PowerLoss, Corruption, IoErrors, DiskTimeline, Writers, Hangs, Signals, Hostile, Compat)
 }

@@ -20,12 +20,14 @@ _STUDIES = Registry(
         "io-errors": "ecrl_cli.studies.io_errors.study:make",
         "disk-timeline": "ecrl_cli.studies.disk_timeline:make",
         "writers": "ecrl_cli.studies.writers.study:make",
+        "hangs": "ecrl_cli.studies.hangs.study:make",
+        "signals": "ecrl_cli.studies.signals.study:make",
         "hostile": "ecrl_cli.studies.hostile.study:make",
         "compat": "ecrl_cli.studies.compat:make",
     },
 )
 # Timing suffers from a neighbour; these run one trial at a time.
-_ALONE = ("write-latency", "disk-timeline")
+_ALONE = ("write-latency", "disk-timeline", "hangs", "signals")
 
 
 def make_study(setting: Setting) -> Study:

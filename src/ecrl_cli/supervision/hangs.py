@@ -162,5 +162,5 @@ def _named(ranks: tuple[int, ...]) -> str:
 
 def _place(beat: Beat) -> str:
     if beat.phase == "nowhere":
-        return "its start"
+        return "the start"
     return f"{beat.phase} of step {beat.global_step}" if beat.global_step else beat.phase

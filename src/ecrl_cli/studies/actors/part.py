@@ -1,0 +1,37 @@
+"""What the actors of a run play: written by the study, read by each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.storage.files import write_json
+
+PART = "part.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Seconds of each phase of the start, of a step's own work, of a save. `deeds`: by "ATTEMPT/RANK/STEP" (ATTEMPT may be `any`) what is done
+    wrong there: freeze, grasp, spin, skip, raise, exitN, SIGNAME. `heeds`: the word to stop: yes, no, or alone (rank 0 asks nobody).
+    `side_thread`: a thread beats for the rank."""
+
+    start_s: float = 0.0
+    step_s: float = 0.002
+    save_s: float = 0.0
+    deeds: dict[str, str] = field(default_factory=dict)
+    heeds: str = "yes"
+    side_thread: bool = False
+
+    def deed(self, attempt: int, rank: int, step: int) -> str:
+        return self.deeds.get(f"{attempt}/{rank}/{step}") or self.deeds.get(f"any/{rank}/{step}") or ""
+
+
+def write_part(layout: RunLayout, part: Part) -> None:
+    write_json(layout.root / PART, encode(part))
+
+
+def part_of(layout: RunLayout) -> Part:
+    return decode(Part, read_json(layout.root / PART))

@@ -1,0 +1,208 @@
+"""What is tried, and what must come of it: one function per thing that stands still, dies, leaks or wakes up late."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies.actors.part import Part
+from ecrl_cli.studies.actors.stage import Cue, Ending, Prompter, Stage, lineage_whole, remaining, settings, whole
+from ecrl_cli.supervision import processes
+
+STEPS = 40
+GONE_WITHIN_S = 2.0
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`run` gives what happened, and whether it was `good`."""
+
+    what: str
+    run: Callable[[Stage, random.Random], Found]
+
+
+def _ended(ending: Ending, layout: RunLayout) -> Found:
+    """What every trial tells."""
+    hangs = [attempt["hang"] for attempt in ending.attempts if attempt["hang"]]
+    return {
+        "code": ending.code,
+        "outcomes": [attempt["outcome"] for attempt in ending.attempts],
+        "blamed": hangs[0]["ranks"] if hangs else None,
+        "waited_s": max((hang["waited_s"] / hang["limit_s"] for hang in hangs), default=0.0),
+        "stacks": all(layout.attempt(a["attempt"]).stacks(0).exists() for a in ending.attempts if a["hang"]),
+        "left": ending.left,
+        "lineage": lineage_whole(layout),
+        "said": ending.said,
+    }
+
+
+def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage, random.Random], Found]:
+    """`victims` do `what` at a random step of the first attempt; the second one completes."""
+
+    def run(stage: Stage, rng: random.Random) -> Found:
+        step, config = rng.randrange(8, STEPS), settings(STEPS)
+        with stage.run(config, Part(deeds={f"0/{rank}/{step}": what for rank in victims})) as layout:
+            found = _ended(stage.supervise(config, layout, Prompter()), layout)
+        named = what == "skip" or found["blamed"] == list(victims)  # who skipped one is ahead of the others, and nobody can see it
+        recovered = found["outcomes"] == [expected, "completed"] and found["code"] == 0 and found["lineage"]
+        return found | {"good": recovered and found["left"] == 0 and (expected != "hung" or (named and found["stacks"] and found["waited_s"] < 3))}
+
+    return run
+
+
+def writer_stopped(stage: Stage, rng: random.Random) -> Found:
+    """The background writer stands still: it is replaced, the ranks train on."""
+    config = settings(600, every=50, strategy="overlapped")
+    with stage.run(config, Part(step_s=0.004)) as layout:
+
+        def stop_it() -> None:
+            (pid,) = [pid for pid in remaining(layout) if "checkpoint.writer" in _command(pid) or "writer_main" in _command(pid)]
+            os.kill(pid, signal.SIGSTOP)
+
+        ending = stage.supervise(config, layout, Prompter(Cue("training", rng.randrange(5, 50)), stop_it))
+        found = _ended(ending, layout)
+    replaced = [note for note in ending.notes if "writer" in note and "replaced" in note]
+    return found | {"good": found["outcomes"] == ["completed"] and len(replaced) == 1 and found["left"] == 0}
+
+
+def slow_disk(stage: Stage, rng: random.Random) -> Found:
+    """A save that takes several times the limit, a piece at a time: nobody hangs."""
+    config = settings(12, every=6)
+    slow = RunConfig(**{**config.__dict__, "storage": config.storage.__class__(bytes_per_s=6000.0)})
+    with stage.run(slow, Part()) as layout:
+        found = _ended(stage.supervise(slow, layout, Prompter()), layout)
+    return found | {"good": found["outcomes"] == ["completed"] and found["left"] == 0}
+
+
+def agent(number: int, expected: list[str]) -> Callable[[Stage, random.Random], Found]:
+    """torchrun's agent gets signal `number` while its ranks step."""
+
+    def run(stage: Stage, rng: random.Random) -> Found:
+        config = settings(200, every=20, launcher="torchrun", start_timeout_s=60.0)
+        with stage.run(config, Part(step_s=0.004)) as layout:
+
+            def strike() -> None:
+                os.kill(processes.parent(_some_rank(layout)), number)
+
+            found = _ended(stage.supervise(config, layout, Prompter(Cue("training", rng.randrange(10, 40)), strike), "torchrun"), layout)
+        return found | {"good": found["outcomes"] == expected and found["left"] == 0 and found["code"] == 0}
+
+    return run
+
+
+def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
+    """SIGKILL to the supervisor: within two seconds nothing of the run is left, and the next one goes on."""
+    config = settings(400, every=20, start_timeout_s=60.0)
+    with stage.run(config, Part(step_s=0.004)) as layout:
+        lone = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.lone", str(layout.root)], stdout=subprocess.PIPE, text=True)
+        assert lone.stdout is not None
+        lone.stdout.readline()  # it has come to a step
+        fds = [fd for pid in remaining(layout) if pid != lone.pid and (fd := processes.open_pidfd(pid)) is not None]
+        lone.kill()
+        lone.wait()
+        lone.stdout.close()
+        alive = processes.wait_all(fds, GONE_WITHIN_S)
+        for fd in fds:
+            os.close(fd)
+        found = _ended(stage.supervise(config, layout, Prompter()), layout)
+    good = len(fds) >= 2 and not alive and found["outcomes"][-1] == "completed" and found["lineage"] and found["left"] == 0
+    return found | {"alive": len(alive), "good": good}
+
+
+def zombie(stage: Stage, rng: random.Random) -> Found:
+    """A writer of the first attempt stands still before its commit and wakes up when a newer attempt is done: it is fenced, nothing changes."""
+    config = settings(STEPS)
+    with stage.run(config, Part(deeds={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})) as layout:
+        late = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.late", str(layout.root)], stdout=subprocess.PIPE, text=True)
+        os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WNOWAIT)
+        found = _ended(stage.supervise(config, layout, Prompter()), layout)
+        before = whole(layout)
+        late.send_signal(signal.SIGCONT)
+        said, _ = late.communicate()
+        after = whole(layout)
+    return found | {"late": said.strip(), "good": said.strip() == "fenced" and before == after and found["outcomes"] == ["died", "completed"]}
+
+
+def crash_loop(stage: Stage, rng: random.Random) -> Found:
+    """The same step fails each time: two attempts without a gain, and it is over; the step and the cause are named."""
+    step, config = rng.randrange(8, STEPS), settings(STEPS)
+    with stage.run(config, Part(deeds={f"any/0/{step}": "raise"})) as layout:
+        found = _ended(stage.supervise(config, layout, Prompter()), layout)
+    return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["died"] * 3, 7, 0)}
+
+
+def budget(stage: Stage, rng: random.Random) -> Found:
+    """Each attempt gains a little and dies: exactly as many attempts as the restarts allow."""
+    config, allowed = settings(STEPS, every=2), rng.randrange(1, 4)
+    config = settings(STEPS, every=2, max_restarts=allowed)
+    deeds = {f"{attempt}/{attempt % 2}/{9 + 4 * attempt}": "SIGKILL" for attempt in range(6)}
+    with stage.run(config, Part(deeds=deeds)) as layout:
+        found = _ended(stage.supervise(config, layout, Prompter()), layout)
+    return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["died"] * (allowed + 1), 7, 0)}
+
+
+def hang_loop(stage: Stage, rng: random.Random) -> Found:
+    """The same step hangs each time: exit code 6."""
+    config = settings(STEPS)
+    with stage.run(config, Part(deeds={f"any/1/{rng.randrange(8, STEPS)}": "spin"})) as layout:
+        found = _ended(stage.supervise(config, layout, Prompter()), layout)
+    return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["hung"] * 3, 6, 0)}
+
+
+def overload(stage: Stage, rng: random.Random) -> Found:
+    """Twice as many busy processes as processors, at the least limit that can be configured: no false alarm."""
+    config = settings(400, every=40)
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    try:
+        with stage.run(config, Part()) as layout:
+            found = _ended(stage.supervise(config, layout, Prompter()), layout)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    return found | {"good": found["outcomes"] == ["completed"] and found["left"] == 0}
+
+
+CASES: tuple[Case, ...] = (
+    Case("SIGSTOP of one rank", deed("freeze", (1,), "hung")),
+    Case("SIGSTOP of rank 0", deed("freeze", (0,), "hung")),
+    Case("SIGSTOP of all ranks", deed("freeze", (0, 1), "hung")),
+    Case("asleep with Python's lock", deed("grasp", (1,), "hung")),
+    Case("spins without progress", deed("spin", (0,), "hung")),
+    Case("one rank skips a collective", deed("skip", (1,), "hung")),
+    Case("SIGSEGV", deed("SIGSEGV", (1,), "died")),
+    Case("SIGABRT", deed("SIGABRT", (0,), "died")),
+    Case("os._exit(0) early", deed("exit0", (1,), "died")),
+    Case("exit 1", deed("exit1", (0,), "died")),
+    Case("SIGSTOP of the writer", writer_stopped),
+    Case("a slow disk", slow_disk),
+    Case("SIGKILL of the agent", agent(signal.SIGKILL, ["died", "completed"])),
+    Case("SIGSTOP of the agent", agent(signal.SIGSTOP, ["completed"])),  # ranks that have met do not need it
+    Case("SIGKILL of the supervisor", supervisor_killed),
+    Case("a late writer wakes up", zombie),
+    Case("the same step raises each time", crash_loop),
+    Case("the same step hangs each time", hang_loop),
+    Case("each attempt gains a little and dies", budget),
+    Case("twice as much work as processors", overload),
+)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def _some_rank(layout: RunLayout) -> int:
+    return next(pid for pid in remaining(layout) if "studies.actors.actor" in _command(pid) and "torch.distributed" not in _command(pid))

@@ -1,0 +1,105 @@
+"""Ranks, writer and launcher that stand still, die or wake up late: found, named, ended, followed by the next attempt, and nothing is left.
+
+The supervisor, its launchers, the board and the store are the product's; the ranks are actors, so that a trial takes a second or two.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ecrl_cli.config.studies import Hangs
+from ecrl_cli.studies.actors.part import Part
+from ecrl_cli.studies.actors.stage import LIMIT_S, Prompter, Stage, settings
+from ecrl_cli.studies.hangs import stories
+from ecrl_cli.studies.hangs.cases import CASES, STEPS
+from ecrl_cli.studies.hangs.findings import findings
+from ecrl_cli.studies.result import Findings
+from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+
+SIDE_THREAD = "a heartbeat from a side thread"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def make(setting: Setting) -> Study:
+    return HangsStudy(setting)
+
+
+class HangsStudy:
+    def __init__(self, setting: Setting) -> None:
+        self._setting, self._config = setting, setting.config.study
+        assert isinstance(self._config, Hangs)
+        self._stage = Stage(setting.scratch)
+
+    def plan(self) -> list[Trial]:
+        trials = [Trial(f"case/{case.what}/{n:03d}", {"arm": "case", "what": case.what}) for n in range(self._config.each) for case in CASES]
+        for story in ("slow", "suspended", "standing"):
+            trials += [Trial(f"story/{story}/{n:03d}", {"arm": "story", "what": story}) for n in range(self._config.slow)]
+        bugs = (*(bug.name for bug in stories.PLANTED), SIDE_THREAD) if self._config.planted else ()
+        return trials + [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in bugs]
+
+    def skips(self) -> Sequence[Skip]:
+        return ()
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        arms: dict[str, Callable[[Trial], dict[str, Any]]] = {"case": self._case, "story": self._story, "planted": self._planted}
+        return arms[trial.facts["arm"]](trial)
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        return findings(records)
+
+    def close(self) -> None:
+        self._stage.close()
+
+    def _case(self, trial: Trial) -> dict[str, Any]:
+        case = next(case for case in CASES if case.what == trial.facts["what"])
+        before = set(_names())
+        found = case.run(self._stage, self._setting.rng(trial.key))
+        return found | {"shared_memory": sorted(name for name in set(_names()) - before if "ecrl" in name)}
+
+    def _story(self, trial: Trial) -> dict[str, Any]:
+        rng = self._setting.rng(trial.key)
+        if trial.facts["what"] == "standing":
+            found = stories.standing(stories.product, rng)
+            return {"waited": found, "good": found is not None and found < 3}
+        alarms = (stories.slow if trial.facts["what"] == "slow" else stories.suspended)(stories.product, rng)
+        return {"alarms": alarms, "good": alarms == 0}
+
+    def _planted(self, trial: Trial) -> dict[str, Any]:
+        if trial.facts["what"] == SIDE_THREAD:
+            return {"shown": self._side_thread()}
+        bug = next(bug for bug in stories.PLANTED if bug.name == trial.facts["what"])
+        return {"shown": bug.shown(self._setting.rng(trial.key))}
+
+    def _side_thread(self) -> bool:
+        """A rank that spins is not found while a thread of its beats."""
+        config = settings(STEPS)
+        with self._stage.run(config, Part(deeds={"0/1/20": "spin"}, side_thread=True)) as layout, _given_up_after(5 * LIMIT_S):
+            ending = self._stage.supervise(config, layout, Prompter())
+        return [attempt["outcome"] for attempt in ending.attempts] == ["stopped"]
+
+
+@contextmanager
+def _given_up_after(seconds: float) -> Iterator[None]:
+    """Two Ctrl-C after that time."""
+
+    def twice(number: int, frame: FrameType | None) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGALRM, twice)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _names() -> list[str]:
+    return [path.name for path in SHARED_MEMORY.iterdir()]
