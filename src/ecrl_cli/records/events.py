@@ -107,7 +107,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Fired:
-    """`fired/NNN.json`: entry `index` of the plan struck; written and synced before the blow."""
+    """`fired/NNN.json`: entry `index` of the plan struck; written and synced before the blow.
+
+    `at_step`: the step that its victim was in or behind; `detail`: what exactly is hit, where the plan leaves that open.
+    """
 
     index: int
     kind: str
@@ -116,6 +119,8 @@ class Fired:
     attempt: int
     at: float
     time: float
+    at_step: int | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True)

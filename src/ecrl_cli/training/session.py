@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from ecrl_cli.checkpoint.make import make_strategy
 from ecrl_cli.checkpoint.progress import NOWHERE
 from ecrl_cli.checkpoint.progress import Progress as Restored
 from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.datasets import build_dataset
@@ -23,6 +25,7 @@ from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.inject import Injector
+from ecrl_cli.failures.storage import store_for
 from ecrl_cli.models import build as build_model
 from ecrl_cli.records.clock import SpanClock, monotonic, wall
 from ecrl_cli.records.events import DatasetRecord, Final
@@ -30,6 +33,7 @@ from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
+from ecrl_cli.storage.beating import beating
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training.control import Control
 from ecrl_cli.training.learner import DataParallelLearner
@@ -59,6 +63,8 @@ class Session:
         join_group(self.config, self.rendezvous, self.device)
         self.clock.switch("load")
         self.pulse.phase("loading")
+        if self.injector.meets:
+            self.injector.meet(process_ids(self.world_size))
         self.injector.at_start("load", self.order)
         self.report(self.order.resume_step, "loading")
         loop = self.load()
@@ -99,7 +105,7 @@ class Session:
             loader=BatchLoader(dataset, config.seed, config.dataset.augment),
             sampler=sampler,
             pack=pack,
-            strategy=make_strategy(config, pack, self.layout, self.order.attempt, self.clock, self.pulse.again),
+            strategy=make_strategy(config, pack, self.layout, self.order.attempt, self.clock, self.store_under),
             injector=self.injector,
             pulse=self.pulse,
             clock=self.clock,
@@ -110,6 +116,12 @@ class Session:
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
         )
+
+    def store_under(self, root: Path, config: StoreConfig) -> CheckpointStore:
+        """The store that this rank writes through, on the board at each call."""
+        store = store_for(root, config, self.layout, self.order.pending)
+        store.fs = beating(store.fs, self.pulse.again)
+        return store
 
     def restore(self, pack: StatePack) -> Restored:
         """Restore `pack` where there is something to resume from; gives where this rank stands."""
@@ -197,6 +209,13 @@ def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) 
     store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
     scoped = PrefixStore(address.prefix, store)
     dist.init_process_group(backend, store=scoped, rank=rendezvous.rank, world_size=rendezvous.world_size, timeout=timeout)
+
+
+def process_ids(world_size: int) -> list[int]:
+    """Of all ranks, in order; collective."""
+    own, every = torch.tensor([os.getpid()]), torch.zeros(world_size, dtype=torch.int64)
+    dist.all_gather_into_tensor(every, own)
+    return [int(pid) for pid in every]
 
 
 def wrap(model: torch.nn.Module, device: torch.device) -> DistributedDataParallel:
