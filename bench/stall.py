@@ -107,9 +107,9 @@ def ours(bench: Bench, root: Path, name: str) -> Arm:
     """One of ECRL's strategies, timed as its own journal says: from the end of the first barrier to the end of the last."""
     layout = RunLayout(root / name)
     config = config_of(name)
-    journal, spans = Journal(layout.attempt(0).checkpoints), Journal(layout.attempt(0).spans(bench.rank))
+    spans = Journal(layout.attempt(0).spans(bench.rank))
     clock = SpanClock(spans, 0, monotonic(), "compute")
-    strategy = make_strategy(config, bench.pack, layout, 0, clock, journal)
+    strategy = make_strategy(config, bench.pack, layout, 0, clock)
     strategy.prepare()
 
     def save() -> float:
@@ -301,7 +301,7 @@ def main() -> int:
     layout.logs.mkdir(parents=True)
     write_run_config(layout, config_of("overlapped"))
     with listen(layout.writer) as listener:
-        command = [sys.executable, "-m", "ecrl_cli.checkpoint.writer", str(layout.root), str(listener.fileno())]
+        command = [sys.executable, "-m", "ecrl_cli.supervision.writer_main", str(layout.root), str(listener.fileno())]
         writer = subprocess.Popen(command, pass_fds=[listener.fileno()])
     try:
         mp.spawn(train, (str(root), options.rounds, options.steps, options.batch), nprocs=WORLD)

@@ -30,6 +30,8 @@ TORCH_FREE = (
     "ecrl_cli.checkpoint.store",
     "ecrl_cli.checkpoint.writer",
     "ecrl_cli.failures.plan",
+    "ecrl_cli.failures.inject",
+    "ecrl_cli.supervision.writer_main",
     "ecrl_cli.data.order",
     "ecrl_cli.data.preflight",
 )

@@ -10,6 +10,7 @@ EcrlError
 ├── NoValidCheckpoint         4   checkpoints exist, none passes the guard
 ├── StorageError              5   the file system refused, with its errno
 ├── CheckpointConflict        5   another, different checkpoint already holds that name
+├── LossNotFinite             1   a loss that is NaN or infinite: the step is neither logged nor saved; a restart may cure it
 ├── NoProgress                7   restarts spent, or two in a row gained no step
 │   └── Hung                  6   the same, and what gained no step hung
 ├── RunHeld                   8   another supervisor owns the run directory
@@ -101,6 +102,12 @@ class StorageError(EcrlError):
 
 class CheckpointConflict(StorageError):
     code = "conflict"
+
+
+class LossNotFinite(EcrlError):
+    """A step whose loss is NaN or infinite. Not incurable: the attempt dies, the next one goes on from the last checkpoint."""
+
+    code = "loss"
 
 
 class NoProgress(EcrlError):

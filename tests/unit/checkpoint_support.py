@@ -50,7 +50,7 @@ def writer_process(layout: RunLayout) -> Iterator[subprocess.Popen[bytes]]:
     """The real background writer of `layout`, which listens when this begins."""
     layout.logs.mkdir(exist_ok=True)
     with listen(layout.writer) as listener, layout.writer_output.open("ab") as output:
-        command = [sys.executable, "-m", "ecrl_cli.checkpoint.writer", str(layout.root), str(listener.fileno())]
+        command = [sys.executable, "-m", "ecrl_cli.supervision.writer_main", str(layout.root), str(listener.fileno())]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[listener.fileno()])
     try:
         yield process

@@ -102,7 +102,7 @@ def strategy_of(run: Run, root: Path, settings: RunConfig, attempt: int = 0) -> 
     layout = RunLayout(root)
     logs = layout.attempt(attempt)
     clock = SpanClock(Journal(logs.spans(0)), attempt, monotonic(), "compute")
-    made = make_strategy(settings, run.pack, layout, attempt, clock, lambda: None)
+    made = make_strategy(settings, run.pack, layout, attempt, clock)
     made.prepare()
     return made
 

@@ -227,8 +227,9 @@ def test_it_dies_with_the_one_who_started_it(layout: RunLayout, tmp_path: Path) 
 
 FULL_DISK = """
 import errno, sys, threading
-from ecrl_cli.checkpoint import lines, store, writer
+from ecrl_cli.checkpoint import lines, store
 from ecrl_cli.errors import StorageError
+from ecrl_cli.supervision import writer_main
 
 full, save, write = threading.Event(), store.CheckpointStore.save, lines.CheckpointLog.write
 
@@ -243,7 +244,7 @@ def refuse_one(self, event, step, **values):
     write(self, event, step, **values)
 
 store.CheckpointStore.save, lines.CheckpointLog.write = save_when_full, refuse_one
-writer.main(sys.argv[1:])
+writer_main.main(sys.argv[1:])
 """
 
 

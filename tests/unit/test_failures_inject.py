@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ecrl_cli.failures.fired import fired_indices, read_fired
 from ecrl_cli.failures.inject import Injector
-from ecrl_cli.failures.kinds import STRIKES, Strike
+from ecrl_cli.failures.kinds import STRIKES
+from ecrl_cli.failures.strike import Strike
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
@@ -108,7 +110,7 @@ def test_a_claim_cut_off_by_its_own_blow_still_counts(tmp_path: Path) -> None:
 
 
 def _harmless(strike: Strike, blow: Callable[[], object]) -> Strike:
-    return Strike(strike.text, strike.flushes, blow)  # type: ignore[arg-type]
+    return replace(strike, blow=lambda scene: blow())
 
 
 def test_the_folder_of_claims_is_durable_before_the_first_blow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from ecrl_cli.checkpoint.blocking import BlockingStrategy
 from ecrl_cli.checkpoint.context import Context
@@ -18,11 +19,14 @@ from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.records.clock import SpanClock
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.storage.beating import beating
+
+MakeStore = Callable[[Path, StoreConfig], CheckpointStore]
 
 
-def make_strategy(config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock, beat: Callable[[], None]) -> Strategy:
-    """The strategy that `config.checkpoint` names, for this rank in this attempt. `beat`: called whenever this rank's own writing comes on."""
+def make_strategy(
+    config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock, make_store: MakeStore = CheckpointStore
+) -> Strategy:
+    """The strategy that `config.checkpoint` names, for this rank in this attempt. `make_store`: what makes the store that a rank itself writes to."""
     checkpoint, identity = config.checkpoint, run_id(config)
     if checkpoint.strategy == "none":
         return NoneStrategy()
@@ -30,9 +34,7 @@ def make_strategy(config: RunConfig, pack: StatePack, layout: RunLayout, attempt
     context = Context(pack, Snapshotter(pack, suffix_of(checkpoint)), layout, identity, attempt, clock, log, checkpoint.on_error)
     if checkpoint.strategy == "overlapped":
         return OverlappedStrategy(context, checkpoint.max_inflight)
-    store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, identity))
-    store.fs = beating(store.fs, beat)
-    return BlockingStrategy(context, store)
+    return BlockingStrategy(context, make_store(layout.checkpoints, StoreConfig.of(config, identity)))
 
 
 def suffix_of(checkpoint: CheckpointConfig) -> str:

@@ -1,4 +1,4 @@
-"""The background writer: `python -m ecrl_cli.checkpoint.writer RUN_DIR [LISTENING_FD [BOARD_FD]]`. Torch-free, one per run, outlives attempts.
+"""The background writer, whose program is `supervision.writer_main`. Torch-free, one per run, outlives attempts.
 
 It owns the slots, takes finished images from rank 0, and does file I/O and hashing only. What it has received it finishes, even when
 the rank that sent it is dead. Three threads: the main one reads the sockets, one saves, one provides memory at the start of a connection.
@@ -13,24 +13,21 @@ import queue
 import selectors
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.image import Image, PartPlace, Stamp
 from ecrl_cli.checkpoint.lines import CheckpointLog
 from ecrl_cli.checkpoint.memory import Memory
 from ecrl_cli.checkpoint.saving import save_and_record
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.wire import Channel, decode_parts, listen
+from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.checkpoint.wire import Channel, decode_parts
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.board import Board
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.beating import beating
 
 NICE = 19  # training comes first: a step in flight is worth more than an early commit
@@ -208,19 +205,3 @@ def die_of(failure: threading.ExceptHookArgs) -> None:
     """A writer without its saving thread would look alive for ever: better dead, and replaced."""
     threading.__excepthook__(failure)
     os._exit(1)
-
-
-def main(argv: list[str]) -> None:
-    die_with_parent()
-    threading.excepthook = die_of
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle: what was received is finished first
-    os.nice(NICE)
-    layout = RunLayout(Path(argv[0]))
-    listener = socket.socket(fileno=int(argv[1])) if len(argv) > 1 else listen(layout.writer)
-    stored = read_run_config(layout)
-    store = CheckpointStore(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id))
-    Writer(layout, store, listener, Board(int(argv[2])) if len(argv) > 2 else None).serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -17,6 +17,7 @@ from ecrl_cli.config.size import human_seconds, seconds
 from ecrl_cli.data.preflight import known_size
 from ecrl_cli.data.preflight import prepare as prepare_data
 from ecrl_cli.errors import ConfigError, RunDirectoryError
+from ecrl_cli.failures.plan import plan as planned
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.directory import claim, claim_sweep
 from ecrl_cli.runs.naming import run_directory, sweep_directory
@@ -24,6 +25,7 @@ from ecrl_cli.runs.place import lost
 from ecrl_cli.runs.reuse import disagreements
 from ecrl_cli.supervision.allocation import check_allocation
 from ecrl_cli.supervision.lock import held
+from ecrl_cli.supervision.network import check_network
 
 Say = Callable[[str], None]
 
@@ -55,9 +57,12 @@ def prepare(arguments: Arguments, say: Say) -> Plan:
     engine = chosen(arguments.engine)
     check_engine(engine)
     check_shape(engine, arguments.engine, [cell.config for cell in grid.cells])
+    for config in plan.configs().values():
+        planned(config)  # refused here where a failure cannot strike that run
     for config in () if engine == "submitit_slurm" else plan.configs().values():  # a job asks the machine that it finds itself on
         check_machine(config)
         check_allocation(config)
+        check_network(config)
     _check_folders(plan)
     plan = _check_agreement(plan, arguments, say)
     if arguments.show:  # to look at a configuration needs no data, and must not download any

@@ -8,6 +8,7 @@ from typing import Any
 
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.elastic import Say, settled
+from ecrl_cli.config.failures import fitting
 from ecrl_cli.config.fields import convert
 from ecrl_cli.config.scale import apply_scale
 from ecrl_cli.config.schema import LAUNCHERS, FailureConfig, RunConfig
@@ -27,6 +28,7 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say:
     if config.scale.launcher not in ("", *LAUNCHERS):
         raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
     # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
+    config = replace(config, failure=fitting(config.failure, typed))
     scaled = apply_scale(settled(config, typed, say), typed)
     config = _apply_variant(settled(scaled, frozenset(), say), typed)
     check(config)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 
-from ecrl_cli.config.elastic import fits, misfit, next_fitting, ranks_at, sizes
+from ecrl_cli.config.elastic import fits, misfit, next_fitting
+from ecrl_cli.config.failures import check_failures
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, shown
 
@@ -81,59 +81,6 @@ def _write_mode(config: RunConfig) -> None:
         raise ConfigError("write_mode", f"the switches contradict the name {mode.name}", "choose a whole mode: write_mode=NAME")
 
 
-def _failures(config: RunConfig) -> None:
-    failure = config.failure
-    if failure.kind == "none":
-        if failure.steps:
-            raise ConfigError("failure.steps", f"{list(failure.steps)} planned, but failure.kind is none", "add failure=kill or failure=exit")
-        if failure.mtbf_steps:
-            raise ConfigError("failure.mtbf_steps", "a mean is given, but failure.kind is none", "add failure=mtbf")
-        return
-    if failure.kind == "mtbf":
-        _drawn_failures(config)
-        return
-    if not failure.steps:
-        raise ConfigError("failure.steps", f"failure.kind is {failure.kind} and no step is planned", "give steps: failure.steps=[40,70]")
-    if failure.mtbf_steps:
-        raise ConfigError("failure.mtbf_steps", f"a mean is given, but failure.kind is {failure.kind}", "use failure=mtbf or leave it out")
-    _failure_steps(config)
-    _failure_rank(config)
-    if failure.kind == "exit" and failure.rank != 0:
-        raise ConfigError("failure.rank", f"exit strikes rank 0 only, got {failure.rank}", "set failure.rank=0 or use failure=kill")
-
-
-def _drawn_failures(config: RunConfig) -> None:
-    """mtbf draws its steps and its ranks: what else the group holds would be silently ignored."""
-    failure = config.failure
-    if failure.steps:
-        raise ConfigError("failure.steps", f"{list(failure.steps)} planned, but failure.kind is mtbf, which draws its steps", "leave them out")
-    if failure.rank:
-        raise ConfigError("failure.rank", f"rank {failure.rank} named, but failure.kind is mtbf, which draws its ranks", "leave it out")
-    if failure.mtbf_steps < 1:
-        raise ConfigError("failure.mtbf_steps", f"must be >= 1 for failure=mtbf, got {failure.mtbf_steps:g}", "give a mean: failure.mtbf_steps=200")
-
-
-def _failure_rank(config: RunConfig) -> None:
-    """At each planned step the rank must exist: before and behind it where the size changes there."""
-    step = min(config.failure.steps, key=lambda planned: ranks_at(config, planned))
-    rank, ranks = config.failure.rank, ranks_at(config, step)
-    if rank >= ranks:
-        where = f" at step {step}" if len(sizes(config)) > 1 else ""
-        raise ConfigError("failure.rank", f"rank {rank} does not exist with {ranks} ranks{where}", f"use 0 to {ranks - 1}")
-
-
-def _failure_steps(config: RunConfig) -> None:
-    steps, target = config.failure.steps, config.target_steps
-    if steps[0] < 1:
-        raise ConfigError("failure.steps", f"must be >= 1, got {steps[0]}")
-    if any(after <= before for before, after in itertools.pairwise(steps)):
-        raise ConfigError("failure.steps", f"must be strictly increasing, got {list(steps)}", f"use {sorted(set(steps))}")
-    if steps[-1] > target:
-        raise ConfigError("failure.steps", f"step {steps[-1]} is beyond target_steps {target}", "lower it or raise target_steps")
-    if steps[-1] == target:
-        raise ConfigError("failure.steps", f"step {target} is the target: nothing would be left to recover", "lower it or raise target_steps")
-
-
 def _not_yet(config: RunConfig) -> None:
     if config.supervision.spares:
         raise ConfigError("supervision.spares", f"comes with a later version, got {config.supervision.spares}", "leave it out")
@@ -164,4 +111,4 @@ def _supervision(config: RunConfig) -> None:
         raise ConfigError("supervision.master_port", f"port must be 1024-65535 and free, got {port}", "leave it out: a free one is taken")
 
 
-_RULES = (_names, _not_yet, _geometry, _nodes, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, _failures, _supervision)
+_RULES = (_names, _not_yet, _geometry, _nodes, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, check_failures, _supervision)

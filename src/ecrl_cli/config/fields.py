@@ -133,7 +133,7 @@ def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> None:
 
 def _bounds(rule: Mapping[str, Any], is_float: bool) -> str:
     if "maximum" in rule:
-        return f"in {rule['minimum']} .. 2^63-1"
+        return f"in {rule['minimum']:g} .. {'2^63-1' if rule['maximum'] == 2**63 - 1 else format(rule['maximum'], 'g')}"
     lower = "> 0" if rule.get("positive") else f">= {rule['minimum']:g}" if "minimum" in rule else ""
     upper = f" and < {rule['below']:g}" if "below" in rule else ""
     return ("a finite number " if is_float and lower else "") + lower + upper

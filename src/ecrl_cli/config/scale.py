@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ecrl_cli.config.elastic import KEY, common_multiple
+from ecrl_cli.config.entries import parse
 from ecrl_cli.config.schema import RunConfig
 
 # What a matrix sweeps over in steps of the paper's scale: its values are scaled too, those that a user typed are not.
@@ -54,8 +55,10 @@ def _scale_steps(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     if "checkpoint.every" not in typed:
         every = min(every, max(config.scale.min_every, 2, round(every * factor)))  # with 1, no step would lie off a boundary
     target, steps, schedule = config.target_steps, config.failure.steps, config.elastic.schedule
+    listed = [parse(text) for text in config.failure.entries]
+    struck = tuple(sorted({entry.step for entry in listed if entry.step}))
     if "target_steps" not in typed:
-        room = 2 * every * (len(steps) + len(schedule) + 1)
+        room = 2 * every * (len(steps) + len(struck) + len(schedule) + 1)
         target = min(target, max(round(target * factor), room))
         factor = target / config.target_steps
     mtbf = config.failure.mtbf_steps
@@ -63,16 +66,20 @@ def _scale_steps(config: RunConfig, typed: frozenset[str]) -> RunConfig:
         mtbf = min(mtbf, max(1.0, mtbf * factor))
     if "failure.steps" not in typed:
         steps = _scaled(steps, factor, config.checkpoint.every, every)
+    if "failure.entries" not in typed:
+        moved = _scaled(struck, factor, config.checkpoint.every, every)
+        listed = [replace(entry, step=dict(zip(struck, moved, strict=True)).get(entry.step, 0)) for entry in listed]
+        struck = moved
     if not any(key.startswith(KEY) for key in typed):
         changes = _scaled(tuple(schedule), factor, config.checkpoint.every, every)
         schedule = dict(zip(changes, schedule.values(), strict=True))
     if "target_steps" not in typed:
-        target = min(config.target_steps, max([target, *(step + 1 for step in (*steps, *schedule))]))
+        target = min(config.target_steps, max([target, *(step + 1 for step in (*steps, *struck, *schedule))]))
     return replace(
         config,
         target_steps=target,
         checkpoint=replace(config.checkpoint, every=every),
-        failure=replace(config.failure, steps=steps, mtbf_steps=mtbf),
+        failure=replace(config.failure, steps=steps, mtbf_steps=mtbf, entries=tuple(map(str, listed))),
         elastic=replace(config.elastic, schedule=schedule),
     )
 

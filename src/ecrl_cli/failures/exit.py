@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.entries import IN_STEP, STARTING
+from ecrl_cli.failures.strike import Scene, Strike
 
-TEXT = "exits with code 137 after a flush"
 EXIT_CODE = 137
 
 
-def available(config: RunConfig) -> str | None:
-    return "kind exit always strikes rank 0; use failure=kill for another rank" if config.failure.rank else None
-
-
-def hits(config: RunConfig) -> tuple[tuple[int, int], ...]:
-    return tuple((step, 0) for step in config.failure.steps)
-
-
-def blow() -> NoReturn:
+def blow(scene: Scene) -> NoReturn:
+    del scene
     os._exit(EXIT_CODE)
+
+
+STRIKE = Strike("exits with code 137 after a flush", (*IN_STEP, "capture", *STARTING), blow, flushes=True)

@@ -1,26 +1,18 @@
-"""`kill`: SIGKILL of one rank at a step boundary: no flush, no barrier, nothing said."""
+"""`kill`: SIGKILL of one rank, of several or of a whole node: no flush, no barrier, nothing said. `backward` is the same inside backward."""
 
 from __future__ import annotations
 
-import os
 import signal
 from typing import NoReturn
 
-from ecrl_cli.config.elastic import ranks_at
-from ecrl_cli.config.schema import RunConfig
-
-TEXT = "is killed by SIGKILL, without a flush"
-
-
-def available(config: RunConfig) -> str | None:
-    rank, world = config.failure.rank, min((ranks_at(config, step) for step in config.failure.steps), default=config.world_size)
-    return None if rank < world else f"rank {rank} does not exist with {world} ranks"
+from ecrl_cli.config.entries import IN_STEP, STARTING
+from ecrl_cli.failures.signals import to_victims
+from ecrl_cli.failures.strike import Scene, Strike
 
 
-def hits(config: RunConfig) -> tuple[tuple[int, int], ...]:
-    return tuple((step, config.failure.rank) for step in config.failure.steps)
-
-
-def blow() -> NoReturn:
-    os.kill(os.getpid(), signal.SIGKILL)
+def blow(scene: Scene) -> NoReturn:
+    to_victims(scene, signal.SIGKILL)
     raise AssertionError("survived SIGKILL")
+
+
+STRIKE = Strike("is killed by SIGKILL, without a flush", (*IN_STEP, "capture", *STARTING, "wall"), blow, several=True)

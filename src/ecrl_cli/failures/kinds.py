@@ -1,47 +1,43 @@
-"""The kinds of failure, a closed registry: one file per kind, its name here and nowhere else."""
+"""The kinds of failure, a closed registry: one file per kind or family, its name here and nowhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
+from ecrl_cli.config.entries import Entry, typed_entries
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures import exit as planned_exit
-from ecrl_cli.failures import kill, mtbf
-
-
-@dataclass(frozen=True)
-class Strike:
-    """What one blow is: the `kind` of an entry of the plan.
-
-    `flushes`: whether every rank first waits for the checkpoints in flight. `blow`: ends the calling process, the victim; does not return.
-    """
-
-    text: str
-    flushes: bool
-    blow: Callable[[], NoReturn]
+from ecrl_cli.failures import kill, media, mtbf, nan, oom, partition, raising, readonly, slow_rank, stop, storage_kinds, supervisor, term
+from ecrl_cli.failures.strike import Strike, always
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What `failure.kind` can name: which blow, and whom it takes when.
+    """What `failure.kind` can name: whom it takes when. `available`: why it cannot be planned for this configuration, or None."""
 
-    `available`: why it cannot be planned for this configuration, or None. `hits`: (global step, rank) of each entry, in order.
-    """
-
-    strike: str
-    available: Callable[[RunConfig], str | None]
-    hits: Callable[[RunConfig], tuple[tuple[int, int], ...]]
+    entries: Callable[[RunConfig], tuple[Entry, ...]]
+    available: Callable[[RunConfig], str | None] = always
 
 
 STRIKES: dict[str, Strike] = {
-    "exit": Strike(planned_exit.TEXT, True, planned_exit.blow),
-    "kill": Strike(kill.TEXT, False, kill.blow),
+    "exit": planned_exit.STRIKE,
+    "kill": kill.STRIKE,
+    "term": term.STRIKE,
+    "stop": stop.STRIKE,
+    "raise": raising.STRIKE,
+    "oom": oom.STRIKE,
+    "nan": nan.STRIKE,
+    "slow_rank": slow_rank.STRIKE,
+    "slow_disk": storage_kinds.SLOW_DISK,
+    "enospc": storage_kinds.ENOSPC,
+    "eio": storage_kinds.EIO,
+    "corrupt": media.STRIKE,
+    "readonly": readonly.STRIKE,
+    "partition": partition.STRIKE,
+    "writer": storage_kinds.WRITER,
+    "supervisor": supervisor.STRIKE,
 }
 
-KINDS: dict[str, Kind] = {
-    "exit": Kind("exit", planned_exit.available, planned_exit.hits),
-    "kill": Kind("kill", kill.available, kill.hits),
-    "mtbf": Kind("kill", mtbf.available, mtbf.hits),
-}
+_AS_TYPED = Kind(lambda config: typed_entries(config.failure))
+KINDS: dict[str, Kind] = {**dict.fromkeys((*STRIKES, "backward", "listed"), _AS_TYPED), "mtbf": Kind(mtbf.entries, mtbf.available)}

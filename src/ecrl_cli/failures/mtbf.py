@@ -1,7 +1,7 @@
-"""`mtbf`: a random rank is killed at random steps. The steps between two failures are exponential with the mean `failure.mtbf_steps`.
+"""`mtbf`: a random rank is killed at random. What lies between two failures is exponential, with the mean `failure.mtbf_steps` or `failure.mtbf_s`.
 
-The mean is in steps, not in seconds, so that the plan is known, printed and stored before the run, and every arm of a seed meets the same
-one however fast it is. A mean in wall time would be a plan that nobody can write down beforehand; it comes with a later version.
+A mean in steps gives a plan that every arm of a seed meets alike, however fast it is. A mean in seconds of supervised time is what a machine
+does; how many of its entries a run meets depends on how long it takes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 
 import numpy as np
 
-from ecrl_cli.config.elastic import ranks_at
+from ecrl_cli.config.elastic import ranks_at, sizes
+from ecrl_cli.config.entries import Entry
 from ecrl_cli.config.schema import RunConfig
 
 STREAM = 0x6D746266  # "mtbf": a stream of the seed that nothing else draws from (epochs and ranks are small numbers)
@@ -18,16 +19,20 @@ STREAM = 0x6D746266  # "mtbf": a stream of the seed that nothing else draws from
 
 def available(config: RunConfig) -> str | None:
     mean = config.failure.mtbf_steps
-    return None if mean >= 1 else f"kind mtbf needs a mean of at least one step, failure.mtbf_steps is {mean:g}"
+    if mean >= 1 or config.failure.mtbf_s > 0:
+        return None
+    return f"kind mtbf needs a mean of at least one step, failure.mtbf_steps is {mean:g}"
 
 
-def hits(config: RunConfig) -> tuple[tuple[int, int], ...]:
-    """Steps strictly rising and below the target, each with the rank that it takes.
+def entries(config: RunConfig) -> tuple[Entry, ...]:
+    """Kills in order, each of one rank. The gaps of one seed are the same draws whatever the mean: half the mean strikes at half the distances."""
+    return _by_time(config) if config.failure.mtbf_s else _by_steps(config)
 
-    The gaps of one seed are the same draws whatever the mean: half the mean strikes at half the distances.
-    """
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([config.seed, STREAM])))
-    found: list[tuple[int, int]] = []
+
+def _by_steps(config: RunConfig) -> tuple[Entry, ...]:
+    """At steps strictly rising and below the target."""
+    generator = _generator(config)
+    found: list[Entry] = []
     instant, step = 0.0, 0
     while True:
         instant += config.failure.mtbf_steps * generator.exponential()
@@ -35,4 +40,19 @@ def hits(config: RunConfig) -> tuple[tuple[int, int], ...]:
         step = max(step + 1, math.ceil(instant))
         if step >= config.target_steps:
             return tuple(found)
-        found.append((step, int(share * ranks_at(config, step))))
+        found.append(Entry("kill", step, who=(int(share * ranks_at(config, step)),)))
+
+
+def _by_time(config: RunConfig) -> tuple[Entry, ...]:
+    """At instants of supervised time, as many as there may be restarts: the run may be over before the last of them."""
+    generator = _generator(config)
+    found: list[Entry] = []
+    instant = 0.0
+    for _ in range(config.supervision.max_restarts):
+        instant += config.failure.mtbf_s * generator.exponential()
+        found.append(Entry("kill", moment="wall", who=(int(generator.random() * min(sizes(config))),), after_s=instant))
+    return tuple(found)
+
+
+def _generator(config: RunConfig) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([config.seed, STREAM])))

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, RecordError
 from ecrl_cli.failures.kinds import KINDS, STRIKES
+from ecrl_cli.failures.listed import planned
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
+
+_MOMENTS = {
+    "boundary": "after step {step}",
+    "forward": "in step {step}, {share:.0%} into forward",
+    "backward": "in step {step}, after {share:.0%} of the gradients",
+    "optimizer": "in step {step}, after the update of {share:.0%} of the parameters",
+    "capture": "while the checkpoint of step {step}, or the next one due, is captured",
+    "save": "in the first save due at step {step} or behind it{point}",
+    "start": "at the start of the first attempt{behind}",
+    "rendezvous": "before the rendezvous of the first attempt{behind}",
+    "load": "before the first attempt{behind} loads its state",
+    "rest": "before the first attempt behind step {step} chooses what to resume from",
+    "wall": "after {seconds:.3f} s of supervised time",
+}
 
 
 @dataclass(frozen=True)
@@ -30,15 +45,33 @@ def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
     refused = kind.available(config)
     if refused:
         raise ConfigError("failure", refused)
-    return tuple(PlannedFailure(index, kind.strike, victim, step) for index, (step, victim) in enumerate(kind.hits(config)))
+    entries = (each for entry in kind.entries(config) for each in planned(entry, config))
+    return tuple(replace(entry, index=index) for index, entry in enumerate(entries))
 
 
 def describe(planned: tuple[PlannedFailure, ...]) -> tuple[str, ...]:
     """A line per entry, for people."""
     if not planned:
         return ("no failures planned",)
-    count = len(planned)
-    return tuple(f"failure {p.index + 1} of {count}: rank {p.rank} {STRIKES[p.kind].text}, after step {p.global_step}" for p in planned)
+    return tuple(f"failure {p.index + 1} of {len(planned)}: {_subject(p)} {_what(p)}, {_when(p)}" for p in planned)
+
+
+def _subject(entry: PlannedFailure) -> str:
+    if subject := STRIKES[entry.kind].subject:
+        return subject
+    ranks = (entry.rank, *entry.others)
+    whole = " and their agent" if entry.node else ""
+    return f"rank {entry.rank}" if len(ranks) == 1 and not whole else f"each of ranks {', '.join(map(str, ranks))}{whole}"
+
+
+def _what(entry: PlannedFailure) -> str:
+    return STRIKES[entry.kind].text.format(seconds=entry.seconds)
+
+
+def _when(entry: PlannedFailure) -> str:
+    behind = f" behind step {entry.global_step}" if entry.global_step else ""
+    point = f", at {entry.point}" if entry.point else ""
+    return _MOMENTS[entry.moment].format(step=entry.global_step, share=entry.share, seconds=entry.seconds, behind=behind, point=point)
 
 
 def pending(planned: tuple[PlannedFailure, ...], fired: Collection[int]) -> tuple[PlannedFailure, ...]:

@@ -139,8 +139,8 @@ def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, se
     logs, number, session = records.logs(attempt.attempt), attempt.attempt, attempt.session
     ended = min(window_end if attempt.ended_at is None else attempt.ended_at, window_end)
     died = attempt.outcome in ("died", "hung")
-    blows = [entry.at for entry in records.fired if entry.attempt == number] if died else []
-    stop = min([ended, *blows[-1:]])
+    blows = [entry.at for entry in records.fired if entry.attempt == number and entry.at >= attempt.launched_at] if died else []
+    stop = min(ended, max(blows, default=ended))  # of several the last one: what ends an attempt is followed by nothing
     if logs.spans.events:
         yield from _piece("launch", attempt.launched_at, logs.spans.events[0].start, number, session)
     elif not any(lines.events for lines in logs.ranks.values()):

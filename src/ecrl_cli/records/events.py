@@ -108,7 +108,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Fired:
-    """`fired/NNN.json`: entry `index` of the plan struck; written and synced before the blow."""
+    """`fired/NNN.json`: entry `index` of the plan struck; written and synced before the blow.
+
+    `at_step`: the step that its victim was in or behind; `detail`: what exactly is hit, where the plan leaves that open.
+    """
 
     index: int
     kind: str
@@ -117,6 +120,8 @@ class Fired:
     attempt: int
     at: float
     time: float
+    at_step: int | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True)

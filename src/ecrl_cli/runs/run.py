@@ -18,9 +18,11 @@ from ecrl_cli.history.load import load
 from ecrl_cli.metrics.disk import sampled
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.clock import monotonic
+from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.runs import keeper
 from ecrl_cli.runs.directory import claim
 from ecrl_cli.runs.environment import environment
 from ecrl_cli.storage.files import sync_directory, write_json
@@ -86,15 +88,23 @@ def _run(config: RunConfig, layout: RunLayout, desk: Desk) -> RunResult:
         lay_down(layout, config)
     for line in describe(plan(config)):
         say(line)
-    launcher = warm(desk.launchers, config, say)  # before the UI: what is interrupted while it warms leaves no bar behind
     try:
-        with sampled(layout.disk, config.supervision.disk_interval_s, say):
-            record = supervise(config, layout, make_ui(config, layout, desk.above), launcher)
+        record = _supervised(config, layout, desk)
     except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
         write_metrics(layout)  # what it came to is shown too, and never averaged
         raise
     write_metrics(layout)
     return RunResult(0, record.terminal_status, record.reason)
+
+
+def _supervised(config: RunConfig, layout: RunLayout, desk: Desk) -> SupervisorRecord:
+    """Here, or in a process of its own where the plan ends the supervisor."""
+    kept = keeper.wanted(config)
+    launcher = None if kept else warm(desk.launchers, config, desk.say)  # before the UI: what is interrupted while it warms leaves no bar behind
+    with sampled(layout.disk, config.supervision.disk_interval_s, desk.say):
+        if kept:
+            return keeper.keep(config, layout, desk.say)
+        return supervise(config, layout, make_ui(config, layout, desk.above), launcher)
 
 
 def warm(launchers: Launchers, config: RunConfig, say: Say) -> Launcher:

@@ -14,6 +14,7 @@ from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.environment import child_environment
 from ecrl_cli.supervision.launcher import LaunchSpec, RankExit, Ranks
 from ecrl_cli.supervision.mortality import mortal_command
+from ecrl_cli.supervision.network import private
 
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
 
@@ -43,9 +44,10 @@ class AgentAttempt:
         self._spec, self._ranks = spec, Ranks()
         self._meeting = f"ecrl-{secrets.token_hex(8)}"
         self._scratch = Path(spec.output).with_name(".torchelastic")
+        launched = mortal_command(command(spec, self._meeting, self._scratch), deaf=self.deaf)
         with open(spec.output, "ab", buffering=0) as output:
             self._agent = subprocess.Popen(
-                mortal_command(command(spec, self._meeting, self._scratch), deaf=self.deaf),
+                private(launched) if spec.private_network else launched,
                 stdin=stdin,
                 stdout=output,
                 stderr=output,

@@ -87,12 +87,15 @@ class AttemptWatch:
         now = monotonic()
         if self._running.check() or self._farewell.over(now):
             return True
+        if self._post and self._post.strikes:
+            self._post.strikes.look(now, self._running.pids())
         self._hang = self._vigil.look(now) if self._vigil else None
         return self._hang is not None
 
     def _pause_s(self) -> float | None:
         """How long nothing may be looked at; None: until something happens."""
-        waits = [self._vigil.every_s if self._vigil else None, self._farewell.left_s(monotonic())]
+        now, strikes = monotonic(), self._post.strikes if self._post else None
+        waits = [self._vigil.every_s if self._vigil else None, self._farewell.left_s(now), strikes.left_s(now) if strikes else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _look_after_companion(self) -> None:

@@ -20,7 +20,8 @@ GONE_WITHIN_S = 5.0  # SIGKILL takes milliseconds; a process that outlives this 
 @dataclass(frozen=True)
 class LaunchSpec:
     """One attempt. `layout.root` is absolute. `port` 0: any free one. `preload`: modules that the ranks will need (zygote).
-    `nodes`: those of the allocation that share the ranks equally, the supervisor's own first; none: this machine alone.
+    `nodes`: those of the allocation that share the ranks equally, the supervisor's own first; none: this machine alone. `private_network`: the
+    ranks see no network but one of their own (under the zygote, the launcher's own for each attempt).
 
     `module`: what a rank runs: as a program under torchrun, its `run_rank(run_dir, attempt, rendezvous, started) -> exit code` in a zygote.
     """
@@ -32,6 +33,7 @@ class LaunchSpec:
     preload: tuple[str, ...] = ()
     module: str = WORKER
     nodes: tuple[str, ...] = ()
+    private_network: bool = False
 
     @property
     def output(self) -> str:

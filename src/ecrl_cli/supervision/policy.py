@@ -36,8 +36,9 @@ class Decision:
         return self.error.exit_code if self.error else 0
 
 
-def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | None) -> Decision:
-    """What follows the last of `attempts` (those of `counted`). `trouble`: what its first casualty said before it ended.
+def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | None, planned: frozenset[int] = frozenset()) -> Decision:
+    """What follows the last of `attempts` (those of `counted`). `trouble`: what its first casualty said before it ended. `planned`: the attempts
+    that a planned failure struck.
 
     A planned change of the world size is no restart and spends none; that one may not happen over and over without a new step, because
     its checkpoint is refused each time, is the storm's business.
@@ -49,7 +50,7 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | 
         status, kind = INCURABLE[trouble.exit_code]
         return Decision(status, trouble.text, kind(f"rank {trouble.rank}", trouble.text))
     why = trouble.text if trouble else death(last)
-    if without_gain(attempts) >= STORM:
+    if without_gain(attempts, planned) >= STORM:
         reason = f"restart storm: {STORM} attempts in a row gained no step; the last one: {why}"
         return _gave_up(attempts, reason)
     if last.outcome == "resized":
@@ -73,16 +74,18 @@ def death(attempt: Attempt) -> str:
     return f"{who} ended with exit code {attempt.exit_code}"
 
 
-def without_gain(attempts: tuple[Attempt, ...]) -> int:
+def without_gain(attempts: tuple[Attempt, ...], planned: frozenset[int] = frozenset()) -> int:
     """How many attempts at the end did not get past the highest step that any before them had reached.
 
-    One that went down with its supervisor (neither exit code nor signal is known) is no evidence against the job.
+    One that went down with its supervisor (neither exit code nor signal is known), or that a planned failure struck, is no evidence against
+    the job.
     """
     highest, row = 0, 0
     for attempt in attempts:
         gained = (attempt.last_step or 0) > highest
         highest = max(highest, attempt.last_step or 0)
-        blameless = attempt.exit_code is None and attempt.signal is None and attempt.outcome != "hung"
+        unseen = attempt.exit_code is None and attempt.signal is None and attempt.outcome != "hung"
+        blameless = unseen or attempt.attempt in planned
         row = 0 if gained else row + (not blameless)
     return row
 

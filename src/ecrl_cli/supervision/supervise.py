@@ -10,6 +10,7 @@ from pathlib import Path
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
+from ecrl_cli.failures.fired import read_fired
 from ecrl_cli.records.board import Board
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.events import Attempt, SupervisorRecord
@@ -26,10 +27,12 @@ from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
 from ecrl_cli.supervision.launchers import Launchers
 from ecrl_cli.supervision.listener import Listener
 from ecrl_cli.supervision.lock import RunLock, held
+from ecrl_cli.supervision.network import parts
 from ecrl_cli.supervision.policy import Decision, counted, decide
 from ecrl_cli.supervision.record import RecordKeeper, step_range
 from ecrl_cli.supervision.resume import choose, order, set_aside
 from ecrl_cli.supervision.signals import StopSignals
+from ecrl_cli.supervision.strikes import RestStrikes, WallStrikes, supervised_s
 from ecrl_cli.supervision.ui import UI
 from ecrl_cli.supervision.vigil import Post
 from ecrl_cli.supervision.writer import Writer
@@ -131,6 +134,7 @@ class Supervisor:
     def _prepare(self) -> tuple[Attempt, LaunchOrder]:
         earlier = self._keeper.record.attempts
         self._seats = take_seats(self._config)
+        RestStrikes(self._layout, self._store, self._config.seed).strike(earlier)
         choice = choose(self._layout, self._store, earlier)
         todo = order(self._layout, self._config, earlier, choice, self._seats)
         attempt = Attempt(
@@ -145,7 +149,15 @@ class Supervisor:
 
     def _watch(self, attempt: Attempt, todo: LaunchOrder) -> Ended:
         supervision = self._config.supervision
-        spec = LaunchSpec(self._layout, todo, self._config.threads, supervision.master_port, preload(self._config), nodes=self._seats.nodes)
+        spec = LaunchSpec(
+            layout=self._layout,
+            order=todo,
+            threads=self._config.threads,
+            port=supervision.master_port,
+            preload=preload(self._config),
+            nodes=self._seats.nodes,
+            private_network=parts(self._config),
+        )
         if self._config.checkpoint.strategy == "overlapped":
             self._writer.start()
         self._board.clear()
@@ -154,10 +166,14 @@ class Supervisor:
         self._running = self._launcher.launch(spec)
         assert self._listener is not None
         saves = self._config.checkpoint.strategy != "none"
-        post = Post(self._board, supervision, todo, self._layout.attempt(todo.attempt), saves, self._ui.note)
+        post = Post(self._board, supervision, todo, self._layout.attempt(todo.attempt), saves, self._ui.note, self._wall_strikes(todo.attempt))
         ended = AttemptWatch(self._running, todo.attempt, self._listener, self._stop, self._writer, post).run(self._hear)
         self._running = None
         return ended
+
+    def _wall_strikes(self, attempt: int) -> WallStrikes:
+        record = self._keeper.record
+        return WallStrikes(self._layout, attempt, record.sessions[-1].started_at, supervised_s(record.sessions, record.attempts))
 
     def _hear(self, progress: Progress) -> None:
         self._ui.progress(progress)
@@ -191,7 +207,8 @@ class Supervisor:
         if ended.stopped_by and not reached:
             return self._stopped(ended.stopped_by)
         record = self._keeper.record
-        decision = decide(counted(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.trouble)
+        planned = frozenset(fired.attempt for fired in read_fired(self._layout))
+        decision = decide(counted(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.trouble, planned)
         if resized and decision.restart:
             self._ui.resized(last)
         elif not reached:

@@ -18,6 +18,7 @@ from ecrl_cli.supervision.farewell import Farewell
 from ecrl_cli.supervision.hangs import Detector, Limits, Quiet, Silence
 from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.supervision.stragglers import Stragglers
+from ecrl_cli.supervision.strikes import WallStrikes
 from ecrl_cli.supervision.witness import Witness, testify
 
 _HELD = ("T", "t")
@@ -33,7 +34,8 @@ class Beside(Protocol):
 
 @dataclass(frozen=True)
 class Post:
-    """What there is to watch by. `saves`: whether the attempt takes checkpoints. `tell`: one line for a person."""
+    """What there is to watch by. `saves`: whether the attempt takes checkpoints. `tell`: one line for a person.
+    `strikes`: what is planned to hit it after a time."""
 
     board: Board
     supervision: SupervisionConfig
@@ -41,6 +43,7 @@ class Post:
     logs: AttemptLayout
     saves: bool = True
     tell: Callable[[str], None] = lambda line: None
+    strikes: WallStrikes | None = None
 
     @property
     def ranks(self) -> int:

@@ -18,7 +18,7 @@ from ecrl_cli.supervision.launcher import GONE_WITHIN_S
 from ecrl_cli.supervision.mortality import mortal_command
 from ecrl_cli.supervision.signals import StopSignals
 
-WRITER = "ecrl_cli.checkpoint.writer"
+WRITER = "ecrl_cli.supervision.writer_main"
 REPLACED_AT_MOST = 3  # times per attempt: one that cannot even start is not a casualty, and its saves fail on record
 
 

@@ -23,6 +23,7 @@ from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.environment import child_environment
 from ecrl_cli.supervision.launcher import WORKER, Exits, LaunchSpec, RankExit, Ranks
 from ecrl_cli.supervision.mortality import mortal_command
+from ecrl_cli.supervision.network import private
 
 MESSAGE_BYTES = 65536
 
@@ -36,13 +37,13 @@ def preload(config: RunConfig) -> tuple[str, ...]:
 class ZygoteProcess:
     """The warm process and the line to it."""
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, modules: tuple[str, ...], private_network: bool = False) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
         self._output = os.memfd_create("zygote-output")
-        command = [sys.executable, "-m", "ecrl_cli.supervision.zygote_main", str(theirs.fileno()), *modules]
+        command = mortal_command([sys.executable, "-m", "ecrl_cli.supervision.zygote_main", str(theirs.fileno()), *modules], deaf=True)
         self.process = subprocess.Popen(
-            mortal_command(command, deaf=True),
+            private(command) if private_network else command,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
@@ -103,23 +104,29 @@ class ZygoteProcess:
 
 
 class ZygoteLauncher:
-    """Starts its zygote at once, so that it imports while the supervisor still prepares; and anew if it has died."""
+    """Starts its zygote at once, so that it imports while the supervisor still prepares; and anew if it has died.
 
-    def __init__(self, modules: tuple[str, ...] = ()) -> None:
+    With a network of its own a zygote serves one attempt: whatever became of that network, the next attempt has another.
+    """
+
+    def __init__(self, modules: tuple[str, ...] = (), private_network: bool = False) -> None:
         processes.become_subreaper()
-        self._modules = modules
-        self._zygote: ZygoteProcess | None = ZygoteProcess(modules)
+        self._modules, self._private, self._served = modules, private_network, False
+        self._zygote: ZygoteProcess | None = ZygoteProcess(modules, private_network)
 
     def warm(self, config: RunConfig) -> None:
         self._living().warm(preload(config))
 
     def launch(self, spec: LaunchSpec) -> ZygoteAttempt:
+        if self._private and self._served:
+            self.close()
+        self._served = True
         return ZygoteAttempt(spec, self._living())
 
     def _living(self) -> ZygoteProcess:
         if self._zygote is None or self._zygote.over():
             self.close()
-            self._zygote = ZygoteProcess(self._modules)
+            self._zygote = ZygoteProcess(self._modules, self._private)
         return self._zygote
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from ecrl_cli.checkpoint.make import make_strategy
 from ecrl_cli.checkpoint.progress import NOWHERE
 from ecrl_cli.checkpoint.progress import Progress as Restored
 from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import RunConfig
@@ -22,6 +24,7 @@ from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.inject import Injector
+from ecrl_cli.failures.storage import store_for
 from ecrl_cli.models import build as build_model
 from ecrl_cli.records.clock import SpanClock, monotonic, wall
 from ecrl_cli.records.events import DatasetRecord, Final
@@ -29,6 +32,7 @@ from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
+from ecrl_cli.storage.beating import beating
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training.control import Control
 from ecrl_cli.training.exchange import BetweenRanks, alone
@@ -61,6 +65,8 @@ class Session:
         join_group(self.config, self.rendezvous, self.device)
         self.clock.switch("load")
         self.pulse.phase("loading")
+        if self.injector.meets:
+            self.injector.meet(process_ids(self.world_size))
         self.injector.at_start("load", self.order)
         self.report(self.order.resume_step, "loading")
         loop = self.load()
@@ -96,7 +102,7 @@ class Session:
             loader=BatchLoader(dataset, config.seed, config.dataset.augment),
             sampler=sampler,
             pack=pack,
-            strategy=make_strategy(config, pack, self.layout, self.order.attempt, self.clock, self.pulse.again),
+            strategy=make_strategy(config, pack, self.layout, self.order.attempt, self.clock, self.store_under),
             injector=self.injector,
             pulse=self.pulse,
             clock=self.clock,
@@ -130,6 +136,12 @@ class Session:
             exchange=BetweenRanks(count, self.rank, self.world_size) if self.world_size > 1 else alone,
             contribution=Contribution(model),
         )
+
+    def store_under(self, root: Path, config: StoreConfig) -> CheckpointStore:
+        """The store that this rank writes through, on the board at each call."""
+        store = store_for(root, config, self.layout, self.order.pending)
+        store.fs = beating(store.fs, self.pulse.again)
+        return store
 
     def restore(self, pack: StatePack) -> Restored:
         """Restore `pack` where there is something to resume from; gives where this rank stands."""
@@ -217,6 +229,13 @@ def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) 
     store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
     scoped = PrefixStore(address.prefix, store)
     dist.init_process_group(backend, store=scoped, rank=rendezvous.rank, world_size=rendezvous.world_size, timeout=timeout)
+
+
+def process_ids(world_size: int) -> list[int]:
+    """Of all ranks, in order; collective."""
+    own, every = torch.tensor([os.getpid()]), torch.zeros(world_size, dtype=torch.int64)
+    dist.all_gather_into_tensor(every, own)
+    return [int(pid) for pid in every]
 
 
 def wrap(model: torch.nn.Module, device: torch.device) -> DistributedDataParallel:

@@ -13,6 +13,7 @@ from ecrl_cli.checkpoint.strategy import Strategy
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.loading import Batch, BatchLoader
 from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash
+from ecrl_cli.errors import LossNotFinite
 from ecrl_cli.failures.inject import Injector
 from ecrl_cli.records.clock import SpanClock, monotonic, wall
 from ecrl_cli.records.events import RankLine
@@ -101,10 +102,17 @@ class Loop:
         learned = self.learner.learn(batch, self.global_step + 1)
         self.loss = learned.loss
         self.pulse.phase("logging")
+        self.refuse_what_is_not_finite()
         self.global_step += 1
         self.sampler.advance()
         self.log(batch, epoch, cursor, began, learned)
         self.report(self.global_step, "training", self.loss)
+
+    def refuse_what_is_not_finite(self) -> None:
+        """Before the step is logged or saved: what it made of the model must not become evidence, or what a later attempt resumes from."""
+        if not math.isfinite(self.loss):
+            fact = f"is {self.loss} at step {self.global_step + 1} on rank {self.rank}"
+            raise LossNotFinite("loss", fact, "if it comes back after a restart, lower optimizer.lr")
 
     def log(self, batch: Batch, epoch: int, cursor: int, began: float, learned: Learned) -> None:
         """The evidence of the step: with the kernel before any barrier that precedes a capture."""

@@ -16,6 +16,7 @@ STARTED = monotonic()  # before torch is imported, so that importing it is on th
 
 from ecrl_cli.config.codec import decode  # noqa: E402
 from ecrl_cli.errors import EcrlError, StorageError  # noqa: E402 - after the first instant
+from ecrl_cli.failures.inject import Injector  # noqa: E402
 from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
 from ecrl_cli.records.launch import LaunchOrder  # noqa: E402
 from ecrl_cli.records.layout import RunLayout  # noqa: E402
@@ -62,6 +63,7 @@ def _train(layout: RunLayout, attempt: int, rendezvous: Rendezvous, started: flo
     order = decode(LaunchOrder, read_json(logs.launch))
     control.attach()
     Pulse(control.board, rendezvous.rank).phase("importing")
+    Injector(layout, attempt, rendezvous.rank, order.pending).at_start("start", order)
     if rendezvous.rank == 0:
         control.progress(Progress(order.resume_step, "importing", monotonic()))
     from ecrl_cli.training.session import Session  # torch: its import is a span of its own and follows the hello

@@ -1,4 +1,4 @@
-"""The plan struck where it says, each entry once."""
+"""The plan struck where it says, each entry once, and did what its kind does."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterable
 
 from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
+from ecrl_cli.verify.blows import DEATHS, check_effect, death, ends_attempt
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Finding, Notes
 
 PROMISE = "failures-once"
-# How the victim of a kind ends: (exit code, signal).
-_DEATHS = {"exit": (137, None), "kill": (None, 9)}
+_SLACK_S = 1.0  # by which a planned wall time may be passed unstruck: nobody is there to be struck while an attempt starts
 
 
 def failures_once(case: Case) -> Finding:
@@ -32,14 +33,24 @@ def failures_once(case: Case) -> Finding:
         entry = by_index.get(fired.index)
         if entry is None or (entry.kind, entry.rank, entry.global_step) != (fired.kind, fired.rank, fired.global_step):
             notes.broken(f"entry {fired.index} fired ({fired.kind}, rank {fired.rank}, step {fired.global_step}), which was not planned")
-        _check_blow(case, fired, notes)
-    _check_repeats(case, notes)
+        check_effect(case, fired, entry or PlannedFailure(fired.index, fired.kind, fired.rank, fired.global_step), notes)
+    _check_repeats(case, by_index, notes)
     unfired = {entry.index: entry for entry in planned if entry.index not in {fired.index for fired in case.run.fired}}
-    excused = _without_victim(case, unfired.values())
+    excused = _without_victim(case, unfired.values()) | _not_reached(case, unfired.values())
     if (owed := sorted(unfired.keys() - excused.keys())) and case.completed:
         notes.broken(f"the run completed and entries {owed} never fired")
     kept = f"{len(case.run.fired)} of {len(planned)} planned failures fired, each once"
-    return notes.finding(kept, [*excused.values(), *_unplanned(case)])
+    return notes.finding(kept, [*excused.values(), *_unplanned(case, by_index)])
+
+
+def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
+    """Of the entries that never fired, by index and in words, those whose wall time the run did not reach."""
+    waiting = [entry for entry in unfired if entry.moment == "wall"]
+    if not waiting or case.run.supervisor is None:
+        return {}
+    lived = timeline(case.run).wall_s
+    told = f"did not fire: the run was over after {lived:.3f} s of supervised time"
+    return {entry.index: f"entry {entry.index} (due after {entry.seconds:.3f} s) {told}" for entry in waiting if entry.seconds > lived - _SLACK_S}
 
 
 def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
@@ -56,55 +67,35 @@ def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, 
     return told
 
 
-def _check_blow(case: Case, fired: Fired, notes: Notes) -> None:
-    """The attempt died of it: the right rank, the right way, behind the right step."""
-    a, who = case.attempt(fired.attempt), f"entry {fired.index}"
-    if a is None:
-        notes.broken(f"{who} fired in attempt {fired.attempt}, which supervisor.json does not know")
-        return
-    if a.outcome in ("completed", "resized"):
-        notes.broken(f"{who} fired in attempt {a.attempt}, which {'completed' if a.outcome == 'completed' else 'ended well to be resized'}")
-    seen = a.exit_code is not None or a.signal is not None  # nobody saw it where the supervisor was killed first
-    if a.outcome == "died" and seen and ((a.exit_code, a.signal) != _DEATHS.get(fired.kind) or a.rank not in (fired.rank, None)):
-        notes.broken(f"{who} ({fired.kind} of rank {fired.rank}) is not how attempt {a.attempt} died: {_death(a)}")
-    lines = case.run.logs(a.attempt).ranks.get(fired.rank)
-    if lines is None or not lines.events:
-        if a.resumed_from_step == fired.global_step:
-            return  # it stood behind that step from the start
-        notes.missing(f"{who} fired in attempt {a.attempt} and rank {fired.rank} left no log")
-    elif lines.events[-1].global_step > fired.global_step:
-        notes.broken(f"{who} fired behind step {fired.global_step}, rank {fired.rank} went on to step {lines.events[-1].global_step}")
-    elif lines.events[-1].global_step < fired.global_step:
-        notes.missing(f"{who} fired behind step {fired.global_step}, the log of rank {fired.rank} ends at step {lines.events[-1].global_step}")
-
-
-def _check_repeats(case: Case, notes: Notes) -> None:
+def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: Notes) -> None:
     """No attempt was armed with what had fired, and none died again of it."""
+    struck = _struck(case, by_index)
     for a in case.attempts:
         order = case.run.logs(a.attempt).order
         for fired in case.run.fired:
             if fired.attempt < a.attempt and order and fired.index in {entry.index for entry in order.pending}:
                 notes.broken(f"entry {fired.index} fired in attempt {fired.attempt} and attempt {a.attempt} was armed with it again")
-            if fired.attempt != a.attempt and a.attempt not in _struck(case) and _looks_like(case, a, fired):
+            entry = by_index.get(fired.index)
+            again = entry is not None and entry.moment == "boundary" and _looks_like(case, a, fired)
+            if fired.attempt != a.attempt and a.attempt not in struck and again:
                 notes.broken(f"entry {fired.index} fired in attempt {fired.attempt} and attempt {a.attempt} died of it again")
 
 
-def _struck(case: Case) -> set[int]:
-    return {fired.attempt for fired in case.run.fired}
+def _struck(case: Case, by_index: dict[int, PlannedFailure]) -> set[int]:
+    """The attempts that a planned failure was to end."""
+    return {f.attempt for f in case.run.fired if f.index not in by_index or ends_attempt(by_index[f.index], case)}
 
 
 def _looks_like(case: Case, a: Attempt, fired: Fired) -> bool:
-    """Whether `a` ended as `fired` ends an attempt: the same death of the same rank behind the same step."""
+    """Whether `a` ended as `fired` ends an attempt: the same death, told apart from others, of the same rank behind the same step."""
     lines = case.run.logs(a.attempt).ranks.get(fired.rank)
     behind = lines.events[-1].global_step if lines and lines.events else None
-    same_death = (a.exit_code, a.signal) == _DEATHS.get(fired.kind) and a.rank == fired.rank
+    same_death = fired.kind in ("exit", "kill") and (a.exit_code, a.signal) == DEATHS[fired.kind] and a.rank == fired.rank
     return a.outcome == "died" and same_death and behind == fired.global_step
 
 
-def _unplanned(case: Case) -> list[str]:
+def _unplanned(case: Case, by_index: dict[int, PlannedFailure]) -> list[str]:
     """Deaths that nobody planned are no broken promise; they are told."""
-    return [f"attempt {a.attempt} died unplanned: {_death(a)}" for a in case.attempts if a.outcome == "died" and a.attempt not in _struck(case)]
-
-
-def _death(a: Attempt) -> str:
-    return f"rank {a.rank}, exit code {a.exit_code}, signal {a.signal}"
+    struck = _struck(case, by_index)
+    ends = {"died": "died", "hung": "hung"}
+    return [f"attempt {a.attempt} {ends[a.outcome]} unplanned: {death(a)}" for a in case.attempts if a.outcome in ends and a.attempt not in struck]

@@ -58,7 +58,7 @@ def save_once(run: RunLayout, save: Save, payload: Payload, passed: Passed) -> N
 
 
 def serve(run: RunLayout, save: Save, passed: Passed, listener: socket.socket) -> None:
-    """The background writer of the overlapped strategy, as `checkpoint.writer.main` builds it."""
+    """The background writer of the overlapped strategy, as `supervision.writer_main` builds it."""
     threading.excepthook = die_of
     store = save.store(run, PosixFs(), lambda name: passed.die_at(save.point, name))
     Writer(run, store, listener).serve()

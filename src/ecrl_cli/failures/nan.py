@@ -1,0 +1,14 @@
+"""`nan`: what a rank's model puts out is NaN: the loop refuses the loss before the step is logged or saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ecrl_cli.failures.strike import Scene, Strike
+
+
+def blow(scene: Scene) -> Any:
+    return scene.output * float("nan")
+
+
+STRIKE = Strike("computes a NaN loss", ("forward",), blow, ends=False)

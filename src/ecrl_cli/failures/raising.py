@@ -1,0 +1,19 @@
+"""`raise`: an exception in a rank's own code."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from ecrl_cli.config.entries import STARTING
+from ecrl_cli.failures.strike import Scene, Strike
+
+
+class PlannedError(RuntimeError):
+    """Raised on purpose by failure=raise."""
+
+
+def blow(scene: Scene) -> NoReturn:
+    raise PlannedError(f"planned failure {scene.entry.index + 1}")
+
+
+STRIKE = Strike("raises an exception", ("forward", "boundary", "backward", "optimizer", "capture", *STARTING), blow)

@@ -1,0 +1,65 @@
+"""`readonly`: from one step on, rank 0 meets a read-only run directory (EROFS at every write): the run ends with exit code 5, to be resumed.
+
+A remount would need a file system of its own. Instead the calls of `os` that change files are replaced in rank 0's process, at that moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.failures.strike import Scene, Strike
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "symlink", "truncate")
+
+
+def blow(scene: Scene) -> None:
+    seal(scene.layout.root)
+
+
+def seal(root: Path) -> Callable[[], None]:
+    """Let this process see everything under `root` as read-only; gives what undoes it."""
+    inside, before = f"{root}{os.sep}", {name: getattr(os, name) for name in ("open", "write", *_CHANGING)}
+
+    def refuse(path: object) -> None:
+        text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+        if os.path.abspath(text).startswith(inside):  # noqa: PTH100 - pathlib would follow links
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), text)
+
+    def write(fd: int, data: Any) -> Any:
+        refuse(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
+        return before["write"](fd, data)
+
+    def opened(path: Any, flags: int, *more: Any, **named: Any) -> Any:
+        if flags & _WRITING:
+            refuse(path)
+        return before["open"](path, flags, *more, **named)
+
+    def changing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(path: Any, *more: Any, **named: Any) -> Any:
+            refuse(path)
+            return call(path, *more, **named)
+
+        return guarded
+
+    replaced: dict[str, Callable[..., Any]] = {"write": write, "open": opened, **{name: changing(before[name]) for name in _CHANGING}}
+    _put(replaced)
+    return partial(_put, before)
+
+
+def _put(calls: Mapping[str, Callable[..., Any]]) -> None:
+    for name, call in calls.items():
+        setattr(os, name, call)
+
+
+def available(config: RunConfig) -> str | None:
+    return "kind readonly always strikes rank 0, which writes; leave the rank out" if config.failure.rank else None
+
+
+STRIKE = Strike("finds the run directory read-only", ("boundary",), blow, ends=False, available=available)

@@ -1,0 +1,90 @@
+"""The planned failures that the supervisor itself delivers: between two attempts, and after a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+
+from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.failures.fired import claim, fired_indices
+from ecrl_cli.failures.media import choose_damage, inflict
+from ecrl_cli.failures.plan import pending, read_plan
+from ecrl_cli.failures.signals import to_process
+from ecrl_cli.records.clock import monotonic, wall
+from ecrl_cli.records.events import Attempt, Fired, PlannedFailure, Session
+from ecrl_cli.records.layout import RunLayout
+
+_TO_RANK = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_TO_SELF = {"supervisor": signal.SIGKILL, "term": signal.SIGTERM}
+
+
+class RestStrikes:
+    """What strikes before an attempt chooses what to resume from: the newest checkpoint is damaged, or the supervisor dies there."""
+
+    def __init__(self, layout: RunLayout, store: CheckpointStore, seed: int) -> None:
+        self._layout, self._store, self._seed = layout, store, seed
+
+    def strike(self, earlier: tuple[Attempt, ...]) -> None:
+        """Behind the attempts `earlier`, before the next one."""
+        seen = max((a.last_step or 0 for a in earlier), default=0)
+        for entry in _left(self._layout, "rest") if earlier else ():
+            if entry.global_step <= seen:
+                self._deliver(entry, len(earlier))
+
+    def _deliver(self, entry: PlannedFailure, attempt: int) -> None:
+        if entry.kind in _TO_SELF:
+            if claim(self._layout, _fired(entry, attempt)):
+                os.kill(os.getpid(), _TO_SELF[entry.kind])
+            return
+        reports = (self._store.examine(each.path) for each in self._store.entries())
+        valid = [report.path for report in reports if report.ok]
+        if len(valid) < 2:
+            return  # later: what is damaged must leave something to fall back to
+        damage = choose_damage(valid[0], self._seed + entry.index)
+        if claim(self._layout, _fired(entry, attempt, damage.text(self._layout.root))):
+            inflict(damage)
+
+
+class WallStrikes:
+    """What strikes a running attempt once its time has come. `spent_s`: supervised seconds before `began`."""
+
+    def __init__(self, layout: RunLayout, attempt: int, began: float, spent_s: float) -> None:
+        self._layout, self._attempt, self._began, self._spent_s = layout, attempt, began, spent_s
+        self._left = list(_left(layout, "wall"))
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds until the next one is due; None where none is to come."""
+        return max(0.0, min(self._due_at(entry) for entry in self._left) - now) if self._left else None
+
+    def look(self, now: float, pids: Mapping[int, int]) -> None:
+        """Strike what is due. A rank that is not known yet is struck as soon as it is."""
+        for entry in [each for each in self._left if self._due_at(each) <= now]:
+            pid = os.getpid() if entry.kind in _TO_SELF else pids.get(entry.rank)
+            if pid is not None:
+                self._left.remove(entry)
+                if claim(self._layout, _fired(entry, self._attempt)):
+                    to_process(pid, (_TO_SELF | _TO_RANK)[entry.kind])
+
+    def _due_at(self, entry: PlannedFailure) -> float:
+        return self._began + entry.seconds - self._spent_s
+
+
+def supervised_s(sessions: tuple[Session, ...], attempts: tuple[Attempt, ...]) -> float:
+    """Seconds of all stays but the last. Of one that was killed, up to the last end of an attempt that it saw."""
+    total = 0.0
+    for number, session in enumerate(sessions[:-1]):
+        ends = [a.ended_at for a in attempts if a.session == number and a.ended_at is not None]
+        end = session.ended_at if session.ended_at is not None else max(ends, default=session.started_at)
+        total += end - session.started_at
+    return total
+
+
+def _left(layout: RunLayout, moment: str) -> tuple[PlannedFailure, ...]:
+    if not layout.failures.exists():
+        return ()
+    return tuple(entry for entry in pending(read_plan(layout), fired_indices(layout)) if entry.moment == moment)
+
+
+def _fired(entry: PlannedFailure, attempt: int, detail: str = "") -> Fired:
+    return Fired(entry.index, entry.kind, entry.rank, entry.global_step, attempt, monotonic(), wall(), detail=detail)

@@ -1,0 +1,157 @@
+"""What each kind of failure must leave behind: the death of its attempt, or the evidence of what it did to one that lived on."""
+
+from __future__ import annotations
+
+from ecrl_cli.config.entries import STARTING
+from ecrl_cli.failures.storage_kinds import POINTS
+from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, CheckpointLine, Fired, PlannedFailure
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.verdict import Notes
+
+# How the first casualty of a kind ends: (exit code, signal).
+DEATHS: dict[str, tuple[int | None, int | None]] = {
+    "exit": (137, None),
+    "kill": (None, 9),
+    "writer": (None, 9),
+    "raise": (1, None),
+    "oom": (1, None),
+    "nan": (1, None),
+    "readonly": (5, None),
+}
+_HANGS = ("stop", "partition")
+_SPARING = ("slow_rank", "slow_disk", "enospc", "eio", "corrupt")  # no attempt ends of these
+_GOES_ON = ("term",)  # its victim works on until it is told to stop
+_INSIDE = ("forward", "backward", "optimizer")
+
+
+def ends_attempt(entry: PlannedFailure, case: Case) -> bool:
+    """Whether the attempt that the failure strikes comes to its end by it."""
+    background = case.run.stored.config.checkpoint.strategy == "overlapped"
+    return entry.kind not in _SPARING and not (entry.kind == "writer" and background) and entry.moment != "rest"
+
+
+def check_effect(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+    """The attempt ended of it, the right rank, the right way, at the right step; or lived on and shows what happened to it."""
+    a = case.attempt(fired.attempt)
+    if entry.kind == "corrupt":
+        _check_damage(case, fired, notes)
+    elif a is None:
+        if entry.moment != "rest":  # the supervisor may die before the next attempt begins
+            notes.broken(f"entry {fired.index} fired in attempt {fired.attempt}, which supervisor.json does not know")
+    elif ends_attempt(entry, case):
+        _check_end(case, a, fired, entry, notes)
+        _check_place(case, a, fired, entry, notes)
+    elif entry.kind == "slow_rank":
+        _check_slow_rank(case, fired, entry, notes)
+    elif entry.kind in ("enospc", "eio", "slow_disk", "writer"):
+        _check_save(case, a, fired, entry, notes)
+
+
+def death(a: Attempt) -> str:
+    return f"rank {a.rank}, exit code {a.exit_code}, signal {a.signal}"
+
+
+def _check_end(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+    who = f"entry {fired.index}"
+    if entry.kind == "term":
+        if a.outcome not in ("stopped", "completed"):
+            notes.broken(f"{who} told the supervisor to stop in attempt {a.attempt}, which {a.outcome}: {death(a)}")
+        return
+    if a.outcome in ("completed", "resized"):
+        notes.broken(f"{who} fired in attempt {a.attempt}, which {'completed' if a.outcome == 'completed' else 'ended well to be resized'}")
+    if a.outcome in ("died", "hung") and not any(_ended_by(a, f, e) for f, e in _fatal(case, a, fired, entry)):
+        notes.broken(f"{who} ({fired.kind} of rank {fired.rank}) is not how attempt {a.attempt} {a.outcome}: {death(a)}")
+    if entry.kind in ("supervisor", "readonly") and case.completed and not any(later.session > a.session for later in case.attempts):
+        notes.broken(f"{who} ({fired.kind}) ended the supervisor's stay, and no other followed")
+
+
+def _fatal(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure) -> list[tuple[Fired, PlannedFailure]]:
+    """All that was to end `a`: of several failures in one instant, one is seen first."""
+    planned = {each.index: each for each in case.run.plan or ()}
+    others = [(f, planned[f.index]) for f in case.run.fired if f.attempt == a.attempt and f.index in planned and f is not fired]
+    return [(fired, entry), *(pair for pair in others if ends_attempt(pair[1], case))]
+
+
+def _ended_by(a: Attempt, fired: Fired, entry: PlannedFailure) -> bool:
+    """Whether `a` ended as this failure ends one. Nobody saw how where the supervisor was killed first."""
+    end = (a.exit_code, a.signal)
+    if end == (None, None) and a.outcome == "died":
+        return True
+    if a.outcome == "hung" or entry.kind in _HANGS:
+        named = a.hang.ranks if a.hang else ()
+        blamed = not named or entry.kind == "partition" or bool({fired.rank, *entry.others} & set(named))
+        return entry.kind in _HANGS and ((a.outcome == "hung" and blamed) or end == (1, None))
+    peers = end == (1, None)  # of ranks that end of errors, a survivor may be seen before the victim
+    return end == DEATHS.get(entry.kind) and (peers or a.rank in (fired.rank, *entry.others, None))
+
+
+def _check_place(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+    """The victim went as far as the moment says and no further, and so did those who went with it."""
+    if entry.kind in _GOES_ON or entry.moment == "wall":
+        return
+    who, step = f"entry {fired.index}", fired.global_step if fired.at_step is None else fired.at_step
+    if entry.moment in STARTING:
+        if any(lines.events for rank, lines in case.run.logs(a.attempt).ranks.items() if rank in (fired.rank, *entry.others)):
+            notes.broken(f"{who} fired at {entry.moment}, and attempt {a.attempt} did steps all the same")
+        return
+    inside = entry.moment in _INSIDE
+    due = step - 1 if inside else step
+    last = {rank: _last(case, a, rank) for rank in (fired.rank, *entry.others)}
+    where = f"in step {step}" if inside else f"behind step {step}"
+    late = inside and (entry.kind == "partition" or case.run.stored.config.precision == "fp16")  # whose update may be left out
+    for rank, reached in last.items():
+        if reached is not None and reached > due + late:
+            notes.broken(f"{who} fired {where}, rank {rank} went on to step {reached}")
+    reached = last[fired.rank]
+    if reached is None and a.resumed_from_step != due:
+        notes.missing(f"{who} fired in attempt {a.attempt} and rank {fired.rank} left no log")
+    elif reached is not None and reached < due:
+        notes.missing(f"{who} fired {where}, the log of rank {fired.rank} ends at step {reached}")
+
+
+def _last(case: Case, a: Attempt, rank: int) -> int | None:
+    lines = case.run.logs(a.attempt).ranks.get(rank)
+    return lines.events[-1].global_step if lines and lines.events else None
+
+
+def _check_slow_rank(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+    lines = case.run.logs(fired.attempt).ranks.get(fired.rank)
+    took = [line.seconds for line in lines.events if line.global_step == fired.at_step] if lines else []
+    if took and took[0] < entry.seconds:
+        notes.broken(f"entry {fired.index} held rank {fired.rank} up for {entry.seconds:g} s in step {fired.at_step}, which took {took[0]:.3f} s")
+
+
+def _check_save(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+    """What became of the save that was struck."""
+    lines = [line for line in case.run.logs(a.attempt).checkpoints.events if line.global_step == fired.at_step]
+    end = next((line for line in lines if line.event in CHECKPOINT_ENDS), None)
+    who, save = f"entry {fired.index} ({entry.kind})", f"the save of step {fired.at_step} in attempt {a.attempt}"
+    if end is None:
+        notes.missing(f"{who}: {save} has no end on record")
+    elif entry.kind == "slow_disk":
+        if end.event == "committed" and end.reason is None and end.write_s + end.commit_s < entry.seconds:
+            notes.broken(f"{who}: {save} took {end.write_s + end.commit_s:.3f} s, one call alone {entry.seconds:g} s")
+    elif entry.kind == "writer":
+        before = POINTS.index(entry.point.partition(":")[0]) <= POINTS.index("after_root_sync")
+        if before and end.event == "committed" and end.reason is None:
+            notes.broken(f"{who}: {save} was committed by the writer that had been killed")
+    elif not _failed_with(end, entry.kind.upper()) and not (end.event == "lost" and a.outcome != "completed"):
+        notes.broken(f"{who}: {save} ended as {end.event} ({end.reason}), not as failed with {entry.kind.upper()}")
+
+
+def _failed_with(end: CheckpointLine, name: str) -> bool:
+    return end.event == "failed" and name in (end.reason or "")
+
+
+def _check_damage(case: Case, fired: Fired, notes: Notes) -> None:
+    """What was damaged was refused by the attempt that came next, for the file that was damaged."""
+    damaged = fired.detail.partition(":")[0]
+    after = [rejected for a in case.attempts if a.attempt >= fired.attempt for rejected in a.rejected]
+    refused = [rejected for rejected in after if damaged == rejected.path or damaged.startswith(f"{rejected.path}/")]
+    name = damaged.rpartition("/")[2]
+    if not damaged:
+        notes.missing(f"entry {fired.index} does not say what it damaged")
+    elif not refused and case.attempt(fired.attempt):
+        notes.broken(f"entry {fired.index} damaged {damaged}, and attempt {fired.attempt} did not refuse it")
+    elif refused and not any(name in rejected.reason or rejected.layer == "hash" for rejected in refused):
+        notes.broken(f"entry {fired.index} damaged {damaged}, which was refused for something else: {refused[0].layer}: {refused[0].reason}")
