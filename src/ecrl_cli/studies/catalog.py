@@ -21,6 +21,7 @@ _STUDIES = Registry(
         "disk-timeline": "ecrl_cli.studies.disk_timeline:make",
         "writers": "ecrl_cli.studies.writers.study:make",
         "hostile": "ecrl_cli.studies.hostile.study:make",
+        "store-soak": "ecrl_cli.studies.store_soak.study:make",
         "compat": "ecrl_cli.studies.compat:make",
     },
 )
