@@ -171,12 +171,23 @@ class Signals:
 
 
 @dataclass(frozen=True)
+class StoreSoak:
+    """`ops` random operations (recorded: 200,000) in programs of `length`, modes and layouts in turn, against a reference."""
+
+    name: str = "store-soak"
+    modes: tuple[str, ...] = some_of(WRITE_MODES)
+    layouts: tuple[str, ...] = some_of(LAYOUTS)
+    ops: int = field(default=10_000, metadata={"minimum": 1, "below": 10 * MOST + 1})
+    length: int = count(50, 1)
+    planted: bool = True
+
+
+@dataclass(frozen=True)
 class Compat:
     """Golden checkpoints of every format version, and of versions that do not exist."""
 
     name: str = "compat"
 
 
-STUDIES: dict[str, type[Any]] = {
-    kind.name: kind for kind in (WriteLatency, CrashPoints, PowerLoss, Corruption, IoErrors, DiskTimeline, Writers, Hangs, Signals, Hostile, Compat)
-}
+_KINDS = (WriteLatency, CrashPoints, PowerLoss, Corruption, IoErrors, DiskTimeline, Writers, Hangs, Signals, Hostile, StoreSoak, Compat)
+STUDIES: dict[str, type[Any]] = {kind.name: kind for kind in _KINDS}

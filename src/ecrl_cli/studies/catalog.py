@@ -23,6 +23,7 @@ _STUDIES = Registry(
         "hangs": "ecrl_cli.studies.hangs.study:make",
         "signals": "ecrl_cli.studies.signals.study:make",
         "hostile": "ecrl_cli.studies.hostile.study:make",
+        "store-soak": "ecrl_cli.studies.store_soak.study:make",
         "compat": "ecrl_cli.studies.compat:make",
     },
 )

@@ -1,0 +1,99 @@
+"""The random program: what is done to the store, one operation after the other, drawn from a seed; and what may befall each of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from ecrl_cli.storage.faulty import SHORT
+
+# What is done, and how often: shares of a program.
+SHARES = {
+    "save": 30,  # by the writer, pointers and retention included
+    "hand over": 8,  # a save that waits behind the others (overlapped)
+    "write": 6,  # the writer does the next one that waits
+    "restart": 14,  # the rank or all is dead: a new attempt owns the store, chooses, sets aside
+    "late": 3,  # a supervisor of an older attempt claims
+    "zombie": 8,  # a writer of an older attempt wakes up and goes on
+    "retire": 4,
+    "verify": 8,
+    "damage": 9,
+    "clock": 5,
+    "power": 5,
+}
+WORLDS = (1, 2, 4)
+FAULTS = ("EIO", "ENOSPC", "EDQUOT", "EROFS", "EMFILE", "ENOMEM", "ESTALE", SHORT)
+SCOPES = {"any": 40, "write": 45, "sync": 45, "open": 30, "read": 40, "change": 15, "close": 15}
+TROUBLED = ("save", "write", "restart", "retire")  # what can be cut off or refused
+MET = ("save", "write")  # between whose calls a newer attempt may begin. Two supervisors at once are what the run's lock is for (study writers).
+DAMAGES = ("flip", "cut", "empty", "zero", "remove")
+
+
+@dataclass(frozen=True)
+class Op:
+    """`trouble`: kill (SIGKILL), O or X (power loss under that model) before the changing call number `at`; rival (a newer attempt acts there);
+    or the kind of fault that the `at`-th call in `scope` meets, `sticky` ones all later calls too. `detail`, `number`: what `do` needs."""
+
+    do: str
+    trouble: str = ""
+    at: int = 0
+    scope: str = ""
+    sticky: bool = False
+    detail: str = ""
+    number: int = 0
+
+    def __str__(self) -> str:
+        words = [self.do, self.detail, str(self.number) if self.number else ""]
+        if self.scope:
+            words.append(f"({self.trouble}{' for ever' if self.sticky else ''} from {self.scope} call {self.at} on)")
+        elif self.trouble:
+            words.append(f"({self.trouble} before call {self.at})")
+        return " ".join(word for word in words if word)
+
+
+def program(rng: random.Random, length: int) -> tuple[Op, ...]:
+    """`length` operations."""
+    return tuple(_drawn(rng, do) for do in rng.choices(list(SHARES), list(SHARES.values()), k=length))
+
+
+def unrivalled(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """`ops` without writers of two attempts at once: a planted bug that has no fence shall not be found by that."""
+    return tuple(replace(op, trouble="") if op.trouble == "rival" else op for op in ops if op.do != "zombie")
+
+
+def encoded(ops: Sequence[Op]) -> list[dict[str, Any]]:
+    """As JSON, without what is at its default."""
+    plain = Op("")
+    return [{key: value for key, value in asdict(op).items() if value != getattr(plain, key)} for op in ops]
+
+
+def decoded(texts: Sequence[dict[str, Any]]) -> tuple[Op, ...]:
+    """What `encoded` gave; TypeError for anything else."""
+    known = {each.name for each in fields(Op)}
+    if unknown := [key for text in texts for key in text if key not in known]:
+        raise TypeError(f"an operation has no {unknown[0]}")
+    return tuple(Op(**text) for text in texts)
+
+
+def _drawn(rng: random.Random, do: str) -> Op:
+    detail, number = "", 0
+    if do == "restart":
+        detail, number = rng.choice(("rank, drained", "rank", "all")), rng.choice(WORLDS)
+    elif do == "damage":
+        detail, number = rng.choice(DAMAGES), rng.randrange(1 << 20)
+    elif do in ("clock", "power"):
+        detail, number = rng.choice("OX") if do == "power" else "", rng.randrange(1, 1 << 20)
+    op = Op(do, detail=detail, number=number)
+    return _troubled(rng, op) if do in TROUBLED and rng.random() < 0.55 else op
+
+
+def _troubled(rng: random.Random, op: Op) -> Op:
+    kind = rng.choices(("kill", "O", "X", "rival", "fault"), (30, 10, 20, 15 if op.do in MET else 0, 25))[0]
+    if kind == "fault":
+        scope = rng.choice(list(SCOPES))
+        fault = SHORT if scope == "write" and rng.random() < 0.3 else rng.choice(FAULTS[:-1])
+        return Op(op.do, fault, rng.randrange(1, SCOPES[scope]), scope, rng.random() < 0.4, op.detail, op.number)
+    most = 12 if op.do == "restart" else 52
+    return Op(op.do, kind, rng.randrange(most), "", False, op.detail, op.number)
