@@ -22,6 +22,7 @@ _STUDIES = Registry(
         "writers": "ecrl_cli.studies.writers.study:make",
         "hostile": "ecrl_cli.studies.hostile.study:make",
         "compat": "ecrl_cli.studies.compat:make",
+        "recovery-overhead": "ecrl_cli.studies.overhead.study:make",
     },
 )
 # Timing suffers from a neighbour; these run one trial at a time.
