@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from ecrl_cli.errors import EvidenceMissing, RecordError, RunDirectoryError, shown
+from ecrl_cli.errors import EvidenceMissing, RecordError, shown
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.history.timeline import Timeline, phases, timeline
 from ecrl_cli.metrics.checkpoints import account
@@ -16,7 +16,7 @@ from ecrl_cli.metrics.restarts import Restart, restarts
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.studies.overhead.parts import Parts, with_snapshot
 
-# How the phases on record make up the parts. A first step that is done again is replay on the record, warm-up included.
+# How the phases on record make up the parts.
 INIT = ("launch", "import", "rendezvous")
 RESTART = ("idle", "load", "warm_up")
 _STEP = ("compute", "sync")
@@ -24,7 +24,10 @@ _STEP = ("compute", "sync")
 
 @dataclass(frozen=True)
 class Failure:
-    """One failure on record. `since`: mini-batches that the dead attempt had committed behind the checkpoint resumed from; the others: seconds."""
+    """One failure on record. `since`: mini-batches that the dead attempt had committed behind the checkpoint resumed from; the others: seconds.
+
+    A first step that is done again is replay on the record, its warm-up included: here what it takes beyond a mini-batch belongs to `restart`.
+    """
 
     attempt: int
     since: int
@@ -59,9 +62,6 @@ class Recording:
 
 def recordings(folder: Path) -> list[Recording]:
     """Of the run `folder`, or of every run in it. Errors name what is not there, or damaged."""
-    if not folder.is_dir():
-        fact = f"{shown(str(folder))} is no folder"
-        raise RunDirectoryError("study.source", fact, "give published, typed, or the folder of a run or a sweep")
     runs = [folder] if _is_run(folder) else sorted(path for path in folder.iterdir() if is_folder(path) and _is_run(path))
     found = [recording for run in runs if (recording := _recording(run)) is not None]
     if not found:
@@ -96,7 +96,7 @@ def _recording(folder: Path) -> Recording | None:
         checkpoints=checkpoints.submitted,
         wall=times.wall_s,
         complete=records.final is not None,
-        failures=tuple(_failures(records, times)),
+        failures=tuple(_failures(records, times, _mean(steps))),
     )
 
 
@@ -112,26 +112,35 @@ def _mini_batches(times: Timeline) -> list[float]:
     ]
 
 
-def _failures(records: RunRecords, times: Timeline) -> Iterable[Failure]:
+def _failures(records: RunRecords, times: Timeline, mini_batch: float) -> Iterable[Failure]:
     attempts = records.supervisor.attempts if records.supervisor else ()
     before = {later.attempt: earlier for earlier, later in pairwise(attempts)}
     for restart in restarts(records, times):
         reached = before[restart.attempt].last_step or before[restart.attempt].resumed_from_step
-        yield _failure(restart, max(0, reached - restart.resumed_from_step))
+        yield _failure(restart, max(0, reached - restart.resumed_from_step), _warm_up(times, restart.attempt, mini_batch))
 
 
-def _failure(restart: Restart, since: int) -> Failure:
+def _warm_up(times: Timeline, attempt: int, mini_batch: float) -> float:
+    """What the first step that `attempt` did again took beyond `mini_batch` seconds."""
+    again = [piece for piece in times.pieces if piece.category == "replay" and piece.attempt == attempt]
+    first = min((piece.step for piece in again), default=0)
+    return max(0.0, math.fsum(piece.end - piece.start for piece in again if piece.step == first) - mini_batch)
+
+
+def _failure(restart: Restart, since: int, warm_up: float) -> Failure:
     spent = restart.seconds
     init, again = (math.fsum(spent[name] for name in names) for names in (INIT, RESTART))
-    return Failure(restart.attempt, since, spent["detect"], init, again, spent["replay"])
+    return Failure(restart.attempt, since, spent["detect"], init, again + warm_up, spent["replay"] - warm_up)
 
 
 def measured_parts(found: Sequence[Recording]) -> Parts:
-    """The parts of all of them together, each failure and each run counting once. EvidenceMissing where none failed."""
+    """The parts of all of them together, each failure and each run counting once. EvidenceMissing where none failed or none checkpointed."""
     failures = [failure for recording in found for failure in recording.failures]
     if not failures:
         raise EvidenceMissing("study.source", "none of its runs had a failure: nothing says what a restart costs", "name runs with failures")
-    stalls = [recording.checkpoint for recording in found if recording.checkpoints]
+    stalls = [recording.checkpoint for recording in found if recording.checkpoint > 0]
+    if not stalls:
+        raise EvidenceMissing("study.source", "none of its runs stood still for a checkpoint", "name runs with checkpoints")
     return _parts(found, failures, _mean(stalls), _mean([recording.mini_batch for recording in found]))
 
 

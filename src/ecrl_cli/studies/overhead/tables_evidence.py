@@ -94,7 +94,8 @@ def _failures(ledger: Ledger) -> Table:
     rows = tuple(_failure_row(row) for row in ledger.recorded())
     note = (
         "Predicted: detection, initialization and restart from the mean of all other failures (its own, where there is none); replay from the number "
-        "of mini-batches since the checkpoint and the mean of those done once. The step in hand is part of the detection on record."
+        "of mini-batches since the checkpoint and the mean of those done once. The step in hand is part of the detection on record, the first step's "
+        "warm-up part of the restart."
     )
     return Table("recorded", "Failures on record and what the model says of them", columns, rows, note)
 
