@@ -15,7 +15,7 @@ from ecrl_cli.studies.overhead.course import Course
 from ecrl_cli.studies.overhead.simulate import Failures, Floats, simulate
 
 MTBF = 3600.0  # only ratios matter
-MORE = 20  # times the study's repetitions
+EVENTS, REPETITIONS = 100, 1000  # whatever the study does at scale: enough to see the planted bugs
 FALSE_ALARM = 0.001  # of all cases together
 
 # By name: interval, checkpoint and restart as shares of the MTBF (Daly's exact wall time); then pause, grain, debt and tax (Wald's).
@@ -31,7 +31,7 @@ CASES = {
     "forward: long pauses, work lost": Course(fatal=0, pause=0.2 * MTBF, grain=0.1 * MTBF, debt=0.05 * MTBF, tax=0.02),
     "forward: half of the work between two failures in hand": Course(fatal=0, pause=0.01 * MTBF, grain=0.5 * MTBF),
 }
-WORK = 1.37  # intervals that do not fit into the work leave a rest, which is part of the closed form
+WORK = 1.37  # times the MTBF times EVENTS: intervals that do not fit into the work leave a rest, which is part of the closed form
 Walls = Callable[[Course, float, np.random.Generator, int], Floats]
 
 
@@ -76,11 +76,11 @@ def critical(cases: int, freedom: int) -> float:
     return float(special.stdtrit(freedom, 1 - FALSE_ALARM / (2 * cases)))
 
 
-def check(name: str, rng: np.random.Generator, failures: int, repetitions: int) -> Agreement:
-    """The case `name` of CASES or PLANTED: work for `failures` MTBFs, MORE times `repetitions`."""
+def check(name: str, rng: np.random.Generator, events: int = EVENTS, repetitions: int = REPETITIONS) -> Agreement:
+    """The case `name` of CASES or PLANTED."""
     case, walls = PLANTED.get(name, (name, honest))
-    course, work, n = CASES[case], WORK * failures * MTBF, MORE * repetitions
-    return agreement(walls(course, work, rng, n) / work, expected_wall(course, work, MTBF) / work)
+    course, work = CASES[case], WORK * events * MTBF
+    return agreement(walls(course, work, rng, repetitions) / work, expected_wall(course, work, MTBF) / work)
 
 
 def agreement(found: Floats, expected: float) -> Agreement:

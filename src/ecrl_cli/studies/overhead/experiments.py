@@ -52,7 +52,7 @@ class Laboratory:
         }[facts["kind"]](facts, rng)
 
     def check(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
-        return asdict(checks.check(facts["case"], rng, self.config.failures, self.config.repetitions))
+        return asdict(checks.check(facts["case"], rng))
 
     def optimum(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
         """The best interval of checkpoint_restart."""

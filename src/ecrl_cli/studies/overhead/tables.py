@@ -136,7 +136,8 @@ def optimum(ledger: Ledger) -> Table:
     )
     rows = tuple(_optimum_row(row) for row in ledger.optima())
     note = (
-        "checkpoint_restart. Exact: the minimum of Daly's exact wall time. Not told apart: intervals whose paired difference to the best holds zero."
+        "checkpoint_restart. Exact: the minimum of Daly's exact wall time. Not told apart: intervals whose paired difference to the best holds zero. "
+        "Left out: cells in which a job does not end with one of the intervals tried."
     )
     return Table("optimum", "The best checkpoint interval, by formula and by search", columns, rows, note)
 
