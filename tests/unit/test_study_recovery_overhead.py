@@ -303,7 +303,7 @@ def test_a_failure_is_predicted_from_the_others(recorded: Path) -> None:
 
 
 def test_the_study_predicts_recorded_failures(recorded: Path, tmp_path: Path) -> None:
-    config = RecoveryOverhead(source=str(recorded), mtbf_min=(600,), workers=(4000,), failures=30, repetitions=12, checkpoint_s=0.05)
+    config = RecoveryOverhead(source=str(recorded), mtbf_min=(600,), workers=(4000,), failures=30, repetitions=12, checkpoint_s=0.05, replace_s=9)
     result = result_of(config, tmp_path / "study")
     tables = {table["name"]: table["rows"] for table in result["tables"]}
     assert [row["error"] for row in tables["recorded"]] == pytest.approx([0, 0], abs=1e-9)

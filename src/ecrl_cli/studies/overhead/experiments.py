@@ -105,9 +105,9 @@ class Laboratory:
         return {**told(work / walls)._asdict(), **asdict(said)}
 
     def recorded(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
-        """What the model says of a failure on record. Its step in hand is in the detection there: no share of it is added."""
+        """What the model says of a failure on record, where nobody waited for a replacement. Its step in hand is in the detection there."""
         failure = Failure(**{f.name: facts[f.name] for f in fields(Failure)})
-        costs = checkpoint_restart(parts_of(facts["others"]), self.scene(facts["workers"]), Loss(failure.since, 0.0))
+        costs = checkpoint_restart(parts_of(facts["others"]), Scene(facts["workers"]), Loss(failure.since, 0.0))
         return {"predicted": costs, "total": math.fsum(costs.values()), "measured": failure.total}
 
 
