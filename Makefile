@@ -4,7 +4,7 @@ VENV := .venv
 ECRL := $(VENV)/bin/ecrl
 READY := $(VENV)/.installed
 OUT ?= outputs/quickstart
-STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hostile,compat
+STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hostile,compat,recovery-overhead
 
 .PHONY: help quickstart install test test-slow check bench studies clean
 

@@ -51,7 +51,7 @@ def _field(field: dataclasses.Field[Any], hint: Any, value: Any, prefix: str) ->
     if value is None:
         raise ConfigError(key, "has no value", f"give one: {key}=VALUE")
     converted = _converter(hint)(key, value)
-    for item in converted if typing.get_args(hint)[:1] == (str,) else (converted,):
+    for item in converted if isinstance(converted, tuple) else (converted,):
         _check_range(key, item, field.metadata)
     return converted
 

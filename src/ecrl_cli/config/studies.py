@@ -20,6 +20,11 @@ def count(default: int, minimum: int) -> Any:
     return field(default=default, metadata={"minimum": minimum, "below": MOST + 1})
 
 
+def some_counts(default: tuple[int, ...], minimum: int, most: int) -> Any:
+    """A field that holds any numbers of things from `minimum` to `most`, each once."""
+    return field(default=default, metadata={"minimum": minimum, "below": most + 1})
+
+
 def some_of(choices: tuple[str, ...], default: tuple[str, ...] | None = None) -> Any:
     """A field that holds any of `choices`, each once; all of them unless `default` says fewer."""
     return field(default=choices if default is None else default, metadata={"choices": choices})
@@ -189,5 +194,53 @@ class Compat:
     name: str = "compat"
 
 
-_KINDS = (WriteLatency, CrashPoints, PowerLoss, Corruption, IoErrors, DiskTimeline, Writers, Hangs, Signals, Hostile, StoreSoak, Compat)
+@dataclass(frozen=True)
+class RecoveryOverhead:
+    """What each recovery strategy costs: a sum of measured parts, and a job at scale simulated event by event.
+
+    `source`: published (Table I), typed, or a folder of runs, whose failures are then predicted too. A part typed in seconds goes before the
+    source's (0: not typed). `mtbf_min`: minutes between failures of a system of `reference_workers` (0: of any size); `fatal_percent`: of
+    failures that leave no state to go on from. A job has work for `failures` MTBFs, `repetitions` times. `replace_s`: until a dead worker's
+    place can be filled; a warm spare starts in `spare_share` of a start. `weibull_shape`: of the gaps in the arm beside the exponential ones.
+    """
+
+    name: str = "recovery-overhead"
+    source: str = "published"
+    mtbf_min: tuple[int, ...] = some_counts((45, 240, 600, 1320), 1, 10**7)
+    workers: tuple[int, ...] = some_counts((8, 64, 512, 4000, 32_000, 100_000), 1, 10**7)
+    reference_workers: int = count(4000, 0)
+    fatal_percent: tuple[int, ...] = some_counts((0, 5), 0, 100)
+    casualties: int = count(1, 1)
+    replace_s: float = at_least(0.0, 0)
+    spare_share: float = field(default=0.2, metadata={"minimum": 0.0, "below": 1.0})
+    weibull_shape: float = positive(0.7)
+    failures: int = field(default=100, metadata={"minimum": 1, "below": 10_001})
+    repetitions: int = field(default=48, metadata={"minimum": 3, "below": 10_001})
+    every: int = count(0, 0)
+    mini_batch_s: float = at_least(0.0, 0)
+    checkpoint_s: float = at_least(0.0, 0)
+    init_s: float = at_least(0.0, 0)
+    restart_s: float = at_least(0.0, 0)
+    detect_s: float = at_least(0.0, 0)
+    regroup_s: float = at_least(0.0, 0)
+    join_s: float = at_least(0.0, 0)
+    snapshot_s: float = at_least(0.0, 0)
+    planted: bool = True
+
+
+_KINDS = (
+    WriteLatency,
+    CrashPoints,
+    PowerLoss,
+    Corruption,
+    IoErrors,
+    DiskTimeline,
+    Writers,
+    Hangs,
+    Signals,
+    Hostile,
+    StoreSoak,
+    Compat,
+    RecoveryOverhead,
+)
 STUDIES: dict[str, type[Any]] = {kind.name: kind for kind in _KINDS}

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.codec import decode, encode
@@ -13,7 +14,7 @@ from ecrl_cli.config.fields import convert
 from ecrl_cli.config.keys import did_you_mean
 from ecrl_cli.config.registry import unknown
 from ecrl_cli.config.schema import at_least
-from ecrl_cli.config.studies import MOST, STUDIES, WriteLatency
+from ecrl_cli.config.studies import MOST, STUDIES, RecoveryOverhead, WriteLatency
 from ecrl_cli.config.tree import plain
 from ecrl_cli.errors import ConfigError, shown
 
@@ -60,6 +61,7 @@ def build_study(composed: Mapping[str, Any]) -> StudyConfig:
     study = convert(STUDIES[name], inner, "study.")
     _check_lists(study)
     _check_size(study)
+    _check_source(study)
     return StudyConfig(study, **encode(convert(_Around, values)))
 
 
@@ -80,6 +82,18 @@ def _check_size(study: Any) -> None:
     if isinstance(study, WriteLatency) and study.seeds * study.checkpoints > MOST:
         fact = f"{study.seeds} seeds of {study.checkpoints} checkpoints are more than {MOST} saves per mode"
         raise ConfigError("study.checkpoints", fact, "lower one of them")
+
+
+def _check_source(study: Any) -> None:
+    if not isinstance(study, RecoveryOverhead) or study.source == "published":
+        return
+    if study.source != "typed":
+        if not Path(study.source).expanduser().is_dir():
+            raise ConfigError("study.source", f"{shown(study.source)} is no folder", "give published, typed, or the folder of a run or a sweep")
+        return
+    for key in ("mini_batch_s", "checkpoint_s"):
+        if getattr(study, key) == 0:
+            raise ConfigError(f"study.{key}", "is 0, and study.source=typed has no other", f"give the seconds: study.{key}=SECONDS")
 
 
 def study_id(config: StudyConfig) -> str:

@@ -94,7 +94,12 @@ def _lines(axes: Axes, figure: Figure, colours: Colours) -> None:
             axes.fill_between(xs, series.low, series.high, color=colour, alpha=0.18, linewidth=0)
     if figure.categories and not any(series.x for series in figure.series):
         axes.set_xticks(range(len(figure.categories)), [short(printable(name), 40) for name in figure.categories])
-    if all(value >= 0 for series in figure.series for value in (*series.y, *series.low)):
+    values = [value for series in figure.series for value in (*series.y, *series.low)]
+    if figure.log_y and min(values, default=0) > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    elif all(value >= 0 for value in values):
         axes.set_ylim(bottom=0)
 
 

@@ -25,6 +25,7 @@ _STUDIES = Registry(
         "hostile": "ecrl_cli.studies.hostile.study:make",
         "store-soak": "ecrl_cli.studies.store_soak.study:make",
         "compat": "ecrl_cli.studies.compat:make",
+        "recovery-overhead": "ecrl_cli.studies.overhead.study:make",
     },
 )
 # Timing suffers from a neighbour; these run one trial at a time.

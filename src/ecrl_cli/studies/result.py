@@ -45,7 +45,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """`kind`: bars (grouped, with intervals) | stacked (bars) | cdf (`y` are the samples) | lines. `marks`: vertical lines, at x."""
+    """`kind`: bars (grouped, with intervals) | stacked (bars) | cdf (`y` are the samples) | lines. `marks`: vertical lines, at x.
+
+    `log_x`, `log_y`: of a cdf or of lines, and of lines.
+    """
 
     name: str
     title: str
@@ -56,6 +59,7 @@ class Figure:
     categories: tuple[str, ...] = ()
     marks: tuple[float, ...] = ()
     log_x: bool = False
+    log_y: bool = False
 
 
 @dataclass(frozen=True)

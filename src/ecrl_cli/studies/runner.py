@@ -56,20 +56,19 @@ def run_study(config: StudyConfig, root: Path, say: Say) -> int:
     """Run what is missing and write result.json. 0: complete and every gate passed; 1: a gate failed; 130: stopped, goes on when started again."""
     layout = StudyLayout(root)
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _terminable(), held(layout), _scratch(layout):
+    with _terminable(), held(layout), _scratch(layout), _opened(Setting(config, layout.scratch / "main")) as study:
+        plan = _planned(study)
         _write_headers(config, layout)
-        with _opened(Setting(config, layout.scratch / "main")) as study:
-            plan = _planned(study)
-            say(f"{config.name}: {len(plan)} trials, seed {config.seed}: {root}")
-            for skip in study.skips():
-                say(f"{config.name}: skipped: {skip.arm}: {skip.reason}")
-            try:
-                _run_missing(config, layout, study, plan, say)
-            except KeyboardInterrupt as stop:
-                say(f"{config.name}: stopped; the same command goes on from here")
-                return 143 if stop.args == (signal.SIGTERM,) else 130
-            finally:
-                document = _conclude(config, layout, study, plan)
+        say(f"{config.name}: {len(plan)} trials, seed {config.seed}: {root}")
+        for skip in study.skips():
+            say(f"{config.name}: skipped: {skip.arm}: {skip.reason}")
+        try:
+            _run_missing(config, layout, study, plan, say)
+        except KeyboardInterrupt as stop:
+            say(f"{config.name}: stopped; the same command goes on from here")
+            return 143 if stop.args == (signal.SIGTERM,) else 130
+        finally:
+            document = _conclude(config, layout, study, plan)
     return _answer(config, document, say)
 
 
