@@ -36,7 +36,8 @@ def _scale_batch(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     if config.scale.batch == 1.0 or "global_batch" in typed:
         return config
     ranks = common_multiple(config)
-    local = max(1, round(config.global_batch * config.scale.batch / ranks))
+    least = 2 if config.elastic.replicas else 1  # BatchNorm has nothing to normalise one sample against
+    local = max(least, round(config.global_batch * config.scale.batch / ranks))
     return replace(config, global_batch=local * ranks)
 
 
