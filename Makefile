@@ -36,12 +36,13 @@ check: $(READY)  ## ruff, mypy strict, the architecture
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py
 
-bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input, the page of 72 runs (JSON)
+bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input, the page of 72 runs, fixed replicas (JSON)
 	$(VENV)/bin/python bench/stall.py
 	$(VENV)/bin/python bench/store.py
 	$(VENV)/bin/python bench/scrub.py
 	$(VENV)/bin/python bench/bad_input.py
 	$(VENV)/bin/python -m bench.page
+	$(VENV)/bin/python bench/replicas.py
 
 studies: $(READY)  ## every study at its published number of trials, and their report
 	$(ECRL) study -m study=$(STUDIES) run_dir=outputs/studies; code=$$?; $(ECRL) report outputs/studies && exit $$code

@@ -124,6 +124,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     options = parser.parse_args()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the product's DDP looks for unused parameters; the ranks would warn that there are none
     with tempfile.TemporaryDirectory(prefix="bench-replicas-") as root:
         for count in options.processes:
             mp.spawn(measure, (count, root, vars(options) | {"processes": 0}), nprocs=count)

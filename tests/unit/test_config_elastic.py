@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ecrl_cli.cli.arguments import parse
+from ecrl_cli.cli.compose import compose_grid
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import decode
-from ecrl_cli.config.elastic import next_change, ranks_at, sizes, world_size_after
+from ecrl_cli.config.elastic import next_change, ranks_at, share, sizes, world_size_after
 from ecrl_cli.config.identity import reference_id, run_id
 from ecrl_cli.config.schema import ElasticConfig, RunConfig
 from ecrl_cli.errors import ConfigError
@@ -111,3 +113,54 @@ def test_a_typed_schedule_takes_the_place_of_the_suites() -> None:
 def test_a_step_that_is_no_whole_number_is_no_schedule(key: str) -> None:
     with pytest.raises(TypeError, match="not a whole number"):
         decode(ElasticConfig, {"schedule": {key: 1}})
+
+
+LOWER = {"elastic__on_indivisible": "lower"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes_taken", "said"),
+    [
+        ({"world_size": 7, "global_batch": 48}, (6, {}), ["world_size: 6 ranks instead of 7, which do not divide global_batch 48"]),
+        ({"global_batch": 48, "elastic__schedule": {100: 4, 200: 5}}, (2, {100: 4}), ["elastic.schedule.200: 4 ranks instead of 5"]),
+        ({"global_batch": 48, "elastic__schedule": {0: 5, 100: 3}}, (4, {100: 3}), ["world_size: 4 ranks instead of 5"]),
+        ({"elastic__replicas": 4, "world_size": 6}, (4, {}), ["world_size: 4 ranks instead of 6, which cannot share 4 replicas"]),
+        ({"elastic__replicas": 4, "world_size": 3}, (3, {}), []),
+        ({"world_size": 4, "global_batch": 48}, (4, {}), []),
+    ],
+)
+def test_a_size_that_does_not_fit_is_lowered_where_asked_and_said(changes: dict[str, Any], sizes_taken: Any, said: list[str]) -> None:
+    told: list[str] = []
+    config = build(values(**LOWER, **changes), frozenset(), told.append)
+    assert (config.world_size, config.elastic.schedule) == sizes_taken
+    assert len(told) == len(said) and all(line.startswith(start) for line, start in zip(told, said, strict=True))
+
+
+def test_what_was_lowered_is_the_run_that_was_asked_for_lower() -> None:
+    lowered = build(values(**LOWER, world_size=7, global_batch=48))
+    assert run_id(lowered) == run_id(build(values(world_size=6, global_batch=48)))
+
+
+def test_a_scaled_batch_is_shared_by_the_sizes_of_the_whole_run() -> None:
+    small = build(values(**LOWER, **SMOKE, world_size=5, elastic__schedule={400: 2}), frozenset({"world_size"}))
+    assert (small.world_size, list(small.elastic.schedule.values())) == (4, [2]) and small.global_batch % 4 == 0
+
+
+def test_a_scaled_batch_keeps_two_samples_for_each_replica() -> None:
+    small = build(values(**SMOKE, elastic__replicas=32))
+    assert small.global_batch == 64 and small.world_size <= 32
+
+
+@given(replicas=st.integers(0, 12), each=st.integers(1, 5), data=st.data())
+def test_the_ranks_share_a_window_without_gap_or_overlap(replicas: int, each: int, data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(1, replicas or 12))
+    window = each * (replicas or ranks)
+    parts = [share(window, rank, ranks, replicas) for rank in range(ranks)]
+    assert [place for part in parts for place in part] == list(range(window))
+    assert all(part.start % each == 0 and len(part) % each == 0 and len(part) for part in parts)
+
+
+def test_the_note_is_printed_once_for_all_arms() -> None:
+    told: list[str] = []
+    compose_grid(parse(["world_size=7", "global_batch=48", "elastic.on_indivisible=lower", "variant=ref,blk,ovl"]), told.append)
+    assert told == ["world_size: 6 ranks instead of 7, which do not divide global_batch 48"]
