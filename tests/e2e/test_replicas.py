@@ -193,7 +193,7 @@ def test_a_planted_bug_is_found(sweep: Path, spoilt: Path, bug: str) -> None:
 
 OTHER = {
     "vit": ("model=vit", "model.width=16", "model.depth=1", "optimizer=adamw"),
-    "resnet18": ("model=resnet18", "model.width=", "dataset=fake"),
+    "resnet18": ("model=resnet18", "dataset=fake", "dataset.size=96", "dataset.image_size=16"),
 }
 
 
@@ -202,8 +202,7 @@ OTHER = {
 @pytest.mark.parametrize("other", OTHER)
 def test_other_models_optimizers_and_precisions(ecrl: Ecrl, tmp_path: Path, precision: str, other: str) -> None:
     keys = tiny(*SHAPE, f"precision={precision}", "failure.steps=[6]", "failure.rank=0", "elastic.schedule={5: 3}", *OTHER[other])
-    size = ["dataset.size=96"] if other == "resnet18" else []
-    ecrl("-m", *keys, *size, "world_size=1,4", "variant=ref,ovl", "run_dir=sweep")
+    ecrl("-m", *keys, "world_size=1,4", "variant=ref,ovl", "run_dir=sweep")
     check_alike(list(runs_of(tmp_path / "sweep").values()))
 
 

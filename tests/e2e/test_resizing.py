@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from tests.runs.spoil import at_step, edit_lines
 SCHEDULE = "elastic.schedule={14: 1, 20: 2}"
 # One kill where two ranks work, one where one does; neither is on a boundary, and neither is a change.
 KILLS = tiny("world_size=2", "failure.steps=[9,17]", "failure.rank=0", SCHEDULE)
-UNSTRUCK = tiny("world_size=2", "failure=", "failure.steps=", "failure.rank=", SCHEDULE)
+UNSTRUCK_KEYS = ("failure=", "failure.steps=", "failure.rank=")
+UNSTRUCK = tiny("world_size=2", *UNSTRUCK_KEYS, SCHEDULE)
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +101,24 @@ def test_random_failures_and_changes_of_size_together(ecrl: Ecrl, tmp_path: Path
     verdict = judge(tmp_path / "run")
     assert verdict.status == VALID, render(verdict)
     assert metrics(tmp_path / "run")["restarts"] >= 2
+
+
+EVERY_CHANGE = "elastic.schedule={5: 2, 9: 1, 13: 4, 18: 3}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("failure", ["mtbf", "kill"])
+def test_every_change_of_size_with_failures_at_random_steps_between(ecrl: Ecrl, tmp_path: Path, seed: int, failure: str) -> None:
+    """4 -> 2 -> 1 -> 4 -> 3: what is consumed is exact at every size, and under failures it ends where the same sizes end undisturbed."""
+    steps = sorted(random.Random(seed).sample([step for step in range(1, 24) if step % 6], 3))
+    struck = {"mtbf": ["failure.steps=", "failure.mtbf_steps=6"], "kill": [f"failure.steps=[{','.join(map(str, steps))}]"]}
+    keys = ("world_size=4", f"seed={seed}", EVERY_CHANGE)
+    ecrl("train", *tiny(*keys, *UNSTRUCK_KEYS), "variant=elastic", "run_dir=sweep/unstruck")
+    ecrl("train", *tiny(*keys, f"failure={failure}", *struck[failure], "failure.rank="), "variant=ovl", "run_dir=sweep/struck")
+    verdict = judge(tmp_path / "sweep" / "struck")
+    assert verdict.status == VALID and verdict.reference == "unstruck", render(verdict)
+    assert "24 steps, 1152 samples in the committed sequence: duplicates 0, missing 0, extra 0" in found(verdict, "exactly-once").message
+    assert "and in the final state" in found(verdict, "same-trajectory").message
+    assert metrics(tmp_path / "sweep" / "struck")["restarts"] >= 1
+    assert sorted({a["world_size"] for a in supervisor(tmp_path / "sweep" / "struck")["attempts"]}) == [1, 2, 3, 4]
