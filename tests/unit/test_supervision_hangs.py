@@ -153,6 +153,7 @@ def at(step: int, phase: str) -> Beat:
 BLAME: list[tuple[tuple[Beat, ...], dict[int, str], str, tuple[int, ...], str]] = [
     ((at(9, "backward"), at(9, "backward")), {0: "S", 1: "T"}, "S", (1,), "rank 1 is stopped in backward of step 9"),
     ((at(9, "forward"), at(9, "forward")), {0: "T", 1: "T"}, "S", (0, 1), "ranks 0, 1 are stopped in forward of step 9"),
+    ((at(9, "backward"), at(9, "update")), {0: "S", 1: ""}, "S", (1,), "rank 1 is gone, without an error, in update of step 9"),
     ((at(9, "saving"), at(9, "saving")), {0: "D", 1: "S"}, "S", (0,), "rank 0 is stuck in the kernel (state D) in saving of step 9"),
     ((at(9, "backward"), at(9, "forward")), {0: "S", 1: "R"}, "S", (1,), "rank 1 is in forward of step 9, the others wait in backward of step 9"),
     ((at(9, "backward"), at(8, "logging")), {0: "S", 1: "S"}, "S", (1,), "rank 1 is in logging of step 8"),

@@ -116,7 +116,7 @@ def steps_done(beat: Beat) -> int:
 
 @dataclass(frozen=True)
 class Silence:
-    """Nothing moves. `beats`: by rank, of those that can be seen; `states`: their letters of /proc/PID/stat, where they are known;
+    """Nothing moves. `beats`: by rank, of those that can be seen; `states`: of those that have said hello, their letters of /proc/PID/stat;
     `launcher`: that of the process between the supervisor and the ranks."""
 
     waited_s: float
@@ -126,7 +126,11 @@ class Silence:
     launcher: str = ""
 
     def hang(self) -> Hang:
-        """Who is to blame: whoever is stopped; else the launcher, if that is; else whoever is less far than the others; else nobody."""
+        """Who is to blame: whoever has left (well, or its death would have been noticed), or is stopped; else the launcher, if that is; else
+        whoever is less far than the others; else nobody."""
+        gone = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "S") in ("", "Z"))
+        if gone:
+            return self._of(gone, f"{_named(gone)} gone, without an error, in {_place(self.beats[gone[0]])}")
         stopped = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "") in _STOPPED)
         if stopped:
             how = _STOPPED[self.states[stopped[0]]]

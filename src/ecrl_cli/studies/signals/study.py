@@ -1,0 +1,123 @@
+"""What asks a run to stop, in every phase: the step being done is finished by all, saved, durable; the run resumes from it.
+
+A trial sends the signal when rank 0 says that it is in the phase; then the same run is started again and must complete.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.studies import Signals
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies.actors.part import Part
+from ecrl_cli.studies.actors.stage import Cue, Ending, Prompter, Stage, lineage_whole, settings, steps, whole
+from ecrl_cli.studies.result import Findings
+from ecrl_cli.studies.signals.findings import findings
+from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+
+STEPS, EVERY, MOMENT_S = 40, 15, 0.02
+TERM, INT, HUP = "SIGTERM", "SIGINT", "SIGHUP"
+CODES = {TERM: 143, INT: 130, HUP: 143}
+# By phase: in which attempt, and from which step on; before the first step there is nothing to be saved.
+PHASES: dict[str, Cue] = {
+    "importing": Cue("importing"),
+    "rendezvous": Cue("rendezvous"),
+    "loading": Cue("loading"),
+    "first step": Cue("forward"),
+    "training": Cue("training"),
+    "saving": Cue("saving"),
+    "recovery": Cue("loading", attempt=1),
+    "replay": Cue("forward", attempt=1),
+}
+EARLY = ("importing", "rendezvous", "loading", "recovery")
+STORM = (TERM, INT, TERM, HUP, INT, TERM)
+WORDS: dict[str, tuple[str, ...]] = {TERM: (TERM,), INT: (INT,), HUP: (HUP,), "SIGINT twice": (INT, INT), "a storm": STORM}
+DEAF_PLANT, ALONE_PLANT = "ranks that ignore the word", "rank 0 stops without asking"
+
+
+def make(setting: Setting) -> Study:
+    return SignalsStudy(setting)
+
+
+class SignalsStudy:
+    def __init__(self, setting: Setting) -> None:
+        self._setting, self._config = setting, setting.config.study
+        assert isinstance(self._config, Signals)
+        self._stage = Stage(setting.scratch)
+
+    def plan(self) -> list[Trial]:
+        trials = [
+            Trial(f"{word}/{phase}/{n:03d}", {"arm": "case", "word": word, "phase": phase})
+            for n in range(self._config.each)
+            for word in WORDS
+            for phase in PHASES
+        ]
+        planted = (DEAF_PLANT, ALONE_PLANT) if self._config.planted else ()
+        return trials + [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in planted]
+
+    def skips(self) -> Sequence[Skip]:
+        return ()
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        if trial.facts["arm"] == "planted":
+            found = self._try(TERM, Cue("training", 10), Part(heeds="no" if trial.facts["what"] == DEAF_PLANT else "alone"), graceful=True)
+            return {"shown": not found["good"]}
+        phase = trial.facts["phase"]
+        cue = PHASES[phase]
+        if phase == "training":
+            cue = Cue("training", self._setting.rng(trial.key).randrange(2, STEPS - 5))
+        part = Part(start_s=MOMENT_S, save_s=MOMENT_S, deeds={"0/1/20": "exit1"} if cue.attempt else {})
+        return self._try(trial.facts["word"], cue, part, graceful=phase not in EARLY)
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        return findings(records)
+
+    def close(self) -> None:
+        self._stage.close()
+
+    def _try(self, word: str, cue: Cue, part: Part, *, graceful: bool) -> dict[str, Any]:
+        config = settings(STEPS, every=EVERY, grace_s=5.0 if part.heeds == "yes" else 0.5)
+        with self._stage.run(config, part) as layout:
+            stopped = self._stage.supervise(config, layout, Prompter(cue, _sender(WORDS[word])))
+            found = _judge(layout, stopped, word, graceful=graceful and len(WORDS[word]) == 1)
+            return found | self._resume(config, layout, found)
+
+    def _resume(self, config: RunConfig, layout: RunLayout, found: dict[str, Any]) -> dict[str, Any]:
+        ending = self._stage.supervise(config, layout, Prompter())
+        resumed = ending.attempts[-1]["outcome"] == "completed" and lineage_whole(layout) and ending.left == 0
+        return {"resumed": resumed, "good": found["good"] and resumed}
+
+
+def _sender(names: tuple[str, ...]) -> Callable[[], None]:
+    def send() -> None:
+        for name in names:
+            os.kill(os.getpid(), signal.Signals[name])
+
+    return send
+
+
+def _judge(layout: RunLayout, ending: Ending, word: str, *, graceful: bool) -> dict[str, Any]:
+    """`durable`: the newest whole checkpoint; `done`: the last step that any attempt's rank 0 logged; `last`: the last attempt's."""
+    durable, attempt = max(whole(layout), default=0), ending.attempts[-1]
+    done = max((step for number in layout.attempts() for step in steps(layout, number, 0)), default=0)
+    same = len({len(steps(layout, attempt["attempt"], rank)) for rank in (0, 1)}) == 1
+    code = ending.code in {CODES[name] for name in WORDS[word]}
+    kept = durable == attempt["last_step"] if graceful else durable >= done // EVERY * EVERY - EVERY
+    said = f"step {durable} is durable" in ending.said if durable else "nothing was saved" in ending.said
+    good = code and kept and said and ending.left == 0 and attempt["outcome"] == "stopped" and (same or not graceful)
+    return {
+        "code": ending.code,
+        "durable": durable,
+        "done": done,
+        "last": attempt["last_step"],
+        "graceful": graceful,
+        "kept": durable == attempt["last_step"],
+        "seconds": ending.after_s,
+        "left": ending.left,
+        "said": ending.said,
+        "good": good,
+    }

@@ -1,0 +1,116 @@
+"""The studies of hangs and of signals: a few of their trials under the real supervisor, their plans, and gates that can fail."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.config.studies import Hangs, Signals
+from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.studies.actors.stage import Stage
+from ecrl_cli.studies.hangs import stories
+from ecrl_cli.studies.hangs.cases import CASES
+from ecrl_cli.studies.hangs.study import SIDE_THREAD, HangsStudy
+from ecrl_cli.studies.signals.study import ALONE_PLANT, DEAF_PLANT, PHASES, WORDS, SignalsStudy
+from ecrl_cli.studies.study import Record, Setting, Study, Trial
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One zygote for all: most of a small study's time is its start."""
+    with closing(Stage(tmp_path_factory.mktemp("stage"))) as made:
+        yield made
+
+
+@pytest.fixture
+def hangs(stage: Stage, tmp_path: Path) -> HangsStudy:
+    made = HangsStudy(Setting(StudyConfig(Hangs(slow=1)), tmp_path))
+    made._stage = stage
+    return made
+
+
+@pytest.fixture
+def signals(stage: Stage, tmp_path: Path) -> SignalsStudy:
+    made = SignalsStudy(Setting(StudyConfig(Signals()), tmp_path))
+    made._stage = stage
+    return made
+
+
+def trial_of(study: Study, **facts: Any) -> Trial:
+    return next(trial for trial in study.plan() if facts.items() <= trial.facts.items())
+
+
+@pytest.mark.parametrize("what", ["one rank skips a collective", "os._exit(0) early", "SIGSEGV", "a late writer wakes up", "a slow disk"])
+def test_what_stands_still_or_dies_ends_as_promised(hangs: HangsStudy, what: str) -> None:
+    found = hangs.run(trial_of(hangs, arm="case", what=what))
+    assert found["good"] and not found["shared_memory"], found
+
+
+def test_the_detector_passes_its_stories_and_broken_ones_do_not(hangs: HangsStudy) -> None:
+    for story in ("slow", "suspended", "standing"):
+        assert hangs.run(trial_of(hangs, arm="story", what=story))["good"]
+    for bug in stories.PLANTED:
+        assert bug.shown(random.Random(3)), bug.name
+
+
+def test_a_heartbeat_from_a_side_thread_hides_a_hang(hangs: HangsStudy) -> None:
+    assert hangs.run(trial_of(hangs, arm="planted", what=SIDE_THREAD))["shown"]
+
+
+@pytest.mark.parametrize(("word", "phase"), [("SIGTERM", "first step"), ("SIGHUP", "saving"), ("SIGINT", "recovery"), ("a storm", "training")])
+def test_a_stop_keeps_what_was_done_and_the_run_goes_on(signals: SignalsStudy, word: str, phase: str) -> None:
+    found = signals.run(trial_of(signals, word=word, phase=phase))
+    assert found["good"], found
+
+
+def test_planted_ranks_are_found(signals: SignalsStudy) -> None:
+    assert [signals.run(trial_of(signals, what=bug))["shown"] for bug in (DEAF_PLANT, ALONE_PLANT)] == [True, True]
+
+
+def test_everything_is_planned_as_often_as_asked(tmp_path: Path) -> None:
+    setting = Setting(StudyConfig(Hangs(each=2, slow=3, planted=False)), tmp_path)
+    assert len(HangsStudy(setting).plan()) == 2 * len(CASES) + 3 * 3
+    setting = Setting(StudyConfig(Signals(each=2, planted=False)), tmp_path)
+    assert len(SignalsStudy(setting).plan()) == 2 * len(WORDS) * len(PHASES)
+
+
+CASE = {"outcomes": ["hung", "completed"], "waited_s": 1.1, "left": 0, "good": True, "shared_memory": []}
+STOP = {"graceful": True, "kept": True, "good": True, "code": 143, "seconds": 0.2}
+
+
+def gates(study: Study, *records: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, bool]:
+    found = study.findings([Record(str(n), facts, told, 0.1) for n, (facts, told) in enumerate(records)])
+    assert all(row.keys() == {column.key for column in table.columns} for table in found.tables for row in table.rows)
+    return {gate.name: gate.passed for gate in found.gates}
+
+
+def test_every_gate_of_hangs_can_fail(hangs: HangsStudy) -> None:
+    case, story, bug = ({"arm": arm, "what": "x"} for arm in ("case", "story", "planted"))
+    well = ((case, CASE), (story, {"good": True}), (bug, {"shown": True}))
+    assert set(gates(hangs, *well).values()) == {True}
+    for name, facts, told in (
+        ("as_promised", case, CASE | {"good": False}),
+        ("nothing_left", case, CASE | {"left": 1}),
+        ("nothing_left", case, CASE | {"shared_memory": ["ecrl-x"]}),
+        ("in_time", case, CASE | {"waited_s": 3.5}),
+        ("detector", story, {"good": False}),
+        ("planted", bug, {"shown": False}),
+    ):
+        assert [gate for gate, passed in gates(hangs, *well, (facts, told)).items() if not passed] == [name]
+
+
+def test_every_gate_of_signals_can_fail(signals: SignalsStudy) -> None:
+    case, bug = {"arm": "case", "word": "SIGTERM", "phase": "training"}, {"arm": "planted", "what": "x"}
+    well = ((case, STOP), (bug, {"shown": True}))
+    assert set(gates(signals, *well).values()) == {True}
+    for name, facts, told in (
+        ("as_promised", case, STOP | {"good": False}),
+        ("durable", case, STOP | {"kept": False}),
+        ("planted", bug, {"shown": False}),
+    ):
+        assert [gate for gate, passed in gates(signals, *well, (facts, told)).items() if not passed] == [name]
