@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ecrl_cli.config.studies import Failures
@@ -15,6 +15,7 @@ OUTCOMES = ("valid", "left", "exit", "invalid", "unknown", "differs", "idle")
 # The phases that a recorded study must have hit, each so often; and how many trials make one.
 PHASES = ("boundary", "forward", "backward", "optimizer", "capture", "save", "start", "rendezvous", "load", "wall")
 HITS, RECORDED = 20, 1000
+_SETUPS = {"strategy": "write strategy", "mode": "write mode", "layout": "layout", "world_size": "ranks", "model": "model"}
 
 
 def findings(config: Failures, records: Sequence[Record]) -> Findings:
@@ -91,7 +92,11 @@ def planted_gate(planted: Sequence[Record]) -> tuple[Gate, ...]:
 def valid_gate(runs: Sequence[Record]) -> Gate:
     """Every run came out valid; else the first that did not, with the command that runs it again."""
     bad = [record for record in runs if record.found["outcome"] != "valid"]
-    first = f"; the first: {bad[0].key}: {bad[0].found['outcome']}: {bad[0].found['why']}: {bad[0].found['replay']}" if bad else ""
+    first = (
+        f"; the first: {bad[0].key}: {bad[0].found['outcome']}: {bad[0].found['why']}: {bad[0].found['replay']} ({bad[0].found['alone']})"
+        if bad
+        else ""
+    )
     return Gate("valid", bool(runs) and not bad, f"{len(runs) - len(bad)} of {len(runs)} runs ended valid, alike and clean{first}")
 
 
@@ -104,11 +109,23 @@ def _gates(config: Failures, runs: Sequence[Record], planted: Sequence[Record]) 
     return (*gates, *planted_gate(planted))
 
 
+def _told(found: Iterable[Any]) -> str:
+    return ", ".join(f"{what} {n}" for what, n in Counter(found).most_common())
+
+
 def _notes(runs: Sequence[Record]) -> tuple[str, ...]:
     if not runs:
         return ()
     struck, attempts = sum(len(record.found["fired"]) for record in runs), sum(record.found["attempts"] for record in runs)
-    notes = [f"{struck} failures struck in {len(runs)} runs, which took {attempts} attempts."]
+    fired = [each for record in runs for each in record.found["fired"]]
+    notes = [
+        f"{struck} failures struck in {len(runs)} runs, which took {attempts} attempts.",
+        f"by kind: {_told(kind for kind, _ in fired)}",
+        f"by phase: {_told(moment for _, moment in fired)}",
+        f"by who was planned: {_told(who(entry) for record in runs for entry in record.facts['entries'])}",
+        *(f"runs by {label}: {_told(record.facts[key] for record in runs)}" for key, label in _SETUPS.items()),
+        f"runs by outcome: {_told(record.found['outcome'] for record in runs)}",
+    ]
     if all(record.found["outcome"] == "valid" for record in runs):
         notes.append(
             f"0 of {len(runs)} runs under two random failures lost or changed anything: the probability per such run is below "
