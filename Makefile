@@ -4,9 +4,9 @@ VENV := .venv
 ECRL := $(VENV)/bin/ecrl
 READY := $(VENV)/.installed
 OUT ?= outputs/quickstart
-STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hostile,compat,recovery-overhead
+STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hostile,compat,recovery-overhead,store-soak,failures,elastic
 
-.PHONY: help quickstart install test test-slow check bench studies clean
+.PHONY: help quickstart install test test-slow check bench studies soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to 
 
 studies: $(READY)  ## every study at its published number of trials, and their report
 	$(ECRL) study -m study=$(STUDIES) run_dir=outputs/studies; code=$$?; $(ECRL) report outputs/studies && exit $$code
+
+soak: $(READY)  ## 1,000 random failures over small models, 10,000 random operations on the store: what was tried, that nothing was lost
+	$(ECRL) study study=failures study.trials=500 study.planted=false run_dir=outputs/soak/failures; code=$$?; \
+	$(ECRL) study study=store-soak study.planted=false run_dir=outputs/soak/store && exit $$code
 
 clean:  ## remove the environment and all outputs
 	rm -rf $(VENV) outputs/* build dist

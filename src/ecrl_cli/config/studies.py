@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES, at_least, positive
+from ecrl_cli.config.schema import FAILURE_KINDS, LAYOUTS, WRITE_MODES, at_least, positive
 
 WRITING = ("blocking", "overlapped")
 # first: checkpoints/ is not there yet. overlapped: two in flight. rejected: over a damaged one. again: a step saved twice. recovery: after a crash.
 POWER_LOSS_WORKLOADS = ("first", "one", "two", "pointer", "retention", "overlapped", "stale_stage", "rejected", "again", "recovery")
-
+# What strikes the runs of the study `failures`. A partition needs a network of its own.
+STRUCK = tuple(kind for kind in FAILURE_KINDS if kind not in ("none", "mtbf", "listed", "backward", "partition"))
 
 MOST = 100_000  # of any count: a plan is made whole before the first trial
 
@@ -188,6 +189,27 @@ class StoreSoak:
 
 
 @dataclass(frozen=True)
+class Failures:
+    """`trials` real training runs (recorded: 1000), each under two failures drawn from `kinds`."""
+
+    name: str = "failures"
+    trials: int = count(120, 1)
+    kinds: tuple[str, ...] = some_of(STRUCK)
+    strategies: tuple[str, ...] = some_of(WRITING)
+    planted: bool = True
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """`trials` real training runs (recorded: 500) over random world sizes and under random kills, with fixed replicas and without."""
+
+    name: str = "elastic"
+    trials: int = count(60, 1)
+    strategies: tuple[str, ...] = some_of(WRITING)
+    planted: bool = True
+
+
+@dataclass(frozen=True)
 class Compat:
     """Golden checkpoints of every format version, and of versions that do not exist."""
 
@@ -240,6 +262,8 @@ _KINDS = (
     Signals,
     Hostile,
     StoreSoak,
+    Failures,
+    Elastic,
     Compat,
     RecoveryOverhead,
 )

@@ -30,7 +30,7 @@ from ecrl_cli.supervision.launcher import Launcher
 from ecrl_cli.supervision.launchers import Launchers
 from ecrl_cli.supervision.record import read_record
 from ecrl_cli.supervision.supervise import supervise
-from ecrl_cli.supervision.ui import make_ui
+from ecrl_cli.supervision.ui import UI, make_ui
 
 Say = Callable[[str], None]
 WORTH_SAYING_S = 0.5
@@ -38,11 +38,14 @@ WORTH_SAYING_S = 0.5
 
 @dataclass(frozen=True)
 class Desk:
-    """What the runs of one command share. `above`: what stands above a run's live bar (a sweep's table); None for a run alone."""
+    """What the runs of one command share. `above`: what stands above a run's live bar (a sweep's table); None for a run alone.
+    `show`: makes what a person sees of a run.
+    """
 
     say: Say
     launchers: Launchers
     above: Callable[[], RenderableType] | None = None
+    show: Callable[[RunConfig, RunLayout, Callable[[], RenderableType] | None], UI] = make_ui
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def _supervised(config: RunConfig, layout: RunLayout, desk: Desk) -> SupervisorR
     with sampled(layout.disk, config.supervision.disk_interval_s, desk.say):
         if kept:
             return keeper.keep(config, layout, desk.say)
-        return supervise(config, layout, make_ui(config, layout, desk.above), launcher)
+        return supervise(config, layout, desk.show(config, layout, desk.above), launcher)
 
 
 def warm(launchers: Launchers, config: RunConfig, say: Say) -> Launcher:

@@ -24,6 +24,8 @@ _STUDIES = Registry(
         "signals": "ecrl_cli.studies.signals.study:make",
         "hostile": "ecrl_cli.studies.hostile.study:make",
         "store-soak": "ecrl_cli.studies.store_soak.study:make",
+        "failures": "ecrl_cli.studies.failures.study:make",
+        "elastic": "ecrl_cli.studies.elastic.study:make",
         "compat": "ecrl_cli.studies.compat:make",
         "recovery-overhead": "ecrl_cli.studies.overhead.study:make",
     },

@@ -100,7 +100,8 @@ def _check_place(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, no
     where = f"in step {step}" if inside else f"behind step {step}"
     late = inside and (entry.kind == "partition" or case.run.stored.config.precision == "fp16")  # whose update may be left out
     for rank, reached in last.items():
-        if reached is not None and reached > due + late:
+        ahead = rank != fired.rank and entry.moment in ("backward", "optimizer")  # past its last wait for the one that took it along
+        if reached is not None and reached > due + max(late, ahead):
             notes.broken(f"{who} fired {where}, rank {rank} went on to step {reached}")
     reached = last[fired.rank]
     if reached is None and a.resumed_from_step != due:

@@ -1,0 +1,87 @@
+"""`elastic`: real training runs whose number of ranks changes two to five times, under random kills.
+
+With fixed replicas every run of a model must end bit for bit as one rank that does it all; without them as the run that changes its size at
+the same steps undisturbed, and in both no sample may be missing or come twice. Hash seeds differ from trial to trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ecrl_cli.config.studies import Elastic
+from ecrl_cli.studies.elastic.draw import Course, draw
+from ecrl_cli.studies.elastic.findings import findings
+from ecrl_cli.studies.replay import command
+from ecrl_cli.studies.result import Findings
+from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.training.bench import Bench
+from ecrl_cli.studies.training.planted import BUGS
+
+REPLICAS = (0, 4, 8)
+HASH_SEEDS = ("0", "1", "2", "3", "4")
+RUNS = 12  # until a planted bug is found, at most
+
+
+def make(setting: Setting) -> Study:
+    return _Elastic(setting)
+
+
+class _Elastic:
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._config: Elastic = setting.config.study
+        self._bench: Bench | None = None
+
+    def plan(self) -> list[Trial]:
+        return [*self._random(), *self._planted()]
+
+    def skips(self) -> list[Skip]:
+        return []
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        if trial.facts["arm"] == "planted":
+            return self._search(trial)
+        self._bench = self._bench or Bench(self._setting.scratch / "bench")
+        facts = trial.facts
+        sizes = tuple((step, size) for step, size in facts["sizes"])
+        course, entries = Course(facts["model"], facts["strategy"], facts["replicas"], sizes), tuple(facts["entries"])
+        found = asdict(self._bench.play(course.keys(entries), course.reference, facts["hash_seed"]))
+        if found["outcome"] == "valid" and found["resized"] < len(sizes) - 1:
+            found |= {"outcome": "idle", "why": f"{found['resized']} changes of size, {len(sizes) - 1} were planned"}
+        if found["outcome"] != "valid":
+            found |= {"replay": command(self._setting.config, trial.key), "alone": course.typed(entries)}
+        return found
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        return findings(records)
+
+    def close(self) -> None:
+        if self._bench is not None:
+            self._bench.close()
+
+    def _random(self) -> Iterator[Trial]:
+        for number in range(self._config.trials):
+            key = f"run/{number:04d}"
+            rng = self._setting.rng(key)
+            course, entries = draw(rng, self._config.strategies, REPLICAS)
+            facts = {**asdict(course), "sizes": [list(each) for each in course.sizes], "entries": list(entries)}
+            yield Trial(key, {"arm": "random", **facts, "hash_seed": rng.choice(HASH_SEEDS)})
+
+    def _planted(self) -> Iterator[Trial]:
+        for bug in BUGS if self._config.planted else ():
+            yield Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug})
+
+    def _search(self, trial: Trial) -> dict[str, Any]:
+        """One run after the other with the bug, until one does not come out valid. Without replicas: with them a rank's generators are nobody's."""
+        bench, rng = Bench(self._setting.scratch / "planted", trial.facts["bug"]), self._setting.rng(trial.key)
+        try:
+            for number in range(1, RUNS + 1):
+                course, entries = draw(rng, self._config.strategies, (0,))
+                found = bench.play(course.keys(entries), course.reference)
+                if found.outcome != "valid":
+                    return {"found": found.outcome in ("invalid", "differs", "exit"), "runs": number, "by": found.why}
+        finally:
+            bench.close()
+        return {"found": False, "runs": RUNS, "by": ""}

@@ -1,0 +1,158 @@
+"""A real training run in a trial: by the code path of `ecrl train`, one zygote for all runs of this process; then held against its reference."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.config.build import build
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import EcrlError, RunHeld
+from ecrl_cli.failures.fired import read_fired
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.runs.keeper import wanted
+from ecrl_cli.runs.run import Desk, run
+from ecrl_cli.studies.training.planted import environment, planted
+from ecrl_cli.studies.training.remains import reap, remains, shared_memory
+from ecrl_cli.supervision.launchers import Launchers
+from ecrl_cli.supervision.lock import held
+from ecrl_cli.supervision.record import read_record
+from ecrl_cli.supervision.ui import SilentUI
+from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.verdict import VALID, Verdict
+
+STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
+
+Keys = Mapping[str, Any]
+
+
+@dataclass
+class Run:
+    """How a run came out. `outcome`: valid, or what is wrong first: left | exit | invalid | unknown | differs | idle (nothing struck).
+
+    `code`: the exit code. `fired`: [kind, moment] of each entry that struck. `left`: what it left behind. `why`: the first evidence.
+    """
+
+    outcome: str = VALID
+    code: int = 0
+    fired: list[list[str]] = field(default_factory=list)
+    attempts: int = 0
+    resized: int = 0
+    left: list[str] = field(default_factory=list)
+    why: str = ""
+    digests: str = ""
+
+
+class Bench:
+    """`scratch`: an empty folder. `bug`: planted into every process that trains, never into a reference."""
+
+    def __init__(self, scratch: Path, bug: str = "") -> None:
+        self._scratch, self._bug = scratch, bug
+        self._launchers: dict[str, Launchers] = {}
+        self._references: dict[str, Path] = {}
+
+    def play(self, keys: Keys, reference: Keys, hash_seed: str = "") -> Run:
+        """Train as `keys` say, to the end; `reference`: the undisturbed run that must end alike. `hash_seed`: PYTHONHASHSEED of what trains."""
+        undisturbed, root = self._reference(reference), self._scratch / "run"
+        config, before = build(keys), shared_memory()
+        found = Run()
+        try:
+            found.code = self._run(config, root, self._bug, hash_seed)
+            reap()
+            found.left = [*remains(root), *sorted(shared_memory() - before)]
+            _judged(found, root, undisturbed, config)
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+        return found
+
+    def close(self) -> None:
+        for launchers in self._launchers.values():
+            launchers.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir()
+
+    def _reference(self, keys: Keys) -> Path:
+        """Made once by this process, with no bug."""
+        name = json.dumps(keys, sort_keys=True)
+        if name not in self._references:
+            root = self._scratch / f"reference-{len(self._references)}"
+            if code := self._run(build(keys), root, ""):
+                raise RuntimeError(f"the reference {root.name} ended with exit code {code}: {name}")
+            self._references[name] = root
+        return self._references[name]
+
+    def _run(self, config: RunConfig, root: Path, bug: str, hash_seed: str = "") -> int:
+        with environment(PYTHONHASHSEED=hash_seed), planted(bug, self._scratch / "bug"), unheard() if wanted(config) else nullcontext():
+            launchers = self._launchers.setdefault(f"{bug}/{hash_seed}", Launchers())
+            code = run(config, root, Desk(_mute, launchers, show=lambda *given: SilentUI())).exit_code
+        if code in STOPPED:  # by a person: what a plan stops, goes on by itself
+            raise KeyboardInterrupt(STOPPED[code])
+        return code
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """What processes that are started in here print is lost: a supervisor of its own, whose plan ends it, says what it does."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _mute(line: str) -> None:
+    """A trial says nothing: its record does."""
+
+
+def _judged(found: Run, root: Path, reference: Path, config: RunConfig) -> None:
+    layout = RunLayout(root)
+    entries = {entry.index: entry for entry in plan(config)}
+    found.fired = [[entries[fired.index].kind, entries[fired.index].moment] for fired in read_fired(layout) if fired.index in entries]
+    attempts = read_record(layout).attempts if layout.supervisor.exists() else ()
+    found.attempts, found.resized = len(attempts), sum(attempt.outcome == "resized" for attempt in attempts)
+    found.digests = _digests(layout)
+    found.left += _held(layout)
+    try:
+        verdict = judge(root, reference)
+    except EcrlError as error:
+        found.outcome, found.why = "unknown", error.line()
+        return
+    found.outcome, found.why = _outcome(found, verdict, _digests(RunLayout(reference)), bool(entries))
+
+
+def _outcome(found: Run, verdict: Verdict, due: str, disturbed: bool) -> tuple[str, str]:
+    if found.left:
+        return "left", found.left[0]
+    if found.code:
+        return "exit", f"exit code {found.code}"
+    if verdict.status != VALID:
+        return verdict.status, next(finding.message for finding in verdict.findings if finding.status == verdict.status)
+    if found.digests != due:
+        return "differs", f"ends in {found.digests[:60]}, its reference in {due[:60]}"
+    return (VALID, "") if found.fired or not disturbed else ("idle", "no failure struck")
+
+
+def _digests(layout: RunLayout) -> str:
+    """Of the final state, read here and not by the judge: a second pair of eyes."""
+    finals = [layout.attempt(attempt).final for attempt in layout.attempts()]
+    document: dict[str, str] = next((json.loads(final.read_text()) for final in finals if final.exists()), {})
+    return " ".join(str(document.get(f"{part}_digest")) for part in ("parameters", "buffers", "optimizer", "rng"))
+
+
+def _held(layout: RunLayout) -> list[str]:
+    try:
+        with held(layout):
+            return []
+    except RunHeld as error:
+        return [error.fact]

@@ -1,0 +1,139 @@
+"""Bugs planted into the recovery of real runs, of the kind that published systems had: the run goes on, and ends elsewhere.
+
+Python reads `sitecustomize.py` at the start of every process; the one written here waits for a module and spoils it. Nothing of it is
+reachable from the product.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PLANT = """
+import importlib.abc, importlib.util, sys
+
+class Plant(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "{module}":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            spoil(module)
+        spec.loader.exec_module = exec_module
+        return spec
+
+def spoil(module):
+{body}
+
+sys.meta_path.insert(0, Plant())
+"""
+
+_STATE = "ecrl_cli.checkpoint.state"
+_REST = """
+    rest = module.StatePack._restore_rest
+    def spoilt(self, loaded):
+        {before}
+        progress = rest(self, loaded)
+        {after}
+        return progress
+    module.StatePack._restore_rest = spoilt
+"""
+_OPTIMIZER = """
+    restore = module.StatePack._restore_optimizer
+    def lose(self, loaded):
+        restore(self, loaded)
+        for entries in self.optimizer.state.values():
+            for name in ("momentum_buffer", "{name}"):
+                if name in entries:
+                    entries[name].zero_()
+    module.StatePack._restore_optimizer = lose
+"""
+
+# By name: the module that is spoilt, and how.
+BUGS: dict[str, tuple[str, str]] = {
+    "rng not restored": (_STATE, "\n    module.restore_rng = lambda states, device: None\n"),
+    "rng of rank 0 for all": (
+        _STATE,
+        """
+    rest = module.StatePack._restore_rest
+    def of_rank_0(self, loaded):
+        rank, self.rank = self.rank, 0
+        progress = rest(self, loaded)
+        self.rank = rank
+        chain = loaded.train["line_chain"]
+        own = chain[rank] if rank < len(chain) else ""
+        return module.Progress(progress.global_step, progress.epoch, progress.cursor_step, progress.seed, own, progress.loss)
+    module.StatePack._restore_rest = of_rank_0
+""",
+    ),
+    "rng restored before the iterator draws": (
+        _STATE,
+        """
+    import torch
+    restore = module.restore_rng
+    def then_draw(states, device):
+        restore(states, device)
+        torch.empty((), dtype=torch.int64).random_()
+    module.restore_rng = then_draw
+""",
+    ),
+    "momentum, or exp_avg_sq, dropped": (_STATE, _OPTIMIZER.replace("{name}", "exp_avg_sq")),
+    "schedule reset": (_STATE, _REST.replace("{before}", "pass").replace("{after}", "self.scheduler.last_epoch = 0")),
+    "cursor off by one": (_STATE, _REST.replace("{before}", "pass").replace("{after}", "self.sampler.advance()")),
+    "wrong epoch seed after a resume": (
+        _STATE,
+        _REST.replace("{before}", "pass").replace("{after}", "self.sampler.seed += 1"),
+    ),
+    "names in the order of their hashes": (
+        _STATE,
+        """
+    import random
+    restore = module.StatePack._restore_optimizer
+    def shuffled(self, loaded):
+        restore(self, loaded)
+        states = [entries for entries in self.optimizer.state.values() if entries]
+        for name in [name for name in ("momentum_buffer", "exp_avg") if states and name in states[0]]:
+            alike = {}
+            for entries in states:
+                alike.setdefault(tuple(entries[name].shape), []).append(entries)
+            for group in alike.values():
+                held = [entries[name].clone() for entries in group]
+                for entries, other in zip(group, held[1:] + held[:1]):
+                    entries[name].copy_(other)
+    module.StatePack._restore_optimizer = shuffled
+""",
+    ),
+}
+
+
+@contextmanager
+def planted(bug: str, folder: Path) -> Iterator[None]:
+    """Every process that is started in here has `bug`; empty: none."""
+    if not bug:
+        yield
+        return
+    module, body = BUGS[bug]
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(_PLANT.replace("{module}", module).replace("{body}", body))
+    with environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
+        yield
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """What is started in here finds these in its environment; an empty value changes nothing."""
+    before = {name: os.environ.get(name) for name, value in values.items() if value}
+    os.environ.update({name: values[name] for name in before})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,45 @@
+"""What a run may leave behind and must not: processes that work for it, objects in shared memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ecrl_cli.supervision import processes
+
+_SHARED = Path("/dev/shm")
+_OURS = ("torch_", "ecrl", "gloo", "nccl")  # what torch and we call theirs; the rest is other people's
+
+
+def remains(root: Path) -> list[str]:
+    """The processes that still work for the run in `root`, this one excepted."""
+    belongs = processes.of_run(root)
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [f"process {pid}" for pid in pids if pid != os.getpid() and belongs(pid)]
+
+
+def shared_memory() -> set[str]:
+    """The names of this user's objects in shared memory."""
+    found = set()
+    for path in _SHARED.iterdir() if _SHARED.is_dir() else ():
+        try:
+            if path.name.startswith(_OURS) and path.lstat().st_uid == os.geteuid() and path.is_file():
+                found.add(path.name)
+        except OSError:
+            continue
+    return found
+
+
+def reap() -> None:
+    """Reap what a supervisor that was killed left to this process, its subreaper."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _is_dead_child(entry):
+            processes.reap(int(entry.name))
+
+
+def _is_dead_child(entry: Path) -> bool:
+    try:
+        fields = (entry / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] == "Z" and int(fields[1]) == os.getpid()
