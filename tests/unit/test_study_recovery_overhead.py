@@ -22,7 +22,7 @@ from ecrl_cli.history.timeline import Piece, Timeline
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.study_figures import draw
-from ecrl_cli.studies.overhead import checks, experiments, measured, two_minutes
+from ecrl_cli.studies.overhead import checks, experiments, measured, optimum, two_minutes
 from ecrl_cli.studies.overhead.closed import daly, daly_first, exact_interval, expected_wall, segment_s, young
 from ecrl_cli.studies.overhead.course import Course
 from ecrl_cli.studies.overhead.gates import gates
@@ -175,6 +175,13 @@ def test_every_interval_sees_the_same_failures() -> None:
     assert (both.wall[1] == alone.wall[0]).all() and (both.wall[0] != both.wall[1]).all()
 
 
+def test_the_best_interval_may_lie_between_those_tried() -> None:
+    grid = np.geomspace(10, 1000, 41)
+    overheads = (np.log(grid / 130.0)) ** 2
+    assert optimum._vertex(grid, overheads, int(overheads.argmin())) == pytest.approx(130)
+    assert optimum._vertex(grid, -overheads, 20) == grid[20]  # no minimum there: the best one tried
+
+
 def test_the_search_finds_the_best_interval() -> None:
     found = search(Course(checkpoint=60, restart=300), Failures(2 * HOUR), 100, 48, np.random.default_rng(5))
     assert found is not None and found.simulated == pytest.approx(found.exact, rel=0.1)
@@ -289,6 +296,13 @@ def test_a_first_step_that_is_done_again_warms_up() -> None:
     assert measured._warm_up(times, 3, 0.025) == measured._warm_up(times, 1, 0.2) == 0
 
 
+def test_a_mini_batch_is_a_step_done_once_and_warm() -> None:
+    """Step 1 warms up, step 2 takes 25 ms and stands still for a checkpoint, step 3 is done again."""
+    spans = (("warm_up", 0.0, 0.3, 1), ("compute", 0.3, 0.32, 1), ("compute", 0.32, 0.34, 2), ("sync", 0.34, 0.345, 2), ("write_wait", 0.345, 0.4, 2))
+    pieces = tuple(Piece(category, start, end, 0, 0, step) for category, start, end, step in (*spans, ("replay", 0.4, 0.5, 3)))
+    assert measured._mini_batches(Timeline(pieces, ((0.0, 0.5),), 0.0)) == pytest.approx([0.025])
+
+
 def test_a_failure_is_predicted_from_the_others(recorded: Path) -> None:
     """The second restart is made to last a second longer: the first is predicted with it, the second without, each by a second wrong."""
     ref, blk = sorted(recordings(recorded), key=lambda recording: len(recording.failures))
@@ -300,6 +314,10 @@ def test_a_failure_is_predicted_from_the_others(recorded: Path) -> None:
         facts = {"others": vars(parts), "workers": 2, **vars(failure)}
         said = lab.recorded(facts, np.random.default_rng(0))
         assert others == 1 and said["total"] - said["measured"] == pytest.approx(error)
+    study = study_of(RecoveryOverhead(source=str(recorded)), recorded)
+    study.recordings = [ref, blk]  # type: ignore[attr-defined]
+    planned = [trial.facts for trial in study.plan() if trial.facts["kind"] == "recorded"]
+    assert [facts["others"]["restart"] - facts["restart"] for facts in planned] == pytest.approx([1.0, -1.0])
 
 
 def test_the_study_predicts_recorded_failures(recorded: Path, tmp_path: Path) -> None:

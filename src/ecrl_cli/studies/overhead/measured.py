@@ -101,15 +101,14 @@ def _recording(folder: Path) -> Recording | None:
 
 
 def _mini_batches(times: Timeline) -> list[float]:
-    """Seconds of each step done for the first time."""
+    """Seconds of each step done for the first time, but for those that warm up."""
     steps: dict[tuple[int, int], dict[str, float]] = {}
     for piece in times.pieces:
         if piece.step > 0:
             spent = steps.setdefault((piece.attempt, piece.step), {})
             spent[piece.category] = spent.get(piece.category, 0.0) + piece.end - piece.start
-    return [
-        math.fsum(spent.get(name, 0.0) for name in _STEP) for spent in steps.values() if "compute" in spent and not {"replay", "warm_up"} & set(spent)
-    ]
+    timed = (spent for spent in steps.values() if "compute" in spent and "warm_up" not in spent)
+    return [math.fsum(spent.get(name, 0.0) for name in _STEP) for spent in timed]
 
 
 def _failures(records: RunRecords, times: Timeline, mini_batch: float) -> Iterable[Failure]:
