@@ -98,8 +98,13 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
     "a shard that is no replica": (plain_shard, ONCE, "consumed 3 samples, its shard has 2"),
     "a replica twice, another not at all": (next_replica, ONCE, "epoch 0: duplicates 2, missing 2, extra 0"),
     "another loss on another number of ranks": (other_loss, TRAJECTORY, "the first differing step is step 23, component loss (replica 3"),
-    "a replay on other ranks": (
+    "another loss in a replay": (
         lambda run: edit_lines(run.attempt(1).rank(2), at_step(7, loss=[0.5, 0.25])),
+        TRAJECTORY,
+        "step 7 replica 2: loss 0.5 in attempt 1",
+    ),
+    "another loss in a replay on fewer ranks": (
+        lambda run: edit_lines(run.attempt(1).rank(2), at_step(7, rank=1, world_size=2, loss=[0.5, 0.25])),
         TRAJECTORY,
         "step 7 replica 2: loss 0.5 in attempt 1",
     ),

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ecrl_cli.checkpoint.guard import examine
 from ecrl_cli.checkpoint.manifest import components
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from tests.unit.checkpoint_support import writer_process
-from tests.unit.test_checkpoint_state import config
+from tests.unit.test_checkpoint_state import Run, config, strategy_of
 
 RANK = """
 import json, random, sys
@@ -76,3 +77,23 @@ def test_every_rank_gets_its_own_generators_and_chain_back(tmp_path: Path, strat
     assert told[0]["rng"] == told[1]["rng"] == components(report.manifest).rng
     names = {name for part in report.manifest.parts.values() for name in part.tensors if name.startswith("rng.")}
     assert names == {f"rng.rank{rank}.{kind}" for rank in (0, 1) for kind in ("python", "numpy", "torch")}
+
+
+def test_generators_that_all_ranks_share_are_kept_once_and_given_to_any_rank(tmp_path: Path) -> None:
+    """With fixed replicas: what a checkpoint holds of them has no name of a rank, and one that was never there gets them too."""
+    run, other = Run(seed=7), Run(seed=55)
+    run.pack.shared_rng = other.pack.shared_rng = True
+    run.train(3)
+    strategy = strategy_of(run, tmp_path, config())
+    strategy.save(run.progress())
+    digests, expected = run.pack.digests(), float(torch.rand(()))
+    strategy.close()
+    path = tmp_path / "checkpoints" / "step_00000003"
+    report = examine(path)
+    assert report.manifest is not None and report.commit_sha256 is not None
+    names = {name for part in report.manifest.parts.values() for name in part.tensors if name.startswith("rng.")}
+    assert names == {f"rng.shared.{kind}" for kind in ("python", "numpy", "torch")}
+    assert components(report.manifest) == digests
+    other.pack.rank, other.pack.world_size = 3, 4
+    other.pack.restore(path, report.commit_sha256)
+    assert float(torch.rand(())) == expected
