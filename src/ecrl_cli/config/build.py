@@ -27,8 +27,8 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset()) -> R
     if config.scale.launcher not in ("", *LAUNCHERS):
         raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
     # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
-    config = replace(config, failure=fitting(config.failure, typed))
-    config = _apply_variant(apply_scale(settled(config, typed), typed), typed)
+    config = apply_scale(settled(config, typed), typed)
+    config = _apply_variant(replace(config, failure=fitting(config.failure, typed)), typed)
     check(config)
     return config
 
