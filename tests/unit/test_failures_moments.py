@@ -63,8 +63,9 @@ def hooks_of(run: Run) -> int:
 
 @pytest.mark.parametrize("moment", ["forward", "backward", "optimizer"])
 def test_its_hooks_are_there_for_its_step_alone_and_change_nothing(tmp_path: Path, seen: list[Any], moment: str) -> None:
-    plain, run = Run(), Run()
-    plain.train(1)
+    plain = Run()
+    plain.train(2)
+    run = Run()
     run.train(1)
     injector, before = armed(run, tmp_path, kill(moment, 1.0)), hooks_of(run)
     look[0] = lambda: hooks_of(run) - before
@@ -72,7 +73,6 @@ def test_its_hooks_are_there_for_its_step_alone_and_change_nothing(tmp_path: Pat
     assert hooks_of(run) == before
     step(run, injector)
     assert seen == [0] and hooks_of(run) == before
-    plain.train(1)
     assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), plain.model.parameters(), strict=True))
     step(run, injector)
     assert seen == [0] and [(f.index, f.at_step) for f in read_fired(RunLayout(tmp_path))] == [(0, 2)]
@@ -114,8 +114,9 @@ def test_the_update_is_struck_after_its_share_of_the_parameters(tmp_path: Path, 
 def test_what_its_victim_survives_leaves_the_update_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped rank may wake up again: half an update must not become the state that it goes on with."""
     monkeypatch.setitem(STRIKES, "stop", replace(STRIKES["stop"], blow=lambda scene: None))
-    plain, run = Run(), Run()
+    plain = Run()
     plain.train(3)
+    run = Run()
     run.train(1)
     injector = armed(run, tmp_path, replace(kill("optimizer", 0.2), kind="stop"))
     step(run, injector)
