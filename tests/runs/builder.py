@@ -107,7 +107,7 @@ class RunBuilder:
         step, launched = (int(resumed.path[-8:]) if resumed else 0), self.now
         pending = tuple(entry for entry in plan(self.config) if entry.index not in self.fired)
         seen = max((a.last_step or 0 for a in self.attempts), default=0)
-        worker = Worker(self, number, step, {entry.global_step: entry for entry in pending})
+        worker = Worker(self, number, step, {entry.global_step: entry for entry in pending if entry.moment == "boundary"})
         write_json(worker.logs.launch, encode(LaunchOrder(number, worker.ranks, step, resumed, seen, pending, worker.until)))
         self.store.claim(number)
         blow, last = worker.live()

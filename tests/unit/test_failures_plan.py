@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, FailureConfig, RunConfig, VariantConfig
+from ecrl_cli.config.schema import (
+    FAILURE_KINDS,
+    CheckpointConfig,
+    ElasticConfig,
+    FailureConfig,
+    RunConfig,
+    SupervisionConfig,
+    VariantConfig,
+    WriteModeConfig,
+)
 from ecrl_cli.errors import ConfigError, RecordError
 from ecrl_cli.failures.plan import describe, pending, plan, read_plan
 from ecrl_cli.records.events import PlannedFailure
@@ -79,6 +88,117 @@ def test_the_mean_distance_is_the_one_asked_for() -> None:
 def test_half_the_mean_strikes_at_half_the_distances() -> None:
     far, near = (drawn(mean, target_steps=100_000) for mean in (400.0, 200.0))
     assert all(abs(a.global_step - 2 * b.global_step) <= 2 for a, b in zip(far, near, strict=False))
+
+
+def test_a_mean_in_seconds_plans_as_many_kills_as_there_may_be_restarts() -> None:
+    failure, supervision = FailureConfig("mtbf", mtbf_s=30.0), SupervisionConfig(max_restarts=400)
+    planned = plan(RunConfig(world_size=4, failure=failure, supervision=supervision))
+    instants = [entry.seconds for entry in planned]
+    assert len(planned) == 400 and instants == sorted(instants) and {entry.rank for entry in planned} == {0, 1, 2, 3}
+    assert {(entry.kind, entry.moment, entry.global_step) for entry in planned} == {("kill", "wall", 0)}
+    assert abs(instants[-1] / 400 - 30.0) < 8.0  # five standard errors
+
+
+def listed(*entries: str, **more: Any) -> tuple[PlannedFailure, ...]:
+    settings = {"world_size": 3, "target_steps": 100, "checkpoint": CheckpointConfig(every=10)} | more
+    return plan(replace(RunConfig(failure=FailureConfig("listed", entries=entries)), **settings))
+
+
+def test_what_was_left_out_is_the_kinds_own() -> None:
+    planned = listed("raise@9:1", "slow_rank@9:2", "writer@9", "nan@9", "backward@9:1", "kill@9:0+2", "kill@9:all", "kill@2.5s:1")
+    assert [(p.kind, p.rank, p.moment, p.share, p.point, p.seconds) for p in planned] == [
+        ("raise", 1, "forward", 0.5, "", 0.0),
+        ("slow_rank", 2, "forward", 0.5, "", 0.05),
+        ("writer", 0, "save", 0.0, "half_part", 0.0),
+        ("nan", 0, "forward", 1.0, "", 0.0),
+        ("kill", 1, "backward", 0.5, "", 0.0),
+        ("kill", 0, "boundary", 0.0, "", 0.0),
+        ("kill", 0, "boundary", 0.0, "", 0.0),
+        ("kill", 1, "wall", 0.0, "", 2.5),
+    ]
+    assert [p.others for p in planned[5:7]] == [(2,), (1, 2)] and [p.index for p in planned] == list(range(8))
+
+
+def test_corrupt_is_a_kill_and_damage_before_the_next_attempt() -> None:
+    struck, damage = listed("corrupt@25:1")
+    assert (struck.kind, struck.rank, struck.moment) == ("kill", 1, "boundary")
+    assert (damage.kind, damage.moment, damage.global_step) == ("corrupt", "rest", 25)
+    assert [p.kind for p in listed("corrupt@25.rest")] == ["corrupt"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "fact"),
+    [
+        ("nan@9.optimizer", "nan does not strike at optimizer; it does at: forward"),
+        ("kill@9/0.5", "kill at boundary has no share"),
+        ("kill@9*3", "kill takes no time"),
+        ("kill@9%half_part", "has no point of the store's protocol"),
+        ("writer@9%half_way", "unknown point 'half_way', known: before_stage"),
+        ("writer@9%between_renames", "does not occur: a group is renamed whole"),
+        ("enospc@9%before_pointer", "nothing need be written behind point before_pointer"),
+        ("eio@9%before_pointer", "needs no sync behind point before_pointer"),
+        ("slow_disk@9%half_part", "slows down whole saves"),
+        ("writer@9:1", "writer strikes whoever writes, not rank 1"),
+        ("exit@9:1", "exit strikes rank 0 only"),
+        ("raise@9:0+1", "raise takes one rank alone"),
+        ("kill@9.load:node", "supervision.launcher=torchrun only"),
+        ("corrupt@19", "no earlier checkpoint to fall back to with checkpoint.every=10"),
+        ("enospc@91", "no checkpoint is due between step 91 and the target 100"),
+        ("backward@9.forward", "backward is a moment of its own"),
+    ],
+)
+def test_an_entry_that_cannot_be_is_quoted_and_refused(entry: str, fact: str) -> None:
+    with pytest.raises(ConfigError, match=fact) as caught:
+        listed(entry, supervision=SupervisionConfig(launcher="zygote"))
+    assert caught.value.key == "failure.entries" and f"'{entry.partition('@')[0]}@" in caught.value.fact
+
+
+@pytest.mark.parametrize(
+    ("entry", "more", "fact"),
+    [
+        ("enospc@9", {"checkpoint": CheckpointConfig("none")}, "checkpoint=none makes none"),
+        ("term@9", {"checkpoint": CheckpointConfig("none")}, "checkpoint=none takes none"),
+        ("kill@9.capture", {"checkpoint": CheckpointConfig("none")}, "nothing is captured"),
+        ("eio@9", {"write_mode": WriteModeConfig("unsafe", False, False, False)}, "write_mode=unsafe makes none"),
+        ("partition@9", {"world_size": 1}, "needs two ranks to part"),
+        ("kill@9:all", {"supervision": SupervisionConfig(nodes=3)}, "ranks on other machines"),
+        ("supervisor@9", {"supervision": SupervisionConfig(nodes=3)}, "supervision.nodes > 1"),
+        ("writer@9%half_trash", {"checkpoint": CheckpointConfig(every=40)}, "nothing is retired"),
+    ],
+)
+def test_a_kind_says_why_it_is_not_available(entry: str, more: dict[str, Any], fact: str) -> None:
+    with pytest.raises(ConfigError, match=fact):
+        listed(entry, **more)
+
+
+def test_every_kind_of_the_group_plans_and_describes_itself() -> None:
+    for kind in [kind for kind in FAILURE_KINDS if kind not in ("none", "mtbf", "listed")]:
+        planned = plan(config(kind, target_steps=400, checkpoint=CheckpointConfig(every=10)))
+        assert len(planned) == (4 if kind == "corrupt" else 2)
+        lines = describe(planned)
+        assert all("{" not in line and f"failure {i} of {len(planned)}: " in line for i, line in enumerate(lines, start=1)), lines
+
+
+def test_when_and_who_are_told_in_words() -> None:
+    entries = (
+        "kill@9.backward/0.25:1",
+        "kill@9.load:0+2",
+        "kill@0.start:1",
+        "writer@9%after_rename",
+        "slow_disk@9*0.5",
+        "kill@1.5s:2",
+        "kill@9:node",
+    )
+    told = [line.partition(": ")[2] for line in describe(listed(*entries))]
+    assert told == [
+        "rank 1 is killed by SIGKILL, without a flush, in step 9, after 25% of the gradients",
+        "each of ranks 0, 2 is killed by SIGKILL, without a flush, before the first attempt behind step 9 loads its state",
+        "rank 1 is killed by SIGKILL, without a flush, at the start of the first attempt",
+        "whoever writes is killed by SIGKILL, in the first save due at step 9 or behind it, at after_rename",
+        "the save and the 2 behind it take 0.5 s longer over each write and sync, in the first save due at step 9 or behind it",
+        "rank 2 is killed by SIGKILL, without a flush, after 1.500 s of supervised time",
+        "each of ranks 0, 1, 2 and their agent is killed by SIGKILL, without a flush, after step 9",
+    ]
 
 
 def test_random_ranks_exist_where_they_are_struck() -> None:

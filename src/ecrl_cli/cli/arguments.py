@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,10 @@ def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
 
 
 def _opened(text: str) -> str:
-    """Hydra takes new keys in a mapping only with `++`; ours, and the scheduler's own options, are open."""
+    """Hydra takes new keys in a mapping only with `++`; ours, and the scheduler's own options, are open. And `nan` is a number to it, to us a
+    failure."""
+    if text.startswith("failure="):
+        return re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", text)
     return f"++{text}" if text.startswith(("elastic.schedule", f"{PREFIX}additional_parameters")) else text
 
 

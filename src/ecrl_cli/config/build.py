@@ -28,9 +28,8 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say:
     if config.scale.launcher not in ("", *LAUNCHERS):
         raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
     # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
-    config = replace(config, failure=fitting(config.failure, typed))
-    scaled = apply_scale(settled(config, typed, say), typed)
-    config = _apply_variant(settled(scaled, frozenset(), say), typed)
+    scaled = settled(apply_scale(settled(config, typed, say), typed), frozenset(), say)
+    config = _apply_variant(replace(scaled, failure=fitting(scaled.failure, typed)), typed)
     check(config)
     return config
 

@@ -11,6 +11,9 @@ from ecrl_cli.config.entries import KEY, STARTING, Entry, refused, typed_entries
 from ecrl_cli.config.schema import FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError
 
+# Kinds that strike rank 0, or no rank.
+_NO_RANK = ("exit", "readonly", "writer", "slow_disk", "enospc", "eio", "term", "supervisor")
+
 
 def check_failures(config: RunConfig) -> None:
     """ConfigError for the first rule that the planned failures break."""
@@ -36,8 +39,9 @@ def fitting(failure: FailureConfig, typed: frozenset[str]) -> FailureConfig:
     if failure.kind == "none" or not typed & {"failure", "failure.kind"}:
         return failure
     default, given = FailureConfig(), {key.removeprefix("failure.") for key in typed}
-    unused = {"mtbf": ("steps", "rank", "entries"), "listed": ("steps", "rank", "mtbf_steps", "mtbf_s"), "exit": ("rank",)}
-    dropped = {*unused.get(failure.kind, ()), *(() if failure.kind == "mtbf" else ("mtbf_steps", "mtbf_s"))}
+    dropped = {"rank"} if failure.kind in (*_NO_RANK, "mtbf", "listed") else set()
+    dropped |= {"steps"} if failure.kind in ("mtbf", "listed") else set()
+    dropped |= set() if failure.kind == "mtbf" else {"mtbf_steps", "mtbf_s"}
     dropped |= set() if failure.kind == "listed" else {"entries"}
     changes: dict[str, Any] = {name: getattr(default, name) for name in dropped - given}
     return replace(failure, **changes)

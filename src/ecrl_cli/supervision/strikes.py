@@ -15,6 +15,7 @@ from ecrl_cli.records.clock import monotonic, wall
 from ecrl_cli.records.events import Attempt, Fired, PlannedFailure, Session
 from ecrl_cli.records.layout import RunLayout
 
+_AGAIN_S = 0.05  # between two looks for a rank whose time has come and who is not there yet
 _TO_RANK = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _TO_SELF = {"supervisor": signal.SIGKILL, "term": signal.SIGTERM}
 
@@ -54,8 +55,8 @@ class WallStrikes:
         self._left = list(_left(layout, "wall"))
 
     def left_s(self, now: float) -> float | None:
-        """Seconds until the next one is due; None where none is to come."""
-        return max(0.0, min(self._due_at(entry) for entry in self._left) - now) if self._left else None
+        """Seconds until the next one is to be looked at; None where none is to come."""
+        return max(_AGAIN_S, min(self._due_at(entry) for entry in self._left) - now) if self._left else None
 
     def look(self, now: float, pids: Mapping[int, int]) -> None:
         """Strike what is due. A rank that is not known yet is struck as soon as it is."""

@@ -1,0 +1,36 @@
+"""Stands in for runs.kept: claims the entries and ends as its run's `stays.json` says, one line per stay; no supervisor, no ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from ecrl_cli.failures.fired import claim
+from ecrl_cli.records.events import Fired
+from ecrl_cli.records.layout import RunLayout
+
+
+def main(argv: list[str]) -> None:
+    root = Path(argv[0])
+    stays = json.loads((root / "stays.json").read_text())
+    log = root / "stayed"
+    number = len(log.read_text()) if log.exists() else 0
+    log.write_text("x" * (number + 1))
+    stay = stays[number]
+    for index in stay.get("fires", []):
+        claim(RunLayout(root), Fired(index, "kind", 0, 0, 0, 0.0, 0.0))
+    if stay.get("waits"):
+        signal.sigwait({signal.SIGTERM})
+    if "error" in stay:
+        os.write(int(argv[1]), json.dumps(stay["error"]).encode())
+    if stay["code"] < 0:
+        os.kill(os.getpid(), -stay["code"])
+    sys.exit(stay["code"])
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    main(sys.argv[1:])

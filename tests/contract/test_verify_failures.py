@@ -1,0 +1,47 @@
+"""What failures that kill nobody leave behind is looked for, and missed where it is not there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.history.load import load
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.failures import failures_once
+from ecrl_cli.verify.verdict import VALID, Finding
+from tests.runs.struck import FAILED, WRONG, build_struck
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    return build_struck(tmp_path_factory.mktemp("sweep"))
+
+
+@pytest.fixture
+def run(recorded: RunLayout, tmp_path: Path) -> RunLayout:
+    shutil.copytree(recorded.root, tmp_path / "struck", symlinks=True)
+    return RunLayout(tmp_path / "struck")
+
+
+def judged(run: RunLayout) -> Finding:
+    return failures_once(Case(load(run)))
+
+
+def test_as_it_was_recorded_each_failure_is_there(run: RunLayout) -> None:
+    FAILED(run)
+    finding = judged(run)
+    assert finding.status == VALID and finding.message.startswith("4 of 5 planned failures fired"), finding
+    assert any("entry 4 (due after 900.500 s) did not fire: the run was over" in text for text in finding.evidence)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_as_it_must_be_is_told(run: RunLayout, name: str) -> None:
+    spoil, said = WRONG[name]
+    if "save" not in name and "disk" not in name:
+        FAILED(run)
+    spoil(run)
+    finding = judged(run)
+    assert finding.status != VALID and any(said in text for text in (finding.message, *finding.evidence)), finding

@@ -1,0 +1,116 @@
+"""Every way to die, through the real command: each recovery is valid and ends bit for bit where the undisturbed run ends, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.failures import network
+from ecrl_cli.records.layout import RunLayout
+from tests.conftest import Ecrl, command, processes_of, run_ecrl
+from tests.e2e.runs import end_state, supervisor, tiny
+
+# Runs of 24 steps, a checkpoint every 6. Several failures in one run, so that a death costs a relaunch and no run of its own.
+MOMENTS = "kill@2.start:1,kill@3.forward/0.5:1,backward@8/0.25:0,kill@10.optimizer:1,kill@13.capture:0,kill@15.load:0,kill@15:0+1,exit@20"
+ERRORS = "raise@3:1,oom@5:1,nan@8:1,slow_rank@14:1*0.02"
+SAVES = "enospc@4,eio@9,writer@14%after_rename,slow_disk@3*0.01"
+DAMAGE = "corrupt@14:1,kill@0.9s:1"
+QUICK = {"moments": ("blk", MOMENTS), "errors": ("ovl", ERRORS)}
+LONG = {
+    "moments overlapped": ("ovl", MOMENTS),
+    "errors blocking": ("blk", ERRORS),
+    "saves": ("blk", SAVES),
+    "saves overlapped": ("ovl", SAVES),
+    "damage": ("blk", DAMAGE),
+    "damage overlapped": ("ovl", DAMAGE),
+    "writer": ("ovl", "writer@4,writer@9%before_stage,writer@14%half_commit"),
+    "hangs": ("blk", "stop@9:1,stop@14.forward:0"),
+    "supervisor": ("blk", "supervisor@9"),
+    "term": ("ovl", "term@9.backward"),
+    "readonly": ("ovl", "readonly@9"),
+    "all three": ("blk", "readonly@4,supervisor@9.forward,term@14"),
+}
+SHAPE = ["failure=listed", "failure.steps=", "failure.rank=", "supervision.hang_timeout_s=1.5"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_ecrl(folder, "train", *tiny("failure=", "failure.steps=", "failure.rank="), "variant=ref", "run_dir=ref")
+    return folder / "ref"
+
+
+def check(ecrl: Ecrl, tmp_path: Path, reference: Path, variant: str, entries: str, *more: str) -> dict[str, Any]:
+    """Run it; gives supervisor.json."""
+    ecrl("train", *tiny(*SHAPE, *more), f"failure.entries=[{entries}]", f"variant={variant}", "run_dir=run")
+    said = ecrl("verify", "run", "--reference", str(reference)).stdout
+    assert "run: valid" in said, said
+    assert end_state(tmp_path / "run") == end_state(reference)
+    layout = RunLayout(tmp_path / "run")
+    assert len(list(layout.fired.glob("*.json"))) == len(json.loads(layout.failures.read_text()))
+    return supervisor(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)])
+def test_a_run_comes_back_exactly(ecrl: Ecrl, tmp_path: Path, reference: Path, name: str) -> None:
+    check(ecrl, tmp_path, reference, *(QUICK | LONG)[name])
+
+
+def test_a_killed_supervisor_is_replaced_by_its_keeper(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:
+    record = check(ecrl, tmp_path, reference, "blk", "supervisor@9")
+    assert [session["ended_at"] is None for session in record["sessions"]] == [True, False]
+    assert [a["outcome"] for a in record["attempts"]] == ["died", "completed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "zygote"])
+def test_the_network_between_the_ranks_goes_down(ecrl: Ecrl, tmp_path: Path, reference: Path, launcher: str) -> None:
+    probe = [sys.executable, "-I", "-S", network.__file__, sys.executable, "-c", ""]
+    tried = subprocess.run(probe, capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no network namespace may be made here: {tried.stderr.strip()}")
+    record = check(ecrl, tmp_path, reference, "ovl", "partition@9", f"supervision.launcher={launcher}")
+    assert [a["outcome"] for a in record["attempts"]] == ["hung", "completed"]
+
+
+@pytest.mark.slow
+def test_a_node_goes_with_its_agent(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:
+    check(ecrl, tmp_path, reference, "ovl", "kill@9:node,kill@14:all", "supervision.launcher=torchrun")
+
+
+def test_a_loss_that_is_nan_each_time_ends_in_a_storm(ecrl: Ecrl, tmp_path: Path) -> None:
+    hopeless = tiny("failure=", "failure.steps=", "failure.rank=")
+    said = ecrl("train", *hopeless, "optimizer.lr=1e38", "variant=blk", "run_dir=run", check=7).stderr
+    assert "restart storm: 2 attempts in a row gained no step" in said and "E-loss loss: is nan at step" in said
+    assert not list(RunLayout(tmp_path / "run").checkpoints.glob("step_*"))
+
+
+@pytest.mark.slow
+def test_a_stop_from_outside_ends_the_keeper_too(ecrl: Ecrl, tmp_path: Path) -> None:
+    """The supervisor obeys, and nobody starts another, although an entry that would is still planned."""
+    arguments = tiny(*SHAPE, "target_steps=5000", "checkpoint.every=50")
+    process = subprocess.Popen(
+        command("train", *arguments, "failure.entries=[supervisor@4000]", "variant=blk", "run_dir=run"),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    next(line for line in process.stderr if "step " in line)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert supervisor(tmp_path / "run")["terminal_status"] == "stopped" and not processes_of(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_matrix_of_failures_is_valid_in_every_cell(tmp_path: Path) -> None:
+    run_ecrl(tmp_path, "-m", "+matrix=failures", "scale=smoke", "run_dir=sweep", timeout=1700)
+    said = run_ecrl(tmp_path, "verify", "sweep", timeout=300).stdout
+    assert said.count(": valid (against ") == 38, said
