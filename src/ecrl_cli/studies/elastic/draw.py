@@ -11,13 +11,14 @@ from ecrl_cli.config.elastic import ranks_at
 from ecrl_cli.config.entries import Entry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.failures.plan import plan
+from ecrl_cli.studies.failures.draw import available
 
-TARGET, EVERY, BATCH = 18, 4, 240  # an epoch of the digits has seven steps
+TARGET, EVERY = 18, 4  # steps, and steps between checkpoints
+BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or more than a run
 SIZES = (1, 2, 3, 4)
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "small_cnn": ({"name": "small_cnn", "width": 4, "dropout": 0.2}, {"name": "sgd", "lr": 0.05}),
-    "vit": ({"name": "vit", "width": 8, "depth": 1, "dropout": 0.2}, {"name": "adamw", "lr": 0.01, "momentum": 0.9}),
+    "vit": ({"name": "vit", "width": 8, "depth": 1, "dropout": 0.2}, {"name": "adamw", "lr": 0.01, "weight_decay": 0.05}),
 }
 _MOMENTS = ("boundary", "forward", "backward", "optimizer", "capture", "load")
 _DRAWS = 200
@@ -36,7 +37,7 @@ class Course:
         model, optimizer = MODELS[self.model]
         found: dict[str, Any] = {
             "target_steps": TARGET,
-            "global_batch": BATCH,
+            "global_batch": BATCHES[self.model],
             "world_size": self.sizes[0][1],
             "device": "cpu",
             "dataset": {"name": "digits"},
@@ -56,7 +57,7 @@ class Course:
 
     def typed(self, entries: tuple[str, ...]) -> str:
         """The run alone, as a command."""
-        words = [f"target_steps={TARGET}", f"global_batch={BATCH}", f"world_size={self.sizes[0][1]}", "device=cpu", "dataset=digits"]
+        words = [f"target_steps={TARGET}", f"global_batch={BATCHES[self.model]}", f"world_size={self.sizes[0][1]}", "device=cpu", "dataset=digits"]
         for group, values in zip(("model", "optimizer"), MODELS[self.model], strict=True):
             words += [f"{group}={values['name']}", *(f"{group}.{key}={value}" for key, value in values.items() if key != "name")]
         schedule = ", ".join(f"{step}: {size}" for step, size in self.sizes[1:])
@@ -83,7 +84,7 @@ def draw(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[int, .
             break
         candidate = (*entries, str(_kill(rng, undisturbed)))
         try:
-            plan(build(course.keys(candidate)))
+            available(undisturbed, candidate)
         except ConfigError:
             continue
         entries = candidate

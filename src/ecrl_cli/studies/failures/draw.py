@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from ecrl_cli.checkpoint.protocol import CRASH_POINTS
 from ecrl_cli.config.build import build
 from ecrl_cli.config.entries import Entry, parse
-from ecrl_cli.config.schema import WRITE_MODES
+from ecrl_cli.config.failures import check_failures
+from ecrl_cli.config.schema import WRITE_MODES, FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.plan import plan
 
-TARGET, EVERY, BATCH = 14, 4, 240  # steps, steps between checkpoints, samples: an epoch of the digits has seven steps
+TARGET, EVERY = 14, 4  # steps, and steps between checkpoints
+BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or more than a run
 LATEST = 11  # step that a failure is planned for: a checkpoint is still to come
 WORLDS = (2, 3, 4)
 _POINTS = tuple(point.partition(":")[0] for point in CRASH_POINTS)
@@ -42,7 +45,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "small_cnn": ({"name": "small_cnn", "width": 4}, {"name": "sgd", "lr": 0.05}),
-    "vit": ({"name": "vit", "width": 8, "depth": 1, "dropout": 0.2}, {"name": "adamw", "lr": 0.01, "momentum": 0.9}),
+    "vit": ({"name": "vit", "width": 8, "depth": 1, "dropout": 0.2}, {"name": "adamw", "lr": 0.01, "weight_decay": 0.05}),
 }
 
 
@@ -61,7 +64,7 @@ class Setup:
         model, optimizer = MODELS[self.model]
         found: dict[str, Any] = {
             "target_steps": TARGET,
-            "global_batch": BATCH,
+            "global_batch": BATCHES[self.model],
             "world_size": self.world_size,
             "device": "cpu",
             "dataset": {"name": "digits"},
@@ -82,7 +85,7 @@ class Setup:
     def typed(self, entries: tuple[str, ...]) -> str:
         """The run alone, as a command."""
         (model, optimizer), listed = MODELS[self.model], ",".join(entries)
-        words = [f"target_steps={TARGET}", f"global_batch={BATCH}", f"world_size={self.world_size}", "device=cpu", "dataset=digits"]
+        words = [f"target_steps={TARGET}", f"global_batch={BATCHES[self.model]}", f"world_size={self.world_size}", "device=cpu", "dataset=digits"]
         for group, values in (("model", model), ("optimizer", optimizer)):
             words += [f"{group}={values['name']}", *(f"{group}.{key}={value}" for key, value in values.items() if key != "name")]
         words += [f"checkpoint={self.strategy}", f"checkpoint.every={EVERY}", f"checkpoint.layout={self.layout}", f"write_mode={self.mode}"]
@@ -105,12 +108,25 @@ def draw(rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, ...]
     return setup, (first, _accepted(lambda: _entry(rng, setup, kinds, rng.randint(1, LATEST)), setup, (first,)))
 
 
+@cache
+def undisturbed(setup: Setup) -> RunConfig:
+    """The run without failures: what an entry is held against, built once."""
+    return build(setup.keys())
+
+
+def available(config: RunConfig, entries: tuple[str, ...]) -> None:
+    """ConfigError unless `entries` can strike `config`."""
+    struck = replace(config, failure=FailureConfig(kind="listed", entries=entries))
+    check_failures(struck)
+    plan(struck)
+
+
 def _accepted(drawn: Callable[[], Entry], setup: Setup, before: tuple[str, ...]) -> str:
     """The first that is drawn and available."""
     for _ in range(_DRAWS):
         text = str(drawn())
         try:
-            plan(build(setup.keys((*before, text))))
+            available(undisturbed(setup), (*before, text))
         except ConfigError:
             continue
         return text

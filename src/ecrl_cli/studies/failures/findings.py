@@ -92,11 +92,10 @@ def planted_gate(planted: Sequence[Record]) -> tuple[Gate, ...]:
 def valid_gate(runs: Sequence[Record]) -> Gate:
     """Every run came out valid; else the first that did not, with the command that runs it again."""
     bad = [record for record in runs if record.found["outcome"] != "valid"]
-    first = (
-        f"; the first: {bad[0].key}: {bad[0].found['outcome']}: {bad[0].found['why']}: {bad[0].found['replay']} ({bad[0].found['alone']})"
-        if bad
-        else ""
-    )
+    first = ""
+    if bad:
+        found = bad[0].found
+        first = f"; the first: {bad[0].key}: {found['outcome']}: {found['why']}: {found['replay']} (the run alone: {found['alone']})"
     return Gate("valid", bool(runs) and not bad, f"{len(runs) - len(bad)} of {len(runs)} runs ended valid, alike and clean{first}")
 
 

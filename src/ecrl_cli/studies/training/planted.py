@@ -118,7 +118,7 @@ def planted(bug: str, folder: Path) -> Iterator[None]:
         yield
         return
     module, body = BUGS[bug]
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(_PLANT.replace("{module}", module).replace("{body}", body))
     with environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
         yield

@@ -1,0 +1,177 @@
+"""`failures` and `elastic`: what they plan, that a real run comes out valid, that a bug in the recovery is found, and that each gate can fail."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.config.build import build
+from ecrl_cli.config.entries import parse
+from ecrl_cli.config.identity import run_name
+from ecrl_cli.config.studies import STRUCK, WRITING, Elastic, Failures
+from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.runs.run import RunResult
+from ecrl_cli.studies.elastic import findings as elastic_findings
+from ecrl_cli.studies.elastic.draw import SIZES, Course
+from ecrl_cli.studies.elastic.study import make as make_elastic
+from ecrl_cli.studies.failures.draw import KINDS, Setup
+from ecrl_cli.studies.failures.findings import findings, who
+from ecrl_cli.studies.failures.study import make as make_failures
+from ecrl_cli.studies.replay import command
+from ecrl_cli.studies.study import Record, Setting
+from ecrl_cli.studies.training import bench as benches
+from ecrl_cli.studies.training.bench import Bench
+from ecrl_cli.studies.training.planted import BUGS, environment, planted
+from ecrl_cli.studies.training.remains import remains
+
+PLAIN = Setup("vit", 2, "blocking", "unsafe", "group")
+KILLS = ("kill@5.backward/0.4:1", "kill@4.load:0")
+
+
+def failures_of(folder: Path, **keys: Any) -> Any:
+    return make_failures(Setting(StudyConfig(Failures(**keys)), folder))
+
+
+def test_a_plan_of_failures_holds_every_kind_and_moment_and_can_strike(tmp_path: Path) -> None:
+    trials = failures_of(tmp_path, trials=150, planted=False).plan()
+    entries = [parse(entry) for trial in trials for entry in trial.facts["entries"]]
+    kinds, moments = Counter(entry.what for entry in entries), Counter(entry.moment for entry in entries)
+    assert set(KINDS) == set(STRUCK) and len(kinds) >= len(STRUCK) - 2, kinds
+    assert min(moments[moment] for moment in ("boundary", "forward", "backward", "optimizer", "capture", "save", "load", "wall")) > 2
+    for trial in trials[:40]:
+        setup = Setup(*(trial.facts[name] for name in ("model", "world_size", "strategy", "mode", "layout")))
+        config = build(setup.keys(tuple(trial.facts["entries"])))
+        assert len(plan(config)) >= 2 and config.supervision.launcher == "zygote"
+    assert [trial.facts for trial in failures_of(tmp_path, trials=150, planted=False).plan()] == [trial.facts for trial in trials]
+
+
+def test_a_plan_of_sizes_changes_them_and_kills_who_is_there(tmp_path: Path) -> None:
+    trials = make_elastic(Setting(StudyConfig(Elastic(trials=80, planted=False)), tmp_path)).plan()
+    for trial in trials:
+        sizes = [size for _, size in trial.facts["sizes"]]
+        assert 2 <= len(sizes) <= 5 and all(before != after for before, after in itertools.pairwise(sizes))
+        assert 1 <= len(trial.facts["entries"]) <= 3
+    assert {size for trial in trials for _, size in trial.facts["sizes"]} == set(SIZES)
+    assert {trial.facts["replicas"] for trial in trials} == {0, 4, 8} and len({trial.facts["hash_seed"] for trial in trials}) == 5
+    assert {trial.facts["strategy"] for trial in trials} == set(WRITING)
+
+
+def test_a_trial_can_be_run_again_by_what_is_printed() -> None:
+    config = StudyConfig(Failures(trials=7, kinds=("kill", "nan"), planted=False), seed=3)
+    assert command(config, "run/0001") == (
+        "ecrl study study=failures seed=3 study.trials=7 study.kinds='[kill,nan]' study.planted=false 'trial=run/0001'"
+    )
+    assert command(StudyConfig(Elastic()), "run/0001") == "ecrl study study=elastic seed=1337 'trial=run/0001'"
+
+
+def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
+    course = Course("vit", "overlapped", 4, ((0, 2), (6, 1)))
+    for setup, entries in ((PLAIN, KILLS), (course, ("kill@7:0",))):
+        typed = setup.typed(entries).removeprefix("ecrl train ")
+        line = f"{sys.executable} -m ecrl_cli.cli.main train {typed} --cfg job"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert list(json.loads(done.stdout)) == [run_name(build(setup.keys(entries)))], "whose end is of the run's id"
+
+
+def test_runs_under_failures_and_over_changing_sizes_come_out_valid(tmp_path: Path) -> None:
+    """With one launcher; nothing of them is left."""
+    bench = Bench(tmp_path)
+    try:
+        run = bench.play(PLAIN.keys(KILLS), PLAIN.reference)
+        assert (run.outcome, run.code, run.fired, run.attempts) == ("valid", 0, [["kill", "backward"], ["kill", "load"]], 3), run
+        course = Course("small_cnn", "overlapped", 4, ((0, 2), (6, 1), (10, 3)))
+        resized = bench.play(course.keys(("kill@8.backward/0.5:0",)), course.reference)
+        assert (resized.outcome, resized.resized, resized.attempts) == ("valid", 2, 4), resized
+    finally:
+        bench.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_a_person_stops_is_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "run", lambda *given: RunResult(143, "failed", "stopped"))
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        Bench(tmp_path).play(PLAIN.keys(KILLS), PLAIN.reference)
+    assert stopped.value.args == (signal.SIGTERM,), "the runner of studies tells a SIGTERM by this"
+
+
+def test_what_still_works_for_a_run_is_found(tmp_path: Path) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, "ECRL_RUN": str(tmp_path)}) as process:
+        assert remains(tmp_path) == [f"process {process.pid}"]
+        assert remains(tmp_path / "other") == []
+    assert remains(tmp_path) == []
+
+
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_a_bug_can_be_planted_and_is_gone_afterwards(tmp_path: Path, bug: str) -> None:
+    before = dict(os.environ)
+    with planted(bug, tmp_path / "bug"):
+        assert os.environ["PYTHONPATH"].startswith(str(tmp_path / "bug"))
+        compile((tmp_path / "bug" / "sitecustomize.py").read_text(), "sitecustomize.py", "exec")
+    with environment(PYTHONHASHSEED="4", ECRL_NOTHING=""):
+        assert os.environ["PYTHONHASHSEED"] == "4" and "ECRL_NOTHING" not in os.environ
+    assert dict(os.environ) == before
+
+
+FACTS: dict[str, Any] = {"arm": "random", "model": "vit", "world_size": 2, "strategy": "blocking", "mode": "unsafe", "layout": "group"}
+VALID: dict[str, Any] = {"outcome": "valid", "code": 0, "fired": [["kill", "backward"], ["kill", "load"]], "attempts": 3, "resized": 0, "why": ""}
+BAD: dict[str, Any] = {"outcome": "invalid", "why": "Broke promise", "replay": "ecrl study x 'trial=run/0000'", "alone": "ecrl train y"}
+RUN = Record("run/0000", {**FACTS, "entries": list(KILLS)}, VALID, 0.5)
+BUG = Record("planted/x", {"arm": "planted", "bug": "x"}, {"found": True, "runs": 1, "by": "same-trajectory"}, 0.5)
+
+
+def failed(gates: Sequence[Gate]) -> dict[str, str]:
+    return {gate.name: gate.message for gate in gates if not gate.passed}
+
+
+def test_every_gate_of_the_failures_can_fail_and_says_how_to_run_it_again() -> None:
+    assert failed(findings(Failures(), [RUN, BUG]).gates) == {}
+    said = failed(findings(Failures(), [replace(RUN, found=VALID | BAD), BUG]).gates)["valid"]
+    assert "ecrl study x 'trial=run/0000'" in said and "ecrl train y" in said
+    assert failed(findings(Failures(), [RUN, replace(BUG, found=BUG.found | {"found": False})]).gates)["planted"].endswith("not x")
+    assert "not boundary" in failed(findings(Failures(trials=1000), [RUN]).gates)["phases"]
+    assert failed(findings(Failures(), [BUG]).gates)["valid"], "nothing tried is no pass"
+
+
+def test_what_was_tried_is_told() -> None:
+    notes = "\n".join(findings(Failures(), [RUN]).notes)
+    assert "by kind: kill 2" in notes and "by phase: backward 1, load 1" in notes and "another rank 1" in notes and "write mode: unsafe 1" in notes
+    assert "Nothing was lost" in notes
+    assert "Nothing was lost" not in "\n".join(findings(Failures(), [replace(RUN, found=VALID | BAD)]).notes)
+    assert [who(entry) for entry in ("kill@4:0", "kill@4:1", "kill@4:0+1", "kill@4:all", "writer@4%before_rename")] == [
+        *("rank 0", "another rank", "two ranks", "all ranks", "what its kind strikes")
+    ]
+
+
+def test_runs_with_replicas_that_end_apart_fail_the_study() -> None:
+    facts = {**FACTS, "replicas": 4, "sizes": [[0, 2], [5, 1]], "hash_seed": "0", "entries": ["kill@4:0"]}
+    one = Record("run/0000", facts, {**VALID, "resized": 1, "digests": "a"}, 0.5)
+    other = replace(one, key="run/0001", facts={**facts, "sizes": [[0, 4], [5, 1]]})
+    assert failed(elastic_findings.findings([one, other]).gates) == {}
+    apart = replace(other, found={**other.found, "digests": "b"})
+    assert failed(elastic_findings.findings([one, apart]).gates)["alike"].endswith("not vit with 4 replicas: 2")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("make", [make_failures, make_elastic])
+def test_every_bug_planted_into_the_recovery_is_found(tmp_path: Path, make: Any) -> None:
+    study = make(Setting(StudyConfig(Failures() if make is make_failures else Elastic()), tmp_path))
+    try:
+        found = {trial.facts["bug"]: study.run(trial)["found"] for trial in study.plan() if trial.facts["arm"] == "planted"}
+    finally:
+        study.close()
+    assert found == dict.fromkeys(BUGS, True)
