@@ -104,14 +104,18 @@ def test_where_not_all_of_them_hung_it_is_no_progress(launcher: StandinLauncher,
 
 
 class StopAtFirstProgress(Notes):
-    def __init__(self, *numbers: int) -> None:
+    """All `numbers` at once, then, if asked, SIGTERM once more."""
+
+    def __init__(self, *numbers: int, later: bool = False) -> None:
         super().__init__()
-        self.numbers = numbers
+        self.numbers, self.later = numbers, later
 
     def progress(self, progress: Progress) -> None:
         for number in self.numbers:
             os.kill(os.getpid(), number)
-        self.numbers = ()
+        if self.later:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+        self.numbers, self.later = (), False
 
 
 def test_a_stop_is_heard_by_all_ranks_behind_the_same_step(launcher: StandinLauncher, tmp_path: Path) -> None:
@@ -131,6 +135,7 @@ def test_a_stop_is_heard_by_all_ranks_behind_the_same_step(launcher: StandinLaun
     ("script", "numbers", "changes"),
     [
         ("7:wait", (signal.SIGTERM, signal.SIGTERM), {"grace_s": 3600.0}),  # at once, because it is said twice
+        ("7:wait", (), {"grace_s": 3600.0}),  # said a second time a little later
         ("7:wait", (signal.SIGTERM,), {"grace_s": 0.2}),  # when the time is over
         ("7:wait", (signal.SIGTERM,), {"grace_s": 0.0}),  # at once, because it is configured so
         ("wait", (signal.SIGTERM,), {"grace_s": 3600.0}),  # at once, because nothing was done that could be saved
@@ -141,8 +146,10 @@ def test_a_stop_that_nobody_heeds_is_still_one(
 ) -> None:
     config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, **changes))  # type: ignore[arg-type]
     layout = prepared(tmp_path, {0: script}, config=config)
+    before = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Stopped) as stopped:
-        supervise(config, layout, StopAtFirstProgress(*numbers), launcher)
+        supervise(config, layout, StopAtFirstProgress(*(numbers or (signal.SIGTERM,)), later=not numbers), launcher)
+    signal.signal(signal.SIGALRM, before)
     assert stopped.value.exit_code == 143
     assert recorded(layout).attempts[0].outcome == "stopped"
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.checkpoint.writer import Writer as CheckpointWriter
+from ecrl_cli.records.board import Board
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision import writer as under_test
@@ -94,3 +100,32 @@ def test_closing_leaves_neither_process_nor_socket(writer: Writer, tmp_path: Pat
     writer.close()
     assert not Path(f"/proc/{pid}").exists()
     assert not RunLayout(tmp_path).writer.exists()
+
+
+def test_a_writer_that_does_not_die_is_not_waited_for_for_ever(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that sits in the kernel: the store is fenced against it."""
+    writer.start()
+    process = writer._process
+    assert process is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "kill", lambda pidfd: None)
+        patch.setattr(under_test, "GONE_WITHIN_S", 0.1)
+        writer.kill()
+    assert writer.pids == ()
+    process.kill()
+    process.wait()
+
+
+def test_a_writer_shows_on_the_board_that_it_works_and_that_it_is_done(tmp_path: Path) -> None:
+    over = threading.Event()
+    with closing(Board.create(2)) as board, closing(CheckpointStore(tmp_path / "checkpoints")) as store, socket.socket() as listener:
+        served = CheckpointWriter(RunLayout(tmp_path), store, listener, board)
+        seen = []
+        for act in (lambda: store.claim(0), lambda: seen.append(board.read(board.writer)), over.set):
+            served._jobs.put(act)
+        store.fs.mkdir(tmp_path / "sign")
+        before = board.read(board.writer)
+        threading.Thread(target=served._work, daemon=True).start()
+        assert over.wait(60)
+    assert before.phase == "saving", "each call on a file is a sign of life"
+    assert seen[0].phase == "done" and seen[0].beats > before.beats + 2

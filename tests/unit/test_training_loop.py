@@ -52,7 +52,7 @@ def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -
     """The word may reach a rank only with the gradients of the step to stop behind: it is asked for between that step and its checkpoint."""
     loop = loop_at(0)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=100, final=False))
-    loop.learner.learn.return_value = 0.5
+    loop.learner.learn.return_value = Learned(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
     loop.pack.state_digest.return_value = None
