@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ Keys = Mapping[str, Any]
 class Run:
     """How a run came out. `outcome`: valid, or what is wrong first: left | exit | invalid | unknown | differs | idle (nothing struck).
 
-    `code`: the exit code. `fired`: [kind, moment] of each entry that struck. `left`: what it left behind. `why`: the first evidence.
+    `code`: the exit code. `fired`: [kind, moment] of each entry that struck. `resized`: how often the next attempt had another number of
+    ranks. `left`: what it left behind. `why`: the first evidence.
     """
 
     outcome: str = VALID
@@ -120,7 +122,7 @@ def _judged(found: Run, root: Path, reference: Path, config: RunConfig) -> None:
     entries = {entry.index: entry for entry in plan(config)}
     found.fired = [[entries[fired.index].kind, entries[fired.index].moment] for fired in read_fired(layout) if fired.index in entries]
     attempts = read_record(layout).attempts if layout.supervisor.exists() else ()
-    found.attempts, found.resized = len(attempts), sum(attempt.outcome == "resized" for attempt in attempts)
+    found.attempts, found.resized = len(attempts), sum(a.world_size != b.world_size for a, b in pairwise(attempts))
     found.digests = _digests(layout)
     found.left += _held(layout)
     try:
