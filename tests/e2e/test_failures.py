@@ -58,7 +58,7 @@ def check(ecrl: Ecrl, tmp_path: Path, reference: Path, variant: str, entries: st
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)])
 def test_a_run_comes_back_exactly(ecrl: Ecrl, tmp_path: Path, reference: Path, name: str) -> None:
-    check(ecrl, tmp_path, reference, *(QUICK | LONG)[name])
+    check(ecrl, tmp_path, reference, *(QUICK | LONG)[name], "state_digests=true")
 
 
 def test_a_killed_supervisor_is_replaced_by_its_keeper(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:

@@ -69,11 +69,15 @@ def _reasons(case: Case, reference: RunRecords, theirs: Lineage, claimed: int) -
 
 def _check_replays(case: Case, notes: Notes) -> int:
     """A step that is done again on the same number of ranks, or of replicas on any, must give the same losses and states; gives how many lines
-    were compared."""
+    were compared.
+
+    A state counts only where every rank logged the step: one that a rank refused (a loss that is no number) has spoilt the others' too, and
+    nothing came of it.
+    """
     replicas = case.run.stored.config.elastic.replicas
     losses_before: dict[tuple[int, int, int], tuple[int, float]] = {}
     states_before: dict[tuple[int, int, int], tuple[int, str | None]] = {}
-    compared = 0
+    compared, whole = 0, _whole_steps(case)
     for attempt, rank, line in every_line(case.run):
         step, ranks = line.global_step, 0 if replicas else line.world_size
         again = False
@@ -82,14 +86,26 @@ def _check_replays(case: Case, notes: Notes) -> int:
             again |= before != attempt
             if before != attempt and not same_float(earlier, loss):
                 notes.broken(f"step {step} {_unit(case)} {part}: loss {loss!r} in attempt {attempt}, {earlier!r} in attempt {before}")
+        compared += again
+        if (attempt, step) not in whole:
+            continue
         before, state = states_before.setdefault((step, 0 if replicas else rank, ranks), (attempt, line.state_digest))
         where = f"step {step} rank {rank}"
         if before != attempt and bool(line.state_digest) != bool(state):
             notes.missing(f"{where}: no digest of the state in attempt {attempt if state else before}")
         elif before != attempt and line.state_digest != state:
             notes.broken(f"{where}: the state in attempt {attempt} is not that in attempt {before}")
-        compared += again
     return compared
+
+
+def _whole_steps(case: Case) -> set[tuple[int, int]]:
+    """(attempt, step) of each step that all ranks of the attempt logged."""
+    logged: dict[tuple[int, int], set[int]] = {}
+    sizes: dict[tuple[int, int], int] = {}
+    for attempt, rank, line in every_line(case.run):
+        logged.setdefault((attempt, line.global_step), set()).add(rank)
+        sizes[attempt, line.global_step] = line.world_size
+    return {key for key, ranks in logged.items() if len(ranks) == sizes[key]}
 
 
 def _unit(case: Case) -> str:
