@@ -79,7 +79,8 @@ def test_a_trial_can_be_run_again_by_what_is_printed() -> None:
 
 def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
     course = Course("vit", "overlapped", 4, ((0, 2), (6, 1)))
-    for setup, entries in ((PLAIN, KILLS), (course, ("kill@7:0",))):
+    other = Setup("small_cnn", 3, "overlapped", "atomic_nodirsync", "single")
+    for setup, entries in ((PLAIN, KILLS), (other, ("writer@5%before_rename",)), (course, ("kill@7:0",))):
         typed = setup.typed(entries).removeprefix("ecrl train ")
         line = f"{sys.executable} -m ecrl_cli.cli.main train {typed} --cfg job"
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
