@@ -30,7 +30,7 @@ MESSAGE_BYTES = 65536
 
 def preload(config: RunConfig) -> tuple[str, ...]:
     """The heavy modules that the ranks of `config` import beside torch."""
-    vision = config.model.name.startswith("resnet") or config.dataset.name in ("cifar10", "cifar100", "imagefolder")
+    vision = config.model.name.startswith("resnet") or config.dataset.name in ("cifar10", "cifar100", "imagefolder", "fake")
     return (WORKER, "ecrl_cli.training.session", *(("torchvision",) if vision else ()))
 
 
