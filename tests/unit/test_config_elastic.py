@@ -141,9 +141,12 @@ def test_what_was_lowered_is_the_run_that_was_asked_for_lower() -> None:
     assert run_id(lowered) == run_id(build(values(world_size=6, global_batch=48)))
 
 
-def test_a_scaled_batch_is_shared_by_the_sizes_of_the_whole_run() -> None:
-    small = build(values(**LOWER, **SMOKE, world_size=5, elastic__schedule={400: 2}), frozenset({"world_size"}))
-    assert (small.world_size, list(small.elastic.schedule.values())) == (4, [2]) and small.global_batch % 4 == 0
+def test_a_size_that_the_scaled_batch_fits_is_not_lowered() -> None:
+    told: list[str] = []
+    changes = {**SMOKE, "world_size": 5, "elastic__schedule": {400: 2}}
+    small = build(values(**LOWER, **changes), frozenset({"world_size"}), told.append)
+    assert (small.world_size, list(small.elastic.schedule.values()), told) == (5, [2], [])
+    assert run_id(small) == run_id(build(values(**changes), frozenset({"world_size"})))
 
 
 def test_a_scaled_batch_keeps_two_samples_for_each_replica() -> None:

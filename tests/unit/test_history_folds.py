@@ -150,6 +150,19 @@ def test_what_a_survivor_did_after_the_blow_is_detection() -> None:
     assert timeline(run).seconds["compute"] == pytest.approx(1.0)
 
 
+def test_a_failure_that_ended_nothing_is_no_blow() -> None:
+    """Rank 0 is slow from 1.0 on and does three steps more; what then kills it was not planned."""
+    alive = life(0, 0.0, range(1, 4))
+    struck = dataclasses.replace(alive, ranks={0: lines(*(line(step, 0, at=0.1 + step) for step in range(1, 4)))})
+    run = records(
+        [attempt(0, outcome="died", launched_at=0.0, ended_at=5.0)],
+        [struck],  # type: ignore[list-item]
+        sessions=(Session(0.0, 0.0, "boot", ended_at=5.0),),
+        fired=(Fired(0, "slow_rank", 0, 1, 0, 1.0, 1.0),),
+    )
+    assert timeline(run).seconds["detect"] == pytest.approx(1.9)
+
+
 def test_a_step_logged_before_its_span_closed_is_not_lost() -> None:
     """Rank 0 logged step 3 at 3.6, began it at 3.1, and was killed with that span open."""
     alive = life(0, 1.0, range(1, 3))

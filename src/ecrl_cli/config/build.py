@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ecrl_cli.config.checks import check
-from ecrl_cli.config.elastic import Say, settled
+from ecrl_cli.config.elastic import Say, lowered, settled
 from ecrl_cli.config.failures import fitting
 from ecrl_cli.config.fields import convert
 from ecrl_cli.config.scale import apply_scale
@@ -28,7 +28,7 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say:
     if config.scale.launcher not in ("", *LAUNCHERS):
         raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
     # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
-    scaled = settled(apply_scale(settled(config, typed, say), typed), frozenset(), say)
+    scaled = lowered(apply_scale(settled(config, typed), typed), say)
     config = _apply_variant(replace(scaled, failure=fitting(scaled.failure, typed)), typed)
     check(config)
     return config

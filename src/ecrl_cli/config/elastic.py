@@ -13,11 +13,11 @@ KEY = "elastic.schedule"
 Say = Callable[[str], None]
 
 
-def settled(config: RunConfig, typed: frozenset[str], say: Say = lambda line: None) -> RunConfig:
+def settled(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     """`config` with its schedule in plain form: `world_size` is the size of the first step, the schedule holds the changes alone, in order.
 
-    Two ways to write the same sizes make the same run. Where `elastic.on_indivisible` is `lower`, a size that does not fit is lowered, and
-    said. ConfigError for a step or a size that cannot be, and for a typed `world_size` that the schedule contradicts.
+    Two ways to write the same sizes make the same run. ConfigError for a step or a size that cannot be, and for a typed `world_size` that the
+    schedule contradicts.
     """
     config = _as_typed(config, typed)
     schedule = config.elastic.schedule
@@ -27,9 +27,11 @@ def settled(config: RunConfig, typed: frozenset[str], say: Say = lambda line: No
     if first != config.world_size and "world_size" in typed:
         raise ConfigError("world_size", f"is {config.world_size}, {KEY} begins with {first}", "leave one of them out")
     changes = {step: size for step, size in sorted(schedule.items()) if step}
-    config = replace(config, world_size=first, elastic=replace(config.elastic, schedule=changes))
-    if config.elastic.on_indivisible == "lower":
-        config = _lowered(config, say)
+    return _plain(replace(config, world_size=first, elastic=replace(config.elastic, schedule=changes)))
+
+
+def _plain(config: RunConfig) -> RunConfig:
+    """Without changes that change nothing."""
     plain = {step: size for step, size in config.elastic.schedule.items() if size != world_size_after(config, step - 1)}
     return replace(config, elastic=replace(config.elastic, schedule=plain))
 
@@ -98,8 +100,10 @@ def share(window: int, rank: int, world_size: int, replicas: int = 0) -> range:
     return range(mine.start * window // units, mine.stop * window // units)
 
 
-def _lowered(config: RunConfig, say: Say) -> RunConfig:
-    """Every size that does not fit is the next lower one that does."""
+def lowered(config: RunConfig, say: Say) -> RunConfig:
+    """Where `elastic.on_indivisible` is `lower`: every size that does not fit is the next lower one that does, and said."""
+    if config.elastic.on_indivisible != "lower":
+        return config
 
     def fitting(key: str, size: int) -> int:
         lower = next_fitting(config, size)
@@ -108,7 +112,7 @@ def _lowered(config: RunConfig, say: Say) -> RunConfig:
         return lower
 
     schedule = {step: fitting(f"{KEY}.{step}", size) for step, size in config.elastic.schedule.items()}
-    return replace(config, world_size=fitting("world_size", config.world_size), elastic=replace(config.elastic, schedule=schedule))
+    return _plain(replace(config, world_size=fitting("world_size", config.world_size), elastic=replace(config.elastic, schedule=schedule)))
 
 
 def _check_entry(step: int, size: int, target: int) -> None:

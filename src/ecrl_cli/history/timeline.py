@@ -139,7 +139,7 @@ def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, se
     logs, number, session = records.logs(attempt.attempt), attempt.attempt, attempt.session
     ended = min(window_end if attempt.ended_at is None else attempt.ended_at, window_end)
     died = attempt.outcome in ("died", "hung")
-    blows = [entry.at for entry in records.fired if entry.attempt == number and entry.at >= attempt.launched_at] if died else []
+    blows = _blows(records, attempt) if died else []
     stop = min(ended, max(blows, default=ended))  # of several the last one: what ends an attempt is followed by nothing
     if logs.spans.events:
         yield from _piece("launch", attempt.launched_at, logs.spans.events[0].start, number, session)
@@ -151,6 +151,13 @@ def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, se
     if not logs.final:
         noticed_from = min([stop, *(span.end for span in _spans(logs)[-1:])])
         yield from _piece("detect" if died else "idle", noticed_from, ended, number if died else number + 1, session)
+
+
+def _blows(records: RunRecords, attempt: Attempt) -> list[float]:
+    """When failures struck whose victim did no step any more: what only slowed something down, or spoiled it, has ended nothing."""
+    last = {rank: lines.events[-1].at for rank, lines in records.logs(attempt.attempt).ranks.items() if lines.events}
+    struck = [entry for entry in records.fired if entry.attempt == attempt.attempt and entry.at >= attempt.launched_at]
+    return [entry.at for entry in struck if last.get(entry.rank, entry.at) <= entry.at]
 
 
 def _spans(logs: AttemptRecords) -> list[Span]:
