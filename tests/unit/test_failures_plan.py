@@ -123,7 +123,34 @@ def test_corrupt_is_a_kill_and_damage_before_the_next_attempt() -> None:
     struck, damage = listed("corrupt@25:1")
     assert (struck.kind, struck.rank, struck.moment) == ("kill", 1, "boundary")
     assert (damage.kind, damage.moment, damage.global_step) == ("corrupt", "rest", 25)
-    assert [p.kind for p in listed("corrupt@25.rest")] == ["corrupt"]
+    assert [p.kind for p in listed("kill@31:0", "corrupt@25.rest")] == ["kill", "corrupt"]
+
+
+@pytest.mark.parametrize("entries", [("corrupt@25.rest",), ("kill@40.load",), ("kill@40.start:1", "kill@30:1"), ("supervisor@9.rest", "eio@20")])
+def test_what_waits_for_an_attempt_that_never_begins_is_refused(entries: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="nothing ends one there"):
+        listed(*entries)
+    assert listed("kill@0.load")  # the first attempt begins in any case
+    assert listed("kill@40.load", "stop@40:1") and listed("kill@40.load", "kill@2.5s:1")
+
+
+def test_a_size_is_that_of_the_step_at_which_the_network_goes_down() -> None:
+    schedule = {"elastic": ElasticConfig(schedule={12: 1})}
+    assert listed("partition@5", **schedule)
+    with pytest.raises(ConfigError, match="two ranks to part"):
+        listed("partition@14", **schedule)
+
+
+def test_a_wall_time_is_typed_in_seconds() -> None:
+    with pytest.raises(ConfigError, match="has no step"):
+        plan(RunConfig(failure=FailureConfig("kill", steps=(14,), moment="wall")))
+    with pytest.raises(ConfigError, match="finite"):
+        listed("kill@1e999s")
+
+
+def test_a_rank_that_would_be_taken_for_hung_is_not_slow() -> None:
+    with pytest.raises(ConfigError, match="would be a hang"):
+        listed("slow_rank@9*2.5", supervision=SupervisionConfig(hang_timeout_s=2.0))
 
 
 @pytest.mark.parametrize(

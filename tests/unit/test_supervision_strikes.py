@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,14 @@ from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import encode
 from ecrl_cli.failures.fired import read_fired
 from ecrl_cli.failures.media import Damage, choose_damage, inflict
-from ecrl_cli.records.events import Attempt, PlannedFailure, Session
+from ecrl_cli.history.load import load
+from ecrl_cli.history.timeline import timeline
+from ecrl_cli.records.events import Attempt, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.strikes import RestStrikes, WallStrikes, supervised_s
-from tests.runs.builder import RunBuilder, config_of
+from tests.runs.builder import RunBuilder, build_blk, config_of
+from tests.runs.spoil import edit_json
 
 DAMAGE = PlannedFailure(0, "corrupt", 0, 20, "rest")
 EARLIER = (Attempt(0, 2, last_step=9), Attempt(1, 2, last_step=20))
@@ -86,7 +89,7 @@ def wall(kind: str = "kill", rank: int = 1, seconds: float = 5.0, index: int = 0
 def test_a_rank_is_killed_when_its_time_has_come_and_it_is_there(tmp_path: Path) -> None:
     layout = planned(RunLayout(tmp_path), wall(), wall(seconds=90.0, index=1))
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    strikes = WallStrikes(layout, 3, began=100.0, spent_s=2.0)
+    strikes = WallStrikes(layout, 3, began=100.0, spent_s=lambda: 2.0)
     assert strikes.left_s(100.0) == 3.0
     strikes.look(102.9, {1: child.pid})
     strikes.look(103.0, {0: os.getpid()})  # rank 1 has not said hello
@@ -96,16 +99,19 @@ def test_a_rank_is_killed_when_its_time_has_come_and_it_is_there(tmp_path: Path)
     (fired,) = read_fired(layout)
     assert (fired.index, fired.rank, fired.global_step, fired.attempt) == (0, 1, 0, 3)
     assert strikes.left_s(104.0) == 84.0
-    assert WallStrikes(layout, 4, 200.0, 500.0).left_s(200.0) == 0.05
+    assert WallStrikes(layout, 4, 200.0, lambda: 500.0).left_s(200.0) == 0.05
 
 
 def test_without_a_plan_nobody_waits(tmp_path: Path) -> None:
-    assert WallStrikes(RunLayout(tmp_path), 0, 0.0, 0.0).left_s(1.0) is None
-    assert WallStrikes(planned(RunLayout(tmp_path), DAMAGE), 0, 0.0, 0.0).left_s(1.0) is None
+    assert WallStrikes(RunLayout(tmp_path), 0, 0.0, lambda: 0.0).left_s(1.0) is None
+    assert WallStrikes(planned(RunLayout(tmp_path), DAMAGE), 0, 0.0, lambda: 0.0).left_s(1.0) is None
 
 
-def test_supervised_time_is_that_of_all_stays(tmp_path: Path) -> None:
-    del tmp_path
-    sessions = (Session(100.0, 0.0, "boot", 110.0), Session(200.0, 0.0, "boot"), Session(300.0, 0.0, "boot"))
-    attempts = (Attempt(0, 2, ended_at=109.0), replace(Attempt(1, 2, ended_at=207.0), session=1))
-    assert supervised_s(sessions, attempts) == 17.0
+def test_supervised_time_is_that_of_all_stays_also_of_one_that_was_killed(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    assert supervised_s(layout) == 0.0
+    stay = json.loads(layout.supervisor.read_text())["sessions"][0]
+    later = {**stay, "started_at": stay["started_at"] + 1000.0}
+    edit_json(layout.supervisor, lambda record: record.update(sessions=[{**stay, "ended_at": None}, later]))
+    account = timeline(load(layout))
+    assert supervised_s(layout) == account.windows[0][1] - account.windows[0][0] > 0

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -72,6 +73,8 @@ def parse(text: str) -> Entry:
     share, seconds = (None if found[name] is None else float(found[name]) for name in ("share", "seconds"))
     if share is not None and share > 1:
         raise refused(text, f"a share must be in 0 .. 1, got {found['share']}")
+    if not all(math.isfinite(float(found[name] or 0)) for name in ("after", "seconds")):
+        raise refused(text, "seconds must be a finite number")
     return Entry(
         what=found["what"],
         step=int(found["step"] or 0),

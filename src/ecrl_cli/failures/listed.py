@@ -45,6 +45,8 @@ def _planned(entry: Entry, config: RunConfig) -> PlannedFailure:
     moment = entry.moment or strike.moments[0]
     if moment not in strike.moments:
         raise _refused(entry, config, "moment", f"{entry.what} does not strike at {moment}", f"it does at: {', '.join(strike.moments)}")
+    if moment == "wall" and entry.after_s is None:
+        raise _refused(entry, config, "moment", "a wall time has no step", "use failure=listed 'failure.entries=[kill@3.5s:1]'")
     _check_due(entry, moment, config)
     ranks = _victims(entry, strike, moment, config)
     return PlannedFailure(
@@ -73,6 +75,8 @@ def _check_due(entry: Entry, moment: str, config: RunConfig) -> None:
 
 def _victims(entry: Entry, strike: Strike, moment: str, config: RunConfig) -> tuple[int, ...]:
     there = ranks_at(config, entry.step) if moment != "wall" else min(sizes(config))
+    if entry.what == "partition" and there < 2:
+        raise _refused(entry, config, "kind", f"partition needs two ranks to part, {there} there at step {entry.step}", "strike where there are more")
     if not isinstance(entry.who, str):
         ranks = entry.who or (0,)
         if ranks[-1] >= there:
@@ -122,7 +126,11 @@ def _seconds(entry: Entry, strike: Strike, moment: str, config: RunConfig) -> fl
         return entry.after_s or 0.0
     if entry.seconds is not None and not strike.seconds:
         raise _refused(entry, config, "seconds", f"{entry.what} takes no time", "leave the seconds out")
-    return strike.seconds if entry.seconds is None else entry.seconds
+    seconds, limit = strike.seconds if entry.seconds is None else entry.seconds, config.supervision.hang_timeout_s
+    if entry.what == "slow_rank" and seconds >= limit:
+        fact = f"{seconds:g} s per step would be a hang: supervision.hang_timeout_s is {limit:g}"
+        raise _refused(entry, config, "seconds", fact, "lower the seconds or raise the timeout")
+    return seconds
 
 
 def _refused(entry: Entry, config: RunConfig, key: str, reason: str, remedy: str = "") -> ConfigError:

@@ -6,10 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ecrl_cli.config.codec import decode
+from ecrl_cli.config.entries import STARTING
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, RecordError
 from ecrl_cli.failures.kinds import KINDS, STRIKES
 from ecrl_cli.failures.listed import planned
+from ecrl_cli.failures.strike import SPARING
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
@@ -46,7 +48,21 @@ def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
     if refused:
         raise ConfigError("failure", refused)
     entries = (each for entry in kind.entries(config) for each in planned(entry, config))
-    return tuple(replace(entry, index=index) for index, entry in enumerate(entries))
+    found = tuple(replace(entry, index=index) for index, entry in enumerate(entries))
+    for entry in found:
+        _check_occasion(entry, found, config)
+    return found
+
+
+def _check_occasion(entry: PlannedFailure, found: tuple[PlannedFailure, ...], config: RunConfig) -> None:
+    """What strikes where an attempt begins behind a step needs something that begins one there: else it never could."""
+    if entry.moment not in ("rest", *STARTING) or not entry.global_step:
+        return
+    others = (each for each in found if each is not entry and each.kind not in SPARING and each.moment != "rest")
+    ends = any(each.moment == "wall" or each.global_step >= entry.global_step for each in others)
+    if not ends and not any(step >= entry.global_step for step in config.elastic.schedule):
+        fact = f"{entry.kind} at {entry.moment} waits for an attempt that begins behind step {entry.global_step}, and nothing ends one there"
+        raise ConfigError("failure", fact, f"plan a failure at step {entry.global_step} before it: failure=listed 'failure.entries=[kill@...]'")
 
 
 def describe(planned: tuple[PlannedFailure, ...]) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
+SPARING = ("slow_rank", "slow_disk", "enospc", "eio", "corrupt")  # kinds of which no attempt ends
+
 
 @dataclass(frozen=True)
 class Scene:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.failures.fired import claim, fired_indices
 from ecrl_cli.failures.media import choose_damage, inflict
 from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.failures.signals import to_process
+from ecrl_cli.history.load import load
+from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.clock import monotonic, wall
-from ecrl_cli.records.events import Attempt, Fired, PlannedFailure, Session
+from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
 _AGAIN_S = 0.05  # between two looks for a rank whose time has come and who is not there yet
@@ -48,11 +50,12 @@ class RestStrikes:
 
 
 class WallStrikes:
-    """What strikes a running attempt once its time has come. `spent_s`: supervised seconds before `began`."""
+    """What strikes a running attempt once its time has come. `began`: of this supervisor's stay; `spent_s`: gives the seconds of those before."""
 
-    def __init__(self, layout: RunLayout, attempt: int, began: float, spent_s: float) -> None:
-        self._layout, self._attempt, self._began, self._spent_s = layout, attempt, began, spent_s
+    def __init__(self, layout: RunLayout, attempt: int, began: float, spent_s: Callable[[], float]) -> None:
+        self._layout, self._attempt, self._began = layout, attempt, began
         self._left = list(_left(layout, "wall"))
+        self._spent_s = spent_s() if self._left else 0.0
 
     def left_s(self, now: float) -> float | None:
         """Seconds until the next one is to be looked at; None where none is to come."""
@@ -71,14 +74,9 @@ class WallStrikes:
         return self._began + entry.seconds - self._spent_s
 
 
-def supervised_s(sessions: tuple[Session, ...], attempts: tuple[Attempt, ...]) -> float:
-    """Seconds of all stays but the last. Of one that was killed, up to the last end of an attempt that it saw."""
-    total = 0.0
-    for number, session in enumerate(sessions[:-1]):
-        ends = [a.ended_at for a in attempts if a.session == number and a.ended_at is not None]
-        end = session.ended_at if session.ended_at is not None else max(ends, default=session.started_at)
-        total += end - session.started_at
-    return total
+def supervised_s(layout: RunLayout) -> float:
+    """Seconds of all stays but the last, as the goodput clock has them: also of one that was killed."""
+    return sum(end - start for start, end in timeline(load(layout)).windows[:-1])
 
 
 def _left(layout: RunLayout, moment: str) -> tuple[PlannedFailure, ...]:

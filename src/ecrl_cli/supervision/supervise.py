@@ -172,8 +172,7 @@ class Supervisor:
         return ended
 
     def _wall_strikes(self, attempt: int) -> WallStrikes:
-        record = self._keeper.record
-        return WallStrikes(self._layout, attempt, record.sessions[-1].started_at, supervised_s(record.sessions, record.attempts))
+        return WallStrikes(self._layout, attempt, self._keeper.record.sessions[-1].started_at, lambda: supervised_s(self._layout))
 
     def _hear(self, progress: Progress) -> None:
         self._ui.progress(progress)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from ecrl_cli.config.entries import STARTING
 from ecrl_cli.failures.storage_kinds import POINTS
+from ecrl_cli.failures.strike import SPARING
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, CheckpointLine, Fired, PlannedFailure
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Notes
@@ -19,7 +22,6 @@ DEATHS: dict[str, tuple[int | None, int | None]] = {
     "readonly": (5, None),
 }
 _HANGS = ("stop", "partition")
-_SPARING = ("slow_rank", "slow_disk", "enospc", "eio", "corrupt")  # no attempt ends of these
 _GOES_ON = ("term",)  # its victim works on until it is told to stop
 _INSIDE = ("forward", "backward", "optimizer")
 
@@ -27,7 +29,7 @@ _INSIDE = ("forward", "backward", "optimizer")
 def ends_attempt(entry: PlannedFailure, case: Case) -> bool:
     """Whether the attempt that the failure strikes comes to its end by it."""
     background = case.run.stored.config.checkpoint.strategy == "overlapped"
-    return entry.kind not in _SPARING and not (entry.kind == "writer" and background) and entry.moment != "rest"
+    return entry.kind not in SPARING and not (entry.kind == "writer" and background) and entry.moment != "rest"
 
 
 def check_effect(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
@@ -36,11 +38,15 @@ def check_effect(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) 
     if entry.kind == "corrupt":
         _check_damage(case, fired, notes)
     elif a is None:
-        if entry.moment != "rest":  # the supervisor may die before the next attempt begins
+        if entry.moment == "rest":  # the supervisor died before the next attempt began
+            _check_stay(case, fired, notes)
+        else:
             notes.broken(f"entry {fired.index} fired in attempt {fired.attempt}, which supervisor.json does not know")
     elif ends_attempt(entry, case):
         _check_end(case, a, fired, entry, notes)
         _check_place(case, a, fired, entry, notes)
+    elif entry.kind == "supervisor":
+        _check_stay(case, fired, notes)
     elif entry.kind == "slow_rank":
         _check_slow_rank(case, fired, entry, notes)
     elif entry.kind in ("enospc", "eio", "slow_disk", "writer"):
@@ -52,14 +58,18 @@ def death(a: Attempt) -> str:
 
 
 def _check_end(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
-    who = f"entry {fired.index}"
+    who, final = f"entry {fired.index}", case.run.logs(a.attempt).final
+    if entry.moment == "wall" and final and final.at <= fired.at:
+        return  # its time came when all was done and on record, before the last process had left
+    fatal = [pair for pair in _fatal(case, a, fired, entry) if pair[1].kind not in _GOES_ON]
+    explained = any(_ended_by(case, a, f, e) for f, e in fatal)
     if entry.kind == "term":
-        if a.outcome not in ("stopped", "completed"):
+        if a.outcome not in ("stopped", "completed") and not explained:
             notes.broken(f"{who} told the supervisor to stop in attempt {a.attempt}, which {a.outcome}: {death(a)}")
         return
     if a.outcome in ("completed", "resized"):
         notes.broken(f"{who} fired in attempt {a.attempt}, which {'completed' if a.outcome == 'completed' else 'ended well to be resized'}")
-    if a.outcome in ("died", "hung") and not any(_ended_by(a, f, e) for f, e in _fatal(case, a, fired, entry)):
+    if a.outcome in ("died", "hung") and not explained:
         notes.broken(f"{who} ({fired.kind} of rank {fired.rank}) is not how attempt {a.attempt} {a.outcome}: {death(a)}")
     if entry.kind in ("supervisor", "readonly") and case.completed and not any(later.session > a.session for later in case.attempts):
         notes.broken(f"{who} ({fired.kind}) ended the supervisor's stay, and no other followed")
@@ -72,11 +82,19 @@ def _fatal(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure) -> list[
     return [(fired, entry), *(pair for pair in others if ends_attempt(pair[1], case))]
 
 
-def _ended_by(a: Attempt, fired: Fired, entry: PlannedFailure) -> bool:
+def _check_stay(case: Case, fired: Fired, notes: Notes) -> None:
+    """The supervisor that was struck between two attempts stayed no longer."""
+    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    if case.completed and not any(stay.ended_at is None and stay.started_at <= fired.at <= after.started_at for stay, after in pairwise(sessions)):
+        notes.broken(f"entry {fired.index} struck the supervisor, and its stay went on")
+
+
+def _ended_by(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure) -> bool:
     """Whether `a` ended as this failure ends one. Nobody saw how where the supervisor was killed first."""
     end = (a.exit_code, a.signal)
     if end == (None, None) and a.outcome == "died":
-        return True
+        sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+        return not 0 <= a.session < len(sessions) or sessions[a.session].ended_at is None
     if a.outcome == "hung" or entry.kind in _HANGS:
         named = a.hang.ranks if a.hang else ()
         blamed = not named or entry.kind == "partition" or bool({fired.rank, *entry.others} & set(named))
@@ -118,6 +136,8 @@ def _last(case: Case, a: Attempt, rank: int) -> int | None:
 def _check_slow_rank(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
     lines = case.run.logs(fired.attempt).ranks.get(fired.rank)
     took = [line.seconds for line in lines.events if line.global_step == fired.at_step] if lines else []
+    if lines and not took and any(line.global_step > (fired.at_step or 0) for line in lines.events):
+        notes.missing(f"entry {fired.index} held rank {fired.rank} up in step {fired.at_step}, of which its log has no line")
     if took and took[0] < entry.seconds:
         notes.broken(f"entry {fired.index} held rank {fired.rank} up for {entry.seconds:g} s in step {fired.at_step}, which took {took[0]:.3f} s")
 
