@@ -32,7 +32,8 @@ def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[Appli
 
 def _strangers(windows: Windows, layers: Sequence[str], done: Sequence[Applied], lines: Sequence[LedgerLine]) -> list[str]:
     known, found = set(layers), []
-    for record in (*done, *lines):
+    records: list[Applied | LedgerLine] = [*done, *lines]
+    for record in records:
         if record.global_step not in windows:
             found.append(f"step {record.global_step} is on record and was never due")
         if unknown := [layer for layer in record.layers if layer not in known]:

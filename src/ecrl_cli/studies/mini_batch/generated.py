@@ -16,8 +16,8 @@ import numpy.typing as npt
 from ecrl_cli.data.sample_set import ArraySet, Traits
 
 Floats = npt.NDArray[np.float32]
-_WAVES, _NOISE, _OTHER = 4, 0.9, 0.6
-_MOVED, _RUN, _SHIFT, _SPREAD = 0.05, 10, 0.45, 0.8
+_WAVES, _NOISE, _OTHER = 4, 0.4, 0.3
+_MOVED, _RUN, _SHIFT, _SPREAD, _DEPTH = 0.1, 10, 0.7, 0.8, 0.1
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ def profiles(seed: int, features: int, train: int, held_out: int) -> Split:
     for start in rng.integers(0, max(1, features - _RUN), max(1, round(features * _MOVED / _RUN))):
         moved[start : start + _RUN] = rng.choice((-1.0, 1.0)) * _SHIFT
     labels = np.concatenate([rng.permutation(size) % 2 for size in (train, held_out)])
-    depth = rng.normal(0.0, 0.3, (len(labels), 1))
+    depth = rng.normal(0.0, _DEPTH, (len(labels), 1))
     values = np.exp(level + depth + labels[:, None] * moved + rng.normal(0.0, _SPREAD, (len(labels), features)))
     scaled = np.log1p(values) / np.log1p(values).max(axis=0)
-    traits = Traits("profiles", 2, (1, 1, features), mean=(0.5,), std=(0.25,), peak=1, flip=False)
+    traits = Traits("profiles", 2, (1, 1, features), mean=(float(scaled.mean()),), std=(float(scaled.std()),), peak=1, flip=False)
     whole = scaled.astype(np.float32).reshape(-1, 1, 1, features)
     return Split(*(ArraySet(traits, whole[part], labels[part].astype(np.int64)) for part in (slice(0, train), slice(train, None))))
 
@@ -72,11 +72,13 @@ def _pattern(rng: np.random.Generator, shape: tuple[int, int, int]) -> Floats:
 def _picture(rng: np.random.Generator, patterns: Floats, label: int) -> npt.NDArray[np.uint8]:
     own, other = patterns[label], patterns[rng.integers(len(patterns))]
     mixed = rng.uniform(0.6, 1.4) * _moved(rng, own) + _OTHER * _moved(rng, other) + rng.normal(0.0, _NOISE, own.shape)
-    return np.clip(128 + 48 * mixed, 0, 255).astype(np.uint8)
+    pixels: npt.NDArray[np.uint8] = np.clip(128 + 48 * mixed, 0, 255).astype(np.uint8)
+    return pixels
 
 
 def _moved(rng: np.random.Generator, pattern: Floats) -> Floats:
     most = pattern.shape[1] // 8
     down, across = rng.integers(-most, most + 1, 2)
     moved = np.roll(pattern, (down, across), axis=(1, 2))
-    return moved[:, :, ::-1] if rng.integers(2) else moved
+    seen: Floats = moved[:, :, ::-1] if rng.integers(2) else moved
+    return seen

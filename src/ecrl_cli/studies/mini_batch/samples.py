@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -51,8 +52,9 @@ class Samples:
         return _tensors(self.train, self.ids(mini_batch, worker))
 
     @torch.no_grad()
-    def accuracy(self, model: torch.nn.Module) -> tuple[float, float]:
-        """Share of the held-out samples that `model` classifies rightly, and its mean loss on them. The model's buffers stay as they are."""
+    def accuracy(self, model: torch.nn.Module) -> tuple[float, float | None]:
+        """Share of the held-out samples that `model` classifies rightly, and its mean loss on them where that is finite. The model's buffers stay
+        as they are."""
         model.eval()
         right, loss = 0, 0.0
         for start in range(0, self.size.held_out, _EVALUATED):
@@ -61,7 +63,7 @@ class Samples:
             right += int((scores.argmax(dim=1) == y).sum())
             loss += float(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
         model.train()
-        return right / self.size.held_out, loss / self.size.held_out
+        return right / self.size.held_out, loss / self.size.held_out if math.isfinite(loss) else None
 
 
 def samples_of(config: MiniBatchFailure, application: str, size: Size, seed: int) -> Samples:

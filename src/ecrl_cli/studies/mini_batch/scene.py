@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ecrl_cli.records.clock import processor
 from ecrl_cli.recovery.ledger import Applied, LedgerLine
 from ecrl_cli.studies.mini_batch.checkpoints import Checkpoints
 from ecrl_cli.studies.mini_batch.samples import Samples
@@ -42,7 +43,9 @@ class Failure:
 
 @dataclass
 class Scene:
-    """`remembered`: the passes of all workers from the state before a mini-batch, for whoever tries several failures in it."""
+    """`remembered`: the passes of all workers from the state before a mini-batch, for whoever tries several failures in it. `kept`: whether all
+    that was to stay as it is did. `steps_s`: processor time of each whole mini-batch, were its workers computed side by side.
+    """
 
     trainee: Trainee
     workers: Workers
@@ -52,6 +55,7 @@ class Scene:
     applied: list[Applied] = field(default_factory=list)
     ledger: list[LedgerLine] = field(default_factory=list)
     kept: bool = True
+    steps_s: list[float] = field(default_factory=list)
 
     @property
     def samples(self) -> Samples:
@@ -89,9 +93,11 @@ class Scene:
 
     def step(self) -> list[Pass]:
         """The next mini-batch, as it is without a failure."""
-        mini_batch = self.done + 1
+        mini_batch, began = self.done + 1, processor()
         passes = self.workers.all(mini_batch)
+        computed = processor()
         self.apply(mini_batch, passes, slice(None))
+        self.steps_s.append((computed - began) / self.workers.number + processor() - computed)
         self.trainee.cursor.done = mini_batch
         return passes
 

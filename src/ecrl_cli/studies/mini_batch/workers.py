@@ -9,14 +9,17 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ecrl_cli.records.clock import monotonic
+from ecrl_cli.records.clock import processor
 from ecrl_cli.studies.mini_batch.samples import Samples
 from ecrl_cli.studies.mini_batch.trainee import Trainee
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What one worker has of one mini-batch. `gradients`: in backward order, fewer than all where it died. `buffers`: as its forward left them."""
+    """What one worker has of one mini-batch. `gradients`: in backward order, fewer than all where it died. `buffers`: as its forward left them.
+
+    `seconds`: processor time.
+    """
 
     worker: int
     gradients: tuple[torch.Tensor, ...]
@@ -37,7 +40,7 @@ class Workers:
         self._finished: list[int] = []
         self._until = len(trainee.parameters)
         for index, parameter in enumerate(trainee.parameters):
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
         before = trainee.buffers_now()
         self.compute(1, 0)
         trainee.put_buffers(before)
@@ -66,11 +69,11 @@ class Workers:
         torch.manual_seed(_seed(self.samples.seed, mini_batch, worker))
         self._finished.clear()
         self._until = len(self.trainee.parameters) if until is None else until
-        began = monotonic()
+        began = processor()
         loss = F.cross_entropy(self.trainee.model(x), y)
         if self._until:
             self._backward(loss)
-        seconds = monotonic() - began
+        seconds = processor() - began
         gradients = tuple(self._take(index) for index in self._finished)
         return Pass(worker, gradients, self.trainee.buffers_now(), float(loss.detach()), seconds)
 
