@@ -66,7 +66,8 @@ def _pattern(rng: np.random.Generator, shape: tuple[int, int, int]) -> Floats:
         for _ in range(_WAVES):
             down, across = rng.integers(-3, 4, 2)
             found[channel] += rng.normal() * np.sin(down * y + across * x + rng.uniform(0, 2 * np.pi))
-    return ((found - found.mean()) / (found.std() + 1e-6)).astype(np.float32)
+    pattern: Floats = ((found - found.mean()) / (found.std() + 1e-6)).astype(np.float32)
+    return pattern
 
 
 def _picture(rng: np.random.Generator, patterns: Floats, label: int) -> npt.NDArray[np.uint8]:

@@ -14,10 +14,9 @@ from ecrl_cli.studies.study import Record
 class MeasuredParts:
     """Means over the seeds, in seconds where the name ends in _s. One application at one scale, `workers` logical workers.
 
-    `mini_batch_s`: of a mini-batch, the workers side by side, in
-    processor time, so that neighbours on the machine do not count. `init_s`: data, model, optimizer and the first pass, in a process that has imported
-    its libraries. `checkpoint_s`: until it is durable. `load_s`: reading it and putting it back. `layers`: parameter tensors,
-    `model_bytes`: theirs.
+    `mini_batch_s`: of a mini-batch, the workers side by side, in processor time, so that neighbours on the machine do not count. `init_s`: data,
+    model, optimizer and the first pass, in a process that has imported its libraries. `checkpoint_s`: until it is durable. `load_s`: reading it
+    and putting it back. `layers`: parameter tensors, `model_bytes`: theirs.
     """
 
     application: str
