@@ -56,9 +56,9 @@ def _scenarios(tally: Tally) -> list[Figure]:
 def _ends(tally: Tally) -> list[Figure]:
     rows = tables_run.long_run(tally).rows
     found = []
-    for application in dict.fromkeys(row["application"] for row in rows):
-        mine = [row | {"state": f"{row['state']}, {row['failures']} failures"} for row in rows if row["application"] == application and row["n"] > 1]
-        found.append(_bars(f"end-{application}", f"{application}: final held-out accuracy", "held-out accuracy", mine, "accuracy"))
+    for application, name in APPLICATIONS.items():
+        mine = [row | {"state": f"{row['state']}, {row['failures']} failures"} for row in rows if row["application"] == name and row["n"] > 1]
+        found.append(_bars(f"end-{application}", f"{name}: final held-out accuracy", "held-out accuracy", mine, "accuracy"))
     return found
 
 

@@ -54,7 +54,7 @@ def _rows(tally: Tally, case: Case) -> list[dict[str, Any]]:
     before = [run["before"]["accuracy"] for run in case.runs]
     rows = [about | {"state": "Before", "n": len(before), **spread(before, "accuracy"), **against(before, baselines)}]
     rows.append(about | {"state": "Baseline", "n": len(before), **spread(baselines, "accuracy"), "slowdown": 1.0})
-    for cell in (each for each in tally.plan() if not each.flipped):
+    for cell in (each for each in tally.plan() if not each.flipped and case.whole(each)):
         found = case.cells(cell)
         reached = [each["accuracy"] for each in found]
         row = about | {"state": label(cell), "n": len(found), **spread(reached, "accuracy"), **against(reached, baselines)}
@@ -127,7 +127,7 @@ def _both(tally: Tally, application: str, cell: Cell) -> dict[str, Any]:
     for case in (each for each in tally.cases if each.application == application):
         for other in (each for each in tally.plan() if _without_numbers(each) == cell):
             usual = Cell(other.strategy, other.percent, other.survivors)
-            pairs += list(zip(case.cells(usual), case.cells(other), strict=True))
+            pairs += case.pairs(usual, other)
     if not getattr(tally.config, cell.flipped):
         pairs = [(other, usual) for usual, other in pairs]
     corrected, published = ([each[side]["accuracy"] for each in pairs] for side in (0, 1))

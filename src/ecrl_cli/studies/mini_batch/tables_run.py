@@ -150,7 +150,7 @@ def ledger(tally: Tally) -> Table:
     """How much of a mini-batch's influence each strategy gives up."""
     rows = []
     for cell in (each for each in tally.plan() if not each.flipped):
-        for case in {each.application: each for each in tally.cases}.values():
+        for case in {each.application: each for each in tally.cases if each.whole(cell)}.values():
             found = case.cells(Cell(cell.strategy, cell.percent, cell.survivors))
             row = {"application": APPLICATIONS[case.application], "strategy": STRATEGIES[cell.strategy], "percent": cell.percent}
             row |= {

@@ -42,6 +42,15 @@ class Case:
         """What each run found in `cell`."""
         return [found for run in self.runs for found in run["cells"] if cell_of(found) == cell]
 
+    def pairs(self, one: Cell, other: Cell) -> list[tuple[Run, Run]]:
+        """What the runs that tried both found in them."""
+        tried = [{cell_of(found): found for found in run["cells"]} for run in self.runs]
+        return [(found[one], found[other]) for found in tried if one in found and other in found]
+
+    def whole(self, cell: Cell) -> bool:
+        """Whether every run tried `cell`: a gate says so where one did not."""
+        return len(self.cells(cell)) == len(self.runs)
+
     def baselines(self, key: str) -> list[Any]:
         return [run["baseline"][key] for run in self.runs]
 
