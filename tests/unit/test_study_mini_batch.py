@@ -16,7 +16,7 @@ import torch
 
 from ecrl_cli.cli.main import main
 from ecrl_cli.config.studies import MiniBatchFailure
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, DatasetError
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.recovery.ledger import LOST, REPEATED
@@ -212,6 +212,21 @@ def test_the_published_geometry() -> None:
         assert all(0 < each <= size.mini_batches(8) for size in sizes.values() for each in size.scenarios.values())
 
 
+def test_files_give_the_shape_and_a_drawn_part_of_the_samples(tmp_path: Path) -> None:
+    (tmp_path / "nt3").mkdir()
+    for name, rows in (("nt_train2.csv", 40), ("nt_test2.csv", 24)):
+        lines = (",".join(map(str, [row % 2, *(row * 7 % 5 + column % 3 for column in range(50))])) for row in range(rows))
+        (tmp_path / "nt3" / name).write_text("\n".join(lines) + "\n")
+    config = replace(CONFIG, data="files", root=str(tmp_path))
+    samples = samples_of(config, "nt3", SMOKE["nt3"], SEED)
+    assert (samples.size.shape, len(samples.train_ids), len(set(samples.train_ids.tolist()))) == ((1, 1, 50), 24, 24)
+    assert max(samples.train_ids) > 24 and samples.held_out_ids.tolist() == list(range(24))
+    assert {sample for step in range(1, samples.per_epoch + 1) for sample in samples.window(step)} == set(samples.train_ids.tolist())
+    assert len(Workers(Trainee(samples.size, SEED), samples).compute(1, 0).gradients) == 10
+    with pytest.raises(DatasetError, match="nt3 has 24 samples, this scale needs 25"):
+        samples_of(config, "nt3", replace(SMOKE["nt3"], held_out=25), SEED)
+
+
 def test_the_plan_has_every_cell_and_fewer_survivors_are_among_the_more() -> None:
     plan = planned(MiniBatchFailure())
     assert len(set(plan)) == len(plan)
@@ -257,6 +272,7 @@ def test_the_published_sizes_are_refused_where_they_do_not_fit_or_take_too_long(
         (["study.percents=[25,100]"], "study.percents: must be 0 to 99, got 100"),
         (["study.survivors=[8]"], "study.survivors: must be 1 to 7, fewer than study.replicas, got 8"),
         (["study.strategies=[rollback]"], "study.strategies: must be one of checkpoint_restart"),
+        (["study.replicas=64"], "study.replicas: with 64 workers the run has 8 mini-batches, the last scenario is the 45th"),
         (["study.data=files", "study.root=nowhere"], "tinyimagenet is not there"),
     ],
 )

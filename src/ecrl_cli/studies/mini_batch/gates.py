@@ -58,10 +58,10 @@ def _masking(tally: Tally) -> Iterator[tuple[Case, Run, bool]]:
             yield case, found, corrections(tally.config, found["flipped"]).mask
 
 
-def _masked(tally: Tally) -> Gate:
+def _masked(tally: Tally) -> Gate | None:
     tried = [(case, found) for case, found, masked in _masking(tally) if masked]
     wrong = [_named(case, found) for case, found in tried if not found["kept"]]
-    return _none("masked", wrong, len(tried), "masked updates moved a bit of what they were to leave alone")
+    return _none("masked", wrong, len(tried), "masked updates moved a bit of what they were to leave alone") if tried else None
 
 
 def _moved(tally: Tally) -> Gate | None:

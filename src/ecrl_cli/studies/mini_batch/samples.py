@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -15,6 +15,7 @@ from ecrl_cli.data.nt3 import NT3WithIDs
 from ecrl_cli.data.order import Ids, epoch_order, position, shard, window
 from ecrl_cli.data.sample_set import SampleSet, normalised
 from ecrl_cli.data.tinyimagenet import TinyImageNetWithIDs
+from ecrl_cli.errors import DatasetError
 from ecrl_cli.studies.mini_batch.generated import Split, pictures, profiles
 from ecrl_cli.studies.mini_batch.sizes import Size
 
@@ -23,12 +24,15 @@ _EVALUATED = 256  # samples at once
 
 @dataclass(frozen=True)
 class Samples:
-    """`workers` logical workers on `size`; mini-batches are counted from 1. The order is a function of the seed, the epoch and, where each walks
+    """`workers` logical workers on `size`; mini-batches are counted from 1. `train_ids`, `held_out_ids`: the samples used, by their place in the
+    data set. The order is a function of the seed, the epoch and, where each walks
     through the whole set, the worker: a spare that takes a dead worker's place assembles the same mini-batch."""
 
     size: Size
     train: SampleSet
     held_out: SampleSet
+    train_ids: Ids
+    held_out_ids: Ids
     seed: int
     workers: int
 
@@ -40,9 +44,9 @@ class Samples:
         """The sample ids of `worker`."""
         epoch, step = position(mini_batch, self.per_epoch)
         if self.size.whole:
-            return window(_own_order(self.seed, epoch, worker, self.size.train), step, self.size.batch)
+            return self.train_ids[window(_own_order(self.seed, epoch, worker, self.size.train), step, self.size.batch)]
         together = self.size.batch * self.workers
-        return shard(window(_common_order(self.seed, epoch, self.size.train, together), step, together), worker, self.workers)
+        return self.train_ids[shard(window(_common_order(self.seed, epoch, self.size.train, together), step, together), worker, self.workers)]
 
     def window(self, mini_batch: int) -> tuple[int, ...]:
         """Every sample id of the mini-batch, worker by worker."""
@@ -58,7 +62,7 @@ class Samples:
         model.eval()
         right, loss = 0, 0.0
         for start in range(0, self.size.held_out, _EVALUATED):
-            x, y = _tensors(self.held_out, np.arange(start, min(start + _EVALUATED, self.size.held_out), dtype=np.int64))
+            x, y = _tensors(self.held_out, self.held_out_ids[start : start + _EVALUATED])
             scores = model(x)
             right += int((scores.argmax(dim=1) == y).sum())
             loss += float(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
@@ -69,10 +73,20 @@ class Samples:
 def samples_of(config: MiniBatchFailure, application: str, size: Size, seed: int) -> Samples:
     """The data of one run; DatasetError, with the address, where files are wanted and missing."""
     split = _read(config, application) if config.data == "files" else _made(size, seed)
-    for name, there, needed in (("training", len(split.train), size.train), ("held-out", len(split.held_out), size.held_out)):
-        if there < needed:
-            raise ValueError(f"{application}: {there} {name} samples, {needed} needed")
-    return Samples(size, split.train, split.held_out, seed, config.replicas)
+    traits = split.train.traits
+    fitting = replace(size, classes=traits.classes, shape=traits.shape)
+    chosen = (_chosen(application, split.train, size.train, seed), _chosen(application, split.held_out, size.held_out, seed))
+    return Samples(fitting, split.train, split.held_out, *chosen, seed, config.replicas)
+
+
+def _chosen(application: str, samples: SampleSet, number: int, seed: int) -> Ids:
+    """`number` of the samples, drawn where there are more."""
+    if len(samples) < number:
+        fact = f"{application} has {len(samples)} samples, this scale needs {number}"
+        raise DatasetError("study.root", fact, "restore the files or use a smaller study.scale")
+    if len(samples) == number:
+        return np.arange(number, dtype=np.int64)
+    return np.sort(epoch_order(seed, 0, len(samples))[:number])
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.data import preflight
+from ecrl_cli.errors import ConfigError
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.studies.mini_batch.cells import corrections, try_scenario
 from ecrl_cli.studies.mini_batch.checkpoints import Checkpoints
@@ -47,6 +48,8 @@ class _MiniBatchFailure:
 
     def plan(self) -> list[Trial]:
         """The long ones first, so that no worker is left with one at the end."""
+        for application in self._config.applications:
+            self._check_length(SIZES[self._config.scale][application])
         if self._config.data == "files":
             for application in self._config.applications:
                 preflight.check(DatasetConfig(name=_DATA_SETS[application], root=self._config.root))
@@ -83,13 +86,20 @@ class _MiniBatchFailure:
     def close(self) -> None:
         """Every trial gives back what it took."""
 
+    def _check_length(self, size: Size) -> None:
+        """ConfigError where so many workers use up the data before the last scenario."""
+        workers, last = self._config.replicas, max(size.scenarios.values())
+        if size.mini_batches(workers) < last:
+            fact = f"with {workers} workers the run has {size.mini_batches(workers)} mini-batches, the last scenario is the {last}th"
+            raise ConfigError("study.replicas", fact, "use fewer")
+
     def _train(self, trial: Trial) -> dict[str, Any]:
         application, seed = trial.facts["application"], trial.facts["seed"]
         size, folder = SIZES[self._config.scale][application], self._setting.scratch / trial.key.replace("/", "-")
         drawn = self._setting.rng(f"{application}/{seed}").getrandbits(31)
         began = monotonic()
         samples = samples_of(self._config, application, size, drawn)
-        trainee = Trainee(size, drawn)
+        trainee = Trainee(samples.size, drawn)
         workers = Workers(trainee, samples)
         init_s = monotonic() - began
         checkpoints = Checkpoints(folder / "checkpoints", trainee)
