@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from ecrl_cli.cli.main import main
-from ecrl_cli.config.studies import MiniBatchFailure
+from ecrl_cli.config.mini_batch import MiniBatchFailure
+from ecrl_cli.config.study import build_study
 from ecrl_cli.errors import ConfigError, DatasetError
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import StudyLayout
@@ -269,8 +270,8 @@ def test_the_published_sizes_are_refused_where_they_do_not_fit_or_take_too_long(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["study.percents=[25,100]"], "study.percents: must be 0 to 99, got 100"),
-        (["study.survivors=[8]"], "study.survivors: must be 1 to 7, fewer than study.replicas, got 8"),
+        (["study.percents=[25,100]"], "study.percents: must be >= 0 and < 100, got 100"),
+        (["study.survivors=[8]"], "study.survivors: 8 survivors of 8 workers: nobody would have died; lower it or raise study.replicas"),
         (["study.strategies=[rollback]"], "study.strategies: must be one of checkpoint_restart"),
         (["study.replicas=64"], "study.replicas: with 64 workers the run has 8 mini-batches, the last scenario is the 45th"),
         (["study.data=files", "study.root=nowhere"], "tinyimagenet is not there"),
@@ -323,6 +324,8 @@ def test_the_measured_parts_are_plain_numbers(ran: tuple[int, Path]) -> None:
     resnet, nt3 = measured(records_of(ran))
     assert (resnet.application, resnet.workers, resnet.mini_batches_per_epoch) == ("resnet50", WORKERS, SMOKE["resnet50"].per_epoch(WORKERS))
     assert nt3.restart_s == nt3.init_s + nt3.load_s
+    config = build_study({"study": {"name": "recovery-overhead", "source": "typed", **nt3.typed()}})
+    assert (config.study.every, config.study.restart_s) == (nt3.mini_batches_per_epoch, pytest.approx(nt3.restart_s, rel=0.01))
     assert all(getattr(each, key) > 0 for each in (resnet, nt3) for key in ("mini_batch_s", "init_s", "checkpoint_s", "load_s", "model_bytes"))
 
 

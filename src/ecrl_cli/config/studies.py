@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ecrl_cli.config.counts import MOST, count, some_counts, some_of
+from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.config.schema import FAILURE_KINDS, LAYOUTS, WRITE_MODES, at_least, positive
 
 WRITING = ("blocking", "overlapped")
@@ -12,26 +14,6 @@ WRITING = ("blocking", "overlapped")
 POWER_LOSS_WORKLOADS = ("first", "one", "two", "pointer", "retention", "overlapped", "stale_stage", "rejected", "again", "recovery")
 # What strikes the runs of the study `failures`. A partition needs a network of its own.
 STRUCK = tuple(kind for kind in FAILURE_KINDS if kind not in ("none", "mtbf", "listed", "backward", "partition"))
-MINI_BATCH_SCALES = ("small", "paper", "smoke")
-MINI_BATCH_APPLICATIONS = ("resnet50", "nt3")
-MINI_BATCH_STRATEGIES = ("checkpoint_restart", "immediate_rollback", "consistent_rollback", "lossy_forward", "skip")
-
-MOST = 100_000  # of any count: a plan is made whole before the first trial
-
-
-def count(default: int, minimum: int) -> Any:
-    """A number of things to try: `minimum` to MOST."""
-    return field(default=default, metadata={"minimum": minimum, "below": MOST + 1})
-
-
-def some_counts(default: tuple[int, ...], minimum: int, most: int) -> Any:
-    """A field that holds any numbers of things from `minimum` to `most`, each once."""
-    return field(default=default, metadata={"minimum": minimum, "below": most + 1})
-
-
-def some_of(choices: tuple[str, ...], default: tuple[str, ...] | None = None) -> Any:
-    """A field that holds any of `choices`, each once; all of them unless `default` says fewer."""
-    return field(default=choices if default is None else default, metadata={"choices": choices})
 
 
 @dataclass(frozen=True)
@@ -251,39 +233,6 @@ class RecoveryOverhead:
     join_s: float = at_least(0.0, 0)
     snapshot_s: float = at_least(0.0, 0)
     planted: bool = True
-
-
-@dataclass(frozen=True)
-class MiniBatchFailure:
-    """Workers die in the middle of a mini-batch; simulated, `replicas` workers one after the other. Published: 8 of them, 25, 50 and 75% of the
-    gradients applied, 2 to 6 survivors.
-
-    `scale`: paper (as published, days), small (minutes on two cores), smoke (seconds). `percents`: of the gradient tensors in backward order
-    (0: in forward). `casualties`: drawn per seed, or the last workers, or the first. `data`: made up, or files under `root`. `mask`, `buffers`,
-    `division`: the corrections of the published simulation, each of which can be left out. `long_run`: also go on to the end of the run, after
-    one failure and after `failures`. `rounds`: of timing. `averages`: of the dormant workers' arm, 0 without it. `hours`: most that it may take
-    by its own estimate.
-    """
-
-    name: str = "mini-batch-failure"
-    scale: str = field(default="small", metadata={"choices": MINI_BATCH_SCALES})
-    applications: tuple[str, ...] = some_of(MINI_BATCH_APPLICATIONS)
-    strategies: tuple[str, ...] = some_of(MINI_BATCH_STRATEGIES)
-    percents: tuple[int, ...] = some_counts((25, 50, 75), 0, 99)
-    survivors: tuple[int, ...] = some_counts((2, 3, 4, 5, 6), 1, 1023)
-    replicas: int = field(default=8, metadata={"minimum": 2, "below": 1025})
-    casualties: str = field(default="drawn", metadata={"choices": ("drawn", "last", "first")})
-    seeds: int = count(5, 1)
-    data: str = field(default="made", metadata={"choices": ("made", "files")})
-    root: str = "data"
-    mask: bool = True
-    buffers: bool = True
-    division: bool = True
-    long_run: bool = True
-    failures: int = count(4, 1)
-    rounds: int = count(3, 1)
-    averages: int = count(200, 0)
-    hours: float = positive(12.0)
 
 
 _KINDS = (

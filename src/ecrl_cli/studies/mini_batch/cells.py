@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ecrl_cli.config.studies import MiniBatchFailure
+from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.recovery.ledger import LOST, REPEATED
 from ecrl_cli.studies.mini_batch.scene import Corrections, Failure, Scene
 from ecrl_cli.studies.mini_batch.strategies import RECOVER

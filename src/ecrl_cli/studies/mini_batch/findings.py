@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ecrl_cli.config.studies import MiniBatchFailure
+from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.metrics.statistics import ratio_of_means, summary
 from ecrl_cli.studies.mini_batch import tables, tables_run
 from ecrl_cli.studies.mini_batch.figures import figures
 from ecrl_cli.studies.mini_batch.gates import gates
+from ecrl_cli.studies.mini_batch.parts import measured
 from ecrl_cli.studies.mini_batch.tally import APPLICATIONS, Tally
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record
@@ -40,6 +41,9 @@ def _notes(tally: Tally) -> Iterator[str]:
     )
     for application in dict.fromkeys(case.application for case in tally.cases):
         yield from _compared(tally, application)
+    for parts in measured(tally.records):
+        typed = " ".join(f"study.{key}={value}" for key, value in parts.typed().items())
+        yield f"{APPLICATIONS[parts.application]}: at scale, by the model: ecrl study study=recovery-overhead study.source=typed {typed}"
     if tally.dormant is not None:
         seconds = {name: summary(values).mean for name, values in tally.dormant["seconds"].items() if values}
         yield (

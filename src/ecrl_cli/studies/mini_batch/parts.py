@@ -35,6 +35,11 @@ class MeasuredParts:
         """From a process that is there to the first mini-batch that it repeats."""
         return self.init_s + self.load_s
 
+    def typed(self) -> dict[str, float | int]:
+        """As the keys of `recovery-overhead`, to three digits; its `init_s`, processes and communicators, a simulation in one process lacks."""
+        seconds = {"mini_batch_s": self.mini_batch_s, "checkpoint_s": self.checkpoint_s, "restart_s": self.restart_s}
+        return {"every": self.mini_batches_per_epoch, **{key: float(f"{value:.3g}") for key, value in seconds.items()}}
+
 
 COUNTS = ("workers", "mini_batches_per_epoch", "mini_batches", "layers", "model_bytes")
 SECONDS = ("mini_batch_s", "init_s", "checkpoint_s", "load_s")

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.config.schema import DatasetConfig
-from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.data import preflight
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.records.clock import monotonic
