@@ -32,7 +32,7 @@ class MiniBatchFailure:
     survivors: tuple[int, ...] = some_counts((2, 3, 4, 5, 6), 1, 1023)
     replicas: int = field(default=8, metadata={"minimum": 2, "below": 1025})
     casualties: str = field(default="drawn", metadata={"choices": ("drawn", "last", "first")})
-    seeds: int = count(5, 1)
+    seeds: int = count(4, 1)
     data: str = field(default="made", metadata={"choices": ("made", "files")})
     root: str = "data"
     mask: bool = True
