@@ -28,7 +28,7 @@ def refuse_what_cannot_be(config: MiniBatchFailure, processes: int) -> None:
         _check_memory(config, application, size)
         hours += _seconds(config, application, size) / processes / _HOUR
     if hours > config.hours:
-        fact = f"the scale {config.scale} would take about {hours:,.0f} hours here (one pass of one worker timed), study.hours is {config.hours:g}"
+        fact = f"the scale {config.scale} would take about {hours:,.0f} hours here (a sample alone was timed), study.hours is {config.hours:g}"
         raise ConfigError("study.hours", fact, "use study.scale=small, fewer study.seeds or study.long_run=false, or raise it")
 
 
@@ -47,9 +47,9 @@ def _check_memory(config: MiniBatchFailure, application: str, size: Size) -> Non
 
 
 def _seconds(config: MiniBatchFailure, application: str, size: Size) -> float:
-    """Mini-batches of all runs, all workers one after the other, as long as the second pass of one worker on made-up data."""
-    few = replace(size, train=size.batch * config.replicas, held_out=size.batch)
+    """Mini-batches of all runs, all workers one after the other; each sample as long as the second pass of one made-up sample alone."""
+    few = replace(size, train=config.replicas, held_out=1, batch=1)
     samples: Samples = samples_of(replace(config, data="made"), application, few, seed=0)
     workers = Workers(Trainee(size, 0), samples)
     runs = 1 + (1 + 0.65 * len(arms(config, 1)) if config.long_run else 0)
-    return workers.compute(1, 0).seconds * config.replicas * size.mini_batches(config.replicas) * runs * config.seeds
+    return workers.compute(1, 0).seconds * size.batch * config.replicas * size.mini_batches(config.replicas) * runs * config.seeds
