@@ -126,7 +126,8 @@ def _dormant(tally: Tally) -> Iterator[Gate]:
     if tally.dormant is None:
         return
     counted, rounds = tally.dormant["counted"], tally.dormant["rounds"]
-    said = f"in {rounds} mini-batches, with {counted} contributions to its averages"
-    yield Gate("dormant", bool(tally.dormant["same"]), f"the averages of the active ones had the bits of a group of their own, or not: {said}")
+    same = bool(tally.dormant["same"])
+    said = f"in {rounds} mini-batches the averages {'had' if same else 'did not all have'} the bits of those in a group of the active ones alone"
+    yield Gate("dormant", same, said)
     planned = [RANKS, RANKS - 1, RANKS - 1, RANKS]
     yield Gate("dormant, planned", counted == planned, f"{counted} of {planned} contributed to the averages of a mini-batch")
