@@ -14,6 +14,8 @@ from ecrl_cli.studies.mini_batch.tally import APPLICATIONS, Tally
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record
 
+_GUESS = 1.2  # times as often right as chance: less is no knowledge
+
 
 def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
     tally = Tally(config, records)
@@ -41,6 +43,8 @@ def _notes(tally: Tally) -> Iterator[str]:
     )
     for application in dict.fromkeys(case.application for case in tally.cases):
         yield from _compared(tally, application)
+    if guessing := [case.label for case in tally.cases if summary(case.baselines("accuracy")).mean < _GUESS / case.size.classes]:
+        yield f"Still guessing there, so that its accuracies say nothing: {'; '.join(guessing)}."
     for parts in measured(tally.records):
         typed = " ".join(f"study.{key}={value}" for key, value in parts.typed().items())
         yield f"{APPLICATIONS[parts.application]}: at scale, by the model: ecrl study study=recovery-overhead study.source=typed {typed}"
