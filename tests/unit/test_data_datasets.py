@@ -17,8 +17,10 @@ from ecrl_cli.config.schema import DATASETS, DatasetConfig, ModelConfig
 from ecrl_cli.data.augment import augmented
 from ecrl_cli.data.datasets import REGISTRY, build_dataset
 from ecrl_cli.data.loading import BatchLoader, inputs_hash
+from ecrl_cli.data.nt3 import NT3WithIDs
 from ecrl_cli.data.official import ARCHIVES
 from ecrl_cli.data.sample_set import SampleSet
+from ecrl_cli.data.tinyimagenet import TinyImageNetWithIDs
 from ecrl_cli.errors import ConfigError, DatasetError
 from ecrl_cli.models import build
 from tests.unit.cifar_copy import PER_FILE, write_cifar10, write_cifar100
@@ -34,12 +36,36 @@ def images(root: Path) -> Path:
     return folder
 
 
+def tiny_images(root: Path) -> Path:
+    """root/tinyimagenet/tiny-imagenet-200 with two classes of two training pictures each, one of them grey, and three held out."""
+    folder = root / "tinyimagenet" / "tiny-imagenet-200"
+    for number, wnid in enumerate(("n02", "n01")):
+        (folder / "train" / wnid / "images").mkdir(parents=True)
+        Image.new("RGB", (64, 64), (200, 0, 0)).save(folder / "train" / wnid / "images" / f"{wnid}_0.JPEG")
+        Image.new("L", (64, 64), 60 + number).save(folder / "train" / wnid / "images" / f"{wnid}_1.JPEG")
+    (folder / "val" / "images").mkdir(parents=True)
+    for name, shade in (("val_0", 10), ("val_1", 100), ("val_2", 200)):
+        Image.new("RGB", (64, 64), (shade, shade, shade)).save(folder / "val" / "images" / f"{name}.JPEG")
+    rows = [("val_2.JPEG", "n01"), ("val_0.JPEG", "n02"), ("val_1.JPEG", "n01")]
+    (folder / "val" / "val_annotations.txt").write_text("".join(f"{name}\t{wnid}\t0\t0\t62\t62\n" for name, wnid in rows))
+    return folder
+
+
+def profiles(root: Path) -> Path:
+    """root/nt3 with three training profiles of 40 features and two test ones, among which is the largest value of the first feature."""
+    folder = root / "nt3"
+    folder.mkdir(parents=True)
+    for name, rows in (("nt_train2.csv", [[1, 2.0, -8.0], [0, 1.0, 4.0], [1, 0.0, 2.0]]), ("nt_test2.csv", [[0, 4.0, 1.0], [1, 2.0, 0.0]])):
+        (folder / name).write_text("".join(",".join(map(str, [*row, *range(38)])) + "\n" for row in rows))
+    return folder
+
+
 def everything(dataset: SampleSet) -> tuple[np.ndarray, np.ndarray]:
     return dataset.fetch(np.arange(len(dataset)))
 
 
 def copy_of(name: str, root: Path) -> DatasetConfig:
-    writers = {"cifar10": write_cifar10, "cifar100": write_cifar100, "imagefolder": images}
+    writers = {"cifar10": write_cifar10, "cifar100": write_cifar100, "imagefolder": images, "tinyimagenet": tiny_images, "nt3": profiles}
     if name in writers:
         writers[name](root)
     return DatasetConfig(name=name, root=str(root), checksum="none", download=False, size=30, image_size=16)
@@ -57,7 +83,7 @@ def test_every_data_set_gives_inputs_labels_and_ids(name: str, tmp_path: Path) -
     backwards = np.arange(len(dataset))[::-1].copy()
     pixels, labels = dataset.fetch(backwards)
     assert np.array_equal(pixels[::-1], everything(dataset)[0])
-    assert (str(pixels.dtype), str(labels.dtype)) == ("uint8", "int64")
+    assert (str(pixels.dtype), str(labels.dtype)) == ("float32" if name == "nt3" else "uint8", "int64")
 
 
 @pytest.mark.parametrize("augment", [True, False])
@@ -166,6 +192,58 @@ def test_a_damaged_image_is_named_with_its_sample(tmp_path: Path) -> None:
         everything(build_dataset(config))
 
 
+def test_tiny_imagenet_is_ordered_by_class_and_its_validation_labels_come_from_the_annotations(tmp_path: Path) -> None:
+    config = copy_of("tinyimagenet", tmp_path)
+    train, held_out = TinyImageNetWithIDs(config), TinyImageNetWithIDs(config, "val")
+    pixels, labels = everything(train)
+    assert (pixels.shape, labels.tolist(), train.traits.classes) == ((4, 3, 64, 64), [0, 0, 1, 1], 2)
+    assert abs(int(pixels[0, 0, 5, 5]) - 200) < 5 and abs(int(pixels[1, 2, 5, 5]) - 61) < 3
+    pixels, labels = everything(held_out)
+    assert (labels.tolist(), [int(shade) // 50 for shade in pixels[:, 0, 5, 5]]) == ([1, 0, 0], [0, 2, 4])
+
+
+def test_nt3_is_scaled_by_the_largest_value_of_both_files_with_the_label_first(tmp_path: Path) -> None:
+    config = copy_of("nt3", tmp_path)
+    values, labels = everything(NT3WithIDs(config))
+    assert (values.shape, labels.tolist()) == ((3, 1, 1, 40), [1, 0, 1])
+    assert values[:, 0, 0, :2].tolist() == [[0.5, -1.0], [0.25, 0.5], [0.0, 0.25]]
+    assert not values[:, 0, 0, 2].any()  # a gene that is zero everywhere stays zero
+    assert everything(NT3WithIDs(config, "test"))[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "gone", "address"),
+    [
+        ("tinyimagenet", "tiny-imagenet-200/val/val_annotations.txt", "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
+        ("nt3", "nt_test2.csv", "http://ftp.mcs.anl.gov/pub/candle/public/benchmarks/Pilot1/normal-tumor/"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_public_address(name: str, gone: str, address: str, tmp_path: Path) -> None:
+    config = copy_of(name, tmp_path)
+    (tmp_path / name / gone).unlink()
+    with pytest.raises(DatasetError, match=rf"{name} is not there: .*{gone.rpartition('/')[2]} is missing; .*{address}"):
+        build_dataset(config)
+
+
+@pytest.mark.parametrize("damage", ["2,1.0,2.0\n", "a,b,c\n", "1,nan,2\n", "1\n", ""])
+def test_a_damaged_profile_is_one_clear_line(damage: str, tmp_path: Path) -> None:
+    config = copy_of("nt3", tmp_path)
+    (tmp_path / "nt3" / "nt_train2.csv").write_text(damage)
+    with pytest.raises(DatasetError, match=r"nt3: .*restore the files"):
+        build_dataset(config)
+
+
+def test_an_annotation_of_an_unknown_class_or_a_picture_of_another_size_is_refused(tmp_path: Path) -> None:
+    config = copy_of("tinyimagenet", tmp_path)
+    folder = tmp_path / "tinyimagenet" / "tiny-imagenet-200"
+    Image.new("RGB", (32, 32)).save(folder / "train" / "n01" / "images" / "n01_0.JPEG")
+    with pytest.raises(DatasetError, match="is 32 x 32 pixels, not 64 x 64"):
+        everything(build_dataset(config))
+    (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn03\n")
+    with pytest.raises(DatasetError, match="names no class of train/"):
+        TinyImageNetWithIDs(config, "val")
+
+
 def test_fake_samples_depend_on_their_id_only() -> None:
     dataset = build_dataset(DatasetConfig(name="fake", size=30, classes=7, image_size=8, channels=1))
     again = build_dataset(DatasetConfig(name="fake", size=30, classes=7, image_size=8, channels=1))
@@ -178,5 +256,5 @@ def test_fake_samples_depend_on_their_id_only() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown dataset 'cifar11'; did you mean cifar10\? known: digits, cifar10, .*fake"):
+    with pytest.raises(ConfigError, match=r"unknown dataset 'cifar11'; did you mean cifar10\? known: digits, cifar10, .*tinyimagenet, nt3, fake"):
         REGISTRY.load("cifar11")

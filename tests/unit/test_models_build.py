@@ -80,8 +80,18 @@ def test_dropout_draws_from_the_rng_where_it_is_asked_for(name: str) -> None:
         assert (not torch.equal(one, net(x))) is differs
 
 
+def test_nt3_is_the_network_of_the_benchmark() -> None:
+    """60,483 features: convolutions of 20 and 10 without padding, a pool of 10, dense layers of 200 and 20."""
+    with torch.device("meta"):
+        net = build(ModelConfig(name="nt3", width=128, dropout=0.1), 2, (1, 1, 60_483))
+    shapes = [tuple(p.shape) for name, p in net.named_parameters() if name.endswith("weight")]
+    assert shapes == [(128, 1, 20), (128, 128, 10), (200, 128 * 6045), (20, 200), (2, 20)]
+    with pytest.raises(ConfigError, match="nt3 needs 38 features or more, the data set has 36"):
+        build(ModelConfig(name="nt3"), 2, (1, 6, 6))
+
+
 def test_an_unknown_model_is_answered_with_the_nearest() -> None:
-    known = "small_cnn, resnet18, resnet50, resnet152, vit"
+    known = "small_cnn, resnet18, resnet50, resnet152, vit, nt3"
     with pytest.raises(ConfigError, match=rf"unknown model 'resnet9000'; did you mean resnet50\? known: {known}$"):
         REGISTRY.load("resnet9000")
 

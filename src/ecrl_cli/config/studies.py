@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ecrl_cli.config.counts import MOST, count, some_counts, some_of
+from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.config.schema import FAILURE_KINDS, LAYOUTS, WRITE_MODES, at_least, positive
 
 WRITING = ("blocking", "overlapped")
@@ -12,23 +14,6 @@ WRITING = ("blocking", "overlapped")
 POWER_LOSS_WORKLOADS = ("first", "one", "two", "pointer", "retention", "overlapped", "stale_stage", "rejected", "again", "recovery")
 # What strikes the runs of the study `failures`. A partition needs a network of its own.
 STRUCK = tuple(kind for kind in FAILURE_KINDS if kind not in ("none", "mtbf", "listed", "backward", "partition"))
-
-MOST = 100_000  # of any count: a plan is made whole before the first trial
-
-
-def count(default: int, minimum: int) -> Any:
-    """A number of things to try: `minimum` to MOST."""
-    return field(default=default, metadata={"minimum": minimum, "below": MOST + 1})
-
-
-def some_counts(default: tuple[int, ...], minimum: int, most: int) -> Any:
-    """A field that holds any numbers of things from `minimum` to `most`, each once."""
-    return field(default=default, metadata={"minimum": minimum, "below": most + 1})
-
-
-def some_of(choices: tuple[str, ...], default: tuple[str, ...] | None = None) -> Any:
-    """A field that holds any of `choices`, each once; all of them unless `default` says fewer."""
-    return field(default=choices if default is None else default, metadata={"choices": choices})
 
 
 @dataclass(frozen=True)
@@ -266,5 +251,6 @@ _KINDS = (
     Elastic,
     Compat,
     RecoveryOverhead,
+    MiniBatchFailure,
 )
 STUDIES: dict[str, type[Any]] = {kind.name: kind for kind in _KINDS}

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.counts import MOST
 from ecrl_cli.config.fields import convert
 from ecrl_cli.config.keys import did_you_mean
+from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.config.registry import unknown
 from ecrl_cli.config.schema import at_least
-from ecrl_cli.config.studies import MOST, STUDIES, RecoveryOverhead, WriteLatency
+from ecrl_cli.config.studies import STUDIES, RecoveryOverhead, WriteLatency
 from ecrl_cli.config.tree import plain
 from ecrl_cli.errors import ConfigError, shown
 
@@ -62,6 +64,7 @@ def build_study(composed: Mapping[str, Any]) -> StudyConfig:
     _check_lists(study)
     _check_size(study)
     _check_source(study)
+    _check_survivors(study)
     return StudyConfig(study, **encode(convert(_Around, values)))
 
 
@@ -94,6 +97,12 @@ def _check_source(study: Any) -> None:
     for key in ("mini_batch_s", "checkpoint_s"):
         if getattr(study, key) == 0:
             raise ConfigError(f"study.{key}", "is 0, and study.source=typed has no other", f"give the seconds: study.{key}=SECONDS")
+
+
+def _check_survivors(study: Any) -> None:
+    if isinstance(study, MiniBatchFailure) and max(study.survivors) >= study.replicas:
+        fact = f"{max(study.survivors)} survivors of {study.replicas} workers: nobody would have died"
+        raise ConfigError("study.survivors", fact, "lower it or raise study.replicas")
 
 
 def study_id(config: StudyConfig) -> str:

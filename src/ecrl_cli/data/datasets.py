@@ -19,6 +19,8 @@ REGISTRY = Registry(
         "cifar10": "ecrl_cli.data.cifar:CIFAR10WithIDs",
         "cifar100": "ecrl_cli.data.cifar:CIFAR100WithIDs",
         "imagefolder": "ecrl_cli.data.folder:ImageFolderWithIDs",
+        "tinyimagenet": "ecrl_cli.data.tinyimagenet:TinyImageNetWithIDs",
+        "nt3": "ecrl_cli.data.nt3:NT3WithIDs",
         "fake": "ecrl_cli.data.fake:FakeDataWithIDs",
     },
 )

@@ -1,4 +1,4 @@
-"""What the official archives of CIFAR hold, as data: torch-free, so that the supervising side can check a copy."""
+"""What the official archives hold and where the other data sets are to be had, as data: torch-free, so that the supervising side can check a copy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ class Archive:
     size: int
     classes: int
 
+
+TINY_FOLDER, TINY_URL = "tiny-imagenet-200", "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+NT3_FILES = {"train": "nt_train2.csv", "test": "nt_test2.csv"}
+NT3_URL = "http://ftp.mcs.anl.gov/pub/candle/public/benchmarks/Pilot1/normal-tumor/"
 
 ARCHIVES = {
     "cifar10": Archive(

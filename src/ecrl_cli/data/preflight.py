@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data.download import download
-from ecrl_cli.data.official import ARCHIVES
+from ecrl_cli.data.official import ARCHIVES, NT3_FILES, NT3_URL, TINY_FOLDER, TINY_URL
 from ecrl_cli.errors import DatasetError
 
 DIGITS_SIZE = 1797
@@ -32,6 +32,10 @@ def check(dataset: DatasetConfig) -> None:
             _check_archive(dataset)
         elif dataset.name == "imagefolder":
             _check_image_folder(image_folder(dataset))
+        elif dataset.name == "tinyimagenet":
+            _check_there(dataset, [tiny_folder(dataset) / name for name in ("train", "val/images", "val/val_annotations.txt")], f"unpack {TINY_URL}")
+        elif dataset.name == "nt3":
+            _check_there(dataset, [home(dataset) / name for name in NT3_FILES.values()], f"put {' and '.join(NT3_FILES.values())} of {NT3_URL}")
     except OSError as error:
         raise DatasetError("dataset.root", f"{error.filename or home(dataset)} cannot be read ({error.strerror})", "make it readable") from error
 
@@ -60,6 +64,11 @@ def image_folder(dataset: DatasetConfig) -> Path:
     return train if train.is_dir() else home(dataset)
 
 
+def tiny_folder(dataset: DatasetConfig) -> Path:
+    """What Tiny ImageNet's archive unpacks to."""
+    return home(dataset) / TINY_FOLDER
+
+
 def missing(dataset: DatasetConfig) -> list[Path]:
     """The official files that are not there; none for a data set without an archive."""
     archive = ARCHIVES.get(dataset.name)
@@ -76,6 +85,14 @@ def _check_archive(dataset: DatasetConfig) -> None:
     if dataset.checksum == "official":
         for name, expected in archive.files.items():
             _check_sum(folder / name, expected)
+
+
+def _check_there(dataset: DatasetConfig, paths: list[Path], ways: str) -> None:
+    """DatasetError for the first of `paths` that is not there; `ways` says what to do in the data set's own folder."""
+    for path in paths:
+        if not path.exists():
+            remedy = f"{ways} into {home(dataset)}, or set dataset.root to the folder that holds {dataset.name}/"
+            raise DatasetError("dataset.root", f"{dataset.name} is not there: {path} is missing", remedy)
 
 
 def _remedy(dataset: DatasetConfig) -> str:

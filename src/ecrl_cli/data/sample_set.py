@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 Ids = npt.NDArray[np.int64]
-Pixels = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[Any]  # uint8 pictures, float32 measurements
 Labels = npt.NDArray[np.int64]
 
 

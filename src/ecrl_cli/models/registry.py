@@ -1,4 +1,4 @@
-"""The models by name. A name's module is imported only when it is asked for: small_cnn and vit do without torchvision."""
+"""The models by name. A name's module is imported only when it is asked for: small_cnn, vit and nt3 do without torchvision."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ REGISTRY = Registry(
         "resnet50": "ecrl_cli.models.resnet:resnet50",
         "resnet152": "ecrl_cli.models.resnet:resnet152",
         "vit": "ecrl_cli.models.vit:vit",
+        "nt3": "ecrl_cli.models.nt3:nt3",
     },
 )
 

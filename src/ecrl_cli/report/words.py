@@ -49,6 +49,11 @@ STUDY_DEFINITIONS = (
         "Wilson, Clopper-Pearson",
         "Two 95% intervals for a proportion: the score interval (the published one) and the exact one, which is never too narrow. They differ.",
     ),
+    (
+        "Before, Baseline, F-25%",
+        "The state before a mini-batch; behind it without a failure; behind it with one, once a quarter of the gradients had been applied.",
+    ),
+    ("lost, repeated", "A sample of a failed mini-batch has no influence on a layer, or twice its influence. The ledger names both."),
     ("published", "What the published study measured, on another machine. It stands beside, not in place of, what was measured here."),
 )
 

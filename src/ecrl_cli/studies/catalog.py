@@ -28,6 +28,7 @@ _STUDIES = Registry(
         "elastic": "ecrl_cli.studies.elastic.study:make",
         "compat": "ecrl_cli.studies.compat:make",
         "recovery-overhead": "ecrl_cli.studies.overhead.study:make",
+        "mini-batch-failure": "ecrl_cli.studies.mini_batch.study:make",
     },
 )
 # Timing suffers from a neighbour; these run one trial at a time.

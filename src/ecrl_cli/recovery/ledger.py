@@ -1,0 +1,52 @@
+"""The lost-sample ledger: which samples of a mini-batch have no influence, or more than their share, on which layers. Torch-free.
+
+A recovery that does not roll back to a consistent state gives up "exactly once". What it gives up stands here, a line per failure and effect;
+everything else must still have been applied exactly once, and `verify.ledger` checks that against what was applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LOST, REPEATED = "lost", "repeated"
+EFFECTS = (LOST, REPEATED)
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """`samples`: dataset indices, one for each time that the sample stood in the mini-batch. `layers`: parameters by the model's names.
+
+    `effect`: lost (without influence) or repeated (once more than its due). `ranks`: the casualties. `cause`: the recovery that caused it.
+    """
+
+    global_step: int
+    effect: str
+    samples: tuple[int, ...]
+    layers: tuple[str, ...]
+    ranks: tuple[int, ...]
+    cause: str
+
+
+@dataclass(frozen=True)
+class Applied:
+    """`samples` had their influence on `layers`, once: an average to which they contributed was applied to these."""
+
+    global_step: int
+    samples: tuple[int, ...]
+    layers: tuple[str, ...]
+
+
+def lost(global_step: int, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LedgerLine]:
+    """The line that says so; none where nothing was lost."""
+    return _line(global_step, LOST, samples, layers, ranks, cause)
+
+
+def repeated(global_step: int, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LedgerLine]:
+    """The line that says so; none where nothing was repeated."""
+    return _line(global_step, REPEATED, samples, layers, ranks, cause)
+
+
+def _line(global_step: int, effect: str, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LedgerLine]:
+    line = LedgerLine(global_step, effect, tuple(samples), tuple(layers), tuple(ranks), cause)
+    return [line] if line.samples and line.layers else []

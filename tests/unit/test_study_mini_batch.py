@@ -1,0 +1,403 @@
+"""The simulated study of failures within a mini-batch: its statements about bits, what it plans, and that each of its gates can fail."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ecrl_cli.cli.main import main
+from ecrl_cli.config.mini_batch import MiniBatchFailure
+from ecrl_cli.config.study import build_study
+from ecrl_cli.errors import ConfigError, DatasetError
+from ecrl_cli.records.journal import read_journal
+from ecrl_cli.records.layout import StudyLayout
+from ecrl_cli.recovery.ledger import LOST, REPEATED
+from ecrl_cli.report.find import StudyPlace
+from ecrl_cli.report.study_figures import draw
+from ecrl_cli.report.study_record import read_studies
+from ecrl_cli.studies.mini_batch import estimate
+from ecrl_cli.studies.mini_batch.cells import Cell, corrections, planned, survivors
+from ecrl_cli.studies.mini_batch.checkpoints import Checkpoints
+from ecrl_cli.studies.mini_batch.findings import findings
+from ecrl_cli.studies.mini_batch.gates import due
+from ecrl_cli.studies.mini_batch.long_run import struck
+from ecrl_cli.studies.mini_batch.parts import measured
+from ecrl_cli.studies.mini_batch.samples import samples_of
+from ecrl_cli.studies.mini_batch.scene import Corrections, Failure, Scene
+from ecrl_cli.studies.mini_batch.sizes import PAPER, SIZES, SMOKE
+from ecrl_cli.studies.mini_batch.strategies import EXACT, RECOVER
+from ecrl_cli.studies.mini_batch.trainee import State, Trainee
+from ecrl_cli.studies.mini_batch.workers import Pass, Workers, average
+from ecrl_cli.studies.study import Record
+from ecrl_cli.verify.ledger import unaccounted
+
+WORKERS, FAILING, SEED = 4, 3, 7
+CONFIG = MiniBatchFailure(scale="smoke", replicas=WORKERS, survivors=(2, 3), percents=(25, 75), seeds=2, failures=2, rounds=1, averages=0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["resnet50", "nt3"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    """A run right before the mini-batch that fails, with a checkpoint from its beginning. With BatchNorm and momentum, and without either."""
+    size = SMOKE[request.param]
+    trainee = Trainee(size, SEED)
+    workers = Workers(trainee, samples_of(CONFIG, request.param, size, SEED))
+    made = Scene(trainee, workers, Checkpoints(tmp_path / "checkpoints", trainee))
+    made.run_to(FAILING - 1)
+    yield made
+    made.checkpoints.close()
+
+
+def without_failure(scene: Scene) -> tuple[str, State]:
+    """The digest behind the mini-batch, and the state before it, in which the scene is again."""
+    before = scene.trainee.state()
+    scene.step()
+    digest = scene.trainee.digest()
+    scene.trainee.restore(before)
+    scene.undo_behind(FAILING - 1)
+    return digest, before
+
+
+def has_momentum(scene: Scene) -> bool:
+    return scene.workers.samples.size.optimizer.momentum > 0
+
+
+def test_backward_goes_from_the_last_layer_to_the_first_and_a_death_stops_it_there(scene: Scene) -> None:
+    names = [scene.trainee.names[index] for index in scene.workers.order]
+    assert sorted(names) == sorted(scene.trainee.names)
+    assert {names[0], names[1]} == set(scene.trainee.names[-2:])
+    assert set(names[-2:]) & set(scene.trainee.names[:2])
+    whole = scene.workers.compute(FAILING, 2)
+    before = scene.trainee.buffers_now()
+    for until in (0, 1, 3):
+        scene.trainee.put_buffers(before)
+        part = scene.workers.compute(FAILING, 2, until=until)
+        assert len(part.gradients) == until
+    scene.trainee.put_buffers(before)
+    again = scene.workers.compute(FAILING, 2, until=3)
+    scene.trainee.put_buffers(before)
+    assert all(torch.equal(one, other) for one, other in zip(again.gradients, scene.workers.compute(FAILING, 2).gradients, strict=False))
+    assert len(whole.gradients) == len(names)
+
+
+def test_a_masked_update_leaves_every_bit_and_a_zero_gradient_does_not(scene: Scene) -> None:
+    """Under momentum or weight decay. Contradiction C-35: plain SGD stays where it is."""
+    before = scene.trainee.state()
+    passes = scene.workers.all(FAILING)
+    first, rest = scene.workers.order[0], list(scene.workers.order[1:])
+    (gradient,) = average(passes, slice(0, 1), WORKERS)
+    scene.trainee.update({first: gradient})
+    assert scene.trainee.unmoved(before, rest) and not scene.trainee.unmoved(before, [first])
+    scene.trainee.restore(before)
+    scene.trainee.update({first: gradient}, zero_others=True)
+    assert scene.trainee.unmoved(before, rest) is not has_momentum(scene)
+
+
+def test_a_restored_state_has_every_bit_and_a_copy_shares_nothing(scene: Scene) -> None:
+    digest, state = scene.trainee.digest(), scene.trainee.state()
+    scene.step()
+    assert scene.trainee.digest() != digest
+    scene.trainee.restore(state)
+    assert scene.trainee.digest() == digest
+    fresh = Trainee(scene.samples.size, SEED)
+    start, beginning = fresh.digest(), fresh.state()
+    fresh.restore(state)
+    fresh.restore(beginning)  # moments that were not there yet are not there again
+    assert fresh.digest() == start
+
+
+def test_an_average_is_the_sum_in_the_workers_order_by_the_divisor() -> None:
+    gradients = [(torch.tensor([1e8]), torch.tensor([2.0])), (torch.tensor([1.0]), torch.tensor([4.0])), (torch.tensor([-1e8]), torch.tensor([6.0]))]
+    passes = [Pass(worker, each, (), 0.0, 0.0) for worker, each in enumerate(gradients)]
+    head, tail = average(passes, slice(0, 1), 3), average([passes[0], passes[2]], slice(1, None), 2)
+    assert torch.equal(head[0], torch.tensor([(np.float32(1e8) + np.float32(1.0)) + np.float32(-1e8)]) / 3)
+    assert [each.item() for each in tail] == [4.0]
+    assert [each.item() for each in gradients[0]] == [1e8, 2.0]
+    assert average(passes, slice(0, 0), 3) == []
+
+
+@pytest.mark.parametrize("percent", [0, 25, 75])
+@pytest.mark.parametrize("name", list(RECOVER))
+def test_exact_recoveries_end_where_the_run_without_a_failure_ends_and_the_others_do_not(scene: Scene, name: str, percent: int) -> None:
+    digest, _ = without_failure(scene)
+    RECOVER[name](scene, Failure(FAILING, percent, (1, 3)))
+    exact = name in EXACT or (name == "immediate_rollback" and percent == 0)
+    assert (scene.trainee.digest() == digest) is exact
+    assert scene.done == FAILING and scene.kept
+    windows = {step: scene.samples.window(step) for step in range(1, FAILING + 1)}
+    assert unaccounted(windows, scene.trainee.names, scene.applied, scene.ledger) == []
+    assert bool(scene.ledger) is not exact
+
+
+def test_a_rollback_that_leaves_the_buffers_is_not_exact_even_in_forward(scene: Scene) -> None:
+    """Contradiction C-36: forward is not read-only where there is BatchNorm."""
+    digest, _ = without_failure(scene)
+    scene.corrections = Corrections(buffers=False)
+    RECOVER["immediate_rollback"](scene, Failure(FAILING, 0))
+    assert (scene.trainee.digest() == digest) is not bool(scene.trainee.buffers)
+
+
+def test_survivors_average_among_themselves_and_lose_the_dead_ones_samples(scene: Scene) -> None:
+    _, before = without_failure(scene)
+    places, order = scene.places(25), scene.workers.order
+    passes = scene.workers.all(FAILING)
+    scene.trainee.restore(before)
+    head, tail = average(passes, slice(0, places), WORKERS), average([passes[1], passes[3]], slice(places, None), 2)
+    scene.trainee.update(dict(zip(order, [*head, *tail], strict=True)))
+    scene.trainee.put_buffers(passes[1].buffers)
+    expected = scene.trainee.digest()
+    scene.trainee.restore(before)
+    RECOVER["lossy_forward"](scene, Failure(FAILING, 25, (1, 3)))
+    assert scene.trainee.digest() == expected
+    (line,) = scene.ledger
+    dead = [int(each) for worker in (0, 2) for each in scene.samples.ids(FAILING, worker)]
+    assert (line.effect, line.ranks, list(line.samples)) == (LOST, (0, 2), dead)
+    assert line.layers == tuple(scene.trainee.names[index] for index in order[places:])
+    scene.trainee.restore(before)
+    scene.undo_behind(FAILING - 1)
+    scene.corrections = Corrections(division=False)
+    RECOVER["lossy_forward"](scene, Failure(FAILING, 25, (1, 3)))
+    assert scene.trainee.digest() != expected
+
+
+def test_what_a_rollback_repeats_and_a_skip_loses_is_on_the_ledger(scene: Scene) -> None:
+    _, before = without_failure(scene)
+    places, names = scene.places(75), [scene.trainee.names[index] for index in scene.workers.order]
+    for name, effect, layers in (("immediate_rollback", REPEATED, names[:places]), ("skip", LOST, names[places:])):
+        scene.trainee.restore(before)
+        scene.undo_behind(FAILING - 1)
+        scene.ledger.clear()
+        RECOVER[name](scene, Failure(FAILING, 75))
+        (line,) = scene.ledger
+        assert (line.effect, list(line.layers), line.samples) == (effect, layers, scene.samples.window(FAILING))
+
+
+def test_who_restarts_replays_from_the_beginning_of_the_epoch(scene: Scene) -> None:
+    scene.steps_s.clear()
+    RECOVER["checkpoint_restart"](scene, Failure(FAILING, 25))
+    assert len(scene.steps_s) == FAILING and len(scene.checkpoints.loading_s) == 1
+
+
+def test_every_worker_has_its_own_samples_and_an_epoch_has_each_as_often_as_it_should() -> None:
+    shared, own = (samples_of(CONFIG, name, SMOKE[name], SEED) for name in ("resnet50", "nt3"))
+    seen = sorted(sample for step in range(1, shared.per_epoch + 1) for sample in shared.window(step))
+    assert seen == list(range(SMOKE["resnet50"].train))
+    for worker in range(WORKERS):
+        assert sorted(int(each) for step in range(1, own.per_epoch + 1) for each in own.ids(step, worker)) == list(range(SMOKE["nt3"].train))
+    assert own.ids(1, 0).tolist() != own.ids(1, 1).tolist()
+    assert np.array_equal(own.ids(1, 1), samples_of(CONFIG, "nt3", SMOKE["nt3"], SEED).ids(1, 1))
+
+
+def test_the_published_geometry() -> None:
+    """390 and 56 mini-batches an epoch; 56 and not the 55 of the published table puts NT3's 500th into epoch 8."""
+    assert [PAPER[name].per_epoch(8) for name in ("resnet50", "nt3")] == [390, 56]
+    assert [(each - 1) // 390 for each in PAPER["resnet50"].scenarios] == [0, 10, 25, 64]
+    assert [(each - 1) // 56 for each in PAPER["nt3"].scenarios] == [0, 4, 8]
+    for sizes in SIZES.values():
+        assert all(0 < each <= size.mini_batches(8) for size in sizes.values() for each in size.scenarios.values())
+
+
+def test_files_give_the_shape_and_a_drawn_part_of_the_samples(tmp_path: Path) -> None:
+    (tmp_path / "nt3").mkdir()
+    for name, rows in (("nt_train2.csv", 40), ("nt_test2.csv", 24)):
+        lines = (",".join(map(str, [row % 2, *(row * 7 % 5 + column % 3 for column in range(50))])) for row in range(rows))
+        (tmp_path / "nt3" / name).write_text("\n".join(lines) + "\n")
+    config = replace(CONFIG, data="files", root=str(tmp_path))
+    samples = samples_of(config, "nt3", SMOKE["nt3"], SEED)
+    assert (samples.size.shape, len(samples.train_ids), len(set(samples.train_ids.tolist()))) == ((1, 1, 50), 24, 24)
+    assert max(samples.train_ids) > 24 and samples.held_out_ids.tolist() == list(range(24))
+    assert {sample for step in range(1, samples.per_epoch + 1) for sample in samples.window(step)} == set(samples.train_ids.tolist())
+    assert len(Workers(Trainee(samples.size, SEED), samples).compute(1, 0).gradients) == 10
+    with pytest.raises(DatasetError, match="nt3 has 24 samples, this scale needs 25"):
+        samples_of(config, "nt3", replace(SMOKE["nt3"], held_out=25), SEED)
+
+
+def test_the_plan_has_every_cell_and_fewer_survivors_are_among_the_more() -> None:
+    plan = planned(MiniBatchFailure())
+    assert len(set(plan)) == len(plan)
+    usual = [cell for cell in plan if not cell.flipped]
+    assert {(c.percent, c.survivors) for c in usual if c.strategy == "lossy_forward"} == {(p, s) for p in (25, 50, 75) for s in (2, 3, 4, 5, 6)}
+    assert {c.percent for c in usual if c.strategy == "immediate_rollback"} == {0, 25, 50, 75}
+    assert {c.percent for c in usual if c.strategy == "skip"} == {25, 50, 75}
+    for casualties in ("drawn", "last", "first"):
+        config = MiniBatchFailure(casualties=casualties)
+        groups = [set(survivors(config, random.Random(3), number)) for number in (2, 4, 6)]
+        assert groups[0] < groups[1] < groups[2] and [len(each) for each in groups] == [2, 4, 6]
+    assert survivors(MiniBatchFailure(casualties="last"), random.Random(3), 2) == (0, 1)
+    assert survivors(MiniBatchFailure(casualties="first"), random.Random(3), 2) == (6, 7)
+
+
+def test_a_correction_left_out_is_left_out_and_its_comparison_is_the_other_way_round() -> None:
+    assert corrections(MiniBatchFailure()) == Corrections()
+    assert corrections(MiniBatchFailure(mask=False)) == Corrections(mask=False)
+    assert corrections(MiniBatchFailure(mask=False), "mask") == Corrections()
+    assert corrections(MiniBatchFailure(), "division") == Corrections(division=False)
+
+
+def test_failures_are_spread_over_the_run() -> None:
+    assert struck(MiniBatchFailure(failures=3), 100, "once") == [50]
+    assert struck(MiniBatchFailure(failures=3), 100, "repeatedly") == [25, 50, 75]
+
+
+def test_the_published_sizes_are_refused_where_they_do_not_fit_or_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = MiniBatchFailure(scale="paper")
+    nt3 = 4 * (128 * 6045 * 200 + 200 + 128 * 20 + 128 + 128 * 128 * 10 + 128 + 200 * 20 + 20 + 20 * 2 + 2)
+    assert estimate.needed_bytes(config, PAPER["nt3"]) == 16 * nt3
+    monkeypatch.setattr(estimate.psutil, "virtual_memory", lambda: type("Memory", (), {"available": nt3}))
+    with pytest.raises(ConfigError, match=r"nt3 at the scale paper needs 9\.9 GB of memory, 0\.6 GB are free"):
+        estimate.refuse_what_cannot_be(replace(config, applications=("nt3",)), 1)
+    with pytest.raises(ConfigError, match=r"would take about .* hours here"):
+        estimate.refuse_what_cannot_be(replace(CONFIG, hours=1e-9), 1)
+    estimate.refuse_what_cannot_be(CONFIG, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["study.percents=[25,100]"], "study.percents: must be >= 0 and < 100, got 100"),
+        (["study.survivors=[8]"], "study.survivors: 8 survivors of 8 workers: nobody would have died; lower it or raise study.replicas"),
+        (["study.strategies=[rollback]"], "study.strategies: must be one of checkpoint_restart"),
+        (["study.replicas=64"], "study.replicas: with 64 workers the run has 8 mini-batches, the last scenario is the 45th"),
+        (["study.data=files", "study.root=nowhere"], "tinyimagenet is not there"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "study=mini-batch-failure", *words]) == 2
+    line = capsys.readouterr().err
+    assert said in line and line.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """The study from the command line, at its smallest."""
+    folder = tmp_path_factory.mktemp("study") / "out"
+    words = [f"study.{key}={value}" for key, value in (("scale", "smoke"), ("replicas", WORKERS), ("seeds", 2), ("failures", 2), ("rounds", 1))]
+    words += ["study.survivors=[2,3]", "study.percents=[25,75]", "study.averages=0", f"run_dir={folder}", "workers=1"]
+    return main(["study", "study=mini-batch-failure", *words]), folder
+
+
+def records_of(ran: tuple[int, Path]) -> list[Record]:
+    return list(read_journal(ran[1] / "trials.jsonl", Record).events)
+
+
+def test_the_study_runs_and_says_everything(ran: tuple[int, Path]) -> None:
+    code, folder = ran
+    result = json.loads((folder / "result.json").read_text())
+    assert (code, result["complete"], [gate for gate in result["gates"] if not gate["passed"]]) == (0, True, [])
+    assert [table["name"] for table in result["tables"]] == ["accuracy", "scenarios", "properties", "replay", "corrections", "long-run", "ledger"]
+    accuracy = result["tables"][0]["rows"]
+    assert sum(row["application"] == "NT3" for row in accuracy) == 2 * (2 + 1 + 3 + 3 + 2 * 2 + 2)
+    exact = [row for row in accuracy if row["state"].startswith(("Checkpoint", "Consistent"))]
+    assert exact and all(row["difference"] == 0 for row in exact)
+    assert {figure["name"] for figure in result["figures"]} >= {"replay", "accuracy-nt3-10", "slowdown-nt3-500", "end-nt3", "evolution-nt3-accuracy"}
+    restarts = [row for row in result["tables"][3]["rows"] if row["application"] == "NT3"]
+    assert [row["replayed"] for row in restarts] == [2, 5]
+
+
+def test_the_report_accepts_what_it_found(ran: tuple[int, Path]) -> None:
+    (study,) = read_studies([StudyPlace(StudyLayout(ran[1]), "out")])
+    assert study.exit_code == 0 and study.result is not None and len(study.result.figures) >= 10
+    for figure in study.result.figures[:2]:
+        draw(figure)
+
+
+def test_the_measured_parts_are_plain_numbers(ran: tuple[int, Path]) -> None:
+    resnet, nt3 = measured(records_of(ran))
+    assert (resnet.application, resnet.workers, resnet.mini_batches_per_epoch) == ("resnet50", WORKERS, SMOKE["resnet50"].per_epoch(WORKERS))
+    assert nt3.restart_s == nt3.init_s + nt3.load_s
+    config = build_study({"study": {"name": "recovery-overhead", "source": "typed", **nt3.typed()}})
+    assert (config.study.every, config.study.restart_s) == (nt3.mini_batches_per_epoch, pytest.approx(nt3.restart_s, rel=0.01))
+    assert all(getattr(each, key) > 0 for each in (resnet, nt3) for key in ("mini_batch_s", "init_s", "checkpoint_s", "load_s", "model_bytes"))
+
+
+def cell(records: list[Record], wanted: Cell) -> dict[str, Any]:
+    """The first one of ResNet-50."""
+    cells = next(r.found["scenarios"][0]["cells"] for r in records if r.facts["kind"] == "cells" and r.facts["application"] == "resnet50")
+    return next(c for c in cells if Cell(c["strategy"], c["percent"], c["survivors"], c["flipped"]) == wanted)
+
+
+def baseline(records: list[Record]) -> str:
+    found = next(r.found["scenarios"][0] for r in records if r.facts["kind"] == "cells" and r.facts["application"] == "resnet50")
+    return str(found["baseline"]["digest"])
+
+
+def _put(wanted: Cell, **values: Any) -> Callable[[list[Record]], None]:
+    return lambda records: cell(records, wanted).update(values)
+
+
+def _long(**values: Any) -> Callable[[list[Record]], None]:
+    def put(records: list[Record]) -> None:
+        arms = next(r.found["arms"] for r in records if r.facts["kind"] == "long" and r.facts["seed"] == 0)
+        next(arm for arm in arms if arm["strategy"] in EXACT).update(values)
+
+    return put
+
+
+def _as_baseline(wanted: Cell) -> Callable[[list[Record]], None]:
+    return lambda records: cell(records, wanted).update(digest=baseline(records))
+
+
+ROLLBACK, FORWARD = Cell("immediate_rollback", 25), Cell("lossy_forward", 25, 2)
+
+
+@pytest.mark.parametrize(
+    ("gate", "spoil"),
+    [
+        ("cells", lambda records: records[-1].found["scenarios"][0]["cells"].pop()),
+        ("casualties", _put(FORWARD, contributed=[4, 3])),
+        ("masked", _put(ROLLBACK, kept=False)),
+        ("zero gradients", _put(replace(ROLLBACK, flipped="mask"), kept=True)),
+        ("exact", _put(Cell("consistent_rollback", 25), digest="0")),
+        ("exact", _put(Cell("checkpoint_restart", 75), digest="0")),
+        ("inexact", _as_baseline(FORWARD)),
+        ("forward", _put(Cell("immediate_rollback", 0), digest="0")),
+        ("forward is not read-only", _as_baseline(Cell("immediate_rollback", 0, flipped="buffers"))),
+        ("ledger", _put(FORWARD, unaccounted=["step 2: 1 samples"])),
+        ("ledger, planted", _put(FORWARD, blind=True)),
+        ("long run, ledger", _long(unaccounted=["step 2: 1 samples"])),
+        ("long run, exact", _long(same=False)),
+        ("dormant", lambda records: records.append(dormant(same=False))),
+        ("dormant, planned", lambda records: records.append(dormant(counted=[4, 4, 3, 4]))),
+    ],
+)
+def test_every_gate_can_fail(ran: tuple[int, Path], gate: str, spoil: Callable[[list[Record]], object]) -> None:
+    records = copy.deepcopy(sorted(records_of(ran), key=lambda record: record.key, reverse=True))
+    assert all(each.passed for each in findings(CONFIG, records).gates)
+    spoil(records)
+    assert gate in [each.name for each in findings(CONFIG, records).gates if not each.passed]
+
+
+def dormant(**values: Any) -> Record:
+    seconds = {name: [0.1, 0.2] for name in ("all", "dormant", "leave", "rebuild", "return")}
+    return Record("dormant", {"kind": "dormant"}, {"same": True, "counted": [4, 3, 3, 4], "rounds": 2, "seconds": seconds, **values}, 1.0)
+
+
+def test_a_dormant_arm_in_order_passes_and_is_told(ran: tuple[int, Path]) -> None:
+    found = findings(CONFIG, [*records_of(ran), dormant()])
+    assert all(gate.passed for gate in found.gates) and {"dormant", "dormant, planned"} <= {gate.name for gate in found.gates}
+    assert any("as a dormant worker without a call" in note for note in found.notes)
+
+
+def test_who_contributes_to_what_is_part_of_the_state() -> None:
+    assert due(Cell("checkpoint_restart", 50), 8) == due(Cell("consistent_rollback", 0), 8) == [8]
+    assert (due(Cell("immediate_rollback", 50), 8), due(Cell("immediate_rollback", 0), 8)) == ([8, 8], [8])
+    assert (due(Cell("lossy_forward", 50, 3), 8), due(Cell("lossy_forward", 0, 3), 8), due(Cell("skip", 50), 8)) == ([8, 3], [3], [8])
