@@ -19,6 +19,7 @@ PHASES = ("nowhere", "importing", "rendezvous", "loading", "forward", "backward"
 _HEADER = struct.Struct("<QQ")  # whether to stop; the step to stop behind, plus one
 _SLOT = struct.Struct("<QIIddd")  # step, phase, 0, at, own seconds of the last step, beats
 _SLOT_BYTES = 64
+_MEMBERS = 16  # behind the header: who lives, as a mask, and how often that has changed
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,26 @@ class Board:
         """The step behind which all stop; None where nobody is to stop."""
         step = _HEADER.unpack_from(self._memory, 0)[1]
         return step - 1 if step else None
+
+    def admit(self, ranks: int) -> None:
+        """The supervisor's word: ranks 0 to `ranks` - 1 (at most 64) are members, in epoch 1."""
+        struct.pack_into("<QQ", self._memory, _MEMBERS, (1 << ranks) - 1, 1)
+
+    def bury(self, rank: int) -> None:
+        """The supervisor's word: `rank` has died. The epoch rises after the membership has changed."""
+        mask, epoch = struct.unpack_from("<QQ", self._memory, _MEMBERS)
+        struct.pack_into("<Q", self._memory, _MEMBERS, mask & ~(1 << rank))
+        struct.pack_into("<Q", self._memory, _MEMBERS + 8, epoch + 1)
+
+    @property
+    def epoch(self) -> int:
+        return int(struct.unpack_from("<Q", self._memory, _MEMBERS + 8)[0])
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Who lives, ascending, as of `epoch` or later."""
+        mask = struct.unpack_from("<Q", self._memory, _MEMBERS)[0]
+        return tuple(rank for rank in range(64) if mask >> rank & 1)
 
     def clear(self) -> None:
         """As new, for the next attempt; only while no rank lives. The writer's slot stays: it outlives attempts."""

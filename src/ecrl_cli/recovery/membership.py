@@ -1,0 +1,45 @@
+"""Who is left of an attempt, read from the board: the supervisor, who sees processes die, writes it there."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from ecrl_cli.records.board import Board
+from ecrl_cli.records.clock import monotonic
+
+_LOOK_S = 0.0005
+
+
+class Membership(Protocol):
+    """`epoch` rises with each death."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Ascending, as of `epoch` or later."""
+
+    def wait_beyond(self, epoch: int, seconds: float) -> bool:
+        """Wait until `epoch` has passed, at most `seconds`; whether it has."""
+
+
+class BoardMembership:
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    @property
+    def epoch(self) -> int:
+        return self._board.epoch
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        return self._board.members
+
+    def wait_beyond(self, epoch: int, seconds: float) -> bool:
+        deadline = monotonic() + seconds
+        while self._board.epoch <= epoch:
+            if monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)  # a death is told within milliseconds, and nothing else can be done meanwhile
+        return True
