@@ -186,7 +186,7 @@ ROWS = (
     row(51, "failure.signal=SIGFOO", "failure.signal: unknown key"),
     row(52, "supervision.max_restarts=-1", "supervision.max_restarts: must be >= 0, got -1"),
     row(53, "supervision.hang_timeout_s=0.01", "supervision.hang_timeout_s: must be a finite number >= 1, got 0.01"),
-    row(54, "supervision.grace_s=5", "supervision.grace_s: unknown key"),
+    row(54, "supervision.grace_s=-1", "supervision.grace_s: must be a finite number >= 0, got -1"),
     row(55, "supervision.master_port=22", "supervision.master_port: port must be 1024-65535 and free, got 22"),
     row(55, "supervision.master_port=70000", "supervision.master_port: port must be 1024-65535 and free, got 70000"),
     row(56, "stor.mode=unsafe", "stor.mode: unknown key 'stor'"),
