@@ -33,8 +33,8 @@ from ecrl_cli.studies.failures.study import make as make_failures
 from ecrl_cli.studies.replay import command
 from ecrl_cli.studies.study import Record, Setting
 from ecrl_cli.studies.training import bench as benches
-from ecrl_cli.studies.training.bench import Bench
-from ecrl_cli.studies.training.planted import BUGS, environment, planted
+from ecrl_cli.studies.training.bench import Bench, Keys, Run
+from ecrl_cli.studies.training.planted import BUGS, REPLICA_BUGS, environment, planted
 from ecrl_cli.studies.training.remains import remains
 
 PLAIN = Setup("vit", 2, "blocking", "unsafe", "group")
@@ -116,7 +116,7 @@ def test_what_still_works_for_a_run_is_found(tmp_path: Path) -> None:
     assert remains(tmp_path) == []
 
 
-@pytest.mark.parametrize("bug", sorted(BUGS))
+@pytest.mark.parametrize("bug", sorted(BUGS | REPLICA_BUGS))
 def test_a_bug_can_be_planted_and_is_gone_afterwards(tmp_path: Path, bug: str) -> None:
     before = dict(os.environ)
     with planted(bug, tmp_path / "bug"):
@@ -125,6 +125,23 @@ def test_a_bug_can_be_planted_and_is_gone_afterwards(tmp_path: Path, bug: str) -
     with environment(PYTHONHASHSEED="4", ECRL_NOTHING=""):
         assert os.environ["PYTHONHASHSEED"] == "4" and "ECRL_NOTHING" not in os.environ
     assert dict(os.environ) == before
+
+
+def test_a_bug_of_the_replicas_is_searched_with_replicas_and_any_other_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: dict[str, list[tuple[int, int]]] = {}
+
+    def play(bench: Bench, keys: Keys, reference: Keys, hash_seed: str = "") -> Run:
+        played.setdefault(bench._bug, []).append((keys["elastic"]["replicas"], reference["elastic"]["replicas"]))
+        return Run()
+
+    monkeypatch.setattr(Bench, "play", play)
+    study = make_elastic(Setting(StudyConfig(Elastic(trials=1)), tmp_path))
+    searched = [study.run(trial) for trial in study.plan() if trial.facts["arm"] == "planted"]
+    assert not any(found["found"] for found in searched), "no run was invalid"
+    assert {bug: set(replicas) for bug, replicas in played.items()} == {
+        **{bug: {(0, 0)} for bug in BUGS},
+        **{bug: {(4, 4), (8, 8)} for bug in REPLICA_BUGS},
+    }
 
 
 FACTS: dict[str, Any] = {"arm": "random", "model": "vit", "world_size": 2, "strategy": "blocking", "mode": "unsafe", "layout": "group"}
@@ -175,4 +192,4 @@ def test_every_bug_planted_into_the_recovery_is_found(tmp_path: Path, make: Any)
         found = {trial.facts["bug"]: study.run(trial)["found"] for trial in study.plan() if trial.facts["arm"] == "planted"}
     finally:
         study.close()
-    assert found == dict.fromkeys(BUGS, True)
+    assert found == dict.fromkeys(BUGS if make is make_failures else BUGS | REPLICA_BUGS, True)

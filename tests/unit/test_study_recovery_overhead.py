@@ -31,6 +31,7 @@ from ecrl_cli.studies.overhead.measured import measured_parts, parts_without, re
 from ecrl_cli.studies.overhead.optimum import search
 from ecrl_cli.studies.overhead.parts import PUBLISHED, Parts, typed
 from ecrl_cli.studies.overhead.simulate import Failures, simulate, sweep, system_mtbf
+from ecrl_cli.studies.overhead.spread import Told, inverse, told
 from ecrl_cli.studies.overhead.strategies import BY_NAME, Loss, Scene, course, expected_loss, waiting
 from ecrl_cli.studies.overhead.study import make
 from ecrl_cli.studies.overhead.tables import published, scenarios, threshold
@@ -230,6 +231,15 @@ def test_half_an_interval_is_expected_and_jobs_have_the_course_of_their_strategy
     assert (memory.tax, memory.grain, memory.restart) == (0.05, 2, 11)
 
 
+def test_an_efficiency_is_the_inverse_of_the_mean_wall_time() -> None:
+    """Of two jobs that take 1 and 3 times their work, half the time is work; the mean of both shares would be two thirds."""
+    assert inverse(told(np.array([1.0, 3.0, 1.0, 3.0]))).mean == 0.5
+    assert inverse(Told(2.0, 1.6, 2.5)) == Told(0.5, 0.4, 0.625) and inverse(Told(2.0, -1.0, 5.0)) == Told(0.5, 0.2, 1.0)
+    lab = experiments.Laboratory(RecoveryOverhead(failures=5, repetitions=8))
+    said = lab.two_minutes({"checkpoint": 30.0, "restart": 300.0, "mtbf": 600.0}, np.random.default_rng(2))
+    assert said["mean"] == pytest.approx(1 / said["simulated"], rel=1e-12) and said["low"] < said["mean"] < said["high"]
+
+
 def test_the_published_numbers() -> None:
     """Table I as printed in its rows of times; replay in the scenarios; "two orders of magnitude" is 5.5 with what both pay."""
     assert (RESNET.mini_batch, RESNET.checkpoint, RESNET.init, RESNET.restart, RESNET.every) == (0.17, 0.48, 3.0, 4.09, 390)
@@ -238,6 +248,12 @@ def test_the_published_numbers() -> None:
     (table,) = scenarios(Ledger(RecoveryOverhead(), PUBLISHED, [], []))
     assert [(row["epoch"], row["since"]) for row in table.rows] == [(0, 200), (10, 100), (25, 250), (64, 40), (0, 10), (4, 30), (9, 5)]
     assert table.rows[2]["replay"] == pytest.approx(42.5) and table.rows[2]["epoch_s"] == pytest.approx(66.3)
+
+
+def test_a_snapshot_follows_from_the_mini_batch_that_is_typed() -> None:
+    assert typed(RecoveryOverhead(), RESNET).snapshot == pytest.approx(0.0034)
+    assert typed(RecoveryOverhead(mini_batch_s=10), RESNET).snapshot == typed(RecoveryOverhead(mini_batch_s=10), PARTS).snapshot == pytest.approx(0.2)
+    assert typed(RecoveryOverhead(mini_batch_s=5, snapshot_s=0.3), RESNET).snapshot == 0.3
 
 
 def test_the_crossover_is_where_both_cost_the_same() -> None:
@@ -359,6 +375,8 @@ def test_runs_that_say_nothing_are_refused(tmp_path: Path, monkeypatch: pytest.M
         (["study.mtbf_min=[0]"], "study.mtbf_min: must be >= 1"),
         (["study.fatal_percent=[101]"], "study.fatal_percent: must be >= 0"),
         (["study.workers=[8,8]"], "study.workers: must name at least one, each once"),
+        (["study.workers=[64,8]", "study.casualties=8"], "study.casualties: 8 of 8 workers leave no survivor"),
+        (["study.workers=[1]"], "study.casualties: 1 of 1 workers leave no survivor"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -434,6 +452,22 @@ def test_a_prediction_that_is_far_off_fails_its_gate(recorded: Path, records: li
         return next(gate.passed for gate in gates(ledger) if gate.name == "prediction")
 
     assert prediction(found) and not prediction(far) and not prediction([])
+
+
+def test_one_failure_on_record_is_no_prediction_of_itself(recorded: Path, tmp_path: Path) -> None:
+    """Neither gate nor sentence nor error, and the reason is told; with another one beside it all of them."""
+    ref, blk = sorted(recordings(recorded), key=lambda recording: len(recording.failures))
+    config = RecoveryOverhead(source=str(recorded), mtbf_min=(600,), workers=(8,))
+    for failures, due in ((blk.failures[:1], 0), (blk.failures, 1)):
+        study = study_of(config, tmp_path)
+        study.recordings = [ref, replace(blk, failures=failures)]  # type: ignore[attr-defined]
+        found = [Record(t.key, t.facts, study.run(t), 0.0) for t in study.plan() if t.facts["kind"] == "recorded"]
+        shown = study.findings(found)
+        assert sum(gate.name == "prediction" for gate in shown.gates) == sum("on record, predicted" in note for note in shown.notes) == due
+        (rows,) = (table.rows for table in shown.tables if table.name == "recorded")
+        assert [row["error"] is not None for row in rows] == [bool(due)] * len(failures)
+        assert any(figure.name == "recorded" for figure in shown.figures) == bool(due)
+        assert [skip.arm for skip in study.skips()] == ["prediction"] * (not due)
 
 
 def test_a_strategy_costs_what_its_closed_form_expects(records: list[Record]) -> None:

@@ -65,6 +65,7 @@ def build_study(composed: Mapping[str, Any]) -> StudyConfig:
     _check_size(study)
     _check_source(study)
     _check_survivors(study)
+    _check_casualties(study)
     return StudyConfig(study, **encode(convert(_Around, values)))
 
 
@@ -103,6 +104,12 @@ def _check_survivors(study: Any) -> None:
     if isinstance(study, MiniBatchFailure) and max(study.survivors) >= study.replicas:
         fact = f"{max(study.survivors)} survivors of {study.replicas} workers: nobody would have died"
         raise ConfigError("study.survivors", fact, "lower it or raise study.replicas")
+
+
+def _check_casualties(study: Any) -> None:
+    if isinstance(study, RecoveryOverhead) and study.casualties >= min(study.workers):
+        fact = f"{study.casualties} of {min(study.workers)} workers leave no survivor, and strategies are compared that need one"
+        raise ConfigError("study.casualties", fact, "lower it, or leave so few out of study.workers")
 
 
 def study_id(config: StudyConfig) -> str:

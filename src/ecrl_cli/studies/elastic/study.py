@@ -17,9 +17,10 @@ from ecrl_cli.studies.replay import command
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
 from ecrl_cli.studies.training.bench import Bench
-from ecrl_cli.studies.training.planted import BUGS
+from ecrl_cli.studies.training.planted import BUGS, REPLICA_BUGS
 
-REPLICAS = (0, 4, 8)
+PLAIN, FIXED = (0,), (4, 8)
+REPLICAS = (*PLAIN, *FIXED)
 HASH_SEEDS = ("0", "1", "2", "3", "4")
 RUNS = 12  # until a planted bug is found, at most
 
@@ -70,15 +71,17 @@ class _Elastic:
             yield Trial(key, {"arm": "random", **facts, "hash_seed": rng.choice(HASH_SEEDS)})
 
     def _planted(self) -> Iterator[Trial]:
-        for bug in BUGS if self._config.planted else ():
+        for bug in (*BUGS, *REPLICA_BUGS) if self._config.planted else ():
             yield Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug})
 
     def _search(self, trial: Trial) -> dict[str, Any]:
-        """One run after the other with the bug, until one does not come out valid. Without replicas: with them a rank's generators are nobody's."""
+        """One run after the other with the bug, until one does not come out valid. A bug of the replicas shows with them, any other without: with
+        them a rank's generators are nobody's."""
+        replicas = FIXED if trial.facts["bug"] in REPLICA_BUGS else PLAIN
         bench, rng = Bench(self._setting.scratch / "planted", trial.facts["bug"]), self._setting.rng(trial.key)
         try:
             for number in range(1, RUNS + 1):
-                course, entries = draw(rng, self._config.strategies, (0,))
+                course, entries = draw(rng, self._config.strategies, replicas)
                 found = bench.play(course.keys(entries), course.reference)
                 if found.outcome != "valid":
                     return {"found": found.outcome in ("invalid", "differs", "exit"), "runs": number, "by": found.why}

@@ -16,7 +16,7 @@ from ecrl_cli.studies.overhead.measured import Failure
 from ecrl_cli.studies.overhead.optimum import search
 from ecrl_cli.studies.overhead.parts import Parts
 from ecrl_cli.studies.overhead.simulate import Failures, Floats, simulate
-from ecrl_cli.studies.overhead.spread import told
+from ecrl_cli.studies.overhead.spread import inverse, told
 from ecrl_cli.studies.overhead.strategies import BY_NAME, STRATEGIES, Loss, Scene, checkpoint_restart, course, waiting
 
 HOPELESS = 20  # times the work: such a job is not simulated
@@ -102,7 +102,7 @@ class Laboratory:
         n = self.config.repetitions
         walls = simulate(made, work, Failures(facts["mtbf"]), rng, n).wall[0]
         said = checks.agreement(walls / work, expected_wall(made, work, facts["mtbf"]) / work)
-        return {**told(work / walls)._asdict(), **asdict(said)}
+        return {**inverse(told(walls / work))._asdict(), **asdict(said)}
 
     def recorded(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
         """What the model says of a failure on record, where nobody waited for a replacement. Its step in hand is in the detection there."""

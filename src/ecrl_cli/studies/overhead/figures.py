@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ecrl_cli.studies.overhead.ledger import Ledger, Row
 from ecrl_cli.studies.overhead.strategies import STRATEGIES, expected_loss
-from ecrl_cli.studies.overhead.tables import LEAST, duration
+from ecrl_cli.studies.overhead.tables import duration
 from ecrl_cli.studies.result import Figure, Series
 
 SHOWN = 1e-7  # a share below which a logarithmic axis shows nothing
@@ -77,9 +77,9 @@ def _parts(ledger: Ledger) -> Iterator[Figure]:
     """What a failure is made of, but for the replay of a checkpoint restart, beside which nothing else would be seen."""
     for model, parts in ledger.models.items():
         strategies = [strategy for strategy in STRATEGIES if not strategy.every_epoch]
-        costs = [s.costs(parts, ledger.scene(LEAST), expected_loss(parts, parts.every)) for s in strategies]
+        costs = [s.costs(parts, ledger.scene(ledger.least), expected_loss(parts, parts.every)) for s in strategies]
         series = tuple(Series(label, tuple(sum(cost.get(name, 0.0) for name in names) for cost in costs)) for label, names in GROUPS.items())
-        title = f"{model}: what a failure costs besides the replay since the checkpoint, {LEAST} workers"
+        title = f"{model}: what a failure costs besides the replay since the checkpoint, {ledger.least} workers"
         yield Figure(f"parts-{model}", title, "stacked", "strategy", "seconds", series, tuple(s.name for s in strategies))
 
 
@@ -108,7 +108,7 @@ def _curve(ledger: Ledger) -> Iterator[Figure]:
 
 
 def _recorded(ledger: Ledger) -> Iterator[Figure]:
-    rows = ledger.recorded()[:40]
+    rows = ledger.predicted()[:40]
     if rows:
         names = tuple(f"{row['run']}, attempt {row['attempt']}" for row in rows)
         series = (Series("predicted", tuple(row["total"] for row in rows)), Series("measured", tuple(row["measured"] for row in rows)))

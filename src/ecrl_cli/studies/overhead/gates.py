@@ -9,6 +9,7 @@ from statistics import median
 from ecrl_cli.metrics.gates import Gate, gate
 from ecrl_cli.studies.overhead.checks import Agreement, critical
 from ecrl_cli.studies.overhead.ledger import Ledger, Row, cell_name
+from ecrl_cli.studies.overhead.measured import predictable
 
 FLAT = 0.05  # by so much of itself may the overhead at Daly's interval exceed the least, beyond what its interval allows
 CLOSE = 1.5  # the factor within which an interval that cannot be told from the best lies from the exact one
@@ -17,7 +18,7 @@ HALF = 0.5  # the error of a prediction, at the median
 
 def gates(ledger: Ledger) -> tuple[Gate, ...]:
     found = [_agreement(ledger), *_planted(ledger), _monotone(ledger), *_optimum(ledger), _sanity(ledger), _ends(ledger)]
-    return (*found, *([_prediction(ledger)] if ledger.recordings else []))
+    return (*found, *([_prediction(ledger)] if predictable(ledger.recordings) else []))
 
 
 def _agreed(row: Row, cases: int) -> bool:
@@ -92,8 +93,8 @@ def _ends(ledger: Ledger) -> Gate:
 
 
 def _prediction(ledger: Ledger) -> Gate:
-    rows = ledger.recorded()
+    rows = ledger.predicted()
     if not rows:
-        return Gate("prediction", False, "no failure is on record")
+        return Gate("prediction", False, "no failure was predicted from others")
     error = median(abs(row["total"] / row["measured"] - 1) for row in rows)
     return Gate("prediction", error <= HALF, f"{len(rows)} failures on record, predicted to {error:.0%} at the median ({HALF:.0%} allowed)")

@@ -31,6 +31,10 @@ class Ledger:
         return Scene(workers, self.config.casualties, self.config.replace_s, self.config.spare_share)
 
     @property
+    def least(self) -> int:
+        return min(self.config.workers)
+
+    @property
     def most(self) -> int:
         return max(self.config.workers)
 
@@ -56,6 +60,10 @@ class Ledger:
 
     def recorded(self) -> list[Row]:
         return [{**record.facts, **record.found} for record in self.of("recorded")]
+
+    def predicted(self) -> list[Row]:
+        """The failures on record that others predict: one alone on record says nothing but itself."""
+        return [row for row in self.recorded() if row["from"]]
 
 
 def cell_name(row: Row) -> str:

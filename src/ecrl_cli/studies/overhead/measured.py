@@ -14,7 +14,7 @@ from ecrl_cli.history.timeline import Timeline, phases, timeline
 from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.restarts import Restart, restarts
 from ecrl_cli.records.layout import RunLayout, is_folder
-from ecrl_cli.studies.overhead.parts import Parts, with_snapshot
+from ecrl_cli.studies.overhead.parts import Parts
 
 # How the phases on record make up the parts.
 INIT = ("launch", "import", "rendezvous")
@@ -143,6 +143,11 @@ def measured_parts(found: Sequence[Recording]) -> Parts:
     return _parts(found, failures, _mean(stalls), _mean([recording.mini_batch for recording in found]))
 
 
+def predictable(found: Sequence[Recording]) -> bool:
+    """Whether every failure on record has others to be predicted from."""
+    return sum(len(recording.failures) for recording in found) > 1
+
+
 def parts_without(found: Sequence[Recording], recording: Recording, failure: Failure) -> tuple[Parts, int]:
     """The parts that predict `failure`: the waits of all other failures (its own, where there is no other), and the mini-batch of its run's
     steps that were done once; with the number of failures that they come from, 0 where it is its own."""
@@ -153,7 +158,7 @@ def parts_without(found: Sequence[Recording], recording: Recording, failure: Fai
 def _parts(found: Sequence[Recording], failures: Sequence[Failure], checkpoint: float, mini_batch: float) -> Parts:
     every = [recording.every for recording in found if recording.checkpoints] or [1]
     detect, init, restart = (_mean([getattr(f, name) for f in failures]) for name in ("detect", "init", "restart"))
-    return with_snapshot(Parts(mini_batch, checkpoint, init, restart, max(1, round(_mean(every))), detect=detect))
+    return Parts(mini_batch, checkpoint, init, restart, max(1, round(_mean(every))), detect=detect)
 
 
 def _mean(values: Sequence[float]) -> float:

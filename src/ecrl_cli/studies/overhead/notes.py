@@ -10,7 +10,7 @@ from ecrl_cli.studies.overhead.experiments import PAIRS
 from ecrl_cli.studies.overhead.ledger import Ledger, Row
 from ecrl_cli.studies.overhead.parts import PUBLISHED, Parts
 from ecrl_cli.studies.overhead.strategies import BY_NAME
-from ecrl_cli.studies.overhead.tables import LEAST, published, threshold
+from ecrl_cli.studies.overhead.tables import published, threshold
 
 FORWARD = ("lossy_forward", "immediate_rollback, spares")
 
@@ -25,7 +25,7 @@ def notes(ledger: Ledger) -> tuple[str, ...]:
         *_optimum(ledger),
         *_sanity(ledger),
         *_recorded(ledger),
-        _limits(),
+        _limits(ledger),
     )
 
 
@@ -121,15 +121,15 @@ def _sanity(ledger: Ledger) -> Iterator[str]:
 
 
 def _recorded(ledger: Ledger) -> Iterator[str]:
-    rows: list[Row] = ledger.recorded()
+    rows: list[Row] = ledger.predicted()
     if rows:
         errors = [row["total"] / row["measured"] - 1 for row in rows]
         worst = max(errors, key=abs)
-        yield f"{len(rows)} failures on record: predicted to {median(map(abs, errors)):.1%} at the median, {worst:+.1%} at worst."
+        yield f"{len(rows)} failures on record, predicted from the others to {median(map(abs, errors)):.1%} at the median, {worst:+.1%} at worst."
 
 
-def _limits() -> str:
+def _limits(ledger: Ledger) -> str:
     return (
         "The parts are held constant over size, as measured; a failure stops the whole job; failures are independent of the work. "
-        f"Parts per failure are shown for {LEAST} workers."
+        f"Parts per failure are shown for {ledger.least} workers."
     )

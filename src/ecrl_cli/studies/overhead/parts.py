@@ -38,25 +38,22 @@ class Parts:
         return self.init + self.restart
 
 
-def with_snapshot(parts: Parts) -> Parts:
-    return replace(parts, snapshot=parts.snapshot or SNAPSHOT_SHARE * parts.mini_batch)
-
-
 # Table I. Its columns are swapped in the rows of model size and layers (600 MiB and 10 layers are NT3's, by the text and by counting ResNet-50's
 # 23.9 million parameters: 91 MiB); the rows of times agree with the text as they are printed, and only they are used here.
 PUBLISHED = {
-    "ResNet-50": with_snapshot(Parts(mini_batch=0.17, checkpoint=0.48, init=3.0, restart=4.09, every=390)),
-    "CANDLE-NT3": with_snapshot(Parts(mini_batch=2.2, checkpoint=3.4, init=1.9, restart=2.5, every=55)),
+    "ResNet-50": Parts(mini_batch=0.17, checkpoint=0.48, init=3.0, restart=4.09, every=390),
+    "CANDLE-NT3": Parts(mini_batch=2.2, checkpoint=3.4, init=1.9, restart=2.5, every=55),
 }
 PUBLISHED_EPOCHS = {"ResNet-50": 90, "CANDLE-NT3": 10}
 
 
 def typed(config: RecoveryOverhead, parts: Parts) -> Parts:
-    """`parts`, but for what the user has typed (0: not typed)."""
+    """`parts`, but for what the user has typed (0: not typed). No source has snapshots: they follow from the mini-batch, unless typed."""
     given = {name: value for name in TYPEABLE if (value := getattr(config, f"{name}_s")) > 0}
-    return replace(parts, **given, every=config.every or parts.every)
+    made = replace(parts, **given, every=config.every or parts.every)
+    return made if "snapshot" in given else replace(made, snapshot=SNAPSHOT_SHARE * made.mini_batch)
 
 
 def typed_alone(config: RecoveryOverhead) -> Parts:
     """The parts of `study.source=typed`: what is not typed costs nothing, or what was assumed."""
-    return with_snapshot(typed(config, Parts(mini_batch=0.0, checkpoint=0.0, init=0.0, restart=0.0, every=1)))
+    return typed(config, Parts(mini_batch=0.0, checkpoint=0.0, init=0.0, restart=0.0, every=1))

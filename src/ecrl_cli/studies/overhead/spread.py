@@ -24,6 +24,11 @@ def told(values: Floats) -> Told:
     return Told(mean, mean - half, mean + half)
 
 
+def inverse(told: Told) -> Told:
+    """The shares of work in wall times that are told as multiples of the work: the inverse of their mean, never above 1."""
+    return Told(1 / told.mean, 1 / told.high, 1 / max(1.0, told.low))
+
+
 def halves(rows: Floats) -> Floats:
     """Half the interval of the mean of each row."""
     n = rows.shape[1]

@@ -17,7 +17,7 @@ RESTARTS = ("detect", "replace", "init", "restart", "spare", "regroup", "join") 
 
 @dataclass(frozen=True)
 class Scene:
-    """`workers`, of which `casualties` die at once; a replacement is there after `replace_s`; a warm spare takes `spare_share` of a start."""
+    """`workers`, of which `casualties` (fewer) die at once; a replacement is there after `replace_s`; a warm spare takes `spare_share` of a start."""
 
     workers: int
     casualties: int = 1
@@ -27,7 +27,7 @@ class Scene:
     @property
     def gone(self) -> float:
         """The share of the job that a failure takes."""
-        return min(self.casualties, self.workers) / self.workers
+        return self.casualties / self.workers
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ def spared_rollback(parts: Parts, scene: Scene, loss: Loss) -> Costs:
 
 def lossy_forward(parts: Parts, scene: Scene, loss: Loss) -> Costs:
     """Survivors finish the mini-batch: the casualties' samples are lost, and their share of the job until replacements join."""
-    lost = {"lost": scene.gone * parts.mini_batch} if scene.gone < 1 else _redo(parts, loss)
-    return {**_survivors(parts), **lost, "degraded": scene.gone * (scene.replace_s + parts.start)}
+    return {**_survivors(parts), "lost": scene.gone * parts.mini_batch, "degraded": scene.gone * (scene.replace_s + parts.start)}
 
 
 def skip(parts: Parts, scene: Scene, loss: Loss) -> Costs:

@@ -19,7 +19,7 @@ from ecrl_cli.studies.overhead import two_minutes
 from ecrl_cli.studies.overhead.checks import CASES, PLANTED
 from ecrl_cli.studies.overhead.experiments import Laboratory
 from ecrl_cli.studies.overhead.findings import findings
-from ecrl_cli.studies.overhead.measured import Recording, measured_parts, parts_without, recordings
+from ecrl_cli.studies.overhead.measured import Recording, measured_parts, parts_without, predictable, recordings
 from ecrl_cli.studies.overhead.parts import PUBLISHED, Parts, typed, typed_alone
 from ecrl_cli.studies.overhead.simulate import system_mtbf
 from ecrl_cli.studies.overhead.strategies import Loss, checkpoint_restart, waiting
@@ -55,7 +55,9 @@ class _RecoveryOverhead:
         return [*self._checks(), *self._recorded(), *self._two_minutes(), *self._optima(), *self._scale()]
 
     def skips(self) -> list[Skip]:
-        return []
+        if not self.recordings or predictable(self.recordings):
+            return []
+        return [Skip("prediction", "one failure is on record, and no other to predict it from: name a folder of runs with more")]
 
     def run(self, trial: Trial) -> dict[str, Any]:
         rng = np.random.default_rng(self._setting.rng(trial.key).getrandbits(128))

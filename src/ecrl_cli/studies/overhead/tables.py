@@ -11,7 +11,6 @@ from ecrl_cli.studies.overhead.parts import PUBLISHED, Parts
 from ecrl_cli.studies.overhead.strategies import BY_NAME, NAMES, STRATEGIES, Loss, Strategy, expected_loss
 from ecrl_cli.studies.result import Column, Table
 
-LEAST = 8  # workers of the published study
 # Of each application, the mini-batch at which the published study lets it fail.
 SCENARIOS = {"ResNet-50": (200, 4000, 10_000, 25_000), "CANDLE-NT3": (10, 250, 500)}
 
@@ -62,7 +61,7 @@ def per_failure(ledger: Ledger) -> Table:
         _failure_row(ledger, model, parts, strategy) for model, parts in ledger.models.items() for strategy in STRATEGIES if _counts(strategy)
     )
     note = (
-        f"{LEAST} workers, {ledger.config.casualties} of them struck, half an epoch (or half the interval given) since the checkpoint, half a "
+        f"{ledger.least} workers, {ledger.config.casualties} of them struck, half an epoch (or half the interval given) since the checkpoint, half a "
         "mini-batch done. By the published rule: initialization, restart and the replay, of a whole mini-batch under immediate rollback; nothing "
         "under lossy forward."
     )
@@ -75,7 +74,7 @@ def _counts(strategy: Strategy) -> bool:
 
 
 def _failure_row(ledger: Ledger, model: str, parts: Parts, strategy: Strategy) -> Row:
-    costs = strategy.costs(parts, ledger.scene(LEAST), expected_loss(parts, parts.every))
+    costs = strategy.costs(parts, ledger.scene(ledger.least), expected_loss(parts, parts.every))
     row: Row = {"model": model, "strategy": strategy.name, **{name: costs.get(name) for name in NAMES}, "total": math.fsum(costs.values())}
     row["checkpoint"] = parts.checkpoint if strategy.rolls_back else parts.snapshot if strategy.snapshots else None
     return row | {"published": published(strategy.name, parts, parts.every / 2)}

@@ -93,9 +93,9 @@ def _failures(ledger: Ledger) -> Table:
     )
     rows = tuple(_failure_row(row) for row in ledger.recorded())
     note = (
-        "Predicted: detection, initialization and restart from the mean of all other failures (its own, where there is none); replay from the number "
-        "of mini-batches since the checkpoint and the mean of those done once. The step in hand is part of the detection on record, the first step's "
-        "warm-up part of the restart."
+        "Predicted: detection, initialization and restart from the mean of all other failures (where there is none its own: then no error is told); "
+        "replay from the number of mini-batches since the checkpoint and the mean of those done once. The step in hand is part of the detection on "
+        "record, the first step's warm-up part of the restart."
     )
     return Table("recorded", "Failures on record and what the model says of them", columns, rows, note)
 
@@ -107,7 +107,7 @@ def _failure_row(row: Row) -> Row:
     parts = {f"{name}_predicted": row["predicted"][name] for name in ("detect", "init", "restart", "replay")}
     parts |= {f"{name}_measured": row[name] for name in ("detect", "init", "restart", "replay")}
     told = {key: row[key] for key in ("run", "attempt", "since", "total", "measured", "from")}
-    return {**told, **parts, "error": row["total"] / row["measured"] - 1}
+    return {**told, **parts, "error": row["total"] / row["measured"] - 1 if row["from"] else None}
 
 
 def _runs(ledger: Ledger) -> Table:

@@ -110,6 +110,38 @@ BUGS: dict[str, tuple[str, str]] = {
     ),
 }
 
+_REPLICAS = "ecrl_cli.training.replicas"
+# What a rank seeds in a step is spoilt; which replicas it has, the learner knows.
+_STREAMS = """
+    seed, learn = module.seed_replica, module.ReplicaLearner.learn
+    def spoilt(self, batch, global_step):
+        def of_another(number, step, replica):
+            {body}
+        module.seed_replica = of_another
+        return learn(self, batch, global_step)
+    module.ReplicaLearner.learn = spoilt
+"""
+
+# Those of fixed replicas: with each, numbers depend on which rank computes which replica. Without replicas none of it is executed.
+REPLICA_BUGS: dict[str, tuple[str, str]] = {
+    "sum in rank order": (
+        "ecrl_cli.training.exchange",
+        """
+    import torch
+    module.BetweenRanks._completed = lambda self, received, piece: sum(torch.split(received, piece))
+""",
+    ),
+    "streams by position in the rank": (
+        _REPLICAS,
+        _STREAMS.replace("{body}", "seed(number, step, replica - self.owned.start if replica < self.replicas else replica)"),
+    ),
+    "streams left where a rank's last replica had them": (
+        _REPLICAS,
+        _STREAMS.replace("{body}", "replica < self.replicas and seed(number, step, replica)"),
+    ),
+    "buffers not rewound": (_REPLICAS, "\n    module.Contribution.rewind = lambda self: None\n"),
+}
+
 
 @contextmanager
 def planted(bug: str, folder: Path) -> Iterator[None]:
@@ -117,7 +149,7 @@ def planted(bug: str, folder: Path) -> Iterator[None]:
     if not bug:
         yield
         return
-    module, body = BUGS[bug]
+    module, body = (BUGS | REPLICA_BUGS)[bug]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(_PLANT.replace("{module}", module).replace("{body}", body))
     with environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
