@@ -61,6 +61,7 @@ def test_a_run_comes_back_exactly(ecrl: Ecrl, tmp_path: Path, reference: Path, n
     check(ecrl, tmp_path, reference, *(QUICK | LONG)[name], "state_digests=true")
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_is_replaced_by_its_keeper(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:
     record = check(ecrl, tmp_path, reference, "blk", "supervisor@9")
     assert [session["ended_at"] is None for session in record["sessions"]] == [True, False]

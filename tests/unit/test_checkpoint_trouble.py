@@ -30,6 +30,7 @@ from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.fs import Buffer, PosixFs
 from ecrl_cli.storage.recording import RecordingFs
 from ecrl_cli.storage.writing import WriteMode
+from ecrl_cli.training.pulse import Pulse
 from ecrl_cli.training.step import Loop
 from tests.unit.checkpoint_support import CONFIG, commit, image, store_at, writer_process
 from tests.unit.test_checkpoint_state import Run, config, lines, strategy_of
@@ -225,7 +226,7 @@ def test_the_loop_does_not_end_well_on_an_unsaved_target_that_was_due(tmp_path: 
     settings, layout, none = config(final=final), RunLayout(tmp_path), cast("Any", None)
     clock, journal = SpanClock(Journal(tmp_path / "spans"), 0, monotonic(), "load"), Journal(tmp_path / "rank")
     injector, target = Injector(layout, 0, 0, ()), settings.target_steps
-    loop = Loop(settings, 0, 0, 1, none, none, none, none, Unsaved(), injector, clock, journal, lambda *_: None, target, "", 0.5)
+    loop = Loop(settings, 0, 0, 1, none, none, none, none, Unsaved(), injector, Pulse(None, 0), clock, journal, lambda *_: None, target, "", 0.5)
     with pytest.raises(StorageError, match=f"step {target} was not saved") if final else nullcontext():
         loop.run()
 
