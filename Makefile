@@ -4,7 +4,7 @@ VENV := .venv
 ECRL := $(VENV)/bin/ecrl
 READY := $(VENV)/.installed
 OUT ?= outputs/quickstart
-STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hostile,compat,recovery-overhead,store-soak,failures,elastic
+STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hangs,signals,hostile,compat,recovery-overhead,store-soak,failures,elastic
 
 .PHONY: help quickstart install test test-slow check bench studies soak clean
 
@@ -44,10 +44,11 @@ bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to 
 	$(VENV)/bin/python -m bench.page
 	$(VENV)/bin/python bench/replicas.py
 
-studies: $(READY)  ## every study at its published number of trials, and their report
+studies: $(READY)  ## every study at its default size (a few are recorded larger: config/studies.py), and their report
 	$(ECRL) study -m study=$(STUDIES) run_dir=outputs/studies; code=$$?; $(ECRL) report outputs/studies && exit $$code
 
-soak: $(READY)  ## 1,000 random failures over small models, 10,000 random operations on the store: what was tried, that nothing was lost
+soak: $(READY)  ## 500 runs of small models under two random failures each, 10,000 random operations on the store: what was tried, that nothing was lost
+	rm -rf outputs/soak
 	$(ECRL) study study=failures study.trials=500 study.planted=false run_dir=outputs/soak/failures; code=$$?; \
 	$(ECRL) study study=store-soak study.planted=false run_dir=outputs/soak/store && exit $$code
 

@@ -30,12 +30,15 @@ from ecrl_cli.studies.elastic.study import make as make_elastic
 from ecrl_cli.studies.failures.draw import KINDS, Setup
 from ecrl_cli.studies.failures.findings import findings, who
 from ecrl_cli.studies.failures.study import make as make_failures
+from ecrl_cli.studies.remains import remaining
 from ecrl_cli.studies.replay import command
 from ecrl_cli.studies.study import Record, Setting
 from ecrl_cli.studies.training import bench as benches
 from ecrl_cli.studies.training.bench import Bench, Keys, Run
 from ecrl_cli.studies.training.planted import BUGS, REPLICA_BUGS, environment, planted
-from ecrl_cli.studies.training.remains import remains
+from ecrl_cli.supervision.signals import StopSignals
+from ecrl_cli.verify.verdict import VALID as VALID_STATUS
+from ecrl_cli.verify.verdict import Finding, Verdict
 
 PLAIN = Setup("vit", 2, "blocking", "unsafe", "group")
 KILLS = ("kill@5.backward/0.4:1", "kill@4.load:0")
@@ -103,17 +106,93 @@ def test_runs_under_failures_and_over_changing_sizes_come_out_valid(tmp_path: Pa
 
 
 def test_a_run_that_a_person_stops_is_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benches, "run", lambda *given: RunResult(143, "failed", "stopped"))
+    def stopped_by_a_person(*given: Any) -> RunResult:
+        with StopSignals():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return RunResult(143, "failed", "stopped")
+
+    monkeypatch.setattr(benches, "run", stopped_by_a_person)
     with pytest.raises(KeyboardInterrupt) as stopped:
         Bench(tmp_path).play(PLAIN.keys(KILLS), PLAIN.reference)
     assert stopped.value.args == (signal.SIGTERM,), "the runner of studies tells a SIGTERM by this"
 
 
+def bench_with_reference(folder: Path) -> Bench:
+    """Its runs are the test's own affair."""
+    bench = Bench(folder)
+    bench._references[json.dumps(PLAIN.reference, sort_keys=True)] = folder / "reference"
+    return bench
+
+
+def test_a_run_that_stops_of_itself_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "run", lambda *given: RunResult(143, "failed", "stopped"))
+    monkeypatch.setattr(benches, "_judged", lambda *given: None)
+    assert bench_with_reference(tmp_path).play(PLAIN.keys(KILLS), PLAIN.reference).code == 143
+
+
+def test_a_run_that_is_never_over_is_an_outcome_and_nothing_of_it_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[subprocess.Popen[bytes]] = []
+
+    def hang(config: Any, root: Path, desk: Any) -> RunResult:
+        alone.append(subprocess.Popen(["sleep", "3600"], env={**os.environ, "ECRL_RUN": str(root)}))
+        alone[0].wait()
+        return RunResult(0, "completed", "never")
+
+    monkeypatch.setattr(benches, "run", hang)
+    monkeypatch.setattr(benches, "RUN_S", 0.3)
+    found = bench_with_reference(tmp_path).play(PLAIN.keys(KILLS), PLAIN.reference)
+    assert (found.outcome, found.why) == ("hung", "not over after 0.3 s")
+    assert alone[0].wait(30) in (0, -signal.SIGKILL) and not (tmp_path / "run").exists()  # 0: reaped by somebody else
+    run = replace(RUN, found=VALID | {"outcome": "hung", "why": "", "replay": "", "alone": ""})
+    assert "valid" in failed(findings(Failures(), [run]).gates)
+
+
+def test_what_a_run_leaves_behind_does_not_outlive_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    left: list[subprocess.Popen[bytes]] = []
+
+    def leave(config: Any, root: Path, desk: Any) -> RunResult:
+        left.append(subprocess.Popen(["sleep", "3600"], env={**os.environ, "ECRL_RUN": str(root.resolve())}))
+        return RunResult(0, "completed", "done")
+
+    monkeypatch.setattr(benches, "run", leave)
+    monkeypatch.setattr(benches, "_judged", lambda *given: None)
+    found = bench_with_reference(tmp_path / "link").play(PLAIN.keys(KILLS), PLAIN.reference)
+    assert found.left == [f"process {left[0].pid}"]
+    assert remaining(tmp_path / "real" / "run") == [] and left[0].wait(30) is not None
+
+
+def test_a_failure_counts_once_all_of_it_has_struck() -> None:
+    """`corrupt` stands for two entries of the plan: the kill, and the damage."""
+    config = build(PLAIN.keys(("corrupt@8", "kill@9:1")))
+    assert [named for named, _ in benches.struck(config, ())] == [["corrupt", "boundary"], ["kill", "boundary"]]
+    assert [done for _, done in benches.struck(config, {0, 2})] == [False, True]
+    assert [done for _, done in benches.struck(config, {0, 1})] == [True, False]
+    assert benches.struck(build(PLAIN.reference), ()) == []
+
+
+def test_a_run_in_which_not_all_struck_is_idle() -> None:
+    verdict = Verdict("run", "1", "reference", (Finding("exactly-once", VALID_STATUS, "kept"),))
+    found = Run(fired=[["kill", "backward"]], digests="a")
+    assert benches._outcome(found, verdict, "a", 2) == ("idle", "1 of 2 failures struck")
+    assert benches._outcome(found, verdict, "a", 1) == ("valid", "")
+
+
+@pytest.mark.parametrize("make", [make_failures, make_elastic])
+def test_the_search_for_a_planted_bug_goes_on_behind_what_is_not_its_doing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    study = make(Setting(StudyConfig(Failures() if make is make_failures else Elastic()), tmp_path))
+    outcomes = iter(("idle", "unknown", "left", "hung", "valid", "differs"))
+    monkeypatch.setattr(Bench, "play", lambda *given: Run(next(outcomes)))
+    trial = next(trial for trial in study.plan() if trial.facts["arm"] == "planted")
+    assert study.run(trial) == {"found": True, "runs": 6, "by": ""}
+
+
 def test_what_still_works_for_a_run_is_found(tmp_path: Path) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, "ECRL_RUN": str(tmp_path)}) as process:
-        assert remains(tmp_path) == [f"process {process.pid}"]
-        assert remains(tmp_path / "other") == []
-    assert remains(tmp_path) == []
+        assert remaining(tmp_path) == [process.pid]
+        assert remaining(tmp_path / "other") == []
+    assert remaining(tmp_path) == []
 
 
 @pytest.mark.parametrize("bug", sorted(BUGS | REPLICA_BUGS))
@@ -160,7 +239,7 @@ def test_every_gate_of_the_failures_can_fail_and_says_how_to_run_it_again() -> N
     said = failed(findings(Failures(), [replace(RUN, found=VALID | BAD), BUG]).gates)["valid"]
     assert "ecrl study x 'trial=run/0000'" in said and "ecrl train y" in said
     assert failed(findings(Failures(), [RUN, replace(BUG, found=BUG.found | {"found": False})]).gates)["planted"].endswith("not x")
-    assert "not boundary" in failed(findings(Failures(trials=1000), [RUN]).gates)["phases"]
+    assert "not boundary" in failed(findings(Failures(trials=500), [RUN]).gates)["phases"], "as many as the soak runs"
     assert failed(findings(Failures(), [BUG]).gates)["valid"], "nothing tried is no pass"
 
 
@@ -181,6 +260,7 @@ def test_runs_with_replicas_that_end_apart_fail_the_study() -> None:
     assert failed(elastic_findings.findings([one, other]).gates) == {}
     apart = replace(other, found={**other.found, "digests": "b"})
     assert failed(elastic_findings.findings([one, apart]).gates)["alike"].endswith("not vit with 4 replicas: 2")
+    assert "ended in 2 states, of 1 models" in failed(elastic_findings.findings([one, apart]).gates)["alike"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""What a user may set of each study: one frozen dataclass per conf/study/NAME.yaml, defaults at the published number of trials."""
+"""What a user may set of each study: one frozen dataclass per conf/study/NAME.yaml, defaults at the published number of trials,
+or smaller where a larger number is called recorded."""
 
 from __future__ import annotations
 
@@ -175,7 +176,7 @@ class StoreSoak:
 
 @dataclass(frozen=True)
 class Failures:
-    """`trials` real training runs (recorded: 1000), each under two failures drawn from `kinds`."""
+    """`trials` real training runs (recorded: 500), each under two failures drawn from `kinds`."""
 
     name: str = "failures"
     trials: int = count(120, 1)

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -18,7 +18,10 @@ class StopSignals:
     A terminal that is closed stops the run as SIGTERM does, unless the command was started to outlive it (nohup).
 
     `obeyed`: set by whoever stops because of one; `pass_on`, once this has been left, raises one that nobody obeyed.
+    `delivered`: how many this process really got, in whichever of these.
     """
+
+    delivered: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self._mine, self._kernel = socket.socketpair()
@@ -32,7 +35,7 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._wakeup = signal.set_wakeup_fd(self._kernel.fileno(), warn_on_full_buffer=False)
             numbers = [number for number in STOPPING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
-            self._before = {number: signal.signal(number, _ignore) for number in numbers}
+            self._before = {number: signal.signal(number, _count) for number in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -59,5 +62,6 @@ class StopSignals:
         return list(self._count)
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
+def _count(number: int, frame: FrameType | None) -> None:
     """A handler must be there for the wake-up descriptor to be written."""
+    StopSignals.delivered += 1

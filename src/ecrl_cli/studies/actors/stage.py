@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.studies.actors.part import Part, write_part
+from ecrl_cli.studies.remains import remaining
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
 from ecrl_cli.supervision.record import read_record
@@ -36,6 +36,7 @@ from ecrl_cli.supervision.zygote import ZygoteLauncher
 
 ACTOR = "ecrl_cli.studies.actors.actor"
 LIMIT_S = 1.0  # of silence: the least that can be configured
+TRIAL_S = 120.0  # a trial that takes longer hangs, whatever the supervisor makes of it
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Stage:
         try:
             yield layout
         finally:
+            processes.sweep(processes.of_run(layout.root))
             shutil.rmtree(layout.root, ignore_errors=True)
 
     def supervise(self, config: RunConfig, layout: RunLayout, ui: Prompter, kind: str = "zygote") -> Ending:
@@ -138,7 +140,7 @@ class Stage:
                 code, said = error.exit_code, error.line()
         after = monotonic() - (ui.acted_at or began)
         attempts = [encode(attempt) for attempt in read_record(layout).attempts]
-        return Ending(code, said, attempts, after, len(remaining(layout)), ui.notes)
+        return Ending(code, said, attempts, after, len(remaining(layout.root)), ui.notes)
 
     def close(self) -> None:
         for launcher in self._launchers.values():
@@ -167,18 +169,6 @@ def _heard_by_nobody_else() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def remaining(layout: RunLayout) -> list[int]:
-    """The processes that work for the run."""
-    belongs = processes.of_run(layout.root)
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and belongs(int(entry.name))]
-
-
-def ranks(layout: RunLayout, attempt: int) -> list[int]:
-    """The processes of an attempt's ranks, by rank: a zygote forks them in order."""
-    belongs = processes.printing_to(str(layout.attempt(attempt).folder))
-    return sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and belongs(int(entry.name)))
-
-
 def steps(layout: RunLayout, attempt: int, rank: int) -> list[int]:
     return [line.global_step for line in read_journal(layout.attempt(attempt).rank(rank), RankLine).events]
 
@@ -203,8 +193,3 @@ def lineage_whole(layout: RunLayout) -> bool:
     return last.outcome != "completed" or all(
         steps(layout, last.attempt, rank)[-1:] in ([record.target_steps], []) for rank in range(last.world_size)
     )
-
-
-def signal_self(*numbers: int) -> None:
-    for number in numbers:
-        os.kill(os.getpid(), number)

@@ -41,7 +41,7 @@ def _alike(runs: Sequence[Record]) -> tuple[Gate, ...]:
             digests.setdefault((record.facts["model"], record.facts["replicas"]), set()).add(record.found["digests"])
     several = [f"{model} with {replicas} replicas: {len(found)}" for (model, replicas), found in digests.items() if len(found) > 1]
     count = sum(bool(record.facts["replicas"]) for record in runs)
-    message = f"{count} runs with replicas ended in {len(digests)} states, one for each model and number of replicas"
+    message = f"{count} runs with replicas ended in {sum(map(len, digests.values()))} states, of {len(digests)} models and numbers of replicas"
     return (Gate("alike", not several, message + (f"; not {', '.join(several)}" if several else "")),) if digests else ()
 
 

@@ -11,8 +11,8 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.result import Column, Findings, Table, upper_bound
 from ecrl_cli.studies.study import Record
 
-OUTCOMES = ("valid", "left", "exit", "invalid", "unknown", "differs", "idle")
-# The phases that a recorded study must have hit, each so often; and how many trials make one.
+OUTCOMES = ("valid", "hung", "left", "exit", "invalid", "unknown", "differs", "idle")
+# The phases that a recorded study must have hit, each so often; and how many planned failures, two per run, make one.
 PHASES = ("boundary", "forward", "backward", "optimizer", "capture", "save", "start", "rendezvous", "load", "wall")
 HITS, RECORDED = 20, 1000
 _SETUPS = {"strategy": "write strategy", "mode": "write mode", "layout": "layout", "world_size": "ranks", "model": "model"}
@@ -101,7 +101,7 @@ def valid_gate(runs: Sequence[Record]) -> Gate:
 
 def _gates(config: Failures, runs: Sequence[Record], planted: Sequence[Record]) -> tuple[Gate, ...]:
     gates = [valid_gate(runs)]
-    if config.trials >= RECORDED:
+    if 2 * config.trials >= RECORDED:
         hit = Counter(moment for record in runs for moment in _unique(moment for _, moment in record.found["fired"]))
         rare = [phase for phase in PHASES if hit[phase] < HITS]
         gates.append(Gate("phases", not rare, f"each phase hit in at least {HITS} runs" + (f"; not {', '.join(rare)}" if rare else "")))

@@ -16,7 +16,7 @@ from ecrl_cli.studies.failures.findings import findings
 from ecrl_cli.studies.replay import command
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
-from ecrl_cli.studies.training.bench import Bench
+from ecrl_cli.studies.training.bench import SHOWN, Bench
 from ecrl_cli.studies.training.planted import BUGS
 
 RUNS = 12  # until a planted bug is found, at most
@@ -68,14 +68,14 @@ class _Failures:
             yield Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug})
 
     def _search(self, trial: Trial) -> dict[str, Any]:
-        """One run after the other with the bug, until one does not come out valid."""
+        """One run after the other with the bug, until one comes out wrong."""
         bench, rng = Bench(self._setting.scratch / "planted", trial.facts["bug"]), self._setting.rng(trial.key)
         try:
             for number in range(1, RUNS + 1):
                 setup, entries = draw(rng, self._config.strategies, _FATAL)
                 found = bench.play(setup.keys(entries), setup.reference)
-                if found.outcome != "valid":
-                    return {"found": found.outcome in ("invalid", "differs", "exit"), "runs": number, "by": found.why}
+                if found.outcome in SHOWN:
+                    return {"found": True, "runs": number, "by": found.why}
         finally:
             bench.close()
         return {"found": False, "runs": RUNS, "by": ""}

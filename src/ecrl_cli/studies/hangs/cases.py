@@ -7,19 +7,27 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.schema import RunConfig, SupervisionConfig
+from ecrl_cli.records.events import RankLine
+from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.actors.part import Part
-from ecrl_cli.studies.actors.stage import Cue, Ending, Prompter, Stage, lineage_whole, remaining, settings, whole
+from ecrl_cli.studies.actors.stage import LIMIT_S, Cue, Ending, Prompter, Stage, lineage_whole, settings, whole
+from ecrl_cli.studies.remains import remaining
 from ecrl_cli.supervision import processes
 
 STEPS = 40
 GONE_WITHIN_S = 2.0
+ANSWER_S = 60.0  # of whoever has only one thing left to do
+IN_LIMITS = 3.0  # a hang is found sooner
+FEW = 6  # steps: of an attempt that did fewer it may not be known how long they take
 Found = dict[str, Any]
 
 
@@ -33,17 +41,33 @@ class Case:
 
 def _ended(ending: Ending, layout: RunLayout) -> Found:
     """What every trial tells."""
-    hangs = [attempt["hang"] for attempt in ending.attempts if attempt["hang"]]
+    hung = [attempt for attempt in ending.attempts if attempt["outcome"] == "hung"]
+    hangs = [attempt["hang"] for attempt in hung]
     return {
         "code": ending.code,
         "outcomes": [attempt["outcome"] for attempt in ending.attempts],
         "blamed": hangs[0]["ranks"] if hangs else None,
-        "waited_s": max((hang["waited_s"] / hang["limit_s"] for hang in hangs), default=0.0),
-        "stacks": all(layout.attempt(a["attempt"]).stacks(0).exists() for a in ending.attempts if a["hang"]),
+        "found_after": max((_found_after(layout, attempt) for attempt in hung), default=0.0),
+        "stacks": all(layout.attempt(attempt["attempt"]).stacks(0).exists() for attempt in hung),
         "left": ending.left,
         "lineage": lineage_whole(layout),
         "said": ending.said,
     }
+
+
+def _found_after(layout: RunLayout, attempt: Mapping[str, Any]) -> float:
+    """From the last step that any rank did to the end of the attempt, in limits: by the ranks' own lines, whatever the supervisor says it saw."""
+    logs = layout.attempt(attempt["attempt"])
+    lines = [[line.at for line in read_journal(logs.rank(rank), RankLine).events] for rank in range(attempt["world_size"])]
+    silent_s: float = attempt["ended_at"] - max([attempt["launched_at"], *(at for each in lines for at in each)])
+    return silent_s / _limit(lines[0])
+
+
+def _limit(lines: Sequence[float]) -> float:
+    """Of an attempt whose rank 0 did its steps at these times."""
+    if len(lines) < FEW:
+        return 3 * LIMIT_S
+    return max(LIMIT_S, SupervisionConfig().hang_factor * max(after - before for before, after in pairwise(lines)))
 
 
 def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage, random.Random], Found]:
@@ -55,7 +79,9 @@ def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage,
             found = _ended(stage.supervise(config, layout, Prompter()), layout)
         named = what == "skip" or found["blamed"] == list(victims)  # who skipped one is ahead of the others, and nobody can see it
         recovered = found["outcomes"] == [expected, "completed"] and found["code"] == 0 and found["lineage"]
-        return found | {"good": recovered and found["left"] == 0 and (expected != "hung" or (named and found["stacks"] and found["waited_s"] < 3))}
+        return found | {
+            "good": recovered and found["left"] == 0 and (expected != "hung" or (named and found["stacks"] and found["found_after"] < IN_LIMITS))
+        }
 
     return run
 
@@ -66,7 +92,7 @@ def writer_stopped(stage: Stage, rng: random.Random) -> Found:
     with stage.run(config, Part(step_s=0.004)) as layout:
 
         def stop_it() -> None:
-            (pid,) = [pid for pid in remaining(layout) if "checkpoint.writer" in _command(pid) or "writer_main" in _command(pid)]
+            (pid,) = [pid for pid in remaining(layout.root) if "supervision.writer_main" in _command(pid)]
             os.kill(pid, signal.SIGSTOP)
 
         ending = stage.supervise(config, layout, Prompter(Cue("training", rng.randrange(5, 50)), stop_it))
@@ -106,11 +132,9 @@ def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
     with stage.run(config, Part(step_s=0.004)) as layout:
         lone = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.lone", str(layout.root)], stdout=subprocess.PIPE, text=True)
         assert lone.stdout is not None
-        lone.stdout.readline()  # it has come to a step
-        fds = [fd for pid in remaining(layout) if pid != lone.pid and (fd := processes.open_pidfd(pid)) is not None]
-        lone.kill()
-        lone.wait()
-        lone.stdout.close()
+        with _ended_at_last(lone):
+            lone.stdout.readline()  # it has come to a step
+            fds = [fd for pid in remaining(layout.root) if pid != lone.pid and (fd := processes.open_pidfd(pid)) is not None]
         alive = processes.wait_all(fds, GONE_WITHIN_S)
         for fd in fds:
             os.close(fd)
@@ -124,12 +148,13 @@ def zombie(stage: Stage, rng: random.Random) -> Found:
     config = settings(STEPS)
     with stage.run(config, Part(deeds={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})) as layout:
         late = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.late", str(layout.root)], stdout=subprocess.PIPE, text=True)
-        os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WNOWAIT)
-        found = _ended(stage.supervise(config, layout, Prompter()), layout)
-        before = whole(layout)
-        late.send_signal(signal.SIGCONT)
-        said, _ = late.communicate()
-        after = whole(layout)
+        with _ended_at_last(late):
+            os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            found = _ended(stage.supervise(config, layout, Prompter()), layout)
+            before = whole(layout)
+            late.send_signal(signal.SIGCONT)
+            said, _ = late.communicate(timeout=ANSWER_S)
+            after = whole(layout)
     return found | {"late": said.strip(), "good": said.strip() == "fenced" and before == after and found["outcomes"] == ["died", "completed"]}
 
 
@@ -197,6 +222,18 @@ CASES: tuple[Case, ...] = (
 )
 
 
+@contextmanager
+def _ended_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Whatever happens in here, it is killed, and waited for."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
 def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
@@ -205,4 +242,4 @@ def _command(pid: int) -> str:
 
 
 def _some_rank(layout: RunLayout) -> int:
-    return next(pid for pid in remaining(layout) if "studies.actors.actor" in _command(pid) and "torch.distributed" not in _command(pid))
+    return next(pid for pid in remaining(layout.root) if "studies.actors.actor" in _command(pid) and "torch.distributed" not in _command(pid))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Findings, Table, proportion, upper_bound
+from ecrl_cli.studies.hangs.cases import IN_LIMITS
+from ecrl_cli.studies.result import Column, Findings, Table
 from ecrl_cli.studies.study import Record
+
+# k of n
+AS_PROMISED = (Column("good", "as promised", "count"), Column("n", "of", "count"))
 
 
 def findings(records: Sequence[Record]) -> Findings:
     cases, told, planted = (arm(records, name) for name in ("case", "story", "planted"))
     hung = [record for record in cases if "hung" in record.found["outcomes"]]
     gates = (
+        all_over(records),
         all_good("as_promised", cases, "trials that ended as promised"),
         Gate("nothing_left", *_nothing_left(cases)),
         Gate("in_time", *_in_time(hung)),
@@ -32,6 +38,11 @@ def all_good(name: str, records: Sequence[Record], what: str) -> Gate:
     return Gate(name, bool(records) and not bad, f"{len(records) - len(bad)} of {len(records)} {what}" + (f"; not {bad[0]}" if bad else ""))
 
 
+def all_over(records: Sequence[Record]) -> Gate:
+    late = [record.key for record in records if record.found["overdue"]]
+    return Gate("over", not late, f"{len(records) - len(late)} of {len(records)} trials came to an end by themselves" + _but(late))
+
+
 def found(records: Sequence[Record]) -> tuple[Gate, ...]:
     """No gate where nothing was planted."""
     if not records:
@@ -46,14 +57,25 @@ def bugs(records: Sequence[Record]) -> Table:
     return Table("planted", "Planted bugs", (Column("what", "planted bug"), Column("shown", "found")), rows)
 
 
+def as_promised(here: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """What AS_PROMISED shows of one row."""
+    return {"good": sum(one["good"] for one in here), "n": len(here)}
+
+
+def counted(records: Sequence[Record], what: str) -> str:
+    """In words. No bound on a probability: these are cells that somebody designed, not draws of one thing."""
+    return f"{sum(record.found['good'] for record in records)} of {len(records)} {what}: cells chosen by design, so no probability follows."
+
+
 def _nothing_left(records: Sequence[Record]) -> tuple[bool, str]:
     bad = [record.key for record in records if record.found["left"] or record.found["shared_memory"]]
     return bool(records) and not bad, f"{len(records) - len(bad)} of {len(records)} trials left no process and no shared memory" + _but(bad)
 
 
 def _in_time(records: Sequence[Record]) -> tuple[bool, str]:
-    longest = max((record.found["waited_s"] for record in records), default=0.0)
-    return bool(records) and longest < 3, f"{len(records)} trials with a hang, found after {longest:.2f} times its limit at most (target: below 3)"
+    longest = max((record.found["found_after"] for record in records), default=0.0)
+    said = f"{len(records)} trials with a hang, ended at most {longest:.2f} times its limit after the last step"
+    return bool(records) and longest < IN_LIMITS, f"{said}, by the ranks' own lines (target: below {IN_LIMITS:g})"
 
 
 def _but(bad: Sequence[str]) -> str:
@@ -62,16 +84,15 @@ def _but(bad: Sequence[str]) -> str:
 
 def _cases(records: Sequence[Record]) -> Table:
     columns = (
-        *(Column("what", "what happens"), Column("outcomes", "how the attempts ended"), Column("waited", "longest wait, in limits", "number")),
-        *PROPORTION_COLUMNS,
+        *(Column("what", "what happens"), Column("outcomes", "how the attempts ended")),
+        *(Column("waited", "longest wait, in limits", "number"), *AS_PROMISED),
     )
     rows = []
     for what in dict.fromkeys(record.facts["what"] for record in records):
         here = [record.found for record in records if record.facts["what"] == what]
         ends = " / ".join(dict.fromkeys(", ".join(one["outcomes"]) for one in here))
-        waited = max(one["waited_s"] for one in here)
-        rows.append({"what": what, "outcomes": ends, "waited": waited, **proportion(sum(not one["good"] for one in here), len(here))})
-    return Table("cases", "What stands still, dies or wakes up late", columns, tuple(rows), "The proportion counts trials that ended otherwise.")
+        rows.append({"what": what, "outcomes": ends, "waited": max(one["found_after"] for one in here), **as_promised(here)})
+    return Table("cases", "What stands still, dies or wakes up late", columns, tuple(rows))
 
 
 def _stories(records: Sequence[Record]) -> Table:
@@ -85,12 +106,11 @@ def _stories(records: Sequence[Record]) -> Table:
 
 
 def _notes(records: Sequence[Record]) -> tuple[str, ...]:
-    notes = [
+    return (
+        counted(records, "trials ended as promised"),
         "Ranks are actors without torch that keep step through shared memory and save through the product's store; real training is struck in the "
         "tests and by the failure group.",
         "An agent that is stopped once its ranks have met is not needed any more: the run completes without a restart.",
-        "Not tried here: a process that SIGKILL does not end (it sits in the kernel), a partition between machines.",
-    ]
-    if records and all(record.found["good"] for record in records):
-        notes.insert(0, f"0 of {len(records)} trials ended otherwise than promised: below {upper_bound(len(records)):.1%} at 95% (one-sided, exact).")
-    return tuple(notes)
+        "Not tried here: a process that SIGKILL does not end (it sits in the kernel), a partition between machines, a full disk, a run directory "
+        "that is deleted, renamed or replaced meanwhile, no descriptor left, no memory left (ENOMEM).",
+    )

@@ -45,13 +45,15 @@ class _Job:
 
 
 def slow(make: Make, rng: random.Random) -> int:
-    """False alarms in 1,000 steps, each of its own length, some several times as long as the timeout."""
+    """False alarms in 1,000 steps, each of its own length, one longer than the timeout and shorter than what such steps allow."""
     job, typical = _Job(make), rng.uniform(0.3, 4.0)
     job.step(1, 10 * typical)
     for number in range(2, SLOW_STEPS + 2):
-        job.step(number, typical * rng.uniform(0.5, 2.0))
+        job.step(number, typical * (2.0 if number == SLOW_STEPS // 2 else rng.uniform(0.5, 2.0)))
         if rng.random() < 0.02:
             job.passes(typical * 2.5)
+        if number == SLOW_STEPS // 2:
+            job.passes((LIMITS.timeout_s + 1.5 * typical * LIMITS.factor) / 2)
     return job.alarms
 
 

@@ -15,15 +15,26 @@ from typing import Any
 
 from ecrl_cli.config.studies import Hangs
 from ecrl_cli.studies.actors.part import Part
-from ecrl_cli.studies.actors.stage import LIMIT_S, Prompter, Stage, settings
+from ecrl_cli.studies.actors.stage import LIMIT_S, TRIAL_S, Prompter, Stage, settings
 from ecrl_cli.studies.hangs import stories
 from ecrl_cli.studies.hangs.cases import CASES, STEPS
 from ecrl_cli.studies.hangs.findings import findings
+from ecrl_cli.studies.overdue import Overdue, deadline
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
 
 SIDE_THREAD = "a heartbeat from a side thread"
 SHARED_MEMORY = Path("/dev/shm")
+# What is on record of a trial that the study had to end.
+OVERDUE: dict[str, Any] = {
+    "overdue": True,
+    "good": False,
+    "shown": False,
+    "outcomes": ["not over"],
+    "found_after": 0.0,
+    "left": 0,
+    "shared_memory": [],
+}
 
 
 def make(setting: Setting) -> Study:
@@ -48,7 +59,12 @@ class HangsStudy:
 
     def run(self, trial: Trial) -> dict[str, Any]:
         arms: dict[str, Callable[[Trial], dict[str, Any]]] = {"case": self._case, "story": self._story, "planted": self._planted}
-        return arms[trial.facts["arm"]](trial)
+        try:
+            with deadline(TRIAL_S):
+                return arms[trial.facts["arm"]](trial) | {"overdue": False}
+        except Overdue:
+            self._stage.close()  # its launchers may have been what hung, and are dead
+            return OVERDUE
 
     def findings(self, records: Sequence[Record]) -> Findings:
         return findings(records)
@@ -86,14 +102,14 @@ class HangsStudy:
 
 @contextmanager
 def _given_up_after(seconds: float) -> Iterator[None]:
-    """Two Ctrl-C after that time."""
+    """Two Ctrl-C after that time, once."""
 
     def twice(number: int, frame: FrameType | None) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.signal(signal.SIGALRM, twice)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:

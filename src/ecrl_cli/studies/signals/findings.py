@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from statistics import median
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.hangs.findings import all_good, arm, bugs, found
-from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Findings, Table, proportion, upper_bound
+from ecrl_cli.studies.hangs.findings import AS_PROMISED, all_good, all_over, arm, as_promised, bugs, counted, found
+from ecrl_cli.studies.result import Column, Findings, Table
 from ecrl_cli.studies.study import Record
 
 TARGET = 0.95  # of the trials with one signal between the first step and the last: the last step done is durable
 
 
 def findings(records: Sequence[Record]) -> Findings:
-    cases, planted = arm(records, "case"), arm(records, "planted")
+    cases, control, planted = (arm(records, name) for name in ("case", "control", "planted"))
     graceful = [record for record in cases if record.found["graceful"]]
     kept = sum(record.found["kept"] for record in graceful)
     gates = (
+        all_over(records),
         all_good("as_promised", cases, "stops that ended as promised, and a run that completed when started again"),
         Gate("durable", bool(graceful) and kept >= TARGET * len(graceful), f"{kept} of {len(graceful)} kept the last step done (target 95%)"),
+        *((all_good("control", control, "stops of honest ranks that have as little grace as the planted ones, as promised"),) if planted else ()),
         *found(planted),
     )
     tables = (_words(cases), _latency(cases), bugs(planted))
@@ -32,9 +34,9 @@ def _words(records: Sequence[Record]) -> Table:
     for cell in dict.fromkeys((record.facts["word"], record.facts["phase"]) for record in records):
         here = [record.found for record in records if (record.facts["word"], record.facts["phase"]) == cell]
         row = {"word": cell[0], "phase": cell[1], "codes": ", ".join(sorted({str(one["code"]) for one in here}))}
-        rows.append(row | {"kept": sum(one["kept"] for one in here), **proportion(sum(not one["good"] for one in here), len(here))})
-    note = "Before the first step, and at the second signal, a run stops at once. The proportion counts stops that ended otherwise than promised."
-    return Table("words", "What asks a run to stop", (*columns, *PROPORTION_COLUMNS), tuple(rows), note)
+        rows.append(row | {"kept": sum(one["kept"] for one in here), **as_promised(here)})
+    note = "Before the first step, and at the second signal, a run stops at once."
+    return Table("words", "What asks a run to stop", (*columns, *AS_PROMISED), tuple(rows), note)
 
 
 def _latency(records: Sequence[Record]) -> Table:
@@ -47,10 +49,9 @@ def _latency(records: Sequence[Record]) -> Table:
 
 
 def _notes(records: Sequence[Record]) -> tuple[str, ...]:
-    notes = [
+    return (
+        counted(records, "stops ended as promised"),
         "Signals go to the supervisor. Ranks, agent, zygote and writer ignore SIGTERM, SIGINT and SIGHUP: sent to them alone, they do nothing.",
         "Ranks are actors without torch; what stops real training is in the tests.",
-    ]
-    if records and all(record.found["good"] for record in records):
-        notes.insert(0, f"0 of {len(records)} stops ended otherwise than promised: below {upper_bound(len(records)):.1%} at 95% (one-sided, exact).")
-    return tuple(notes)
+        "Not tried here: SIGUSR1, by which a cluster asks.",
+    )

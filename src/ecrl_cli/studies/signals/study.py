@@ -14,7 +14,8 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.studies import Signals
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.actors.part import Part
-from ecrl_cli.studies.actors.stage import Cue, Ending, Prompter, Stage, lineage_whole, settings, steps, whole
+from ecrl_cli.studies.actors.stage import TRIAL_S, Cue, Ending, Prompter, Stage, lineage_whole, settings, steps, whole
+from ecrl_cli.studies.overdue import Overdue, deadline
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.signals.findings import findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
@@ -36,6 +37,10 @@ PHASES: dict[str, Cue] = {
 EARLY = ("importing", "rendezvous", "loading", "recovery")
 STORM = (TERM, INT, TERM, HUP, INT, TERM)
 WORDS: dict[str, tuple[str, ...]] = {TERM: (TERM,), INT: (INT,), HUP: (HUP,), "SIGINT twice": (INT, INT), "a storm": STORM}
+GRACE_S, LITTLE_S = 5.0, 0.5
+PLANT_CUE = Cue("training", 10)
+# What is on record of a trial that the study had to end.
+OVERDUE: dict[str, Any] = {"overdue": True, "good": False, "shown": False, "graceful": False, "kept": False, "code": 0, "seconds": TRIAL_S}
 DEAF_PLANT, ALONE_PLANT = "ranks that ignore the word", "rank 0 stops without asking"
 
 
@@ -56,22 +61,38 @@ class SignalsStudy:
             for word in WORDS
             for phase in PHASES
         ]
-        planted = (DEAF_PLANT, ALONE_PLANT) if self._config.planted else ()
-        return trials + [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in planted]
+        if not self._config.planted:
+            return trials
+        planted = [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in (DEAF_PLANT, ALONE_PLANT)]
+        return [*trials, Trial("control/little grace", {"arm": "control"}), *planted]
 
     def skips(self) -> Sequence[Skip]:
         return ()
 
     def run(self, trial: Trial) -> dict[str, Any]:
-        if trial.facts["arm"] == "planted":
-            found = self._try(TERM, Cue("training", 10), Part(heeds="no" if trial.facts["what"] == DEAF_PLANT else "alone"), graceful=True)
-            return {"shown": not found["good"]}
+        arms = {"case": self._case, "control": self._control, "planted": self._planted}
+        try:
+            with deadline(TRIAL_S):
+                return arms[trial.facts["arm"]](trial) | {"overdue": False}
+        except Overdue:
+            self._stage.close()  # its launchers may have been what hung, and are dead
+            return OVERDUE
+
+    def _planted(self, trial: Trial) -> dict[str, Any]:
+        heeds = "no" if trial.facts["what"] == DEAF_PLANT else "alone"
+        return {"shown": not self._try(TERM, PLANT_CUE, Part(heeds=heeds), LITTLE_S, graceful=True)["good"]}
+
+    def _control(self, trial: Trial) -> dict[str, Any]:
+        """What is planted is not found because of the little grace that it has."""
+        return self._try(TERM, PLANT_CUE, Part(), LITTLE_S, graceful=True)
+
+    def _case(self, trial: Trial) -> dict[str, Any]:
         phase = trial.facts["phase"]
         cue = PHASES[phase]
         if phase == "training":
             cue = Cue("training", self._setting.rng(trial.key).randrange(2, STEPS - 5))
         part = Part(start_s=MOMENT_S, save_s=MOMENT_S, deeds={"0/1/20": "exit1"} if cue.attempt else {})
-        return self._try(trial.facts["word"], cue, part, graceful=phase not in EARLY)
+        return self._try(trial.facts["word"], cue, part, GRACE_S, graceful=phase not in EARLY)
 
     def findings(self, records: Sequence[Record]) -> Findings:
         return findings(records)
@@ -79,8 +100,8 @@ class SignalsStudy:
     def close(self) -> None:
         self._stage.close()
 
-    def _try(self, word: str, cue: Cue, part: Part, *, graceful: bool) -> dict[str, Any]:
-        config = settings(STEPS, every=EVERY, grace_s=5.0 if part.heeds == "yes" else 0.5)
+    def _try(self, word: str, cue: Cue, part: Part, grace_s: float, *, graceful: bool) -> dict[str, Any]:
+        config = settings(STEPS, every=EVERY, grace_s=grace_s)
         with self._stage.run(config, part) as layout:
             stopped = self._stage.supervise(config, layout, Prompter(cue, _sender(WORDS[word])))
             found = _judge(layout, stopped, word, graceful=graceful and len(WORDS[word]) == 1)
@@ -100,13 +121,18 @@ def _sender(names: tuple[str, ...]) -> Callable[[], None]:
     return send
 
 
+def acknowledged(done: int) -> int:
+    """The step of the newest checkpoint that was acknowledged before rank 0 could do step `done`; 0: none."""
+    return max(0, done - 1) // EVERY * EVERY
+
+
 def _judge(layout: RunLayout, ending: Ending, word: str, *, graceful: bool) -> dict[str, Any]:
     """`durable`: the newest whole checkpoint; `done`: the last step that any attempt's rank 0 logged; `last`: the last attempt's."""
     durable, attempt = max(whole(layout), default=0), ending.attempts[-1]
     done = max((step for number in layout.attempts() for step in steps(layout, number, 0)), default=0)
     same = len({len(steps(layout, attempt["attempt"], rank)) for rank in (0, 1)}) == 1
     code = ending.code in {CODES[name] for name in WORDS[word]}
-    kept = durable == attempt["last_step"] if graceful else durable >= done // EVERY * EVERY - EVERY
+    kept = durable == attempt["last_step"] if graceful else durable >= acknowledged(done)
     said = f"step {durable} is durable" in ending.said if durable else "nothing was saved" in ending.said
     good = code and kept and said and ending.left == 0 and attempt["outcome"] == "stopped" and (same or not graceful)
     return {

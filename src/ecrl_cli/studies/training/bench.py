@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,32 +14,40 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.build import build
+from ecrl_cli.config.entries import typed_entries
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RunHeld
-from ecrl_cli.failures.fired import read_fired
+from ecrl_cli.failures.fired import fired_indices
+from ecrl_cli.failures.listed import planned as parts
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.keeper import wanted
 from ecrl_cli.runs.run import Desk, run
+from ecrl_cli.studies.overdue import Overdue, deadline
+from ecrl_cli.studies.remains import reap, remaining, shared_memory
 from ecrl_cli.studies.training.planted import environment, planted
-from ecrl_cli.studies.training.remains import reap, remains, shared_memory
+from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.launchers import Launchers
 from ecrl_cli.supervision.lock import held
 from ecrl_cli.supervision.record import read_record
+from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.supervision.ui import SilentUI
 from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import VALID, Verdict
 
 STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
+RUN_S = 300.0  # a run that takes longer hangs, whatever its supervisor makes of it
+SHOWN = ("invalid", "differs", "exit")  # the outcomes that a bug in the recovery may come to
 
 Keys = Mapping[str, Any]
 
 
 @dataclass
 class Run:
-    """How a run came out. `outcome`: valid, or what is wrong first: left | exit | invalid | unknown | differs | idle (nothing struck).
+    """How a run came out. `outcome`: valid, or what is wrong first: hung | left | exit | invalid | unknown | differs |
+    idle (not all that was planned struck).
 
-    `code`: the exit code. `fired`: [kind, moment] of each entry that struck. `resized`: how often the next attempt had another number of
+    `code`: the exit code. `fired`: [kind, moment] of each entry, as typed, that struck. `resized`: how often the next attempt had another number of
     ranks. `left`: what it left behind. `why`: the first evidence.
     """
 
@@ -57,7 +65,7 @@ class Bench:
     """`scratch`: an empty folder. `bug`: planted into every process that trains, never into a reference."""
 
     def __init__(self, scratch: Path, bug: str = "") -> None:
-        self._scratch, self._bug = scratch, bug
+        self._scratch, self._bug = scratch.resolve(), bug
         self._launchers: dict[str, Launchers] = {}
         self._references: dict[str, Path] = {}
 
@@ -69,33 +77,51 @@ class Bench:
         try:
             found.code = self._run(config, root, self._bug, hash_seed)
             reap()
-            found.left = [*remains(root), *sorted(shared_memory() - before)]
+            found.left = [*(f"process {pid}" for pid in remaining(root)), *sorted(shared_memory() - before)]
             _judged(found, root, undisturbed, config)
+        except Overdue as late:
+            found.outcome, found.why = "hung", str(late)
         finally:
-            shutil.rmtree(root, ignore_errors=True)
+            _clear(root)
         return found
 
     def close(self) -> None:
-        for launchers in self._launchers.values():
-            launchers.close()
+        self._close_launchers()
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir()
+
+    def _close_launchers(self) -> None:
+        for launchers in self._launchers.values():
+            launchers.close()
+        self._launchers = {}
 
     def _reference(self, keys: Keys) -> Path:
         """Made once by this process, with no bug."""
         name = json.dumps(keys, sort_keys=True)
         if name not in self._references:
             root = self._scratch / f"reference-{len(self._references)}"
-            if code := self._run(build(keys), root, ""):
-                raise RuntimeError(f"the reference {root.name} ended with exit code {code}: {name}")
+            try:
+                how = f"exit code {code}" if (code := self._run(build(keys), root, "")) else ""
+            except Overdue as late:
+                how = str(late)
+            if how:
+                _clear(root)
+                raise RuntimeError(f"the reference {root.name}: {how}: {name}")
             self._references[name] = root
         return self._references[name]
 
     def _run(self, config: RunConfig, root: Path, bug: str, hash_seed: str = "") -> int:
+        delivered = StopSignals.delivered
         with environment(PYTHONHASHSEED=hash_seed), planted(bug, self._scratch / "bug"), unheard() if wanted(config) else nullcontext():
             launchers = self._launchers.setdefault(f"{bug}/{hash_seed}", Launchers())
-            code = run(config, root, Desk(_mute, launchers, show=lambda *given: SilentUI())).exit_code
-        if code in STOPPED:  # by a person: what a plan stops, goes on by itself
+            try:
+                with deadline(RUN_S):
+                    code = run(config, root, Desk(_mute, launchers, show=lambda *given: SilentUI())).exit_code
+            except Overdue:
+                self._close_launchers()  # they may have been what hung, and are dead
+                reap()
+                raise
+        if code in STOPPED and StopSignals.delivered > delivered:  # by a person: what a plan stops, goes on by itself
             raise KeyboardInterrupt(STOPPED[code])
         return code
 
@@ -113,14 +139,20 @@ def unheard() -> Iterator[None]:
         os.close(nowhere)
 
 
+def _clear(root: Path) -> None:
+    """Nothing of the run in `root` is left, whatever became of it."""
+    processes.sweep(processes.of_run(root))
+    shutil.rmtree(root, ignore_errors=True)
+
+
 def _mute(line: str) -> None:
     """A trial says nothing: its record does."""
 
 
 def _judged(found: Run, root: Path, reference: Path, config: RunConfig) -> None:
     layout = RunLayout(root)
-    entries = {entry.index: entry for entry in plan(config)}
-    found.fired = [[entries[fired.index].kind, entries[fired.index].moment] for fired in read_fired(layout) if fired.index in entries]
+    typed = struck(config, fired_indices(layout))
+    found.fired = [named for named, all_of_it in typed if all_of_it]
     attempts = read_record(layout).attempts if layout.supervisor.exists() else ()
     found.attempts, found.resized = len(attempts), sum(a.world_size != b.world_size for a, b in pairwise(attempts))
     found.digests = _digests(layout)
@@ -130,10 +162,10 @@ def _judged(found: Run, root: Path, reference: Path, config: RunConfig) -> None:
     except EcrlError as error:
         found.outcome, found.why = "unknown", error.line()
         return
-    found.outcome, found.why = _outcome(found, verdict, _digests(RunLayout(reference)), bool(entries))
+    found.outcome, found.why = _outcome(found, verdict, _digests(RunLayout(reference)), len(typed))
 
 
-def _outcome(found: Run, verdict: Verdict, due: str, disturbed: bool) -> tuple[str, str]:
+def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, str]:
     if found.left:
         return "left", found.left[0]
     if found.code:
@@ -142,7 +174,18 @@ def _outcome(found: Run, verdict: Verdict, due: str, disturbed: bool) -> tuple[s
         return verdict.status, next(finding.message for finding in verdict.findings if finding.status == verdict.status)
     if found.digests != due:
         return "differs", f"ends in {found.digests[:60]}, its reference in {due[:60]}"
-    return (VALID, "") if found.fired or not disturbed else ("idle", "no failure struck")
+    return (VALID, "") if len(found.fired) == typed else ("idle", f"{len(found.fired)} of {typed} failures struck")
+
+
+def struck(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
+    """[kind, moment] of each entry that was typed, and whether all that it stands for has struck: of the plan, several entries may be one."""
+    found, first = [], 0
+    for entry in typed_entries(config.failure):
+        meant = parts(entry, config)
+        found.append(([entry.what, meant[0].moment], set(range(first, first + len(meant))) <= set(fired)))
+        first += len(meant)
+    assert first == len(plan(config)), "the plan is made of what was typed, in order"
+    return found
 
 
 def _digests(layout: RunLayout) -> str:

@@ -11,11 +11,11 @@ _SHARED = Path("/dev/shm")
 _OURS = ("torch_", "ecrl", "gloo", "nccl")  # what torch and we call theirs; the rest is other people's
 
 
-def remains(root: Path) -> list[str]:
+def remaining(root: Path) -> list[int]:
     """The processes that still work for the run in `root`, this one excepted."""
     belongs = processes.of_run(root)
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [f"process {pid}" for pid in pids if pid != os.getpid() and belongs(pid)]
+    return [pid for pid in pids if pid != os.getpid() and belongs(pid)]
 
 
 def shared_memory() -> set[str]:
