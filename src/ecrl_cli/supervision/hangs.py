@@ -68,20 +68,20 @@ class Quiet:
 
 
 class Detector:
-    """Looks at the ranks' slots, and at the writer's while they may be waiting for it."""
+    """Looks at the ranks' slots, and at the writer's while they may be waiting for it. `held`: whether a rank is known to be stopped."""
 
     def __init__(self, limits: Limits, resume_step: int, now: float) -> None:
         self._limits, self._first = limits, resume_step
         self.quiet = Quiet(limits.counted_s, now)
         self._done, self._looked, self._spent_s = resume_step, now, 0.0
         self._steps: deque[float] = deque(maxlen=RECENT)
-        self._patient = False
+        self.held = self._patient = False
 
-    def look(self, now: float, ranks: Sequence[Beat], writer: Beat | None = None, held: bool = False) -> bool:
-        """Whether nothing has moved for as long as is allowed: a save gets the time of a start, unless a rank is stopped (`held`)."""
+    def look(self, now: float, ranks: Sequence[Beat], writer: Beat | None = None) -> bool:
+        """Whether nothing has moved for as long as is allowed: a save gets the time of a start, unless a rank is `held`."""
         self._learn(now, ranks)
         waiting = any(beat.phase in SAVING for beat in ranks)
-        self._patient = not held and min(ranks, key=_order).phase in SAVING
+        self._patient = not self.held and min(ranks, key=_order).phase in SAVING
         return self.quiet.look(now, (*ranks, writer if waiting else None)) >= self.limit_s
 
     def forgive(self) -> None:

@@ -81,8 +81,8 @@ class Vigil:
         """What to say of an attempt that hangs; None while it does not."""
         beats, writer = self._beats(), self._post.board.read(self._post.board.writer)
         self._tell(self._stragglers.look(beats))
-        held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _HELD for one in self._witnesses.values())
-        hangs = self._detector.look(now, list(beats.values()), writer, held)
+        self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _HELD for one in self._witnesses.values())
+        hangs = self._detector.look(now, list(beats.values()), writer)
         if self._writer_stuck(now, writer):
             self._replace_writer()
             return None
