@@ -32,5 +32,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     main(sys.argv[1:])

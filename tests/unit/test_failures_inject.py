@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ecrl_cli.failures.kinds import STRIKES
 from ecrl_cli.failures.strike import Strike
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision import processes
 
 KILL, EXIT = PlannedFailure(0, "kill", 1, 7), PlannedFailure(1, "exit", 0, 9)
 
@@ -48,6 +50,23 @@ def test_kill_is_a_sigkill_of_its_rank_at_its_step_only(tmp_path: Path) -> None:
 
 def test_exit_is_code_137_of_rank_0(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(strike(RunLayout(tmp_path), rank=0, step=9)) == 137
+
+
+def test_a_stopped_rank_that_is_woken_goes_no_further(tmp_path: Path) -> None:
+    """Whoever asks it for its stacks has to wake it up."""
+    injector = Injector(RunLayout(tmp_path), 0, 0, (PlannedFailure(0, "stop", 0, 7),))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            injector.at_boundary(7, lambda: None)
+        finally:
+            os._exit(99)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    os.kill(pid, signal.SIGCONT)
+    while (state := processes.state(pid)) not in ("S", "Z"):
+        os.sched_yield()
+    os.kill(pid, signal.SIGKILL)
+    assert (state, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) == ("S", -signal.SIGKILL)
 
 
 def test_a_claimed_entry_does_not_strike_again(tmp_path: Path) -> None:

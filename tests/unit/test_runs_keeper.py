@@ -18,6 +18,8 @@ from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs import keeper
 from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.mortality import mortal_command
+from ecrl_cli.supervision.signals import StopSignals, held_back
 
 STOPPED = ["Stopped", "SIGTERM", "stopped; step 9 is durable", "go on", "stopped"]
 READONLY = ["StorageError", "rank 0", "append: EROFS at x", "", "storage"]
@@ -105,3 +107,25 @@ def test_a_stop_is_passed_on_once_and_ends_it_all(tmp_path: Path, monkeypatch: p
         kept(tmp_path, monkeypatch, STOPS | {"waits": True}, DONE)
     thread.join()
     assert stayed(tmp_path) == 1
+
+
+def test_a_stop_before_the_supervisor_can_hear_it_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the first instant of a stay."""
+
+    def command(words: list[str]) -> list[str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return mortal_command(words)
+
+    monkeypatch.setattr(keeper, "mortal_command", command)
+    with pytest.raises(Stopped):
+        kept(tmp_path, monkeypatch, STOPS | {"waits": True}, DONE)
+    assert stayed(tmp_path) == 1
+
+
+def test_what_was_held_back_is_received_once_somebody_listens() -> None:
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    with held_back():
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        with StopSignals() as stop:
+            assert stop.received() == [signal.SIGTERM]
+    signal.signal(signal.SIGTERM, before)

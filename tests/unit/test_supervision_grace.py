@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ecrl_cli.records.events import CheckpointLine, RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
+from ecrl_cli.supervision import grace
 from ecrl_cli.supervision.grace import GraceArithmetic, shortfall
 
 
@@ -47,6 +50,25 @@ def test_a_resumed_run_knows_from_its_last_attempt_that_saved(tmp_path: Path) ->
     assert len(said) == 1
     GraceArithmetic(layout, 0.0, said.append).look()
     assert len(said) == 1, "no grace is asked for"
+
+
+def test_what_cannot_be_read_and_what_was_long_ago_is_not_looked_at_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, said, looked = RunLayout(tmp_path), list[str](), list[int]()
+
+    def longest(layout: RunLayout, attempt: int) -> float:
+        looked.append(attempt)
+        return 1.0
+
+    monkeypatch.setattr(grace, "longest_step_s", longest)
+    log(layout, 0, [1.0, 1.0], [("submitted", 100.0), ("committed", 108.0)])
+    log(layout, 1, [1.0, 1.0], [("submitted", 200.0)])
+    arithmetic = GraceArithmetic(layout, 5.0, said.append)
+    arithmetic.hear(Progress(10, "saving", 0.0))
+    layout.attempt(1).checkpoints.write_text("no record\nat all\n")
+    arithmetic.hear(Progress(20, "saving", 0.0))
+    assert (said, looked) == ([], [])
+    arithmetic.look()
+    assert (len(said), looked) == (1, [0])
 
 
 def test_a_grace_that_is_long_enough_is_not_spoken_of() -> None:

@@ -138,6 +138,25 @@ def test_a_supervisor_that_was_suspended_has_seen_no_silence() -> None:
     assert not job.passes(1.0)
 
 
+def test_a_step_during_which_nobody_looked_does_not_stretch_the_limit() -> None:
+    job = started()
+    before = job.detector.limit_s
+    job.look(job.now + 3600.0)
+    job.now = job.looked
+    job.step(6, 0.5)
+    assert job.detector.limit_s < before + 10 * LIMITS.counted_s + 1.0
+
+
+def test_a_save_gets_the_time_of_a_start_and_whoever_is_behind_it_does_not() -> None:
+    job = started()
+    job.all_put(6, "saving")
+    assert not job.passes(59.0) and job.passes(3.0)
+    job = started()
+    job.put(0, 6, "saving")
+    job.put(1, 6, "logging")
+    assert job.passes(10.0)
+
+
 def test_the_limit_follows_the_steps_as_they_become_shorter() -> None:
     job = started(steps=20, seconds=2.0)
     assert job.detector.limit_s == pytest.approx(20.0, rel=0.2)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -19,8 +20,10 @@ from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.messages import Hello, Progress
+from ecrl_cli.supervision.farewell import Farewell
 from ecrl_cli.supervision.hangs import Limits
+from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.supervision.supervise import supervise
 from ecrl_cli.supervision.ui import SilentUI
 from ecrl_cli.supervision.vigil import Post, Vigil
@@ -104,26 +107,26 @@ def test_where_not_all_of_them_hung_it_is_no_progress(launcher: StandinLauncher,
 
 
 class StopAtFirstProgress(Notes):
-    """All `numbers` at once, then, if asked, SIGTERM once more."""
+    """All `numbers` at once."""
 
-    def __init__(self, *numbers: int, later: bool = False) -> None:
+    def __init__(self, *numbers: int) -> None:
         super().__init__()
-        self.numbers, self.later = numbers, later
+        self.numbers = numbers
 
     def progress(self, progress: Progress) -> None:
         for number in self.numbers:
             os.kill(os.getpid(), number)
-        if self.later:
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-        self.numbers, self.later = (), False
+        self.numbers = ()
 
 
 def test_a_stop_is_heard_by_all_ranks_behind_the_same_step(launcher: StandinLauncher, tmp_path: Path) -> None:
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)):
-        (tmp_path / str(code + number)).mkdir()
-        layout = prepared(tmp_path / str(code + number), {0: "7:heed", 1: "7:heed"}, config=SAVING)
+    twice = (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)  # one request, as a terminal and a wrapper may bring it
+    for case, (numbers, code) in enumerate([((signal.SIGTERM,), 143), ((signal.SIGINT,), 130), ((signal.SIGHUP,), 143), (twice, 143)]):
+        (tmp_path / str(case)).mkdir()
+        layout, ui = prepared(tmp_path / str(case), {0: "7:heed", 1: "7:heed"}, config=SAVING), StopAtFirstProgress(*numbers)
         with pytest.raises(Stopped) as stopped:
-            supervise(SAVING, layout, StopAtFirstProgress(number), launcher)
+            supervise(SAVING, layout, ui, launcher)
+        assert [note for note in ui.notes if "a last checkpoint is made" in note] == ui.notes[:1]
         assert stopped.value.exit_code == code
         (attempt,) = recorded(layout).attempts
         assert (attempt.outcome, attempt.exit_code, attempt.signal) == ("stopped", None, None)
@@ -132,26 +135,47 @@ def test_a_stop_is_heard_by_all_ranks_behind_the_same_step(launcher: StandinLaun
 
 
 @pytest.mark.parametrize(
-    ("script", "numbers", "changes"),
+    ("script", "grace_s"),
     [
-        ("7:wait", (signal.SIGTERM, signal.SIGTERM), {"grace_s": 3600.0}),  # at once, because it is said twice
-        ("7:wait", (), {"grace_s": 3600.0}),  # said a second time a little later
-        ("7:wait", (signal.SIGTERM,), {"grace_s": 0.2}),  # when the time is over
-        ("7:wait", (signal.SIGTERM,), {"grace_s": 0.0}),  # at once, because it is configured so
-        ("wait", (signal.SIGTERM,), {"grace_s": 3600.0}),  # at once, because nothing was done that could be saved
+        ("7:wait", 0.2),  # when the time is over
+        ("7:wait", 0.0),  # at once, because it is configured so
+        ("wait", 3600.0),  # at once, because nothing was done that could be saved
     ],
 )
-def test_a_stop_that_nobody_heeds_is_still_one(
-    launcher: StandinLauncher, tmp_path: Path, script: str, numbers: tuple[int, ...], changes: dict[str, float]
-) -> None:
-    config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, **changes))  # type: ignore[arg-type]
+def test_a_stop_that_nobody_heeds_is_still_one(launcher: StandinLauncher, tmp_path: Path, script: str, grace_s: float) -> None:
+    config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=grace_s))
     layout = prepared(tmp_path, {0: script}, config=config)
-    before = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Stopped) as stopped:
-        supervise(config, layout, StopAtFirstProgress(*(numbers or (signal.SIGTERM,)), later=not numbers), launcher)
-    signal.signal(signal.SIGALRM, before)
+        supervise(config, layout, StopAtFirstProgress(signal.SIGTERM), launcher)
     assert stopped.value.exit_code == 143
     assert recorded(layout).attempts[0].outcome == "stopped"
+
+
+class Received:
+    """Stop signals of the test's own."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def received(self) -> list[int]:
+        return list(self.numbers)
+
+
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop(again: int) -> None:
+    stop, said = Received(), list[str]()
+    with closing(Board.create(1)) as board:
+        board.beat(0, 7, "forward")
+        farewell = Farewell(cast(StopSignals, stop), board, 60.0, said.append)
+        assert not farewell.over(100.0)
+        stop.numbers += [signal.SIGTERM, again]
+        assert not farewell.over(100.0)
+        stop.numbers += [again]
+        assert not farewell.over(100.9) and not farewell.over(159.0)
+        assert board.stop_asked and len(said) == 1
+        stop.numbers += [again]
+        assert farewell.over(159.0) == (again != signal.SIGHUP)
+        assert farewell.over(160.0)
 
 
 class Companion:
@@ -184,9 +208,9 @@ def companion() -> Iterator[Companion]:
 class Watched:
     """A vigil over ranks that step once a second of a fake clock."""
 
-    def __init__(self, board: Board, layout: RunLayout, companion: Companion) -> None:
+    def __init__(self, board: Board, layout: RunLayout, companion: Companion, supervision: SupervisionConfig = QUICK) -> None:
         self.board, self.said, self.now, self.step = board, [], 0.0, 0  # type: tuple[Board, list[str], float, int]
-        post = Post(board, QUICK, LaunchOrder(0, 2, 0, None, 0, ()), layout.attempt(0), tell=self.said.append)
+        post = Post(board, supervision, LaunchOrder(0, 2, 0, None, 0, ()), layout.attempt(0), tell=self.said.append)
         self.vigil = Vigil(post, companion, 0.0)
         self.limit_s = 10.0  # ten times a step
 
@@ -221,6 +245,28 @@ def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(companion: C
             "the background writer is stopped: it is replaced, what it holds is lost",
             "the background writer does not come on with its save: it is replaced, what it holds is lost",
         ]
+
+
+def test_a_save_may_take_as_long_as_a_start_unless_whoever_makes_it_is_stopped(companion: Companion, tmp_path: Path) -> None:
+    with closing(Board.create(2)) as board, closing(Companion()) as rank:
+        watched = Watched(board, RunLayout(tmp_path), companion, replace(QUICK, start_timeout_s=300.0))
+        watched.vigil.meet(Hello(0, rank.process.pid, 0, 0.0))
+        watched.passes(20.0)
+        board.beat(board.writer, 0, "saving")  # one call that takes its time
+        assert not watched.passes(250.0) and companion.given_up == 0
+        assert not watched.passes(100.0) and companion.given_up == 1
+        board.beat(board.writer, 0, "done")
+        for phase in ("saving", "flushing", "done"):
+            for number in (0, 1):
+                board.beat(number, watched.step, phase)
+            assert not watched.passes(250.0, stepping=False)
+        os.kill(companion.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, companion.process.pid, os.WSTOPPED)
+        assert not watched.passes(15.0, stepping=False) and companion.given_up == 2
+        os.kill(rank.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, rank.process.pid, os.WSTOPPED)
+        assert watched.passes(15.0, stepping=False)
+        watched.vigil.close()
 
 
 def test_ranks_that_wait_for_a_stopped_writer_do_not_hang(companion: Companion, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
@@ -62,6 +62,16 @@ def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -
     assert [call.args[0].global_step for call in loop.strategy.save.call_args_list] == [3]
     loop.strategy.confirm.assert_called_once_with(3)
     assert loop.until == 3
+
+
+def test_a_flush_for_a_planned_failure_is_on_the_board_as_one() -> None:
+    """While a rank only logs, what the writer does is no sign of its life."""
+    loop, told = loop_at(10), MagicMock()
+    told.attach_mock(loop.pulse.phase, "phase")
+    told.attach_mock(loop.strategy.flush, "flush")
+    loop.injector.at_boundary.side_effect = lambda step, flush: flush()
+    loop.run()
+    assert told.mock_calls == [call.phase("flushing"), call.flush()] * 2
 
 
 def test_every_rank_and_every_step_it_may_begin_behind_has_streams_of_its_own() -> None:

@@ -10,8 +10,10 @@ from ecrl_cli.failures.strike import Scene, Strike
 
 
 def blow(scene: Scene) -> None:
-    """Returns where somebody wakes it up again."""
+    """Never returns: whoever is woken to say what its threads were doing shall not go on training meanwhile."""
     to_victims(scene, signal.SIGSTOP)
+    while True:
+        signal.pause()
 
 
 STRIKE = Strike("is stopped by SIGSTOP and hangs", (*IN_STEP, "capture", *STARTING, "wall"), blow, ends=False, several=True)

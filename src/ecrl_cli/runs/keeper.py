@@ -23,7 +23,7 @@ from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.mortality import mortal_command
 from ecrl_cli.supervision.record import read_record
-from ecrl_cli.supervision.signals import StopSignals
+from ecrl_cli.supervision.signals import StopSignals, held_back
 
 KEPT = "ecrl_cli.runs.kept"
 # How a supervisor ends of an entry of this kind: its exit code, or minus the signal.
@@ -67,12 +67,13 @@ def _stay(config: RunConfig, layout: RunLayout, stop: StopSignals) -> Stay:
     read, write = os.pipe()
     with closing(FileIO(read)) as result:
         try:
-            process = subprocess.Popen(
-                mortal_command([sys.executable, "-m", KEPT, str(layout.root.absolute()), str(write)]),
-                stdin=subprocess.PIPE,
-                pass_fds=(write,),
-                process_group=0,  # Ctrl-C reaches this process, which passes it on: once
-            )
+            with held_back():
+                process = subprocess.Popen(
+                    mortal_command([sys.executable, "-m", KEPT, str(layout.root.absolute()), str(write)]),
+                    stdin=subprocess.PIPE,
+                    pass_fds=(write,),
+                    process_group=0,  # Ctrl-C reaches this process, which passes it on: once
+                )
         finally:
             os.close(write)
         assert process.stdin is not None

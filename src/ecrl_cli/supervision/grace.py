@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from ecrl_cli.errors import RecordError
 from ecrl_cli.records.events import CheckpointLine, RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
@@ -22,19 +24,24 @@ class GraceArithmetic:
         self._done = grace_s <= 0
 
     def hear(self, progress: Progress) -> None:
-        """A save begins: by now an earlier one may have ended."""
-        if progress.phase == "saving":
-            self.look()
+        """A save begins: by now an earlier one of this attempt may have ended."""
+        if progress.phase == "saving" and not self._done:
+            self._weigh(self._layout.attempts()[-1:])
 
     def look(self) -> None:
         """At the newest attempt that saved anything."""
-        for attempt in reversed(self._layout.attempts()) if not self._done else ():
-            save, step = last_save_s(self._layout, attempt), longest_step_s(self._layout, attempt)
-            if save is not None:
-                self._done = True
-                if (said := shortfall(self._grace_s, step, save)) is not None:
-                    self._tell(said)
-                return
+        if not self._done:
+            self._weigh(self._layout.attempts()[::-1])
+
+    def _weigh(self, attempts: Sequence[int]) -> None:
+        """The first of them that saved anything; nothing is said of one whose records cannot be read: whoever needs them will."""
+        for attempt in attempts:
+            with contextlib.suppress(RecordError):
+                if (save := last_save_s(self._layout, attempt)) is not None:
+                    self._done = True
+                    if (said := shortfall(self._grace_s, longest_step_s(self._layout, attempt), save)) is not None:
+                        self._tell(said)
+                    return
 
 
 def shortfall(grace_s: float, step_s: float, save_s: float) -> str | None:

@@ -16,7 +16,7 @@ from ecrl_cli.records.events import Hang
 
 RECENT = 100  # steps whose time is remembered
 _DONE = PHASES.index("logging")  # from this phase on, the step itself is done
-_SAVING = ("saving", "flushing")
+SAVING = ("saving", "flushing", "done")  # where one call of the kernel, or one hash, may take longer than many steps
 _STOPPED = {"T": "stopped", "t": "held by a debugger", "D": "stuck in the kernel (state D)"}
 _COLLECTIVE = ("backward", "saving", "rendezvous")
 
@@ -68,18 +68,20 @@ class Quiet:
 
 
 class Detector:
-    """Looks at the ranks' slots, and at the writer's while they may be waiting for it."""
+    """Looks at the ranks' slots, and at the writer's while they may be waiting for it. `held`: whether a rank is known to be stopped."""
 
     def __init__(self, limits: Limits, resume_step: int, now: float) -> None:
         self._limits, self._first = limits, resume_step
         self.quiet = Quiet(limits.counted_s, now)
-        self._done, self._done_at = resume_step, now
+        self._done, self._looked, self._spent_s = resume_step, now, 0.0
         self._steps: deque[float] = deque(maxlen=RECENT)
+        self.held = self._patient = False
 
     def look(self, now: float, ranks: Sequence[Beat], writer: Beat | None = None) -> bool:
-        """Whether nothing has moved for as long as is allowed."""
+        """Whether nothing has moved for as long as is allowed: a save gets the time of a start, unless a rank is `held`."""
         self._learn(now, ranks)
-        waiting = any(beat.phase in _SAVING for beat in ranks)
+        waiting = any(beat.phase in SAVING for beat in ranks)
+        self._patient = not self.held and min(ranks, key=_order).phase in SAVING
         return self.quiet.look(now, (*ranks, writer if waiting else None)) >= self.limit_s
 
     def forgive(self) -> None:
@@ -88,6 +90,15 @@ class Detector:
 
     @property
     def limit_s(self) -> float:
+        """As of the last look."""
+        return self.save_limit_s if self._patient else self.step_limit_s
+
+    @property
+    def save_limit_s(self) -> float:
+        return max(self._limits.start_s, self.step_limit_s)
+
+    @property
+    def step_limit_s(self) -> float:
         if not self._steps:
             return max(self._limits.start_s, self._limits.timeout_s)
         return max(self._limits.timeout_s, self._limits.factor * self.longest_step_s)
@@ -98,15 +109,18 @@ class Detector:
         return max(self._steps, default=0.0)
 
     def _learn(self, now: float, ranks: Sequence[Beat]) -> None:
-        """How long steps take: from one step that all have done to the next. Saves, which may take what they take, are no part of it."""
+        """How long steps take: from one step that all have done to the next. Saves, which may take what they take, are no part of it, and
+        neither is time in which nobody looked."""
         done = min(steps_done(beat) for beat in ranks)
-        if any(beat.phase in _SAVING for beat in ranks):
-            self._done, self._done_at = max(done, self._done), now
+        self._spent_s += min(now - self._looked, self._limits.counted_s)
+        self._looked = now
+        if any(beat.phase in SAVING for beat in ranks):
+            self._done, self._spent_s = max(done, self._done), 0.0
         elif done > self._done:
             if self._done > self._first:  # the first step of an attempt warms up
                 new = done - self._done
-                self._steps.extend([(now - self._done_at) / new] * min(new, RECENT))
-            self._done, self._done_at = done, now
+                self._steps.extend([self._spent_s / new] * min(new, RECENT))
+            self._done, self._spent_s = done, 0.0
 
 
 def steps_done(beat: Beat) -> int:

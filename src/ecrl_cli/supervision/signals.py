@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
@@ -14,6 +15,8 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class StopSignals:
     """While entered, a stop signal does not interrupt anything: it waits in `received`. Outside the main thread it does nothing.
+
+    A process may begin life with them blocked (`held_back`): then what came before this was entered is received too.
 
     A terminal that is closed stops the run as SIGTERM does, unless the command was started to outlive it (nohup).
 
@@ -36,6 +39,7 @@ class StopSignals:
             self._wakeup = signal.set_wakeup_fd(self._kernel.fileno(), warn_on_full_buffer=False)
             numbers = [number for number in STOPPING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
             self._before = {number: signal.signal(number, _count) for number in numbers}
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -60,6 +64,16 @@ class StopSignals:
         with contextlib.suppress(BlockingIOError):
             self._count += [number for number in self._mine.recv(64) if number in STOPPING]
         return list(self._count)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Whatever is started meanwhile begins life with the stop signals blocked: they wait until it is ready for them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _count(number: int, frame: FrameType | None) -> None:

@@ -15,7 +15,7 @@ from ecrl_cli.records.layout import AttemptLayout
 from ecrl_cli.records.messages import Hello
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.farewell import Farewell
-from ecrl_cli.supervision.hangs import Detector, Limits, Quiet, Silence
+from ecrl_cli.supervision.hangs import SAVING, Detector, Limits, Quiet, Silence
 from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.supervision.stragglers import Stragglers
 from ecrl_cli.supervision.strikes import WallStrikes
@@ -53,7 +53,7 @@ class Post:
     def farewell(self, stop: StopSignals) -> Farewell:
         """How this attempt is stopped."""
         heard = self.saves and not self.order.nodes  # ranks on another machine do not see the board
-        return Farewell(stop, self.board if heard else None, self.supervision.grace_s)
+        return Farewell(stop, self.board if heard else None, self.supervision.grace_s, self.tell)
 
 
 class Vigil:
@@ -81,6 +81,7 @@ class Vigil:
         """What to say of an attempt that hangs; None while it does not."""
         beats, writer = self._beats(), self._post.board.read(self._post.board.writer)
         self._tell(self._stragglers.look(beats))
+        self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _HELD for one in self._witnesses.values())
         hangs = self._detector.look(now, list(beats.values()), writer)
         if self._writer_stuck(now, writer):
             self._replace_writer()
@@ -106,10 +107,12 @@ class Vigil:
         return Silence(self._detector.quiet.waited_s, self._detector.limit_s, beats, states, launcher)
 
     def _writer_stuck(self, now: float, writer: Beat) -> bool:
-        """It is held, or at work by its own word, and has not moved for as long as a rank might."""
+        """It is held for as long as a rank might be, or at work by its own word and has not moved for as long as a save might take."""
         pid = next(iter(self._beside.pids), 0) if self._beside else 0
-        busy = pid and (writer.phase == "saving" or processes.state(pid) in _HELD)
-        return self._writer_quiet.look(now, (pid, writer) if busy else now) >= self._detector.limit_s
+        held = pid and processes.state(pid) in _HELD
+        busy = pid and (held or writer.phase == "saving")
+        limit_s = self._detector.step_limit_s if held else self._detector.save_limit_s
+        return self._writer_quiet.look(now, (pid, writer) if busy else now) >= limit_s
 
     def _replace_writer(self) -> None:
         """What it holds fails, on record; the ranks go on, and get their time anew."""

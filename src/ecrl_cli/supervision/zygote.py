@@ -115,13 +115,19 @@ class ZygoteLauncher:
         self._zygote: ZygoteProcess | None = ZygoteProcess(modules, private_network)
 
     def warm(self, config: RunConfig) -> None:
+        self._discard()
         self._living().warm(preload(config))
 
     def launch(self, spec: LaunchSpec) -> ZygoteAttempt:
-        if self._private and self._served:
-            self.close()
+        self._discard()
         self._served = True
         return ZygoteAttempt(spec, self._living())
+
+    def _discard(self) -> None:
+        """One that has had its only attempt."""
+        if self._private and self._served:
+            self.close()
+            self._served = False
 
     def _living(self) -> ZygoteProcess:
         if self._zygote is None or self._zygote.over():

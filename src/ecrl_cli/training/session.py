@@ -171,6 +171,7 @@ class Session:
     def finish(self, loop: Loop, loss: float) -> None:
         """The end of the goodput clock, then the final digests: only a run that has this record reached its target."""
         at = self.clock.switch("idle")
+        self.pulse.phase("done")
         if self.rank == 0:
             digests = loop.pack.digests()
             final = Final(

@@ -60,7 +60,7 @@ class Loop:
         """Train to the end and wait for everything in flight; gives the last loss. Raises if the last step's checkpoint is due and lost."""
         first = True
         if self.global_step:  # what should have struck here is still to come where the run was stopped in between
-            self.injector.at_boundary(self.global_step, self.strategy.flush)
+            self.injector.at_boundary(self.global_step, self.flush)
         self.heed_stop()
         while self.global_step < self.end:
             self.step()
@@ -74,13 +74,17 @@ class Loop:
                 self.pulse.phase("saving")
                 self.injector.before_save(self.global_step)
                 self.strategy.save(self.progress())
-            self.injector.at_boundary(self.global_step, self.strategy.flush)
-        self.pulse.phase("flushing")
+            self.injector.at_boundary(self.global_step, self.flush)
         self.report(self.global_step, "flushing", self.loss)
-        self.strategy.flush()
+        self.flush()
         if self.until is not None or self.config.checkpoint.final:
             self.strategy.confirm(self.global_step)
         return self.loss
+
+    def flush(self) -> None:
+        """Wait for everything in flight, and say so: a wait for the writer is no hang while the writer moves."""
+        self.pulse.phase("flushing")
+        self.strategy.flush()
 
     def heed_stop(self) -> None:
         """Where all ranks are to stop behind a step, that step is this attempt's last.
