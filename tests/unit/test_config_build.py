@@ -85,7 +85,7 @@ def test_an_installed_package_adds_names(monkeypatch: pytest.MonkeyPatch) -> Non
     added = EntryPoint(name="mine", value="package:builder", group="ecrl.models")
     monkeypatch.setattr(fields, "entry_points", lambda group: [added] if group == "ecrl.models" else [])
     assert build(values(model__name="mine")).model.name == "mine"
-    assert "model.name: must be one of small_cnn, resnet18, resnet50, resnet152, vit, mine, got 'other'" in refusal(model__name="other")
+    assert "model.name: must be one of small_cnn, resnet18, resnet50, resnet152, vit, nt3, mine, got 'other'" in refusal(model__name="other")
     assert "dataset.name: must be one of" in refusal(dataset__name="mine")
 
 
