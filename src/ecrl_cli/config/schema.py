@@ -175,7 +175,8 @@ class SupervisionConfig:
     `nodes`: how many of a Slurm allocation share the ranks equally. `on_node_loss`: where too few answer, Slurm is asked to start the job
     anew, or fewer ranks go on.
     `hang_timeout_s`, `hang_factor`: a rank that shows no progress for `hang_factor` times the longest step seen, and for `hang_timeout_s` at
-    least, hangs; before its first step `start_timeout_s` counts. `grace_s`: how long a last checkpoint may take when the run is to stop; 0: none.
+    least, hangs; before its first step, and while a state is saved, `start_timeout_s` counts. `grace_s`: how long a last checkpoint may take
+    when the run is to stop; 0: none.
     """
 
     launcher: str = one_of("torchrun", LAUNCHERS)
