@@ -56,11 +56,14 @@ def _ended(ending: Ending, layout: RunLayout) -> Found:
 
 
 def _found_after(layout: RunLayout, attempt: Mapping[str, Any]) -> float:
-    """From the last step that any rank did to the end of the attempt, in limits: by the ranks' own lines, whatever the supervisor says it saw."""
+    """The longest stretch in which no rank did a step, in limits: by the ranks' own lines, whatever the supervisor says it saw. It ends with the
+    attempt, or with the step of a rank that was woken up to tell where it stood."""
     logs = layout.attempt(attempt["attempt"])
     lines = [[line.at for line in read_journal(logs.rank(rank), RankLine).events] for rank in range(attempt["world_size"])]
-    silent_s: float = attempt["ended_at"] - max([attempt["launched_at"], *(at for each in lines for at in each)])
-    return silent_s / _limit(lines[0])
+    times = sorted(at for each in lines for at in each) or [attempt["launched_at"]]
+    began, ended = max(pairwise([*times, attempt["ended_at"]]), key=lambda stretch: stretch[1] - stretch[0])
+    silent_s: float = ended - began
+    return silent_s / _limit([at for at in lines[0] if at <= began])
 
 
 def _limit(lines: Sequence[float]) -> float:
