@@ -180,6 +180,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "sweep"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", CAUGHT)
 def test_a_planted_bug_is_found(sweep: Path, spoilt: Path, bug: str) -> None:
     """Against eight ranks without the bug; three ranks without it are valid above."""

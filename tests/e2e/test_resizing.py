@@ -95,6 +95,7 @@ def digests(run: Path) -> dict[str, str]:
     return tensor_digests(load(RunLayout(run)))[24]
 
 
+@pytest.mark.slow
 def test_random_failures_and_changes_of_size_together(ecrl: Ecrl, tmp_path: Path) -> None:
     drawn = tiny("world_size=2", "failure=mtbf", "failure.steps=", "failure.rank=", "failure.mtbf_steps=6", SCHEDULE)
     ecrl("train", *drawn, "variant=ovl", "run_dir=run", "seed=5")

@@ -53,7 +53,7 @@ def test_an_average_is_the_sum_from_the_first_rank_to_the_last_by_their_number()
     found = averages("sum", [0, 1, 2], [[True] * 3, [True, False, True]])
     expected = [(VALUES[0] + VALUES[1] + VALUES[2]) / 3, (VALUES[0] + VALUES[2]) / 2]
     assert all(torch.equal(each[turn][0], expected[turn]) for each in found for turn in (0, 1))
-    assert not torch.equal(expected[0], (VALUES[2] + VALUES[1] + VALUES[0]) / 3)
+    assert not torch.equal(expected[0], (VALUES[0] + VALUES[2] + VALUES[1]) / 3)
 
 
 def test_what_a_dormant_rank_holds_is_never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

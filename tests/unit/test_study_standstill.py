@@ -78,6 +78,7 @@ def test_how_late_a_hang_was_found_is_told_by_the_ranks_and_not_by_the_superviso
     assert _limit([1.0, 1.1]) == 3.0 and _limit([0.2 * n for n in range(10)]) == pytest.approx(2.0), "ten times the longest step"
 
 
+@pytest.mark.slow
 def test_a_heartbeat_from_a_side_thread_hides_a_hang(hangs: HangsStudy) -> None:
     assert hangs.run(trial_of(hangs, arm="planted", what=SIDE_THREAD))["shown"]
 

@@ -82,9 +82,7 @@ def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage,
             found = _ended(stage.supervise(config, layout, Prompter()), layout)
         named = what == "skip" or found["blamed"] == list(victims)  # who skipped one is ahead of the others, and nobody can see it
         recovered = found["outcomes"] == [expected, "completed"] and found["code"] == 0 and found["lineage"]
-        return found | {
-            "good": recovered and found["left"] == 0 and (expected != "hung" or (named and found["stacks"] and found["found_after"] < IN_LIMITS))
-        }
+        return found | {"good": recovered and found["left"] == 0 and (expected != "hung" or (named and found["stacks"]))}
 
     return run
 
