@@ -133,3 +133,14 @@ def test_a_rank_that_nobody_watches_beats_into_nothing() -> None:
     pulse.step(1)
     pulse.again()
     assert pulse.stop_behind(1) is None
+
+
+def test_what_a_rank_keeps_outlives_it_for_its_last_two_steps_and_a_new_attempt(board: Board) -> None:
+    with closing(attached(board)) as rank:
+        for step in (4, 5, 6):
+            rank.keep(1, step, bytes([step]) * 10_084)
+    board.clear()
+    assert board.kept(1, 6) == bytes([6]) * 10_084
+    assert board.kept(1, 5) == bytes([5]) * 10_084
+    assert (board.kept(1, 4), board.kept(1, 7), board.kept(0, 6)) == (None, None, None)
+    assert board.ranks == 2

@@ -20,7 +20,7 @@ from ecrl_cli.config.study import build_study
 from ecrl_cli.errors import ConfigError, DatasetError
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import StudyLayout
-from ecrl_cli.recovery.ledger import LOST, REPEATED
+from ecrl_cli.records.recovery import LOST, REPEATED
 from ecrl_cli.report.find import StudyPlace
 from ecrl_cli.report.study_figures import draw
 from ecrl_cli.report.study_record import read_studies

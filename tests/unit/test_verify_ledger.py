@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.recovery.ledger import LOST, REPEATED, Applied, LedgerLine, lost, repeated
+from ecrl_cli.records.recovery import LOST, REPEATED, Applied, LedgerLine
+from ecrl_cli.recovery.ledger import lost, repeated
 from ecrl_cli.verify.ledger import unaccounted
 
 LAYERS = ("head", "middle", "stem")

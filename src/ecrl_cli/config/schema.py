@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WRITE_MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
-STRATEGIES = ("none", "blocking", "overlapped")
+STRATEGIES = ("none", "blocking", "overlapped", "in_memory")
 LAYOUTS = ("group", "single")
 FORMATS = ("safetensors", "torch")
 DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "tinyimagenet", "nt3", "fake")
@@ -27,7 +27,7 @@ FAILURE_KINDS = (
 )
 VICTIMS = ("rank", "all", "node")
 INDIVISIBLE = ("refuse", "lower")
-RECOVERIES = ("checkpoint_restart",)
+RECOVERIES = ("checkpoint_restart", "immediate_rollback", "lossy_forward")
 LAUNCHERS = ("torchrun", "zygote")
 NODE_LOSSES = ("requeue", "shrink")
 SCALES = ("paper", "gpu", "cpu", "smoke")

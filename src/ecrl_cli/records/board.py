@@ -20,6 +20,9 @@ _HEADER = struct.Struct("<QQ")  # whether to stop; the step to stop behind, plus
 _SLOT = struct.Struct("<QIIddd")  # step, phase, 0, at, own seconds of the last step, beats
 _SLOT_BYTES = 64
 _MEMBERS = 16  # behind the header: who lives, as a mask, and how often that has changed
+_RANKS = 32  # behind that: how many ranks there are
+_KEPT = struct.Struct("<QI")  # the step behind which it was kept, plus one; its length
+_KEPT_BYTES = 16384  # a rank's generators are 10 KiB
 
 
 @dataclass(frozen=True)
@@ -35,19 +38,23 @@ class Beat:
 
 
 class Board:
-    """Slots 0 to `ranks` - 1 belong to the ranks, slot `ranks` to the background writer. Each slot has one writer."""
+    """Slots 0 to `ranks` - 1 belong to the ranks, slot `ranks` to the background writer. Each slot has one writer.
+
+    Behind the slots each rank has room for what must outlive it: see `keep`.
+    """
 
     def __init__(self, fd: int) -> None:
         """Attach to the memory file `fd`, which this object owns from now on."""
         self.fd = fd
         self._memory = mmap.mmap(fd, os.fstat(fd).st_size)
-        self.ranks = len(self._memory) // _SLOT_BYTES - 2
+        self.ranks = int(struct.unpack_from("<Q", self._memory, _RANKS)[0])
         self._beats = [0] * (self.ranks + 1)
 
     @classmethod
     def create(cls, ranks: int) -> Board:
         fd = os.memfd_create("ecrl-board")
-        os.ftruncate(fd, (ranks + 2) * _SLOT_BYTES)
+        os.ftruncate(fd, (ranks + 2) * _SLOT_BYTES + 2 * ranks * _KEPT_BYTES)
+        os.pwrite(fd, struct.pack("<Q", ranks), _RANKS)
         return cls(fd)
 
     @property
@@ -100,9 +107,26 @@ class Board:
         mask = struct.unpack_from("<Q", self._memory, _MEMBERS)[0]
         return tuple(rank for rank in range(64) if mask >> rank & 1)
 
+    def keep(self, rank: int, global_step: int, data: bytes) -> None:
+        """Keep what `rank` is behind `global_step` beyond its death, and what it was behind the step before."""
+        place = self._kept_at(rank, global_step)
+        struct.pack_into("<Q", self._memory, place, 0)
+        self._memory[place + _KEPT.size : place + _KEPT.size + len(data)] = data
+        _KEPT.pack_into(self._memory, place, global_step + 1, len(data))
+
+    def kept(self, rank: int, global_step: int) -> bytes | None:
+        """What `rank` kept behind `global_step`; None where that is not there any more, or was not whole when it died."""
+        place = self._kept_at(rank, global_step)
+        step, length = _KEPT.unpack_from(self._memory, place)
+        return self._memory[place + _KEPT.size : place + _KEPT.size + length] if step == global_step + 1 else None
+
+    def _kept_at(self, rank: int, global_step: int) -> int:
+        return (self.ranks + 2) * _SLOT_BYTES + (2 * rank + global_step % 2) * _KEPT_BYTES
+
     def clear(self) -> None:
-        """As new, for the next attempt; only while no rank lives. The writer's slot stays: it outlives attempts."""
-        self._memory[: _at(self.ranks)] = bytes(_at(self.ranks))
+        """As new, for the next attempt; only while no rank writes. The writer's slot stays, it outlives attempts; so does what ranks have kept."""
+        self._memory[:_RANKS] = bytes(_RANKS)
+        self._memory[_SLOT_BYTES : _at(self.ranks)] = bytes(_at(self.ranks) - _SLOT_BYTES)
 
     def close(self) -> None:
         self._memory.close()

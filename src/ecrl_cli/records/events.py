@@ -185,10 +185,14 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One launch. `outcome`: running, completed, died, stopped, resized, hung. `phases` in seconds.
+    """One launch, or one going on of ranks that outlived others. `outcome`: running, completed, died, stopped, resized, hung, survived (ranks died,
+    the others took the state in their memory along). `phases` in seconds.
 
     `exit_code` and `signal` are the first casualty's (an injected exit: 137 and none; a SIGKILL: none and 9).
     `first_step` and `last_step` are the first and last step that rank 0 logged, or None. `launched_at`, `ended_at`: monotonic.
+    `continues`: the attempt whose state in memory this one began with, behind `resumed_from_step`; `memory`: whose memory that was: `survivors`
+    (the ranks' own) or `snapshot` (kept beside them). `origins`: by rank, its rank in the attempt before (a newcomer: -1, or the rank whose place it
+    takes); `joined`: the ranks that were warm spares. All empty where every process was started for this attempt.
     """
 
     attempt: int
@@ -208,6 +212,10 @@ class Attempt:
     session: int = 0
     hang: Hang | None = None
     stragglers: tuple[Straggler, ...] = ()
+    continues: int | None = None
+    memory: str = ""
+    origins: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ class LaunchOrder:
     None: it ends at the target. `max_step_seen` is the highest step any attempt logged: steps up to it are replayed.
     `pending` are the planned failures that have not fired. `nodes`: where the ranks sit, in a run with several nodes; `silent`: which nodes
     of its allocation did not answer before the launch.
+    `continues`, `memory`, `origins`, `joined`: see `Attempt`. Where `memory` is `survivors`, the lowest rank that has not joined has the state.
     """
 
     attempt: int
@@ -26,3 +27,7 @@ class LaunchOrder:
     until: int | None = None
     nodes: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
+    continues: int | None = None
+    memory: str = ""
+    origins: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()

@@ -48,6 +48,14 @@ class AttemptLayout:
         """What every thread of the rank was doing when the attempt was taken for hung."""
         return self.folder / f"stacks_rank{rank}.txt"
 
+    def testimony(self, rank: int) -> Path:
+        """What the rank says of those who died before it: see `records.recovery.Testimony`."""
+        return self.folder / f"recovery_rank{rank}.jsonl"
+
+    def ledger(self, rank: int) -> Path:
+        """Which samples lost their influence, or have too much: see `records.recovery.LedgerLine`."""
+        return self.folder / f"ledger_rank{rank}.jsonl"
+
     def ranks(self) -> list[int]:
         """The ranks that left a log, in order."""
         names = (_RANK_LOG.match(p.name) for p in self.folder.iterdir()) if is_folder(self.folder) else ()

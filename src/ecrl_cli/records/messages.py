@@ -1,4 +1,4 @@
-"""What a rank tells its supervisor over the control socket: JSON lines, one object each, with a `kind`."""
+"""What ranks and their supervisor tell each other over the control socket: JSON lines, one object each, with a `kind`."""
 
 from __future__ import annotations
 
@@ -39,3 +39,37 @@ class Trouble:
     text: str
     exit_code: int
     kind: str = "trouble"
+
+
+@dataclass(frozen=True)
+class Left:
+    """From a rank that outlived others: it has left its attempt behind `global_step`, with its state in memory, and waits for an Assignment on
+    this connection. Its records are durable. `alive`: who was left, as it knows."""
+
+    rank: int
+    pid: int
+    attempt: int
+    global_step: int
+    alive: tuple[int, ...]
+    kind: str = "left"
+
+
+@dataclass(frozen=True)
+class Standby:
+    """First message of a warm spare: it has imported and loaded what it can, and waits for an Assignment on this connection."""
+
+    pid: int
+    kind: str = "standby"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """From the supervisor, to one who has left or stands by: be `rank` of `attempt`, whose launch.json is there; say Hello on a new connection.
+
+    `prefix`: under which the attempt keeps its keys in the store. Where the connection ends instead, there is nothing more to do.
+    """
+
+    attempt: int
+    rank: int
+    prefix: str
+    kind: str = "assignment"

@@ -7,34 +7,8 @@ everything else must still have been applied exactly once, and `verify.ledger` c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-LOST, REPEATED = "lost", "repeated"
-EFFECTS = (LOST, REPEATED)
-
-
-@dataclass(frozen=True)
-class LedgerLine:
-    """`samples`: dataset indices, one for each time that the sample stood in the mini-batch. `layers`: parameters by the model's names.
-
-    `effect`: lost (without influence) or repeated (once more than its due). `ranks`: the casualties. `cause`: the recovery that caused it.
-    """
-
-    global_step: int
-    effect: str
-    samples: tuple[int, ...]
-    layers: tuple[str, ...]
-    ranks: tuple[int, ...]
-    cause: str
-
-
-@dataclass(frozen=True)
-class Applied:
-    """`samples` had their influence on `layers`, once: an average to which they contributed was applied to these."""
-
-    global_step: int
-    samples: tuple[int, ...]
-    layers: tuple[str, ...]
+from ecrl_cli.records.recovery import LOST, REPEATED, LedgerLine
 
 
 def lost(global_step: int, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LedgerLine]:

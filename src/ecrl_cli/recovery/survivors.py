@@ -22,25 +22,11 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.clock import monotonic
+from ecrl_cli.records.recovery import Redone
 from ecrl_cli.recovery.membership import Membership
 
 STILL_GOING = "Operation timed out!"  # what a wait says that came to its end before the exchange did; gloo's own timeouts say it otherwise
 TICK = timedelta(milliseconds=20)  # how often a waiting rank looks whether another has gone
-
-
-@dataclass(frozen=True)
-class Redone:
-    """What a death changed in `global_step`: of its `buckets`, those from `first` on hold the gradients of `left` alone.
-
-    `lost`: who has died since the last agreement; `seconds`: from the failing exchange to the agreement.
-    """
-
-    global_step: int
-    first: int
-    buckets: int
-    lost: tuple[int, ...]
-    left: tuple[int, ...]
-    seconds: float
 
 
 class _Interrupted(Exception):

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ecrl_cli.errors import shown
-from ecrl_cli.recovery.ledger import EFFECTS, LOST, Applied, LedgerLine
+from ecrl_cli.records.recovery import EFFECTS, LOST, Applied, LedgerLine
 
 Windows = Mapping[int, Sequence[int]]
 

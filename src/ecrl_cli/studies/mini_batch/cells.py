@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ecrl_cli.config.mini_batch import MiniBatchFailure
-from ecrl_cli.recovery.ledger import LOST, REPEATED
+from ecrl_cli.records.recovery import LOST, REPEATED
 from ecrl_cli.studies.mini_batch.scene import Corrections, Failure, Scene
 from ecrl_cli.studies.mini_batch.strategies import RECOVER
 from ecrl_cli.studies.mini_batch.timing import Timing

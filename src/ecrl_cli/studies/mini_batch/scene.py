@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ecrl_cli.records.clock import processor
-from ecrl_cli.recovery.ledger import Applied, LedgerLine
+from ecrl_cli.records.recovery import Applied, LedgerLine
 from ecrl_cli.studies.mini_batch.checkpoints import Checkpoints
 from ecrl_cli.studies.mini_batch.samples import Samples
 from ecrl_cli.studies.mini_batch.trainee import Trainee
