@@ -6,9 +6,10 @@ killed in the same step, once, and the work goes on from the checkpoint two step
 `torchrun`: bench/plain_ddp.py, a plain script with torch.save, under `torch.distributed.run --standalone --max-restarts`, with
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which torchrun's own restart now and then hangs.
 
-Measured, on one clock, from the instant before the kill: until the new group's processes are there (`up`), have met (`met`), have loaded
-(`loaded`), have done a step (`back`), each of the last rank to get there (of rank 0 where it alone keeps an account); and how long a step
-takes otherwise, which is in `back`. Ratios are medians of the rounds' ratios. Absolute numbers belong to this machine and this minute.
+Measured, on one clock, from the instant before the kill: until the death was noticed and the attempt was over (`over`; torchrun does not say when),
+the next one's processes are there (`up`), have met (`met`), have loaded (`loaded`), have done a step (`back`). Each is of the last rank to get
+there, `back` of the first; of ECRL's ranks it is rank 0 that keeps the account. How long a step takes otherwise is in `back`, and printed.
+Ratios are medians of the rounds' ratios. Absolute numbers belong to this machine and this minute.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STEPS, EVERY, DIES_AT, RANKS = 9, 4, 7, 2
 ARMS = ("torchrun", "spares", "zygote", "torchrun_again")
 GOAL = 0.2
 CONCLUSIVE = 0.1  # how far two identical arms may come apart
-PARTS = ("noticed", "up", "met", "loaded", "back")
+PARTS = ("over", "up", "met", "loaded", "back")
 
 
 def ours(run_dir: Path, batch: int, spares: int) -> dict[str, float]:
@@ -49,11 +50,16 @@ def ours(run_dir: Path, batch: int, spares: int) -> dict[str, float]:
 def parts(records: RunRecords) -> dict[str, float]:
     """Seconds from the kill to the end of each part of the attempt that followed it: the spans of its rank 0, and its first line."""
     (death,) = deaths(records)
-    killed = death.fired.at
+    killed, attempts = death.fired.at, records.supervisor.attempts if records.supervisor else ()
     logs = records.logs(death.fired.attempt + 1)
-    ends = {span.category: span.end - killed for span in reversed(logs.spans.events) if span.global_step == 0}
+    ends = {span.category: span.end - killed for span in logs.spans.events if span.global_step == 0}
     steps = [line.seconds for line in records.logs(0).ranks[0].events[1:]]
-    found = {"up": logs.spans.events[0].start - killed, "met": ends.get("rendezvous"), "loaded": ends.get("load")}
+    found = {
+        "over": (attempts[death.fired.attempt].ended_at or killed) - killed,
+        "up": logs.spans.events[0].start - killed,
+        "met": ends.get("rendezvous"),
+        "loaded": ends.get("load"),
+    }
     back = first_line(records, death.fired).at - killed
     return {name: value for name, value in found.items() if value is not None} | {"back": back, "step": statistics.median(steps)}
 
