@@ -126,13 +126,16 @@ class StatePack:
         Every byte is read once and hashed as it is read. StorageError if it is not the checkpoint that was committed as
         `commit_sha256`; ConfigError if it is the state of another model or optimizer.
         """
-        loaded = load_checkpoint(path, commit_sha256)
+        return self.become(load_checkpoint(path, commit_sha256), path.name)
+
+    def become(self, loaded: Loaded, name: str) -> Progress:
+        """`restore` from what has been read and checked; `name` says what that is."""
         try:
             self._restore_model(loaded)
             self._restore_optimizer(loaded)
             return self._restore_rest(loaded)
         except (KeyError, TypeError) as error:
-            raise StorageError("restore", f"{path.name}: train.json lacks what is needed ({error})", "resume from another checkpoint") from error
+            raise StorageError("restore", f"{name}: train.json lacks what is needed ({error})", "resume from another checkpoint") from error
 
     def _restore_model(self, loaded: Loaded) -> None:
         sources = {source.name: source for source in model_sources(self.model)}

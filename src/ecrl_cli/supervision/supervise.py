@@ -7,8 +7,9 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+from ecrl_cli.checkpoint.snapshots import Snapshots
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.schema import BACKGROUND, RunConfig
 from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
 from ecrl_cli.failures.fired import read_fired
 from ecrl_cli.records.board import Board
@@ -80,6 +81,7 @@ class Supervisor:
         self._keeper = RecordKeeper(layout, run_id, config.target_steps)
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
         self._board = Board.create(max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size)
+        self._snapshots = Snapshots.create() if config.checkpoint.strategy == "in_memory" else None
         self._writer = Writer(layout, self._board)
         self._grace = GraceArithmetic(layout, config.supervision.grace_s, ui.note)
         self._listener: Listener | None = None
@@ -109,6 +111,8 @@ class Supervisor:
             self._running.reap()
         self._writer.close()
         self._board.close()
+        if self._snapshots:
+            self._snapshots.close()
         if self._listener:
             self._listener.close()
         self._store.close()
@@ -135,7 +139,7 @@ class Supervisor:
         earlier = self._keeper.record.attempts
         self._seats = take_seats(self._config)
         RestStrikes(self._layout, self._store, self._config.seed).strike(earlier)
-        choice = choose(self._layout, self._store, earlier)
+        choice = choose(self._layout, self._store, earlier, self._snapshots)
         todo = order(self._layout, self._config, earlier, choice, self._seats)
         attempt = Attempt(
             attempt=todo.attempt,
@@ -144,6 +148,11 @@ class Supervisor:
             resumed_from=todo.resume_from,
             rejected=choice.rejected,
             launched_at=monotonic(),
+            continues=todo.continues,
+            memory=todo.memory,
+            snapshot_sha256=todo.snapshot_sha256,
+            snapshot_state=choice.recalled.content.state_digest if choice.recalled else "",
+            forgone=choice.forgone,
         )
         return attempt, todo
 
@@ -158,7 +167,7 @@ class Supervisor:
             nodes=self._seats.nodes,
             private_network=parts(self._config),
         )
-        if self._config.checkpoint.strategy == "overlapped":
+        if self._config.checkpoint.strategy in BACKGROUND:
             self._writer.start()
         self._board.clear()
         self._keeper.open(attempt)
@@ -166,7 +175,8 @@ class Supervisor:
         self._running = self._launcher.launch(spec)
         assert self._listener is not None
         saves = self._config.checkpoint.strategy != "none"
-        post = Post(self._board, supervision, todo, self._layout.attempt(todo.attempt), saves, self._ui.note, self._wall_strikes(todo.attempt))
+        logs, strikes = self._layout.attempt(todo.attempt), self._wall_strikes(todo.attempt)
+        post = Post(self._board, supervision, todo, logs, saves, self._ui.note, strikes, self._snapshots)
         ended = AttemptWatch(self._running, todo.attempt, self._listener, self._stop, self._writer, post).run(self._hear)
         self._running = None
         return ended

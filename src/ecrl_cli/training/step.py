@@ -74,6 +74,9 @@ class Loop:
                 self.pulse.phase("saving")
                 self.injector.before_save(self.global_step)
                 self.strategy.save(self.progress())
+            elif self.memory_due():
+                self.injector.before_save(self.global_step)
+                self.strategy.remember(self.progress())
             self.injector.at_boundary(self.global_step, self.flush)
         self.report(self.global_step, "flushing", self.loss)
         self.flush()
@@ -143,6 +146,10 @@ class Loop:
     def checkpoint_due(self) -> bool:
         last = self.global_step == self.end and (self.until is not None or self.config.checkpoint.final)
         return last or self.global_step % self.config.checkpoint.every == 0
+
+    def memory_due(self) -> bool:
+        checkpoint = self.config.checkpoint
+        return checkpoint.strategy == "in_memory" and self.global_step % checkpoint.memory_every == 0
 
     def progress(self) -> Progress:
         """Where the run stands: what the next step will consume."""
