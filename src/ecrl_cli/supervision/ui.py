@@ -69,6 +69,7 @@ class PlainUI:
 
     def launched(self, order: LaunchOrder) -> None:
         where = f"from step {order.resume_step}" if order.resume_step else "from the beginning"
+        where += " in memory" if order.memory else ""
         what = f"attempt {order.attempt}" if order.attempt == 0 else f"{self._why}attempt {order.attempt}"
         self._why = "restart, "
         self._say(f"{self._name}: {what}: {order.world_size} ranks {where}, target step {self._target}")
