@@ -69,10 +69,11 @@ def test_a_run_comes_back_exactly(ecrl: Ecrl, tmp_path: Path, reference: Path, n
 
 @pytest.mark.parametrize("launcher", ["zygote", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_in_memory_at_most_the_step_in_progress_is_done_again(ecrl: Ecrl, tmp_path: Path, reference: Path, launcher: str) -> None:
-    """Whoever dies, whenever; rank 0 in the middle of a snapshot and all ranks at once too. No attempt resumes from a checkpoint."""
+    """Whoever dies, whenever; rank 0 in the middle of a snapshot and all ranks at once too. Where a checkpoint is as new, it is taken."""
     record = check(ecrl, tmp_path, reference, "mem", MOMENTS, "state_digests=true", f"supervision.launcher={launcher}")
     first, *later = record["attempts"]
-    assert not first["memory"] and {a["memory"] for a in later} == {"snapshot"} and not any(a["resumed_from"] for a in later)
+    assert not first["memory"] and all(a["memory"] == "snapshot" or (a["resumed_from"] and a["resumed_from_step"] % 6 == 0) for a in later)
+    assert sum(a["memory"] == "snapshot" for a in later) >= 5
     found, reached = metrics(tmp_path / "run"), 0
     for a in record["attempts"]:
         assert reached - a["resumed_from_step"] <= 1, "more than the step in progress was lost"
