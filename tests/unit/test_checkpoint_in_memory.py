@@ -100,7 +100,8 @@ def test_what_is_gone_on_with_is_what_was_taken(layout: RunLayout, snapshots: Sn
     assert found is not None and (found.attempt, found.global_step, found.content.state_digest) == (0, 5, run.pack.state_digest())
     digests, on = run.pack.digests(), run.train(3)
     other = Run(kind, seed=99)
-    progress = other.pack.become(load_snapshot(snapshots, 5, found.content.sha256), "it")
+    loaded = load_snapshot(snapshots, 5, found.content.sha256)
+    progress = other.pack.become(loaded.tensors, loaded.train)
     assert other.pack.digests() == digests
     assert other.train(3) == on, "another trajectory: a generator, the scaler or the schedule is not as it was"
     assert progress == Progress(5, 0, 5, 1337, "c" * 64)

@@ -9,7 +9,6 @@ from ecrl_cli.checkpoint.guard import GuardReport
 from ecrl_cli.checkpoint.protocol import step_name
 from ecrl_cli.checkpoint.snapshots import Snapshots
 from ecrl_cli.checkpoint.store import CheckpointStore
-from ecrl_cli.config.codec import encode
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import NoValidCheckpoint
@@ -18,9 +17,9 @@ from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, Rejected, ResumedFrom
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.books import acknowledge, still_kept
+from ecrl_cli.supervision.going_on import GoingOn, write_order
 from ecrl_cli.supervision.recall import recall
 
 
@@ -63,11 +62,13 @@ def set_aside(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejecte
         store.set_aside(layout.root / each.path)
 
 
-def order(layout: RunLayout, config: RunConfig, earlier: tuple[Attempt, ...], choice: Choice, seats: Seats | None = None) -> LaunchOrder:
+def order(
+    layout: RunLayout, config: RunConfig, earlier: tuple[Attempt, ...], choice: Choice, seats: Seats | None = None, going: GoingOn | None = None
+) -> LaunchOrder:
     """Write what the next attempt is to do to its launch.json, durably, and give it.
 
     As many ranks as the schedule has behind the step it resumes at: one that falls back behind a change comes to that change again; in a run
-    with several nodes as many as have `seats`.
+    with several nodes as many as have `seats`. `going`: whose processes are there already.
     """
     report, recalled, attempt = choice.report, choice.recalled, len(earlier)
     step = recalled.global_step if recalled else report.global_step or 0 if report else 0
@@ -84,10 +85,10 @@ def order(layout: RunLayout, config: RunConfig, earlier: tuple[Attempt, ...], ch
         continues=recalled.attempt if recalled else None,
         memory="snapshot" if recalled else "",
         snapshot_sha256=recalled.content.sha256 if recalled else "",
+        origins=going.origins if going else (),
+        joined=going.joined if going else (),
     )
-    logs = layout.attempt(attempt)
-    logs.folder.mkdir(parents=True, exist_ok=True)
-    write_json(logs.launch, encode(made))
+    write_order(layout, made)
     return made
 
 
