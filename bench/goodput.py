@@ -3,7 +3,7 @@
 ResNet-18 on random images, processes forked from a zygote (gloo, CPU, one thread each). The trace is drawn from a seed: the run is cut into as
 many stretches as there are kills, and in each a random rank dies at a random step, somewhere in its forward or backward pass. Arms: `clean` (no
 failures, no checkpoints; first and last in a round: the A/A control), and conf/variant's `blk` (all ranks restart from the newest checkpoint),
-`spares` (a warm spare takes the dead rank's place, all load the checkpoint), `memory` (likewise, from a snapshot in memory), `rollback`
+`spares` (a warm spare takes the dead rank's place, all load the checkpoint), `mem` (likewise, from a snapshot in memory), `rollback`
 (the interrupted mini-batch again, from the survivors' memory) and `forward` (the survivors finish it without the dead rank's samples).
 
 The bound is the least wall time that the trace leaves anybody: the wall time of `clean`, and per kill
@@ -36,7 +36,7 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.verify.judge import judge
 
-ARMS = ("rollback", "forward", "memory", "spares", "blk")
+ARMS = ("rollback", "forward", "mem", "spares", "blk")
 GOAL = 0.95
 CONCLUSIVE = 0.03  # how far two identical arms may come apart
 CALIBRATION = 24  # steps of the run that tells how many fill the time
@@ -57,6 +57,7 @@ class Shape:
         common = ["dataset=fake", "model=resnet18", *workload, "supervision=zygote", f"variant={variant}"]
         if variant == "clean":
             return common
+        common += ["supervision.spares=1"] if variant == "mem" else []  # the others' variants say so themselves
         return [*common, f"checkpoint.every={max(2, self.steps // 8)}", "failure=listed", f"failure.entries=[{','.join(self.trace)}]"]
 
 

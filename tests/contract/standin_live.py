@@ -2,7 +2,7 @@
 
 `script.json`: as for the stand-in worker, one object per attempt, rank to part `STEPS:END`. STEPS are logged as done, up to that step; then END:
 `kill`; `done` (the target is reached); an exit code; `hang`; `leave` (when a rank has died: say so behind that step, wait for an Assignment, play
-the part that it brings); `leave,kill` (die once the supervisor has had the word); `die,leave` (kill the rank before, too late to matter, then leave).
+the part that it brings); `leave,kill` (and die right afterwards); `leave,last` (when two have died).
 `spares`, beside the ranks of the first object: what each spare does, by its number: `stand` or `kill`; one without a part stands by.
 """
 
@@ -55,7 +55,7 @@ def play(layout: RunLayout, told: Assignment | None) -> int:
         if not end.startswith("leave"):
             return finish(end, layout, told, control)
         assert control.board is not None
-        while control.board.epoch == 1:
+        while control.board.epoch < (3 if end == "leave,last" else 2):
             time.sleep(0.001)
         control._socket.sendall(line_of(Left(told.rank, os.getpid(), told.attempt, int(steps), control.board.members)))
         if end == "leave,kill":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import FailureConfig, RecoveryConfig, SupervisionConfig
@@ -42,15 +43,16 @@ def who(death: Death) -> str:
 
 
 class SurvivedBuilder(RunBuilder):
-    """`deaths`: by attempt. recovery: checkpoint_restart (with spares), immediate_rollback or lossy_forward."""
+    """`deaths`: by attempt; not `planned`, they are in no plan. `unmet`: entries of the plan that do not strike. recovery: checkpoint_restart (with spares), immediate_rollback or lossy_forward."""
 
-    def __init__(self, root: Path, recovery: str, deaths: tuple[Death, ...], ranks: int = 2, bug_from: int = 0) -> None:
+    def __init__(self, root: Path, recovery: str, deaths: tuple[Death, ...], ranks: int = 2, planned: bool = True, **more: Any) -> None:
         config = replace(config_of(root.name), world_size=ranks, recovery=RecoveryConfig(recovery))
         config = replace(config, supervision=SupervisionConfig(launcher="zygote", spares=sum(d.spares for d in deaths)))
-        entries = tuple(f"kill@{d.step}.backward:{who(d)}" for d in deaths)
-        config = replace(config, failure=FailureConfig("listed", entries=entries), variant=replace(config.variant, failures=True))
-        super().__init__(root, config, bug_from=bug_from)
-        self.deaths, self.sizes, self.lossy_steps = deaths, {0: ranks}, list[int]()
+        entries = (*(f"kill@{d.step}.backward:{who(d)}" for d in deaths if planned), *more.pop("unmet", ()))
+        config = replace(config, failure=FailureConfig("listed" if entries else "none", entries=entries))
+        config = replace(config, variant=replace(config.variant, failures=bool(entries)))
+        super().__init__(root, config, **more)
+        self.deaths, self.planned, self.lossy_steps = deaths, planned, list[int]()
 
     def ranks_behind(self, step: int) -> int:
         return self.size
@@ -161,8 +163,11 @@ class LiveWorker(Worker):
         self.leave(self.redone(fate) if lossy else ())
 
     def struck(self, fate: Death) -> None:
+        if not self.live_run.planned:
+            return
         entry = plan(self.run.config)[len(self.run.fired)]
-        now = self.run.tick(0.01)
+        self.spend("compute", 0.01, fate.step)
+        now = self.run.now
         assert claim(self.run.layout, Fired(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, now, at_step=fate.step))
         self.run.fired.add(entry.index)
 
@@ -217,15 +222,15 @@ class _Silent:
         return b""
 
 
-def build_lossy(folder: Path, name: str = "lossy", bug_from: int = 0) -> RunLayout:
+def build_lossy(folder: Path, name: str = "lossy", **more: Any) -> RunLayout:
     """Of four ranks the last two die in step 9, one after the other: two go on. Nothing of the first bucket is lost of the one that died later."""
-    return SurvivedBuilder(folder / name, LOSSY, (Death(9, (3, 2), (0, 1)),), ranks=4, bug_from=bug_from).build()
+    return SurvivedBuilder(folder / name, LOSSY, (Death(9, (3, 2), (0, 1)),), ranks=4, **more).build()
 
 
-def build_rollback(folder: Path, name: str = "rollback", bug_from: int = 0) -> RunLayout:
+def build_rollback(folder: Path, name: str = "rollback", **more: Any) -> RunLayout:
     """Rank 1 dies in step 9, which is given up, rank 0 in step 15, when it had given all: spares take their places."""
     deaths = (Death(9, spares=1), Death(15, (0,), (2,), spares=1))
-    return SurvivedBuilder(folder / name, ROLLBACK, deaths, bug_from=bug_from).build()
+    return SurvivedBuilder(folder / name, ROLLBACK, deaths, **more).build()
 
 
 def build_spared(folder: Path, name: str = "spared") -> RunLayout:
