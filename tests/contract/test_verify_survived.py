@@ -143,8 +143,18 @@ def logged_after_all(run: RunLayout) -> None:
 
 
 def dies_earlier(run: RunLayout) -> None:
-    """The dead rank's log ends a step sooner than the one that the survivors finished without it."""
+    """The dead rank's log ends two steps sooner than a death between an exchange and its line explains."""
+    edit_lines(run.attempt(0).rank(3), lambda line: line if line["global_step"] < 7 else None)
+
+
+def dies_before_its_line(run: RunLayout) -> None:
+    """Rank 3 dies behind the exchange of step 8 and before it logs that step; step 9 is done without it."""
     edit_lines(run.attempt(0).rank(3), lambda line: line if line["global_step"] < 8 else None)
+
+
+def dies_in_the_next_step(run: RunLayout) -> None:
+    """Rank 2 gave its first bucket in step 9: it must have logged step 8."""
+    edit_lines(run.attempt(0).rank(2), lambda line: line if line["global_step"] < 8 else None)
 
 
 def no_file(kind: str, rank: int, attempt: int = 0) -> Spoil:
@@ -226,7 +236,8 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
         "attempt 1 goes on behind step 9 of attempt 0, and those who outlived others left it behind step 8",
     ),
     "a lost rank logged the step": (logged_after_all, ONCE, INVALID, "claims that rank 3 was lost in step 9, which that rank logged"),
-    "a dead rank's log ends too soon": (dies_earlier, ONCE, UNKNOWN, "the log ends before steps 8 to 9 of attempt 0 rank 3"),
+    "a dead rank's log ends too soon": (dies_earlier, ONCE, UNKNOWN, "the log ends before steps 7 to 9 of attempt 0 rank 3"),
+    "one that took part lacks a line": (dies_in_the_next_step, ONCE, UNKNOWN, "the log ends before steps 8 to 9 of attempt 0 rank 2"),
     "the survivors deny the ledger": (nothing_lost, ONCE, INVALID, "the ledger names samples of step 9, in which nothing was done again"),
     "a ledger is gone": (
         no_file("ledger", 1),
@@ -329,6 +340,11 @@ def test_a_spoilt_survival_is_caught_by_the_promise_it_broke(lossy: RunLayout, n
     verdict = judge(lossy.root)
     assert found(verdict, promise).status == status, render(verdict)
     assert any(words in text for text in said(verdict)), render(verdict)
+
+
+def test_one_that_died_before_it_logged_a_whole_step_owes_no_line_of_it(lossy: RunLayout) -> None:
+    dies_before_its_line(lossy)
+    assert found(judge(lossy.root), ONCE).status == VALID
 
 
 def lossy_rollback(run: RunLayout) -> None:

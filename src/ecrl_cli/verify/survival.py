@@ -199,13 +199,16 @@ def _window(case: Case, step: int) -> Any:
 
 
 def _excused(case: Case, a: Attempt, t: Testimony) -> set[Line]:
-    """The last lines of ranks that did not go on: only that of the step behind which the others left, and only where all before it are there."""
+    """The last lines of ranks that did not go on: that of the step behind which the others left; and, where it took no part in that one at all,
+    that of the step before, whose exchange was whole on all who are left: it died between the exchange and the line."""
     found: set[Line] = set()
+    losers, everything = gave_nothing(a, t), sum(len(bucket) for bucket in t.layers)
     for rank in set(range(a.world_size)) - set(went_on(case.run, a.attempt)):
         lines = case.run.logs(a.attempt).ranks.get(rank)
         last = lines.events[-1].global_step if lines and lines.events else a.resumed_from_step
-        if last == t.global_step - 1:
-            found.add((a.attempt, rank, t.global_step))
+        absent = 2 if len(losers.get(rank, ())) == everything > 0 else 1
+        if t.global_step - absent <= last < t.global_step:
+            found |= {(a.attempt, rank, step) for step in range(last + 1, t.global_step + 1)}
     return found
 
 
