@@ -3,7 +3,8 @@
 `script.json`: as for the stand-in worker, one object per attempt, rank to part `STEPS:END`. STEPS are logged as done, up to that step; then END:
 `kill`; `done` (the target is reached); an exit code; `hang`; `leave` (when a rank has died: say so behind that step, wait for an Assignment, play
 the part that it brings); `leave,kill` (and die right afterwards); `leave,last` (when two have died).
-`spareN`, beside the ranks of the first object: what that spare does: `kill`; `stop` (ask the supervisor to stop once rank 0 has left, and never stand by); one without a part stands by.
+`spareN`, beside the ranks of the first object: what that spare does: `kill`; `stop` (ask the supervisor to stop once rank 0 has left, and never
+stand by); one without a part stands by.
 """
 
 from __future__ import annotations
