@@ -36,12 +36,13 @@ check: $(READY)  ## ruff, mypy strict, the architecture
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py
 
-bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input, the page of 72 runs, fixed replicas (JSON)
+bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input, the page of 72 runs, snapshots in memory, fixed replicas (JSON)
 	$(VENV)/bin/python bench/stall.py
 	$(VENV)/bin/python bench/store.py
 	$(VENV)/bin/python bench/scrub.py
 	$(VENV)/bin/python bench/bad_input.py
 	$(VENV)/bin/python -m bench.page
+	$(VENV)/bin/python -m bench.in_memory
 	$(VENV)/bin/python bench/replicas.py
 
 studies: $(READY)  ## every study at its default size (a few are recorded larger: config/studies.py), and their report

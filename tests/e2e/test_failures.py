@@ -13,7 +13,7 @@ import pytest
 from ecrl_cli.failures import network
 from ecrl_cli.records.layout import RunLayout
 from tests.conftest import Ecrl, command, processes_of, run_ecrl
-from tests.e2e.runs import end_state, supervisor, tiny
+from tests.e2e.runs import end_state, metrics, supervisor, tiny
 
 # Runs of 24 steps, a checkpoint every 6. Several failures in one run, so that a death costs a relaunch and no run of its own.
 MOMENTS = "kill@2.start:1,kill@3.forward/0.5:1,backward@8/0.25:0,kill@10.optimizer:1,kill@13.capture:0,kill@15.load:0,kill@15:0+1,exit@20"
@@ -33,6 +33,12 @@ LONG = {
     "supervisor": ("blk", "supervisor@9"),
     "term": ("ovl", "term@9.backward"),
     "readonly": ("ovl", "readonly@9"),
+    "errors in memory": ("mem", ERRORS),
+    "saves in memory": ("mem", SAVES),
+    "damage in memory": ("mem", DAMAGE),
+    "writer in memory": ("mem", "writer@4,writer@9%before_stage,writer@14%half_commit"),
+    "hangs in memory": ("mem", "stop@9:1,stop@14.forward:0"),
+    "stops in memory": ("mem", "readonly@4,supervisor@9.forward,term@14"),
     "all three": ("blk", "readonly@4,supervisor@9.forward,term@14"),
 }
 SHAPE = ["failure=listed", "failure.steps=", "failure.rank=", "supervision.hang_timeout_s=1.5"]
@@ -59,6 +65,27 @@ def check(ecrl: Ecrl, tmp_path: Path, reference: Path, variant: str, entries: st
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)])
 def test_a_run_comes_back_exactly(ecrl: Ecrl, tmp_path: Path, reference: Path, name: str) -> None:
     check(ecrl, tmp_path, reference, *(QUICK | LONG)[name], "state_digests=true")
+
+
+@pytest.mark.parametrize("launcher", ["zygote", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_in_memory_at_most_the_step_in_progress_is_done_again(ecrl: Ecrl, tmp_path: Path, reference: Path, launcher: str) -> None:
+    """Whoever dies, whenever; rank 0 in the middle of a snapshot and all ranks at once too. Where a checkpoint is as new, it is taken."""
+    record = check(ecrl, tmp_path, reference, "mem", MOMENTS, "state_digests=true", f"supervision.launcher={launcher}")
+    first, *later = record["attempts"]
+    assert not first["memory"] and all(a["memory"] == "snapshot" or (a["resumed_from"] and a["resumed_from_step"] % 6 == 0) for a in later)
+    assert sum(a["memory"] == "snapshot" for a in later) >= 5
+    found, reached = metrics(tmp_path / "run"), 0
+    for a in record["attempts"]:
+        assert reached - a["resumed_from_step"] <= 1, "more than the step in progress was lost"
+        reached = max(reached, a["last_step"] or 0)
+    assert found["replayed_steps"] <= found["restarts"] == len(later)
+    assert found["checkpoints"]["submitted"] == found["checkpoints"]["committed"] == 4
+    assert found["snapshots"]["taken"] >= 20 - found["restarts"] and found["snapshots"]["copy_s"] > 0
+
+
+def test_in_memory_nothing_outlives_the_supervisor_but_what_is_durable(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:
+    record = check(ecrl, tmp_path, reference, "mem", "kill@4:1,supervisor@9")
+    assert [(a["resumed_from_step"], a["memory"]) for a in record["attempts"]] == [(0, ""), (4, "snapshot"), (6, "")]
 
 
 @pytest.mark.slow

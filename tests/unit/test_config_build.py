@@ -145,6 +145,8 @@ def test_interpolation_to_nothing_is_refused() -> None:
         ({**PLAN, "failure__mtbf_steps": 9}, "failure.mtbf_steps: a mean is given, but failure.kind is kill"),
         ({"failure__mtbf_steps": 9}, "failure.mtbf_steps: a mean is given, but failure.kind is none"),
         ({"recovery__name": "lossy_forward"}, "comes with a later version"),
+        ({"checkpoint__strategy": "overlapped", "checkpoint__memory_every": 5}, "checkpoint.memory_every: checkpoint=overlapped keeps nothing"),
+        ({"checkpoint__strategy": "in_memory", "supervision__nodes": 2}, "checkpoint: in_memory keeps its snapshots on one machine"),
         ({"suite_name": "../../etc"}, "names a folder"),
         ({"variant__name": ""}, "names a folder"),
         ({"optimizer__min_lr": 1.0}, "is above optimizer.lr"),

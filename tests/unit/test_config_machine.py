@@ -30,6 +30,15 @@ def test_a_processor_build_of_torch_has_no_cuda(monkeypatch: pytest.MonkeyPatch)
         machine.check_machine(replace(RunConfig(), device="cuda"))
 
 
+def test_snapshots_that_are_kept_must_fit_beside_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(RunConfig(), model=ModelConfig(name="resnet18", width=64), checkpoint=CheckpointConfig(strategy="in_memory", max_inflight=4))
+    monkeypatch.setattr(machine, "available_memory", lambda: 6 * snapshot_bytes(config))
+    machine.check_machine(config)
+    monkeypatch.setattr(machine, "available_memory", lambda: 6 * snapshot_bytes(config) - 1)
+    with pytest.raises(ConfigError, match=r"6 x 89\.6 MB \(2 of them kept for recovery\) would need 538 MB of memory"):
+        machine.check_machine(config)
+
+
 @pytest.mark.parametrize(("strategy", "refused"), [("overlapped", True), ("blocking", False)])
 def test_slots_must_fit_into_memory(strategy: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(RunConfig(), model=ModelConfig(name="resnet18", width=64), checkpoint=CheckpointConfig(strategy=strategy, max_inflight=4))

@@ -119,6 +119,17 @@ def test_what_was_left_out_is_the_kinds_own() -> None:
     assert [p.others for p in planned[5:7]] == [(2,), (1, 2)] and [p.index for p in planned] == list(range(8))
 
 
+@pytest.mark.parametrize(("every", "step", "refused"), [(1, 99, False), (5, 95, False), (5, 96, True), (20, 89, False), (20, 91, True)])
+def test_in_memory_a_capture_is_that_of_the_next_snapshot(every: int, step: int, refused: bool) -> None:
+    """Or of the next checkpoint, where these are more frequent."""
+    checkpoint = CheckpointConfig(strategy="in_memory", every=10, memory_every=every)
+    if refused:
+        with pytest.raises(ConfigError, match=f"is due between step {step} and the target 100"):
+            listed(f"kill@{step}.capture", checkpoint=checkpoint)
+        return
+    assert [(each.moment, each.global_step) for each in listed(f"kill@{step}.capture", checkpoint=checkpoint)] == [("capture", step)]
+
+
 def test_corrupt_is_a_kill_and_damage_before_the_next_attempt() -> None:
     struck, damage = listed("corrupt@25:1")
     assert (struck.kind, struck.rank, struck.moment) == ("kill", 1, "boundary")

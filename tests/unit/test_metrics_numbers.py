@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.gates import quality_gates
 from ecrl_cli.metrics.restarts import RESTART_COSTS, restarts
-from ecrl_cli.records.events import CATEGORIES
+from ecrl_cli.metrics.snapshots import snapshots
+from ecrl_cli.records.events import CATEGORIES, Span
+from ecrl_cli.records.journal import Lines
 from tests.runs.builder import build_blk, build_ref, flip
 from tests.runs.spoil import edit_json, edit_lines, without
 
@@ -112,3 +115,16 @@ def test_the_gates_name_what_fails(tmp_path: Path) -> None:
     gates = {gate.name: gate for gate in quality_gates({"blk": bad, "ovl": None}, {"blk": "unknown"}, report_written=False)}
     assert {name for name, gate in gates.items() if not gate.passed} == {"target", "verified", "report", "checkpoints", "time"}
     assert "blk is unknown" in gates["verified"].message and "ovl is not verified" in gates["verified"].message
+
+
+def test_snapshots_are_counted_by_themselves_and_priced_by_rank_0s_own_account(tmp_path: Path) -> None:
+    """Behind step 6 a checkpoint was submitted, too: what it cost is on the checkpoint's account."""
+    found = load(build_blk(tmp_path))
+    checkpoint = replace(found.stored.config.checkpoint, strategy="in_memory")
+    taken = replace(found, stored=replace(found.stored, config=replace(found.stored.config, checkpoint=checkpoint)))
+    spent = [("compute", 0, 4, 5), ("sync", 4, 5, 5), ("snapshot", 5, 7, 5), ("sync", 7, 9, 6), ("snapshot", 9, 20, 6), ("snapshot", 20, 23, 7)]
+    spans = Lines(tuple(Span(category, start, end, 0, step) for category, start, end, step in spent), (), 0)
+    taken = replace(taken, attempts=(replace(taken.attempts[0], spans=spans),))
+    assert any(line.global_step == 6 for line in taken.attempts[0].checkpoints.events)
+    assert snapshots(taken) == {"taken": 2, "copy_s": 5.0, "sync_s": 1.0, "per_snapshot_s": 3.0}
+    assert snapshots(found) == {"taken": 0, "copy_s": 0.0, "sync_s": 0.0, "per_snapshot_s": 0.0}

@@ -40,6 +40,9 @@ class BlockingStrategy:
         if context.writes:
             context.log.write("released", progress.global_step, stall_s=monotonic() - began)
 
+    def remember(self, progress: Progress) -> None:
+        """Only what is durable is kept."""
+
     def flush(self) -> None:
         """Nothing is ever in flight."""
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from ecrl_cli.checkpoint.guard import GuardReport
 from ecrl_cli.checkpoint.install import remove_group, sidecar_of
 from ecrl_cli.checkpoint.protocol import REJECTED_PREFIX, STAGE_PREFIX, STEP_NAME, TRASH_PREFIX
+from ecrl_cli.checkpoint.snapshots import Content
 from ecrl_cli.errors import StorageError
-from ecrl_cli.records.events import Rejected
+from ecrl_cli.records.events import Forgone, Rejected
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.writing import TEMPORARY
 
@@ -41,11 +42,22 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Recalled:
+    """A snapshot in memory to go on with: of which attempt, behind which step, what it holds."""
+
+    attempt: int
+    global_step: int
+    content: Content
+
+
+@dataclass(frozen=True)
 class Choice:
-    """The newest checkpoint that passed the guard, if any, and the newer ones that did not."""
+    """The newest checkpoint that passed the guard, if any, and the newer ones that did not. `recalled`: the snapshot in memory that is newer."""
 
     report: GuardReport | None
     rejected: tuple[Rejected, ...]
+    recalled: Recalled | None = None
+    forgone: tuple[Forgone, ...] = ()
 
 
 def entry_of(path: Path) -> Entry:

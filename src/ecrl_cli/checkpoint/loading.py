@@ -18,7 +18,8 @@ from ecrl_cli.checkpoint.image import TensorPlace
 from ecrl_cli.checkpoint.manifest import Manifest, PartEntry
 from ecrl_cli.checkpoint.protocol import TRAIN
 from ecrl_cli.checkpoint.safetensors_header import header_length, longest_header, places
-from ecrl_cli.errors import StorageError
+from ecrl_cli.checkpoint.snapshots import Snapshots
+from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.reading import PIECE, fill
 
@@ -32,10 +33,14 @@ class Loaded:
 
     tensors: dict[str, torch.Tensor]
     train: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint(Loaded):
     manifest: Manifest
 
 
-def load_checkpoint(path: Path, commit_sha256: str | None = None) -> Loaded:
+def load_checkpoint(path: Path, commit_sha256: str | None = None) -> LoadedCheckpoint:
     """Read the checkpoint at `path`; StorageError, naming the layer, unless it is whole and (if given) committed as `commit_sha256`."""
     fs, found = PosixFs(), OpenCheckpoint()
     try:
@@ -51,7 +56,18 @@ def load_checkpoint(path: Path, commit_sha256: str | None = None) -> Loaded:
                 train = parse(found.train)
     except Refused as refused:
         raise StorageError("restore", f"{path.name} failed at {refused.layer}: {refused.reason}", "resume from another checkpoint") from refused
-    return Loaded(tensors, train, found.manifest)
+    return LoadedCheckpoint(tensors, train, found.manifest)
+
+
+def load_snapshot(snapshots: Snapshots, global_step: int, sha256: str) -> Loaded:
+    """The snapshot of `global_step` whose content has that hash. An error that a restart may cure where it is not there any more, or is another:
+    it is withdrawn then, so that the next attempt does without it."""
+    for snapshot in snapshots.whole():
+        if snapshot.global_step == global_step:
+            if snapshot.content().sha256 == sha256:
+                return Loaded({place.spec.name: tensor_at(snapshot.memory, place) for place in snapshot.tensors}, parse(snapshot.train))
+            snapshots.withdraw(snapshot.number)
+    raise EcrlError("restore", f"the snapshot of step {global_step} in memory is not the one that was chosen", "resume the run", code="snapshot")
 
 
 def _read_part(fs: Fs, name: str, fd: int, entry: PartEntry) -> dict[str, torch.Tensor]:

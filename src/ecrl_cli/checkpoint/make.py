@@ -7,10 +7,12 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.blocking import BlockingStrategy
 from ecrl_cli.checkpoint.context import Context
+from ecrl_cli.checkpoint.in_memory import InMemoryStrategy
 from ecrl_cli.checkpoint.lines import CheckpointLog
 from ecrl_cli.checkpoint.none import NoneStrategy
 from ecrl_cli.checkpoint.overlapped import OverlappedStrategy
 from ecrl_cli.checkpoint.slots import Snapshotter
+from ecrl_cli.checkpoint.snapshots import Snapshots
 from ecrl_cli.checkpoint.state import StatePack
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.strategy import Strategy
@@ -27,14 +29,24 @@ def make_strategy(
     config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock, make_store: MakeStore = CheckpointStore
 ) -> Strategy:
     """The strategy that `config.checkpoint` names, for this rank in this attempt. `make_store`: what makes the store that a rank itself writes to."""
-    checkpoint, identity = config.checkpoint, run_id(config)
+    checkpoint = config.checkpoint
     if checkpoint.strategy == "none":
         return NoneStrategy()
-    log = CheckpointLog(Journal(layout.attempt(attempt).checkpoints), layout, attempt)
-    context = Context(pack, Snapshotter(pack, suffix_of(checkpoint)), layout, identity, attempt, clock, log, checkpoint.on_error)
+    context = _context(config, pack, layout, attempt, clock)
     if checkpoint.strategy == "overlapped":
         return OverlappedStrategy(context, checkpoint.max_inflight)
-    return BlockingStrategy(context, make_store(layout.checkpoints, StoreConfig.of(config, identity)))
+    return BlockingStrategy(context, make_store(layout.checkpoints, StoreConfig.of(config, context.run_id)))
+
+
+def make_in_memory(config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock, snapshots: Snapshots) -> Strategy:
+    """`checkpoint=in_memory`, which needs the memory of a supervisor."""
+    return InMemoryStrategy(_context(config, pack, layout, attempt, clock), config.checkpoint.max_inflight, snapshots)
+
+
+def _context(config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock) -> Context:
+    log = CheckpointLog(Journal(layout.attempt(attempt).checkpoints), layout, attempt)
+    suffix, on_error = suffix_of(config.checkpoint), config.checkpoint.on_error
+    return Context(pack, Snapshotter(pack, suffix), layout, run_id(config), attempt, clock, log, on_error)
 
 
 def suffix_of(checkpoint: CheckpointConfig) -> str:

@@ -47,6 +47,9 @@ class OverlappedStrategy:
             spent = context.clock.duration("enqueue")
             context.log.write("released", progress.global_step, enqueue_s=spent, stall_s=monotonic() - began)
 
+    def remember(self, progress: Progress) -> None:
+        """Only what is durable is kept."""
+
     def flush(self) -> None:
         """Wait until the writer has ended all that was submitted. If it dies meanwhile, the supervisor closes the books."""
         if self._client is not None:

@@ -20,6 +20,9 @@ class Strategy(Protocol):
     def save(self, progress: Progress) -> None:
         """Barrier, capture, hand over or write, barrier. A failed write is on record and does not raise."""
 
+    def remember(self, progress: Progress) -> None:
+        """Keep the state where the death of ranks cannot reach it, though that of their supervisor can; of no effect but with in_memory."""
+
     def flush(self) -> None:
         """Return when everything submitted has ended as committed or failed."""
 

@@ -69,6 +69,8 @@ def _checkpoints(config: RunConfig) -> None:
     checkpoint = config.checkpoint
     if checkpoint.strategy == "none":
         return
+    if checkpoint.memory_every != 1 and checkpoint.strategy != "in_memory":
+        raise ConfigError("checkpoint.memory_every", f"checkpoint={checkpoint.strategy} keeps nothing in memory", "add checkpoint=in_memory")
     if checkpoint.every > config.target_steps and not checkpoint.final:
         fact = f"no checkpoint would be taken before step {config.target_steps}, got {checkpoint.every}"
         raise ConfigError("checkpoint.every", fact, "lower it or set checkpoint.final=true")
@@ -91,6 +93,9 @@ def _nodes(config: RunConfig) -> None:
     if config.world_size % nodes:
         ways = f"use world_size={config.world_size - config.world_size % nodes + nodes} or another number of nodes"
         raise ConfigError("supervision.nodes", f"{config.world_size} ranks cannot be shared equally by {nodes} nodes", ways)
+    if config.checkpoint.strategy == "in_memory":
+        fact = f"in_memory keeps its snapshots on one machine, supervision.nodes is {nodes}"
+        raise ConfigError("checkpoint", fact, "use checkpoint=overlapped or supervision.nodes=1")
     if config.elastic.schedule:
         raise ConfigError("elastic.schedule", f"a planned change of the world size on {nodes} nodes is not supported", "use supervision.nodes=1")
 

@@ -9,11 +9,12 @@ from importlib import metadata
 from pathlib import Path
 
 from ecrl_cli.config.elastic import sizes
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.schema import BACKGROUND, RunConfig
 from ecrl_cli.config.secret import read_key
 from ecrl_cli.config.size import human_bytes, snapshot_bytes
 from ecrl_cli.errors import ConfigError
 
+KEPT = 2  # snapshots that in_memory keeps: one that is whole, one that is being written
 _GPU = re.compile(r"^nvidia\d+$")
 
 
@@ -26,7 +27,7 @@ def check_machine(config: RunConfig) -> None:
     read_key(config.checkpoint.hmac_key_file)
     if config.supervision.master_port:
         _check_port(config.supervision.master_port)
-    if config.checkpoint.strategy == "overlapped":
+    if config.checkpoint.strategy in BACKGROUND:
         _check_memory(config)
 
 
@@ -71,7 +72,9 @@ def _check_port(port: int) -> None:
 
 
 def _check_memory(config: RunConfig) -> None:
-    flights, size, free = config.checkpoint.max_inflight, snapshot_bytes(config), available_memory()
+    kept = KEPT if config.checkpoint.strategy == "in_memory" else 0
+    flights, size, free = config.checkpoint.max_inflight + kept, snapshot_bytes(config), available_memory()
     if flights * size > free:
-        fact = f"{flights} x {human_bytes(size)} would need {human_bytes(flights * size)} of memory, {human_bytes(free)} free"
+        also = f" ({kept} of them kept for recovery)" if kept else ""
+        fact = f"{flights} x {human_bytes(size)}{also} would need {human_bytes(flights * size)} of memory, {human_bytes(free)} free"
         raise ConfigError("checkpoint.max_inflight", fact, "lower it")

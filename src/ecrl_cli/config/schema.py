@@ -12,6 +12,7 @@ from typing import Any
 
 WRITE_MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
 STRATEGIES = ("none", "blocking", "overlapped", "in_memory")
+BACKGROUND = ("overlapped", "in_memory")  # whose checkpoints a process beside the ranks writes
 LAYOUTS = ("group", "single")
 FORMATS = ("safetensors", "torch")
 DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "tinyimagenet", "nt3", "fake")
@@ -92,12 +93,15 @@ class OptimizerConfig:
 class CheckpointConfig:
     """`every`: steps between checkpoints. `keep`: how many valid ones retention leaves (>= 2). `final`: also one at the target.
 
+    `memory_every`: with in_memory, steps between the snapshots in memory from which an attempt goes on where the one before it died.
+
     `on_error`: after a failed save training goes on, or stops with exit code 5, to be resumed once the cause is gone.
     `hmac_key_file`: a key of 32 bytes or more under which each COMMIT carries a MAC; what has none is then refused.
     """
 
     strategy: str = one_of("blocking", STRATEGIES)
     every: int = at_least(50, 1)
+    memory_every: int = at_least(1, 1)
     max_inflight: int = at_least(4, 1)
     layout: str = one_of("group", LAYOUTS)
     format: str = one_of("safetensors", FORMATS)

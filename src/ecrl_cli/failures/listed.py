@@ -68,9 +68,12 @@ def _check_due(entry: Entry, moment: str, config: RunConfig) -> None:
     every = config.checkpoint.every
     if moment == "capture" and config.checkpoint.strategy == "none":
         raise _refused(entry, config, "moment", "nothing is captured with checkpoint=none", "add checkpoint=blocking")
+    kind, key = "checkpoint", "every"
+    if moment == "capture" and config.checkpoint.strategy == "in_memory" and config.checkpoint.memory_every <= every:
+        kind, key, every = "snapshot", "memory_every", config.checkpoint.memory_every
     if moment in ("capture", "save") and (due := -(-entry.step // every) * every) >= config.target_steps:
-        fact = f"no checkpoint is due between step {entry.step} and the target {config.target_steps} (the next one at step {due})"
-        raise _refused(entry, config, "steps", fact, "strike earlier or lower checkpoint.every")
+        fact = f"no {kind} is due between step {entry.step} and the target {config.target_steps} (the next one at step {due})"
+        raise _refused(entry, config, "steps", fact, f"strike earlier or lower checkpoint.{key}")
 
 
 def _victims(entry: Entry, strike: Strike, moment: str, config: RunConfig) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from ecrl_cli.history.timeline import PHASES, Timeline, phases, replays, timelin
 from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.goodput import committed_steps, goodput, goodput_published_clock
 from ecrl_cli.metrics.recoveries import recoveries
+from ecrl_cli.metrics.snapshots import snapshots
 from ecrl_cli.records.events import SCHEMA_VERSION, Final
 
 
@@ -38,6 +39,7 @@ def metrics_document(records: RunRecords) -> dict[str, Any]:
         "goodput_published_clock": goodput_published_clock(records),
         "seconds": times.seconds | {"residual": times.residual_s},
         "checkpoints": account(records).document(),
+        "snapshots": snapshots(records),
         "final": _final(records.final),
         "restart_phases": _restart_phases(records, times),
         "recoveries": [encode(each) for each in recoveries(records, times)],

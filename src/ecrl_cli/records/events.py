@@ -159,6 +159,15 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Forgone:
+    """A whole snapshot in memory, of `attempt` behind `global_step`, that recovery refused, and why."""
+
+    global_step: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Hang:
     """Why the supervisor took an attempt for hung: nothing moved for `waited_s` seconds where `limit_s` were allowed.
 
@@ -193,6 +202,8 @@ class Attempt:
     `continues`: the attempt whose state in memory this one began with, behind `resumed_from_step`; `memory`: whose memory that was: `survivors`
     (the ranks' own) or `snapshot` (kept beside them). `origins`: by rank, its rank in the attempt before (a newcomer: -1, or the rank whose place it
     takes); `joined`: the ranks that were warm spares. All empty where every process was started for this attempt.
+    `snapshot_sha256`, `snapshot_state`: with memory `snapshot`, the SHA-256 of all that was gone on with, and the digest of parameters, buffers and
+    optimizer in it (of the definition of a rank line's `state_digest`). `forgone`: snapshots that were whole, newer, and refused: never loaded.
     """
 
     attempt: int
@@ -216,6 +227,9 @@ class Attempt:
     memory: str = ""
     origins: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
+    snapshot_sha256: str = ""
+    snapshot_state: str = ""
+    forgone: tuple[Forgone, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ class LaunchOrder:
     None: it ends at the target. `max_step_seen` is the highest step any attempt logged: steps up to it are replayed.
     `pending` are the planned failures that have not fired. `nodes`: where the ranks sit, in a run with several nodes; `silent`: which nodes
     of its allocation did not answer before the launch.
-    `continues`, `memory`, `origins`, `joined`: see `Attempt`. Where `memory` is `survivors`, the lowest rank that has not joined has the state.
+    `continues`, `memory`, `origins`, `joined`, `snapshot_sha256`: see `Attempt`. Where `memory` is `survivors`, the lowest rank that has not joined
+    has the state.
     """
 
     attempt: int
@@ -31,3 +32,4 @@ class LaunchOrder:
     memory: str = ""
     origins: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
+    snapshot_sha256: str = ""

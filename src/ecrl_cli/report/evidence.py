@@ -60,6 +60,7 @@ class Metrics:
     survivals: int = 0
     lost_samples: int = 0
     recoveries: tuple[dict[str, Any], ...] = ()
+    snapshots: dict[str, float] = field(default_factory=dict)
 
     @property
     def wall_published_clock_s(self) -> float | None:

@@ -32,6 +32,7 @@ _SIZES = (
 )
 _PLAIN = ("goodput", "goodput_published_clock", "wall_s", "stall_per_checkpoint_s", *_SIZES)
 
+SNAPSHOT_KEYS = ("taken", "copy_s", "sync_s", "per_snapshot_s")  # in memory, of runs that take any
 _RECOVERY = ("attempt", "way", "resumed_from_step", "joined", "lost_samples", "given_up_steps", "seconds")
 
 
@@ -51,6 +52,7 @@ def run_row(run: Run, comparison: Comparison) -> Row:
     arms = list(comparison.arms)
     row |= {f"goodput_vs_{base}": run_versus(run, arms, base) for base in BASES}
     row |= {f"checkpoint_{key}": m.checkpoints[key] if m else None for key in CHECKPOINT_KEYS}
+    row |= {f"snapshots_{key}": m.snapshots.get(key) if m else None for key in SNAPSHOT_KEYS}
     row |= {f"seconds_{key}": m.seconds[key] if m else None for key in CATEGORY_COLOURS}
     final = (m.final if m else None) or {}
     row |= divergence_cells(run)

@@ -168,7 +168,7 @@ class AttemptWatch:
 
     def _meet(self, hello: Hello, connection: Connection) -> None:
         self._running.introduce(hello.rank, hello.pid)
-        connection.answer(self._post.board if self._post else None)
+        connection.answer(self._post.fds if self._post else ())
         if self._vigil:
             self._vigil.meet(hello)
 

@@ -9,7 +9,6 @@ import socket
 from dataclasses import dataclass
 
 from ecrl_cli.config.codec import decode
-from ecrl_cli.records.board import Board
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Assignment, Hello, Left, Progress, Standby, Trouble
@@ -37,10 +36,10 @@ class Connection:
         *lines, self.rest = (self.rest + data).split(b"\n")
         return [message for line in lines if (message := parse(line))], not data or len(self.rest) > LINE_BYTES
 
-    def answer(self, board: Board | None) -> None:
-        """To a Hello: one byte, and the board's descriptor where there is one. Nothing to a rank that has gone, or was never asked to read."""
+    def answer(self, fds: tuple[int, ...]) -> None:
+        """To a Hello: one byte, and the descriptors of the memory that there is. Nothing to a rank that has gone, or was never asked to read."""
         with contextlib.suppress(OSError):
-            socket.send_fds(self.socket, [b"\n"], [board.fd] if board else [])
+            socket.send_fds(self.socket, [b"\n"], fds)
 
     def assign(self, assignment: Assignment) -> None:
         """To one that waits on this connection. Nothing to a process that has gone."""

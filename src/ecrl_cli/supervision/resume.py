@@ -7,6 +7,7 @@ from dataclasses import replace
 from ecrl_cli.checkpoint.catalog import Choice, newest_valid
 from ecrl_cli.checkpoint.guard import GuardReport
 from ecrl_cli.checkpoint.protocol import step_name
+from ecrl_cli.checkpoint.snapshots import Snapshots
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.schema import RunConfig
@@ -19,10 +20,12 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.books import acknowledge, still_kept
 from ecrl_cli.supervision.going_on import GoingOn, write_order
+from ecrl_cli.supervision.recall import recall
 
 
-def choose(layout: RunLayout, store: CheckpointStore, earlier: tuple[Attempt, ...]) -> Choice:
+def choose(layout: RunLayout, store: CheckpointStore, earlier: tuple[Attempt, ...], snapshots: Snapshots | None = None) -> Choice:
     """What the attempt after `earlier` resumes from, on record as committed; newer acknowledged checkpoints that are gone count as refused.
+    With `snapshots`, the state in memory that is newer.
 
     NoValidCheckpoint (exit 4) where checkpoints were acknowledged and none may be loaded.
     """
@@ -32,12 +35,13 @@ def choose(layout: RunLayout, store: CheckpointStore, earlier: tuple[Attempt, ..
     there = {entry.global_step for entry in store.entries()}
     newest = choice.report.global_step or 0 if choice.report else 0
     gone = tuple(_gone(kept[step]) for step in sorted(kept, reverse=True) if step > newest and step not in there)
-    if choice.report is None and kept:
+    recalled, forgone = recall(layout, snapshots, newest) if snapshots else (None, ())
+    if choice.report is None and kept and recalled is None:
         remedy = "restore them or start a new run; `ecrl verify` tells more, nothing was changed"
         raise NoValidCheckpoint("checkpoints", _refused(choice.rejected, gone), remedy)
     if choice.report:
         acknowledge(layout, choice.report)
-    return replace(choice, rejected=choice.rejected + gone)
+    return replace(choice, rejected=choice.rejected + gone, recalled=recalled, forgone=forgone)
 
 
 def _recognized(report: GuardReport, kept: dict[int, CheckpointLine]) -> GuardReport:
@@ -66,18 +70,21 @@ def order(
     As many ranks as the schedule has behind the step it resumes at: one that falls back behind a change comes to that change again; in a run
     with several nodes as many as have `seats`. `going`: whose processes are there already.
     """
-    report, attempt = choice.report, len(earlier)
-    step = report.global_step or 0 if report else 0
+    report, recalled, attempt = choice.report, choice.recalled, len(earlier)
+    step = recalled.global_step if recalled else report.global_step or 0 if report else 0
     made = LaunchOrder(
         attempt=attempt,
         world_size=seats.world_size if seats and seats.nodes else world_size_after(config, step),
         resume_step=step,
-        resume_from=ResumedFrom(layout.relative(report.path), report.commit_sha256 or "") if report else None,
+        resume_from=ResumedFrom(layout.relative(report.path), report.commit_sha256 or "") if report and not recalled else None,
         max_step_seen=max((a.last_step or 0 for a in earlier), default=0),
         pending=pending(read_plan(layout), fired_indices(layout)),
         until=next_change(config, step),
         nodes=seats.nodes if seats else (),
         silent=seats.silent if seats else (),
+        continues=recalled.attempt if recalled else None,
+        memory="snapshot" if recalled else "",
+        snapshot_sha256=recalled.content.sha256 if recalled else "",
         origins=going.origins if going else (),
         joined=going.joined if going else (),
     )

@@ -7,14 +7,16 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+from ecrl_cli.checkpoint.catalog import Choice
+from ecrl_cli.checkpoint.snapshots import Snapshots
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.recovery import live
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.schema import BACKGROUND, RunConfig
 from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
 from ecrl_cli.failures.fired import read_fired
 from ecrl_cli.records.board import Board
 from ecrl_cli.records.clock import monotonic
-from ecrl_cli.records.events import Attempt, Rejected, SupervisorRecord
+from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
@@ -84,6 +86,7 @@ class Supervisor:
         self._keeper = RecordKeeper(layout, run_id, config.target_steps)
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
         self._board = Board.create(max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size)
+        self._snapshots = Snapshots.create() if config.checkpoint.strategy == "in_memory" else None
         self._writer = Writer(layout, self._board)
         self._grace = GraceArithmetic(layout, config.supervision.grace_s, ui.note)
         self._listener: Listener | None = None
@@ -120,6 +123,8 @@ class Supervisor:
             self._crew.close()
         self._writer.close()
         self._board.close()
+        if self._snapshots:
+            self._snapshots.close()
         if self._listener:
             self._listener.close()
         self._store.close()
@@ -147,21 +152,24 @@ class Supervisor:
         earlier = self._keeper.record.attempts
         self._seats = take_seats(self._config)
         RestStrikes(self._layout, self._store, self._config.seed).strike(earlier)
-        rejected: tuple[Rejected, ...] = ()
+        choice = Choice(None, ())
         if self._going.memory:
             todo = order_on(self._layout, earlier, self._going)
         else:
-            choice = choose(self._layout, self._store, earlier)
-            todo, rejected = order(self._layout, self._config, earlier, choice, self._seats, self._going), choice.rejected
+            choice = choose(self._layout, self._store, earlier, self._snapshots)
+            todo = order(self._layout, self._config, earlier, choice, self._seats, self._going)
         attempt = Attempt(
             attempt=todo.attempt,
             world_size=todo.world_size,
             resumed_from_step=todo.resume_step,
             resumed_from=todo.resume_from,
-            rejected=rejected,
+            rejected=choice.rejected,
             launched_at=monotonic(),
             continues=todo.continues,
             memory=todo.memory,
+            snapshot_sha256=todo.snapshot_sha256,
+            snapshot_state=choice.recalled.content.state_digest if choice.recalled else "",
+            forgone=choice.forgone,
             origins=todo.origins,
             joined=todo.joined,
         )
@@ -179,7 +187,7 @@ class Supervisor:
             private_network=parts(self._config),
             hands=self._crew.call(todo.origins, todo.joined) if self._crew else (),
         )
-        if self._config.checkpoint.strategy == "overlapped":
+        if self._config.checkpoint.strategy in BACKGROUND:
             self._writer.start()
         self._board.clear()
         if self._crew:
@@ -188,7 +196,8 @@ class Supervisor:
         set_aside(self._layout, self._store, attempt.rejected)
         self._running = self._launcher.launch(spec)
         saves = self._config.checkpoint.strategy != "none"
-        post = Post(self._board, supervision, todo, self._layout.attempt(todo.attempt), saves, self._ui.note, self._wall_strikes(todo.attempt))
+        logs, strikes = self._layout.attempt(todo.attempt), self._wall_strikes(todo.attempt)
+        post = Post(self._board, supervision, todo, logs, saves, self._ui.note, strikes, self._snapshots)
         ended = self._watcher(self._running, todo, post).run(self._hear)
         self._running = None
         return ended

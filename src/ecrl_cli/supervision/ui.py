@@ -69,7 +69,9 @@ class PlainUI:
 
     def launched(self, order: LaunchOrder) -> None:
         where = f"from step {order.resume_step}" if order.resume_step else "from the beginning"
-        if order.continues is not None:
+        if order.memory == "snapshot":
+            where += " in memory"
+        elif order.continues is not None:
             self._why, where = "going on, ", f"behind step {order.resume_step}"
         what = f"attempt {order.attempt}" if order.attempt == 0 else f"{self._why}attempt {order.attempt}"
         self._why = "restart, "

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ecrl_cli.checkpoint.snapshots import Snapshots
 from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.records.board import Beat, Board
 from ecrl_cli.records.events import Hang, Straggler
@@ -35,7 +36,7 @@ class Beside(Protocol):
 @dataclass(frozen=True)
 class Post:
     """What there is to watch by. `saves`: whether the attempt takes checkpoints. `tell`: one line for a person.
-    `strikes`: what is planned to hit it after a time."""
+    `strikes`: what is planned to hit it after a time. `snapshots`: where it keeps its state beyond its ranks."""
 
     board: Board
     supervision: SupervisionConfig
@@ -44,6 +45,12 @@ class Post:
     saves: bool = True
     tell: Callable[[str], None] = lambda line: None
     strikes: WallStrikes | None = None
+    snapshots: Snapshots | None = None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The memory that its ranks are given: the board's first."""
+        return (self.board.fd, *(self.snapshots.fds if self.snapshots else ()))
 
     @property
     def ranks(self) -> int:

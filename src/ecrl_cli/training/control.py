@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 
+from ecrl_cli.checkpoint.snapshots import FILES, Snapshots
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import Fenced
 from ecrl_cli.records.board import Board
@@ -19,6 +20,7 @@ from ecrl_cli.training.mortal import die_with_parent
 __all__ = ["Control", "Unattended", "die_with_parent"]
 
 _FD = struct.Struct("i")
+_FDS = 1 + FILES  # the board's, the snapshots'
 _LINE_BYTES = 65536
 
 
@@ -26,22 +28,25 @@ class Control:
     """Connected on construction and introduced by a Hello (a spare: Standby); Fenced (exit 9) where no supervisor listens: then nobody counts."""
 
     board: Board | None = None
+    snapshots: Snapshots | None = None
 
     def __init__(self, layout: RunLayout, first: Hello | Standby) -> None:
         self._socket = _connect(layout)
         self._send(first)
 
     def attach(self) -> None:
-        """Take the board that the supervisor's answer to the Hello brings, if it has one; waits for the answer."""
+        """Take the board, and the memory for snapshots, that the supervisor's answer to the Hello brings, if it has one; waits for the answer."""
         try:
-            answer, ancillary, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(_FD.size), socket.MSG_CMSG_CLOEXEC)
+            answer, ancillary, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(_FDS * _FD.size), socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise _gone() from error
         if not answer:
             raise _gone()
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self.board = Board(*_FD.unpack(content))
+                board, *snapshots = [fd for (fd,) in _FD.iter_unpack(content)]
+                self.board = Board(board)
+                self.snapshots = Snapshots(snapshots) if snapshots else None
 
     def progress(self, progress: Progress) -> None:
         """For the eyes only: dropped rather than waited for when the supervisor is slow to read."""
@@ -76,6 +81,9 @@ class Control:
 
     def close(self) -> None:
         self._socket.close()
+        if self.snapshots:
+            self.snapshots.close()
+            self.snapshots = None
         if self.board is not None:
             self.board.close()
             self.board = None

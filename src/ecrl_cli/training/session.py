@@ -11,12 +11,14 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn.parallel import DistributedDataParallel
 
-from ecrl_cli.checkpoint.make import make_strategy
+from ecrl_cli.checkpoint.loading import load_snapshot
+from ecrl_cli.checkpoint.make import make_in_memory, make_strategy
 from ecrl_cli.checkpoint.peers import DefaultGroup, Peers
 from ecrl_cli.checkpoint.progress import NOWHERE
 from ecrl_cli.checkpoint.progress import Progress as Restored
 from ecrl_cli.checkpoint.state import StatePack
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.strategy import Strategy
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import RunConfig
@@ -106,7 +108,7 @@ class Session:
             loader=BatchLoader(dataset, config.seed, config.dataset.augment),
             sampler=sampler,
             pack=pack,
-            strategy=make_strategy(config, pack, self.layout, self.order.attempt, self.clock, self.store_under),
+            strategy=self.strategy(pack),
             injector=self.injector,
             pulse=self.pulse,
             clock=self.clock,
@@ -157,6 +159,13 @@ class Session:
             contribution=Contribution(model),
         )
 
+    def strategy(self, pack: StatePack) -> Strategy:
+        config, attempt, snapshots = self.config, self.order.attempt, self.control.snapshots
+        if config.checkpoint.strategy == "in_memory":
+            assert snapshots is not None, "a supervisor that was asked for in_memory answers with the memory"
+            return make_in_memory(config, pack, self.layout, attempt, self.clock, snapshots)
+        return make_strategy(config, pack, self.layout, attempt, self.clock, self.store_under)
+
     def store_under(self, root: Path, config: StoreConfig) -> CheckpointStore:
         """The store that this rank writes through, on the board at each call."""
         store = store_for(root, config, self.layout, self.order.pending)
@@ -165,6 +174,10 @@ class Session:
 
     def restore(self, pack: StatePack) -> Restored:
         """Restore `pack` where there is something to resume from; gives where this rank stands."""
+        if self.order.memory == "snapshot":
+            assert self.control.snapshots is not None
+            loaded = load_snapshot(self.control.snapshots, self.order.resume_step, self.order.snapshot_sha256)
+            return pack.become(loaded.tensors, loaded.train)
         if self.order.resume_from is None:
             return NOWHERE
         path = self.layout.root / self.order.resume_from.path

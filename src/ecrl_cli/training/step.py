@@ -75,6 +75,8 @@ class Loop:
                 first = False
             if self.checkpoint_due():
                 self.save()
+            elif self.memory_due():
+                self.remember()
             self.injector.at_boundary(self.global_step, self.flush)
         self.report(self.global_step, "flushing", self.loss)
         self.flush()
@@ -87,6 +89,10 @@ class Loop:
         self.pulse.phase("saving")
         self.injector.before_save(self.global_step)
         self.strategy.save(self.progress())
+
+    def remember(self) -> None:
+        self.injector.before_save(self.global_step)
+        self.strategy.remember(self.progress())
 
     def flush(self) -> None:
         """Wait for everything in flight, and say so: a wait for the writer is no hang while the writer moves."""
@@ -150,6 +156,10 @@ class Loop:
     def checkpoint_due(self) -> bool:
         last = self.global_step == self.end and (self.until is not None or self.config.checkpoint.final)
         return last or self.global_step % self.config.checkpoint.every == 0
+
+    def memory_due(self) -> bool:
+        checkpoint = self.config.checkpoint
+        return checkpoint.strategy == "in_memory" and self.global_step % checkpoint.memory_every == 0
 
     def progress(self) -> Progress:
         """Where the run stands: what the next step will consume."""

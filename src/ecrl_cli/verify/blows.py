@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ecrl_cli.config.entries import STARTING
+from ecrl_cli.config.schema import BACKGROUND
 from ecrl_cli.failures.storage_kinds import POINTS
 from ecrl_cli.failures.strike import SPARING
 from ecrl_cli.history.survival import SURVIVED
@@ -29,7 +30,7 @@ _INSIDE = ("forward", "backward", "optimizer")
 
 def ends_attempt(entry: PlannedFailure, case: Case) -> bool:
     """Whether the attempt that the failure strikes comes to its end by it."""
-    background = case.run.stored.config.checkpoint.strategy == "overlapped"
+    background = case.run.stored.config.checkpoint.strategy in BACKGROUND
     return entry.kind not in SPARING and not (entry.kind == "writer" and background) and entry.moment != "rest"
 
 

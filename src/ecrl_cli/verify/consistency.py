@@ -20,6 +20,7 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.verify.case import Case, checkpoint_events
 from ecrl_cli.verify.continued import check_continued, size_of_survivors
+from ecrl_cli.verify.recalled import check_recalled
 from ecrl_cli.verify.stored import OnDisk
 from ecrl_cli.verify.survival import excused_lines
 from ecrl_cli.verify.verdict import Finding, Notes
@@ -82,6 +83,7 @@ def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
     logs, who = case.run.logs(a.attempt), f"attempt {a.attempt}"
     _check_size(case, a, notes)
     check_continued(case, a, notes)
+    check_recalled(case, a, notes)
     if logs.order and (logs.order.resume_from, logs.order.resume_step) != (a.resumed_from, a.resumed_from_step):
         notes.broken(f"{who} was told to resume behind step {logs.order.resume_step}, supervisor.json says step {a.resumed_from_step}")
     if a.attempt in {folder.attempt for folder in case.run.attempts} and logs.order is None:

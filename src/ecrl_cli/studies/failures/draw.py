@@ -12,7 +12,7 @@ from ecrl_cli.checkpoint.protocol import CRASH_POINTS
 from ecrl_cli.config.build import build
 from ecrl_cli.config.entries import Entry, parse
 from ecrl_cli.config.failures import check_failures
-from ecrl_cli.config.schema import WRITE_MODES, FailureConfig, RunConfig
+from ecrl_cli.config.schema import BACKGROUND, WRITE_MODES, FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.plan import plan
 
@@ -162,7 +162,7 @@ def _victims(rng: random.Random, setup: Setup, what: str, moment: str) -> tuple[
 def _ends_an_attempt(entry: str, setup: Setup) -> bool:
     """At a known step, so that one knows what the next attempt begins behind."""
     first = parse(entry)
-    alive = ("enospc", "eio", "slow_disk", "slow_rank", *(("writer",) if setup.strategy == "overlapped" else ()))
+    alive = ("enospc", "eio", "slow_disk", "slow_rank", *(("writer",) if setup.strategy in BACKGROUND else ()))
     return first.what not in alive and first.moment != "wall"
 
 

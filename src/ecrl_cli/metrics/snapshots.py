@@ -1,0 +1,28 @@
+"""What snapshots in memory cost the training, by rank 0's own account of its time."""
+
+from __future__ import annotations
+
+from ecrl_cli.history.load import AttemptRecords, RunRecords
+
+
+def snapshots(records: RunRecords) -> dict[str, float]:
+    """The `snapshots` object of metrics.json: steps behind which a snapshot was taken and nothing else was saved, and seconds of rank 0 there.
+
+    `copy_s`: in the copy; `sync_s`: in the collective before it, most of it a wait for ranks that are slower, who would be waited for in the next
+    step otherwise. Steps behind which a checkpoint was submitted too are not among them: their costs cannot be told apart.
+    """
+    taken, copy_s, sync_s = 0, 0.0, 0.0
+    for attempt in records.attempts if records.stored.config.checkpoint.strategy == "in_memory" else ():
+        for copy, sync in _by_step(attempt).values():
+            taken, copy_s, sync_s = taken + 1, copy_s + copy, sync_s + sync
+    return {"taken": taken, "copy_s": copy_s, "sync_s": sync_s, "per_snapshot_s": (copy_s + sync_s) / taken if taken else 0.0}
+
+
+def _by_step(attempt: AttemptRecords) -> dict[int, tuple[float, float]]:
+    """Seconds of the copy and of the collective, by step."""
+    saved = {line.global_step for line in attempt.checkpoints.events}
+    spent: dict[int, dict[str, float]] = {}
+    for span in attempt.spans.events:
+        of_step = spent.setdefault(span.global_step, {})
+        of_step[span.category] = of_step.get(span.category, 0.0) + span.end - span.start
+    return {step: (of["snapshot"], of.get("sync", 0.0)) for step, of in spent.items() if "snapshot" in of and step not in saved}

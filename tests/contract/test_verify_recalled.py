@@ -1,0 +1,98 @@
+"""An attempt that went on from a snapshot in memory: what its records say of it is held against the order, the stays and the ranks' lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.config.schema import CheckpointConfig
+from ecrl_cli.history.load import AttemptRecords, RunRecords, load
+from ecrl_cli.records.events import RankLine
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.recalled import check_recalled
+from ecrl_cli.verify.verdict import Notes
+from tests.runs.builder import build_blk
+
+Records = Callable[[RunRecords], RunRecords]
+STATE, SHA = "5" * 64, "a" * 64
+
+
+def attempts(records: RunRecords, number: int, **changes: Any) -> RunRecords:
+    """With another attempt `number` in supervisor.json."""
+    assert records.supervisor is not None
+    changed = tuple(replace(a, **changes) if a.attempt == number else a for a in records.supervisor.attempts)
+    return replace(records, supervisor=replace(records.supervisor, attempts=changed))
+
+
+def ordered(records: RunRecords, number: int, **changes: Any) -> RunRecords:
+    def change(logs: AttemptRecords) -> AttemptRecords:
+        return replace(logs, order=replace(logs.order, **changes)) if logs.attempt == number and logs.order else logs
+
+    return replace(records, attempts=tuple(map(change, records.attempts)))
+
+
+def logged(records: RunRecords, keep: Callable[[RankLine], RankLine | None]) -> RunRecords:
+    """With other lines of attempt 0."""
+    logs = records.logs(0)
+    ranks = {rank: replace(lines, events=tuple(line for each in lines.events if (line := keep(each)))) for rank, lines in logs.ranks.items()}
+    return replace(records, attempts=(replace(logs, ranks=ranks), *records.attempts[1:]))
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+    """Attempt 1 went on from a snapshot that attempt 0 had taken behind step 6; rank 0 logged its state there, rank 1 another one."""
+    found = load(build_blk(tmp_path_factory.mktemp("sweep")))
+    config = replace(found.stored.config, checkpoint=replace(found.stored.config.checkpoint, strategy="in_memory"))
+    found = replace(found, stored=replace(found.stored, config=config))
+    told: dict[str, Any] = {"continues": 0, "memory": "snapshot", "snapshot_sha256": SHA}
+    found = ordered(attempts(found, 1, resumed_from=None, snapshot_state=STATE, **told), 1, resume_from=None, **told)
+    return logged(found, lambda line: replace(line, state_digest=STATE if line.rank == 0 else "6" * 64))
+
+
+def said(records: RunRecords) -> list[str]:
+    notes = Notes("it")
+    case = Case(records)
+    for a in case.attempts:
+        check_recalled(case, a, notes)
+    finding = notes.finding("")
+    return [] if finding.status == "valid" else [finding.message, *finding.evidence]
+
+
+def step_of(records: RunRecords) -> int:
+    assert records.supervisor is not None
+    return records.supervisor.attempts[1].resumed_from_step
+
+
+def test_as_it_is_recorded_it_is_believed(records: RunRecords, tmp_path: Path) -> None:
+    assert said(records) == []
+    assert said(logged(records, lambda line: replace(line, state_digest=None))) == [], "most runs do not log their state"
+    assert said(load(build_blk(tmp_path))) == []
+
+
+SPOILT: dict[str, tuple[Records, str]] = {
+    "another state": (lambda found: attempts(found, 1, snapshot_state="7" * 64), "holds another state than rank 0 logged"),
+    "another hash than ordered": (
+        lambda found: ordered(found, 1, snapshot_sha256="b" * 64),
+        "a snapshot that hashes to bbbbbbbb",
+    ),
+    "of a stay before": (lambda found: attempts(found, 1, session=1), "which went down with its supervisor"),
+    "nobody takes snapshots": (
+        lambda found: replace(found, stored=replace(found.stored, config=replace(found.stored.config, checkpoint=CheckpointConfig()))),
+        "its configuration takes none",
+    ),
+    "a step that rank 1 never did": (
+        lambda found: logged(found, lambda line: None if line.rank == 1 and line.global_step == step_of(found) else line),
+        "rank 1 has no line of it",
+    ),
+    "from no memory": (lambda found: attempts(found, 1, memory=""), "says what a snapshot held, and went on from none"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_cannot_be_is_told(records: RunRecords, name: str) -> None:
+    spoil, text = SPOILT[name]
+    assert any(text in line for line in said(spoil(records)))
