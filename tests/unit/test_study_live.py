@@ -166,7 +166,7 @@ def test_who_dies_in_backward_cannot_have_contributed_whatever_is_said() -> None
     assert look.ledger(retold(told, testimonies=said, blows=(late,))) == "", "its gradients were with all"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_where_two_ranks_end_is_foretold_and_depends_on_who_contributed() -> None:
     told = story()
     config = build(replace(COURSE, world_size=2, dropout=0.2).keys(("kill@2.backward/0.5:1",)))
@@ -179,7 +179,7 @@ def test_where_two_ranks_end_is_foretold_and_depends_on_who_contributed() -> Non
     two = replace(two, chapters=(*two.chapters, last))
     assert can_tell(two) and not can_tell(told)
     other = {0: replace(spoken[0], redone=(Redone(2, 0, 2, (1,), (0,), 0.0),))}
-    assert foretold(two) == foretold(two) != foretold(retold(two, testimonies=other))
+    assert foretold(two) != foretold(retold(two, testimonies=other))
     led = replace(two.chapters[1], attempt=replace(after.attempt, world_size=1, origins=(1,)))
     gone = {1: replace(spoken[0], rank=1, redone=(Redone(2, 2, 2, (0,), (1,), 0.0),))}
     nobody_says = retold(replace(two, chapters=(two.chapters[0], led)), testimonies=gone)
