@@ -144,6 +144,13 @@ class RunBuilder:
             return None, choice.rejected
         return ResumedFrom(self.layout.relative(report.path), report.commit_sha256), choice.rejected
 
+    def parted(self, step: int) -> str:
+        """What made "training" go another way before `step`."""
+        return ""
+
+    def ranks_behind(self, step: int) -> int:
+        return world_size_after(self.config, step)
+
     def tick(self, seconds: float) -> float:
         self.now += seconds
         return self.now
@@ -155,7 +162,7 @@ class Worker:
     def __init__(self, run: RunBuilder, attempt: int, step: int, armed: dict[int, PlannedFailure]) -> None:
         self.run, self.number, self.step, self.armed = run, attempt, step, armed
         self.logs = run.layout.attempt(attempt)
-        self.ranks, self.until = world_size_after(run.config, step), next_change(run.config, step)
+        self.ranks, self.until = run.ranks_behind(step), next_change(run.config, step)
         self.journals = [Journal(self.logs.rank(rank)) for rank in range(self.ranks)]
         self.spans, self.checkpoints = Journal(self.logs.spans(0)), Journal(self.logs.checkpoints)
         self.chain = run.chains[step] + [""] * (self.ranks - len(run.chains[step]))  # one that has left keeps its place
@@ -218,7 +225,7 @@ class Worker:
         buggy = self.number > 0 and 0 < self.run.bug_from <= self.step
         elastic = self.run.config.elastic
         changes = [change for change in elastic.schedule if change < self.step and not elastic.replicas]
-        seed = hashlib.sha256(f"{words} {self.step} {'bug' if buggy else ''} {changes}".encode()).digest()
+        seed = hashlib.sha256(f"{words} {self.step} {'bug' if buggy else ''} {changes}{self.run.parted(self.step)}".encode()).digest()
         return int.from_bytes(seed[:6], "big") / 2**48
 
     def bytes_at(self, name: str, count: int) -> bytes:

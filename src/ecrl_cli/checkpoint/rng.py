@@ -38,5 +38,15 @@ def restore_rng(states: dict[str, torch.Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states["cuda"].clone(), device)
 
 
+def packed(states: dict[str, torch.Tensor]) -> bytes:
+    """As one string of bytes, for `unpacked` on the same kind of device."""
+    return torch.cat([*states.values()]).numpy().tobytes()
+
+
+def unpacked(data: bytes, device: torch.device) -> dict[str, torch.Tensor]:
+    like = capture_rng(device)
+    return dict(zip(like, torch.split(_bytes(data), [state.numel() for state in like.values()]), strict=True))
+
+
 def _bytes(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from ecrl_cli.checkpoint.canonical import canonical, digest
 from ecrl_cli.checkpoint.hashing import tensor_sha256
 from ecrl_cli.checkpoint.live import Source, model_sources, optimizer_sources, parameter_names, signature, spec_of
-from ecrl_cli.checkpoint.loading import Loaded, load_checkpoint
+from ecrl_cli.checkpoint.loading import load_checkpoint
 from ecrl_cli.checkpoint.manifest import Components, components_of
+from ecrl_cli.checkpoint.peers import DefaultGroup, Peers
 from ecrl_cli.checkpoint.progress import Progress
 from ecrl_cli.checkpoint.protocol import FORMAT_VERSION
 from ecrl_cli.checkpoint.rng import capture_rng, restore_rng
@@ -46,8 +46,9 @@ class Gathered:
 
 @dataclass
 class StatePack:
-    """The live objects of one rank. `model` is the unwrapped one; `group` is the process group (None: the default one).
+    """The live objects of one rank. `model` is the unwrapped one; `peers` are the ranks of its attempt.
 
+    `gathered`: the last step of which every rank has given what a checkpoint needs of it.
     `shared_rng`: every rank's generators are in the same state whenever it is gathered; it is kept once, whatever the number of ranks.
     """
 
@@ -58,8 +59,9 @@ class StatePack:
     sampler: Sampler
     rank: int
     world_size: int
-    group: Any = None
+    peers: Peers = field(default_factory=DefaultGroup)
     shared_rng: bool = False
+    gathered: int = 0
 
     def __post_init__(self) -> None:
         self._names = parameter_names(self.model, self.optimizer)
@@ -78,10 +80,8 @@ class StatePack:
         own = capture_rng(self.device)
         chain = torch.tensor(list(progress.line_chain.ljust(_CHAIN, "\0").encode()), dtype=torch.uint8)
         row = torch.cat([*own.values(), chain])
-        rows = [row]
-        if self.world_size > 1:
-            rows = [torch.empty_like(row) for _ in range(self.world_size)]
-            dist.all_gather(rows, row, group=self.group)
+        rows = self.peers.all_gather(row) if self.world_size > 1 else [row]
+        self.gathered = progress.global_step or self.gathered
         sizes = [state.numel() for state in own.values()]
         split = [torch.split(each, [*sizes, _CHAIN]) for each in rows]
         owners = {"shared": split[self.rank]} if self.shared_rng else {f"rank{r}": parts for r, parts in enumerate(split)}
@@ -90,7 +90,7 @@ class StatePack:
 
     def barrier(self) -> None:
         if self.world_size > 1:
-            dist.barrier(group=self.group)
+            self.peers.barrier()
 
     def train_document(self, progress: Progress, line_chain: list[str]) -> bytes:
         """train.json: all that is no tensor."""
@@ -128,30 +128,35 @@ class StatePack:
         """
         loaded = load_checkpoint(path, commit_sha256)
         try:
-            self._restore_model(loaded)
-            self._restore_optimizer(loaded)
-            return self._restore_rest(loaded)
+            return self.become(loaded.tensors, loaded.train)
         except (KeyError, TypeError) as error:
             raise StorageError("restore", f"{path.name}: train.json lacks what is needed ({error})", "resume from another checkpoint") from error
 
-    def _restore_model(self, loaded: Loaded) -> None:
+    def become(self, tensors: dict[str, torch.Tensor], train: dict[str, Any]) -> Progress:
+        """Take up a state whose tensors have these names and of which `train_document` said `train`; gives where this rank stands."""
+        self._restore_model(tensors)
+        self._restore_optimizer(tensors, train["optimizer"])
+        self.scheduler.load_state_dict(train["scheduler"])
+        self._restore_groups(train["optimizer"]["param_groups"])
+        return self._restore_rest(tensors, train)
+
+    def _restore_model(self, tensors: dict[str, torch.Tensor]) -> None:
         sources = {source.name: source for source in model_sources(self.model)}
-        expected = {name for name in loaded.tensors if name.startswith(("parameters.", "buffers."))}
+        expected = {name for name in tensors if name.startswith(("parameters.", "buffers."))}
         if different := sorted(expected ^ sources.keys()):
             raise _other_model(different[0])
         with torch.no_grad():
             for name, source in sources.items():
-                target, saved = source.find(), loaded.tensors[name]
+                target, saved = source.find(), tensors[name]
                 if spec_of(name, target) != spec_of(name, saved):
                     raise _other_model(name)
                 target.copy_(saved)
 
-    def _restore_optimizer(self, loaded: Loaded) -> None:
-        document = loaded.train["optimizer"]
+    def _restore_optimizer(self, tensors: dict[str, torch.Tensor], document: dict[str, Any]) -> None:
         parameters = {name: parameter for parameter, name in self._names.items()}
         host = set(document["host_keys"])
         state: dict[str, dict[str, Any]] = {name: dict(scalars) for name, scalars in document["scalars"].items()}
-        for name, tensor in loaded.tensors.items():
+        for name, tensor in tensors.items():
             if name.startswith("optimizer."):
                 owner, _, key = name.removeprefix("optimizer.").rpartition(".")
                 if owner not in parameters:
@@ -160,8 +165,6 @@ class StatePack:
         self.optimizer.state.clear()
         for name, entries in state.items():
             self.optimizer.state[parameters[name]] = entries
-        self.scheduler.load_state_dict(loaded.train["scheduler"])
-        self._restore_groups(document["param_groups"])
 
     def _restore_groups(self, saved: list[dict[str, Any]]) -> None:
         groups = self.optimizer.param_groups
@@ -172,13 +175,12 @@ class StatePack:
                 raise _other_optimizer(sorted(group.keys() ^ values.keys())[0])
             group.update({key: tuple(value) if isinstance(group[key], tuple) else value for key, value in values.items() if key != "params"})
 
-    def _restore_rest(self, loaded: Loaded) -> Progress:
-        train = loaded.train
+    def _restore_rest(self, tensors: dict[str, torch.Tensor], train: dict[str, Any]) -> Progress:
         if self.scaler is not None and train["scaler"]:
             self.scaler.load_state_dict(train["scaler"])
         self.sampler.load_state_dict(train["sampler"])
         prefix = "rng.shared." if self.shared_rng else f"rng.rank{self.rank}."
-        states = {name.removeprefix(prefix): tensor for name, tensor in loaded.tensors.items() if name.startswith(prefix)}
+        states = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         chain = train["line_chain"]
         if states:  # a rank that was not there when the checkpoint was taken keeps the seed of its own
             restore_rng(states, self.device)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ecrl_cli.config.elastic import fits, misfit, next_fitting
 from ecrl_cli.config.failures import check_failures
+from ecrl_cli.config.recovery import check_live
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, shown
 
@@ -81,11 +82,6 @@ def _write_mode(config: RunConfig) -> None:
         raise ConfigError("write_mode", f"the switches contradict the name {mode.name}", "choose a whole mode: write_mode=NAME")
 
 
-def _not_yet(config: RunConfig) -> None:
-    if config.supervision.spares:
-        raise ConfigError("supervision.spares", f"comes with a later version, got {config.supervision.spares}", "leave it out")
-
-
 def _nodes(config: RunConfig) -> None:
     nodes = config.supervision.nodes
     if nodes == 1:
@@ -111,4 +107,4 @@ def _supervision(config: RunConfig) -> None:
         raise ConfigError("supervision.master_port", f"port must be 1024-65535 and free, got {port}", "leave it out: a free one is taken")
 
 
-_RULES = (_names, _not_yet, _geometry, _nodes, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, check_failures, _supervision)
+_RULES = (_names, _geometry, _nodes, check_live, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, check_failures, _supervision)

@@ -22,11 +22,6 @@ _REMEDIES = {
 
 _EXTENDED = {"dataset.name": "ecrl.datasets", "model.name": "ecrl.models"}
 
-_LATER = {
-    ("recovery.name", "immediate_rollback"): "comes with a later version; use checkpoint_restart",
-    ("recovery.name", "lossy_forward"): "comes with a later version; use checkpoint_restart",
-}
-
 
 def convert(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """`values` as a `kind`: every key known, every value of the field's type and in its range, else ConfigError. Missing keys keep their default."""
@@ -125,7 +120,7 @@ def _installed(key: str) -> list[str]:
 def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> None:
     if "choices" in rule and value not in rule["choices"] and value not in (installed := _installed(key)):
         choices = (*rule["choices"], *installed)
-        raise ConfigError(key, f"must be one of {', '.join(choices)}, got {shown(value)}", _LATER.get((key, value), ""))
+        raise ConfigError(key, f"must be one of {', '.join(choices)}, got {shown(value)}")
     bounds = _bounds(rule, isinstance(value, float))
     if bounds and not _inside(value, rule):
         raise ConfigError(key, f"must be {bounds}, got {value}", _REMEDIES.get(key, ""))

@@ -80,6 +80,12 @@ class Injector:
             if entry.rank == self._rank:
                 self._strike(entry, global_step)
 
+    def disarm(self) -> None:
+        """What is armed strikes no more: the rank leaves the attempt, and its model goes on in another."""
+        for _, armed in self._armed:
+            armed.disarm()
+        self._armed = []
+
     def _arm(self, entry: PlannedFailure, global_step: int) -> None:
         armed = hooks.Armed(partial(self._strike, entry, global_step))
         self._armed.append((entry, armed))

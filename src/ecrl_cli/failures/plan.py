@@ -10,6 +10,7 @@ from ecrl_cli.config.entries import STARTING
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, RecordError
 from ecrl_cli.failures.kinds import KINDS, STRIKES
+from ecrl_cli.failures.leaving import check_sizes
 from ecrl_cli.failures.listed import planned
 from ecrl_cli.failures.strike import SPARING
 from ecrl_cli.records.events import PlannedFailure
@@ -51,6 +52,7 @@ def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
     found = tuple(replace(entry, index=index) for index, entry in enumerate(entries))
     for entry in found:
         _check_occasion(entry, found, config)
+    check_sizes(found, config)
     return found
 
 

@@ -9,15 +9,18 @@ from ecrl_cli.config.elastic import owned
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
 
+SURVIVORS, SNAPSHOT = "survivors", "snapshot"  # whose memory an attempt goes on with
+
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps `after`+1 .. `until` count as `attempt` did them."""
+    """Steps `after`+1 .. `until` count as `attempt` did them. `memory`: whose memory its state came from, empty for a checkpoint or none."""
 
     attempt: int
     world_size: int
     after: int
     until: int
+    memory: str = ""
 
     def steps(self) -> range:
         return range(self.after + 1, self.until + 1)
@@ -42,6 +45,12 @@ class Lineage:
     def of(self, step: int) -> Segment | None:
         """The segment that covers `step`."""
         return next((s for s in self.segments if s.after < step <= s.until), None)
+
+    @property
+    def chained(self) -> tuple[Segment, ...]:
+        """The segments whose lines are in one chain with the last: where survivors go on, chains begin anew."""
+        begins = [place for place, segment in enumerate(self.segments) if segment.memory == SURVIVORS]
+        return self.segments[max(begins, default=0) :]
 
 
 def same_sized(ours: Lineage, theirs: Lineage) -> int:
@@ -72,18 +81,47 @@ def ancestry(records: RunRecords, attempt: int, until: int) -> Lineage:
         after = record.resumed_from_step
         if after > until:
             gap = f"attempt {attempt} began at step {after}, past the step {until} it is said to have reached"
-        segments.append(Segment(attempt, record.world_size, after, until))
-        if record.resumed_from is None:
-            gap = gap or (f"attempt {attempt} began at step {after} and names no checkpoint" if after else "")
+        segments.append(Segment(attempt, record.world_size, after, until, record.memory))
+        found = _before(records, record)
+        if found is None:
             break
-        parent = committed_as(records, record.resumed_from.commit_sha256, before=attempt)
-        if parent is None:
-            gap = gap or f"attempt {attempt} resumed from a checkpoint that no earlier attempt committed ({record.resumed_from.path})"
-        elif parent.global_step != after:
-            gap = gap or f"attempt {attempt} says it resumed at step {after}, its checkpoint is of step {parent.global_step}"
-        else:
-            attempt, until = parent.attempt, after
+        gap = gap or found if isinstance(found, str) else gap
+        attempt, until = (found, after) if isinstance(found, int) else (attempt, until)
     return Lineage(tuple(reversed(segments)), (gap,) if gap else ())
+
+
+def _before(records: RunRecords, a: Attempt) -> int | str | None:
+    """The attempt whose state `a` began with; in words why it is not known; None where `a` began with nothing."""
+    who, after = f"attempt {a.attempt}", a.resumed_from_step
+    if a.continues is not None:
+        return _remembered(records, a, a.continues)
+    if a.resumed_from is None:
+        return f"{who} began at step {after} and names no checkpoint" if after else None
+    parent = committed_as(records, a.resumed_from.commit_sha256, before=a.attempt)
+    if parent is None:
+        return f"{who} resumed from a checkpoint that no earlier attempt committed ({a.resumed_from.path})"
+    if parent.global_step != after:
+        return f"{who} says it resumed at step {after}, its checkpoint is of step {parent.global_step}"
+    return parent.attempt
+
+
+def _remembered(records: RunRecords, a: Attempt, earlier: int) -> int | str:
+    """`earlier`, where its records say that it had come as far as the step behind which `a` goes on with its memory."""
+    who, logs = f"attempt {a.attempt} goes on behind step {a.resumed_from_step} of attempt {earlier}", records.logs(earlier)
+    if not 0 <= earlier < a.attempt:
+        return f"{who}, which is not before it"
+    if a.memory != SURVIVORS:
+        return earlier if a.resumed_from_step <= furthest(records, earlier) else f"{who}, which did not come so far"
+    told = {lines.events[0].global_step for lines in logs.testimonies.values() if lines.events}
+    if not told:
+        return f"{who}, and none who outlived others testifies that it came so far"
+    return earlier if a.resumed_from_step in told else f"{who}, and those who outlived others left it behind step {max(told)}"
+
+
+def furthest(records: RunRecords, attempt: int) -> int:
+    """The last step that any rank of `attempt` logged; where none did any, the one that it began behind."""
+    began = next((a.resumed_from_step for a in (records.supervisor.attempts if records.supervisor else ()) if a.attempt == attempt), 0)
+    return max([began, *(lines.events[-1].global_step for lines in records.logs(attempt).ranks.values() if lines.events)])
 
 
 def committed_as(records: RunRecords, commit_sha256: str, *, before: int) -> CheckpointLine | None:
@@ -93,10 +131,12 @@ def committed_as(records: RunRecords, commit_sha256: str, *, before: int) -> Che
 
 
 def end_of(records: RunRecords, attempt: Attempt) -> int:
-    """The last step that `attempt` is said to have committed: the final record's, or the last that every rank logged."""
+    """The last step that `attempt` is said to have committed: the final record's, the testimony's, or the last that every rank logged."""
     logs = records.logs(attempt.attempt)
     if logs.final:
         return logs.final.global_step
+    if logs.testimony:
+        return logs.testimony.global_step
     last = [lines.events[-1].global_step for lines in logs.ranks.values() if lines.events]
     if not last:
         return attempt.resumed_from_step
@@ -147,9 +187,9 @@ def losses_of(line: RankLine, replicas: int) -> dict[int, float]:
 
 
 def line_chain(records: RunRecords, path: Lineage, rank: int) -> str:
-    """The running hash over the committed lines of `rank`: chain = sha256(chain + line), from the empty string."""
+    """The running hash over the committed lines of `rank` in one chain: chain = sha256(chain + line), from the empty string."""
     chain = ""
-    for segment in path.segments:
+    for segment in path.chained:
         lines = records.logs(segment.attempt).ranks.get(rank)
         for event, raw in zip(lines.events, lines.raw, strict=True) if lines else ():
             if segment.after < event.global_step <= segment.until:

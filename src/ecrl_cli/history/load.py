@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from ecrl_cli.records.events import (
 from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout, is_folder
+from ecrl_cli.records.recovery import LedgerLine, Testimony
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class AttemptRecords:
-    """The logs of one attempt; `ranks` by rank, `spans` of rank 0."""
+    """The logs of one attempt; `ranks` by rank, `spans` of rank 0. `testimonies`, `ledgers`: by rank, of those who outlived others."""
 
     attempt: int
     ranks: dict[int, Lines[RankLine]]
@@ -47,6 +48,18 @@ class AttemptRecords:
     spans: Lines[Span]
     final: Final | None
     order: LaunchOrder | None
+    testimonies: dict[int, Lines[Testimony]] = field(default_factory=dict)
+    ledgers: dict[int, Lines[LedgerLine]] = field(default_factory=dict)
+
+    @property
+    def testimony(self) -> Testimony | None:
+        """What the lowest rank that outlived others says; they all say the same, or the judge names it."""
+        return next((lines.events[0] for _, lines in sorted(self.testimonies.items()) if lines.events), None)
+
+    @property
+    def ledger(self) -> tuple[LedgerLine, ...]:
+        """The ledger as the lowest rank that has one wrote it; each has the whole of it."""
+        return next((lines.events for _, lines in sorted(self.ledgers.items())), ())
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,8 @@ class RunRecords:
         for a in self.attempts:
             paths = self.layout.attempt(a.attempt)
             files = [(paths.rank(rank), lines.torn) for rank, lines in a.ranks.items()]
+            files += [(paths.testimony(rank), lines.torn) for rank, lines in a.testimonies.items()]
+            files += [(paths.ledger(rank), lines.torn) for rank, lines in a.ledgers.items()]
             files += [(paths.checkpoints, a.checkpoints.torn), (paths.spans(0), a.spans.torn)]
             counted |= {self.layout.relative(path): torn for path, torn in files if torn}
         return counted
@@ -110,6 +125,8 @@ class _Loader:
             spans=self.journal(paths.spans(0), Span),
             final=self.document(paths.final, lambda value: decode(Final, value)),
             order=self.document(paths.launch, lambda value: decode(LaunchOrder, value)),
+            testimonies={rank: self.journal(paths.testimony(rank), Testimony) for rank in paths.testified()},
+            ledgers={rank: self.journal(paths.ledger(rank), LedgerLine) for rank in paths.ledgered()},
         )
 
     def fired(self) -> tuple[Fired, ...]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 _ATTEMPT = re.compile(r"^attempt-([0-9]{2,9})\Z")
 _RANK_LOG = re.compile(r"^rank([0-9]{1,9})\.jsonl\Z")
+_TESTIMONY = re.compile(r"^recovery_rank([0-9]{1,9})\.jsonl\Z")
+_LEDGER = re.compile(r"^ledger_rank([0-9]{1,9})\.jsonl\Z")
 
 
 def is_folder(path: Path) -> bool:
@@ -58,7 +60,18 @@ class AttemptLayout:
 
     def ranks(self) -> list[int]:
         """The ranks that left a log, in order."""
-        names = (_RANK_LOG.match(p.name) for p in self.folder.iterdir()) if is_folder(self.folder) else ()
+        return self._ranks_of(_RANK_LOG)
+
+    def testified(self) -> list[int]:
+        """The ranks that left a testimony, in order."""
+        return self._ranks_of(_TESTIMONY)
+
+    def ledgered(self) -> list[int]:
+        """The ranks that left a ledger, in order."""
+        return self._ranks_of(_LEDGER)
+
+    def _ranks_of(self, name: re.Pattern[str]) -> list[int]:
+        names = (name.match(p.name) for p in self.folder.iterdir()) if is_folder(self.folder) else ()
         return sorted(int(m[1]) for m in names if m)
 
 

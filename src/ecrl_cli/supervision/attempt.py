@@ -11,7 +11,7 @@ from ecrl_cli.records.events import Hang, Straggler
 from ecrl_cli.records.messages import Hello, Progress, Trouble
 from ecrl_cli.supervision.farewell import Farewell
 from ecrl_cli.supervision.launcher import Exits, RankExit, RunningAttempt
-from ecrl_cli.supervision.listener import Connection, Listener
+from ecrl_cli.supervision.listener import Connection, Listener, Message
 from ecrl_cli.supervision.policy import INCURABLE
 from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.supervision.vigil import Post, Vigil
@@ -85,12 +85,16 @@ class AttemptWatch:
 
     def _over(self) -> bool:
         now = monotonic()
-        if self._running.check() or self._farewell.over(now):
+        if self._finished() or self._farewell.over(now):
             return True
         if self._post and self._post.strikes:
             self._post.strikes.look(now, self._running.pids())
         self._hang = self._vigil.look(now) if self._vigil else None
         return self._hang is not None
+
+    def _finished(self) -> bool:
+        """Whether the ranks themselves have brought the attempt to its end."""
+        return self._running.check()
 
     def _pause_s(self) -> float | None:
         """How long nothing may be looked at; None: until something happens."""
@@ -143,11 +147,17 @@ class AttemptWatch:
         messages, hung_up = connection.receive()
         for message in messages:
             self._take(message, connection)
-        if hung_up:
-            self._watch.drop(number)
-            self._connections.pop(number).socket.close()
+        if hung_up and number in self._connections:
+            self._part(connection)
+            connection.socket.close()
 
-    def _take(self, message: Hello | Progress | Trouble, connection: Connection) -> None:
+    def _part(self, connection: Connection) -> None:
+        """Listen to it no more."""
+        number = connection.socket.fileno()
+        self._watch.drop(number)
+        del self._connections[number]
+
+    def _take(self, message: Message, connection: Connection) -> None:
         if isinstance(message, Hello):
             if message.attempt == self._attempt and not self._reaped:
                 self._meet(message, connection)

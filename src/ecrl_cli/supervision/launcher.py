@@ -21,7 +21,8 @@ GONE_WITHIN_S = 5.0  # SIGKILL takes milliseconds; a process that outlives this 
 class LaunchSpec:
     """One attempt. `layout.root` is absolute. `port` 0: any free one. `preload`: modules that the ranks will need (zygote).
     `nodes`: those of the allocation that share the ranks equally, the supervisor's own first; none: this machine alone. `private_network`: the
-    ranks see no network but one of their own (under the zygote, the launcher's own for each attempt).
+    ranks see no network but one of their own (under the zygote, the launcher's own for each attempt). `hands`: by rank, processes that are there
+    already and are told by others what to do (zygote); none: the ranks are started.
 
     `module`: what a rank runs: as a program under torchrun, its `run_rank(run_dir, attempt, rendezvous, started) -> exit code` in a zygote.
     """
@@ -34,6 +35,7 @@ class LaunchSpec:
     module: str = WORKER
     nodes: tuple[str, ...] = ()
     private_network: bool = False
+    hands: tuple[int, ...] = ()
 
     @property
     def output(self) -> str:
@@ -155,6 +157,17 @@ class Ranks:
             status = processes.reap(rank.pid)
             rank.status = status if status is not None else rank.status
             os.close(rank.pidfd)
+
+    def dead(self) -> frozenset[int]:
+        """Who is known to have ended badly."""
+        return frozenset(rank.rank for rank in self.known.values() if rank.over and not rank.exit().good)
+
+    def release(self) -> None:
+        """Let go of those who live: from now on somebody else watches over them. How the others ended stays known."""
+        self.closed = True
+        for rank in self.known.values():
+            os.close(rank.pidfd)
+        self.known = {number: rank for number, rank in self.known.items() if rank.over}
 
     def exits(self) -> Exits:
         ranks = tuple(self.known[rank].exit() for rank in sorted(self.known))

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 
 from ecrl_cli.config.codec import decode
 from ecrl_cli.records.board import Board
+from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Hello, Progress, Trouble
+from ecrl_cli.records.messages import Assignment, Hello, Left, Progress, Standby, Trouble
 
-Message = Hello | Progress | Trouble
-KINDS: dict[str, type[Message]] = {"hello": Hello, "progress": Progress, "trouble": Trouble}
+Message = Hello | Progress | Trouble | Left | Standby
+KINDS: dict[str, type[Message]] = {"hello": Hello, "progress": Progress, "trouble": Trouble, "left": Left, "standby": Standby}
 LINE_BYTES = 65536
 
 
-@dataclass
+@dataclass(eq=False)
 class Connection:
     """One rank's socket and the part of a line that has arrived."""
 
@@ -40,6 +41,11 @@ class Connection:
         """To a Hello: one byte, and the board's descriptor where there is one. Nothing to a rank that has gone, or was never asked to read."""
         with contextlib.suppress(OSError):
             socket.send_fds(self.socket, [b"\n"], [board.fd] if board else [])
+
+    def assign(self, assignment: Assignment) -> None:
+        """To one that waits on this connection. Nothing to a process that has gone."""
+        with contextlib.suppress(OSError):
+            self.socket.sendall(line_of(assignment))
 
 
 class Listener:

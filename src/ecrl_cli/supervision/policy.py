@@ -41,7 +41,7 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | 
     that a planned failure struck.
 
     A planned change of the world size is no restart and spends none; that one may not happen over and over without a new step, because
-    its checkpoint is refused each time, is the storm's business.
+    its checkpoint is refused each time, is the storm's business. So is one that ranks outlive over and over without a new step.
     """
     last = attempts[-1]
     if last.outcome == "completed":
@@ -53,7 +53,7 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | 
     if without_gain(attempts, planned) >= STORM:
         reason = f"restart storm: {STORM} attempts in a row gained no step; the last one: {why}"
         return _gave_up(attempts, reason)
-    if last.outcome == "resized":
+    if last.outcome in ("resized", "survived"):
         return Decision("running", why)
     if restarts(attempts) >= max_restarts:
         return _gave_up(attempts, f"all {max_restarts} restarts are spent; the last attempt: {why}")
@@ -91,7 +91,8 @@ def without_gain(attempts: tuple[Attempt, ...], planned: frozenset[int] = frozen
 
 
 def restarts(attempts: tuple[Attempt, ...]) -> int:
-    """How many attempts follow one that died: a run that was stopped, or resized, and goes on has not been restarted."""
+    """How many attempts follow one that died: a run that was stopped, or resized, and goes on has not been restarted; nor has
+    one whose ranks outlived others."""
     return sum(before.outcome in RELAUNCHED for before in attempts[:-1])
 
 

@@ -29,7 +29,7 @@ class RecordKeeper:
     def begin(self) -> None:
         attempts = tuple(self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts)
         session = Session(monotonic(), wall(), boot_id())
-        self._write(attempts=attempts, sessions=(*self.record.sessions, session), terminal_status="running", reason="")
+        self._write(attempts=taken_along(attempts), sessions=(*self.record.sessions, session), terminal_status="running", reason="")
 
     def open(self, attempt: Attempt) -> None:
         self._write(attempts=(*self.record.attempts, replace(attempt, session=len(self.record.sessions) - 1)))
@@ -43,7 +43,8 @@ class RecordKeeper:
     def end(self, status: str, reason: str) -> SupervisorRecord:
         """The terminal status, the end of the session, and the phases of every attempt, which nobody needed sooner."""
         ended = replace(self.record.sessions[-1], ended_at=monotonic())
-        self._write(terminal_status=status, reason=reason, sessions=(*self.record.sessions[:-1], ended))
+        sessions = (*self.record.sessions[:-1], ended)
+        self._write(terminal_status=status, reason=reason, sessions=sessions, attempts=taken_along(self.record.attempts))
         self._write(attempts=with_phases(self._layout, self.record.attempts))
         return self.record
 
@@ -68,6 +69,12 @@ def read_record(layout: RunLayout) -> SupervisorRecord:
         return decode(SupervisorRecord, value)
     except (KeyError, TypeError) as error:
         raise RecordError("supervisor.json", f"not a supervisor's record ({error})", "restore the file") from error
+
+
+def taken_along(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """`attempts`, died where ranks outlived one and their state went nowhere: whoever comes now begins with a checkpoint."""
+    last = attempts[-1:]
+    return (*attempts[:-1], replace(last[0], outcome="died")) if last and last[0].outcome == "survived" else attempts
 
 
 def step_range(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:

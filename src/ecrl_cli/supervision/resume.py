@@ -8,7 +8,6 @@ from ecrl_cli.checkpoint.catalog import Choice, newest_valid
 from ecrl_cli.checkpoint.guard import GuardReport
 from ecrl_cli.checkpoint.protocol import step_name
 from ecrl_cli.checkpoint.store import CheckpointStore
-from ecrl_cli.config.codec import encode
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import NoValidCheckpoint
@@ -17,9 +16,9 @@ from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, Rejected, ResumedFrom
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.books import acknowledge, still_kept
+from ecrl_cli.supervision.going_on import GoingOn, write_order
 
 
 def choose(layout: RunLayout, store: CheckpointStore, earlier: tuple[Attempt, ...]) -> Choice:
@@ -59,11 +58,13 @@ def set_aside(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejecte
         store.set_aside(layout.root / each.path)
 
 
-def order(layout: RunLayout, config: RunConfig, earlier: tuple[Attempt, ...], choice: Choice, seats: Seats | None = None) -> LaunchOrder:
+def order(
+    layout: RunLayout, config: RunConfig, earlier: tuple[Attempt, ...], choice: Choice, seats: Seats | None = None, going: GoingOn | None = None
+) -> LaunchOrder:
     """Write what the next attempt is to do to its launch.json, durably, and give it.
 
     As many ranks as the schedule has behind the step it resumes at: one that falls back behind a change comes to that change again; in a run
-    with several nodes as many as have `seats`.
+    with several nodes as many as have `seats`. `going`: whose processes are there already.
     """
     report, attempt = choice.report, len(earlier)
     step = report.global_step or 0 if report else 0
@@ -77,10 +78,10 @@ def order(layout: RunLayout, config: RunConfig, earlier: tuple[Attempt, ...], ch
         until=next_change(config, step),
         nodes=seats.nodes if seats else (),
         silent=seats.silent if seats else (),
+        origins=going.origins if going else (),
+        joined=going.joined if going else (),
     )
-    logs = layout.attempt(attempt)
-    logs.folder.mkdir(parents=True, exist_ok=True)
-    write_json(logs.launch, encode(made))
+    write_order(layout, made)
     return made
 
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.config.recovery import live
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
 from ecrl_cli.failures.fired import read_fired
 from ecrl_cli.records.board import Board
 from ecrl_cli.records.clock import monotonic
-from ecrl_cli.records.events import Attempt, SupervisorRecord
+from ecrl_cli.records.events import Attempt, Rejected, SupervisorRecord
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
@@ -22,10 +23,13 @@ from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.allocation import Seats, take_seats
 from ecrl_cli.supervision.attempt import AttemptWatch, Ended
 from ecrl_cli.supervision.books import close_books, still_kept
+from ecrl_cli.supervision.crew import Crew
+from ecrl_cli.supervision.going_on import GoingOn, going_on, order_on, steps_of, words
 from ecrl_cli.supervision.grace import GraceArithmetic
 from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
 from ecrl_cli.supervision.launchers import Launchers
 from ecrl_cli.supervision.listener import Listener
+from ecrl_cli.supervision.live import LiveWatch
 from ecrl_cli.supervision.lock import RunLock, held
 from ecrl_cli.supervision.network import parts
 from ecrl_cli.supervision.policy import Decision, counted, decide
@@ -36,7 +40,7 @@ from ecrl_cli.supervision.strikes import RestStrikes, WallStrikes, supervised_s
 from ecrl_cli.supervision.ui import UI
 from ecrl_cli.supervision.vigil import Post
 from ecrl_cli.supervision.writer import Writer
-from ecrl_cli.supervision.zygote import preload
+from ecrl_cli.supervision.zygote import ZygoteAttempt, preload
 
 STOP_GRACE_S = 3.0  # what a writer may still finish when the run is to stop; everything is gone within five seconds
 
@@ -85,10 +89,15 @@ class Supervisor:
         self._listener: Listener | None = None
         self._running: RunningAttempt | None = None
         self._seats = Seats((), config.world_size)
+        self._crew: Crew | None = None
+        self._going = GoingOn()
+        self._unsettled: tuple[int, ...] = ()  # attempts whose checkpoints the writer may still be at
 
     def run(self, lock: RunLock) -> SupervisorRecord:
         processes.sweep(processes.of_run(self._layout.root))
         self._listener = Listener(self._layout)
+        if live(self._config):
+            self._crew = Crew(self._listener, self._config.supervision.spares, self._ui.note)
         for attempt in self._layout.attempts():  # all: whoever should have closed them may have been killed before it did
             close_books(self._layout, attempt, self._store)
         self._keeper.begin()
@@ -107,6 +116,8 @@ class Supervisor:
         if self._running:
             self._running.kill()
             self._running.reap()
+        if self._crew:
+            self._crew.close()
         self._writer.close()
         self._board.close()
         if self._listener:
@@ -128,22 +139,31 @@ class Supervisor:
         self._grace.look()
         self._ui.launched(todo)
         ended = self._watch(attempt, todo)
+        self._going = self._look_ahead(todo)
         self._close_attempt(attempt.attempt, ended)
-        return self._conclude(todo, ended)
+        return self._conclude(attempt, todo, ended)
 
     def _prepare(self) -> tuple[Attempt, LaunchOrder]:
         earlier = self._keeper.record.attempts
         self._seats = take_seats(self._config)
         RestStrikes(self._layout, self._store, self._config.seed).strike(earlier)
-        choice = choose(self._layout, self._store, earlier)
-        todo = order(self._layout, self._config, earlier, choice, self._seats)
+        rejected: tuple[Rejected, ...] = ()
+        if self._going.memory:
+            todo = order_on(self._layout, earlier, self._going)
+        else:
+            choice = choose(self._layout, self._store, earlier)
+            todo, rejected = order(self._layout, self._config, earlier, choice, self._seats, self._going), choice.rejected
         attempt = Attempt(
             attempt=todo.attempt,
             world_size=todo.world_size,
             resumed_from_step=todo.resume_step,
             resumed_from=todo.resume_from,
-            rejected=choice.rejected,
+            rejected=rejected,
             launched_at=monotonic(),
+            continues=todo.continues,
+            memory=todo.memory,
+            origins=todo.origins,
+            joined=todo.joined,
         )
         return attempt, todo
 
@@ -157,19 +177,40 @@ class Supervisor:
             preload=preload(self._config),
             nodes=self._seats.nodes,
             private_network=parts(self._config),
+            hands=self._crew.call(todo.origins, todo.joined) if self._crew else (),
         )
         if self._config.checkpoint.strategy == "overlapped":
             self._writer.start()
         self._board.clear()
+        if self._crew:
+            self._board.admit(todo.world_size)
         self._keeper.open(attempt)
         set_aside(self._layout, self._store, attempt.rejected)
         self._running = self._launcher.launch(spec)
-        assert self._listener is not None
         saves = self._config.checkpoint.strategy != "none"
         post = Post(self._board, supervision, todo, self._layout.attempt(todo.attempt), saves, self._ui.note, self._wall_strikes(todo.attempt))
-        ended = AttemptWatch(self._running, todo.attempt, self._listener, self._stop, self._writer, post).run(self._hear)
+        ended = self._watcher(self._running, todo, post).run(self._hear)
         self._running = None
         return ended
+
+    def _watcher(self, running: RunningAttempt, todo: LaunchOrder, post: Post) -> AttemptWatch:
+        assert self._listener is not None
+        if self._crew is None:
+            return AttemptWatch(running, todo.attempt, self._listener, self._stop, self._writer, post)
+        assert isinstance(running, ZygoteAttempt), "a live run has the zygote"
+        self._crew.assign(todo, running)
+        return LiveWatch(running, self._crew, self._stop, self._writer, post)
+
+    def _look_ahead(self, todo: LaunchOrder) -> GoingOn:
+        """Who goes on behind this attempt, if ranks have outlived it. They wait until a spare is warm for each of the dead, where any are kept."""
+        if not self._crew or not self._crew.survivors or self._layout.attempt(todo.attempt).final.exists():
+            return GoingOn()
+        supervision, missing = self._config.supervision, todo.world_size - len(self._crew.steps())
+        spares = self._crew.gather(min(missing, supervision.spares), self._stop, supervision.start_timeout_s)
+        going = going_on(self._config, todo.world_size, self._crew.steps(), spares)
+        if not going:
+            self._crew.dismiss()
+        return going
 
     def _wall_strikes(self, attempt: int) -> WallStrikes:
         return WallStrikes(self._layout, attempt, self._keeper.record.sessions[-1].started_at, lambda: supervised_s(self._layout))
@@ -179,21 +220,30 @@ class Supervisor:
         self._grace.hear(progress)
 
     def _close_attempt(self, attempt: int, ended: Ended) -> None:
-        """Let the writer finish, or fence it; then kill what else may be left; then end every open checkpoint."""
-        self._ui.state("stopping" if ended.stopped_by else "dead" if not ended.well else "finishing")
-        grace = self._config.supervision.writer_grace_s
-        self._writer.settle(min(STOP_GRACE_S, grace) if ended.stopped_by else grace, self._stop)
-        processes.sweep(processes.of_run(self._layout.root), self._writer.pids)
-        close_books(self._layout, attempt, self._store)
+        """Let the writer finish, or fence it; then kill what else may be left; then end every open checkpoint.
 
-    def _conclude(self, todo: LaunchOrder, ended: Ended) -> Decision:
-        attempt = todo.attempt
-        reached = self._layout.attempt(attempt).final.exists()  # whatever happened to a process after that
+        Ranks that go on with what they have in memory do not wait for the writer: it finishes beside them, and its books are closed later.
+        """
+        self._ui.state("stopping" if ended.stopped_by else "dead" if not ended.well else "finishing")
+        self._unsettled = (*self._unsettled, attempt)
+        if self._crew:
+            self._crew.spares.settle()
+        if not self._going.memory:
+            grace = self._config.supervision.writer_grace_s
+            self._writer.settle(min(STOP_GRACE_S, grace) if ended.stopped_by else grace, self._stop)
+        processes.sweep(processes.of_run(self._layout.root), (*self._writer.pids, *(self._crew.pids if self._crew else ())))
+        if not self._going.memory or not self._writer.pids:
+            for each in self._unsettled:
+                close_books(self._layout, each, self._store)
+            self._unsettled = ()
+
+    def _conclude(self, attempt: Attempt, todo: LaunchOrder, ended: Ended) -> Decision:
+        reached = self._layout.attempt(todo.attempt).final.exists()  # whatever happened to a process after that
         casualty = ended.exits.first
-        first_step, last_step = step_range(self._layout, attempt)
+        first_step, last_step = steps_of(attempt, step_range(self._layout, todo.attempt), self._going)
         resized = ended.well and todo.until is not None and last_step == todo.until  # ranks end well only once that step is durable
         last = self._keeper.update(
-            outcome=_outcome(ended, reached, resized),
+            outcome="survived" if self._going.memory else _outcome(ended, reached, resized),
             exit_code=casualty.exit_code if casualty else None if ended.stopped_by or ended.hang else 0,
             signal=casualty.signal if casualty else None,
             rank=casualty.rank if casualty else None,
@@ -208,6 +258,8 @@ class Supervisor:
         record = self._keeper.record
         planned = frozenset(fired.attempt for fired in read_fired(self._layout))
         decision = decide(counted(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.trouble, planned)
+        if self._crew and decision.restart:
+            decision = replace(decision, reason=words(decision.reason, todo.world_size, self._going))
         if resized and decision.restart:
             self._ui.resized(last)
         elif not reached:

@@ -69,6 +69,8 @@ class PlainUI:
 
     def launched(self, order: LaunchOrder) -> None:
         where = f"from step {order.resume_step}" if order.resume_step else "from the beginning"
+        if order.continues is not None:
+            self._why, where = "going on, ", f"behind step {order.resume_step}"
         what = f"attempt {order.attempt}" if order.attempt == 0 else f"{self._why}attempt {order.attempt}"
         self._why = "restart, "
         self._say(f"{self._name}: {what}: {order.world_size} ranks {where}, target step {self._target}")
@@ -105,16 +107,16 @@ class LiveUI:
         self._width = max(6, min(30, console.width - len(name) - 66))  # the rest of the line is words
         self._started = self._drawn = monotonic()
         self._step, self._loss, self._restarts, self._state = 0, "", 0, "starting"
-        self._highest = self._first = self._resizes = 0
+        self._highest = self._first = self._no_restarts = 0  # the last: attempts that follow no restart
         # What stands above is drawn again for the next run: only a bar that is alone stays on the screen.
         transient = above is not None
         self._live = Live(self._picture(), console=console, auto_refresh=False, transient=transient, redirect_stdout=False, redirect_stderr=False)
         self._live.start(refresh=True)
 
     def launched(self, order: LaunchOrder) -> None:
-        self._restarts, self._step = order.attempt - self._resizes, order.resume_step
+        self._restarts, self._step = order.attempt - self._no_restarts, order.resume_step
         self._first = order.resume_step if order.attempt == 0 else self._first
-        self.state("launching" if self._restarts == 0 else "restarting")
+        self.state("going on" if order.continues is not None else "launching" if self._restarts == 0 else "restarting")
 
     def progress(self, progress: Progress) -> None:
         self._step, self._loss = progress.global_step, loss_text(progress.loss) or self._loss
@@ -134,10 +136,11 @@ class LiveUI:
 
     def died(self, attempt: Attempt, reason: str) -> None:
         self.note(f"attempt {attempt.attempt}: {reason}")
+        self._no_restarts += attempt.outcome == "survived"
         self.state("dead")
 
     def resized(self, attempt: Attempt) -> None:
-        self._resizes += 1
+        self._no_restarts += 1
         self.state("resizing")
 
     def ended(self, record: SupervisorRecord) -> None:

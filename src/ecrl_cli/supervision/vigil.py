@@ -67,6 +67,7 @@ class Vigil:
         self._writer_quiet = Quiet(limits.counted_s, now)
         self._stragglers = Stragglers(post.order.resume_step)
         self._witnesses: dict[int, Witness] = {}
+        self._buried: set[int] = set()
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
@@ -74,8 +75,14 @@ class Vigil:
 
     def meet(self, hello: Hello) -> None:
         """A rank has introduced itself."""
-        if hello.rank not in self._witnesses:
+        if hello.rank not in self._witnesses and hello.rank not in self._buried:
             self._witnesses[hello.rank] = Witness(hello)
+
+    def bury(self, rank: int) -> None:
+        """`rank` has died and the others go on: from now on it is looked at no more."""
+        self._buried.add(rank)
+        if rank in self._witnesses:
+            self._witnesses.pop(rank).close()
 
     def look(self, now: float) -> Hang | None:
         """What to say of an attempt that hangs; None while it does not."""
@@ -98,7 +105,7 @@ class Vigil:
         self._witnesses = {}
 
     def _beats(self) -> dict[int, Beat]:
-        return {rank: self._post.board.read(rank) for rank in range(self._post.ranks)}
+        return {rank: self._post.board.read(rank) for rank in range(self._post.ranks) if rank not in self._buried}
 
     def _silence(self, beats: dict[int, Beat]) -> Silence:
         states = {rank: witness.state for rank, witness in self._witnesses.items()}

@@ -52,6 +52,7 @@ class ZygoteProcess:
             start_new_session=True,
         )
         self.pidfd = os.pidfd_open(self.process.pid)
+        self._inbox: list[dict[str, Any]] = []
         theirs.close()
 
     def ask(self, request: dict[str, Any]) -> None:
@@ -60,20 +61,21 @@ class ZygoteProcess:
         except OSError:
             return  # it has died: its pidfd says so
 
-    def heard(self) -> list[dict[str, Any]]:
-        """The messages that have arrived."""
-        found = []
+    def heard(self, about: str) -> list[dict[str, Any]]:
+        """The messages that have arrived and have the key `about`; the others stay for whoever asks for them."""
         try:
             while data := self.socket.recv(MESSAGE_BYTES):
-                found.append(json.loads(data))
+                self._inbox.append(json.loads(data))
         except (BlockingIOError, ConnectionResetError):
             pass
+        found = [message for message in self._inbox if about in message]
+        self._inbox = [message for message in self._inbox if about not in message]
         return found
 
     def warm(self, modules: tuple[str, ...]) -> None:
         """Return when it has imported `modules` (or has died): what a run's clock shall not pay for the runs after it."""
         self.ask({"preload": modules})
-        while not any("warm" in message for message in self.heard()) and not self.over():
+        while not self.heard("warm") and not self.over():
             select.select([self.socket.fileno(), self.pidfd], [], [])
 
     def over(self) -> bool:
@@ -119,7 +121,8 @@ class ZygoteLauncher:
         self._living().warm(preload(config))
 
     def launch(self, spec: LaunchSpec) -> ZygoteAttempt:
-        self._discard()
+        if not spec.hands:  # they know one another through the store of the zygote that they come from
+            self._discard()
         self._served = True
         return ZygoteAttempt(spec, self._living())
 
@@ -142,25 +145,31 @@ class ZygoteLauncher:
 
 
 class ZygoteAttempt:
+    """Ranks forked for this attempt, or `spec.hands`: those of an earlier one, and spares."""
+
     def __init__(self, spec: LaunchSpec, zygote: ZygoteProcess) -> None:
-        self._spec, self._zygote, self._ranks = spec, zygote, Ranks()
-        self._forked = self._zygote_over = False
-        self._prefix = f"attempt{spec.order.attempt}-{secrets.token_hex(8)}"
-        zygote.ask(
-            {
-                "module": spec.module,
-                "run_dir": str(spec.layout.root),
-                "attempt": spec.order.attempt,
-                "world_size": spec.order.world_size,
-                "prefix": self._prefix,
-                "preload": spec.preload,
-                "output": spec.output,
-            }
-        )
+        self.spec, self.zygote, self._ranks = spec, zygote, Ranks()
+        self.orphaned = False
+        self.prefix = f"attempt{spec.order.attempt}-{secrets.token_hex(8)}"
+        for rank, pid in enumerate(spec.hands):
+            self._ranks.add(rank, pid)
+        self._forked = bool(spec.hands)
+        if not self._forked:
+            zygote.ask(
+                {
+                    "module": spec.module,
+                    "run_dir": str(spec.layout.root),
+                    "attempt": spec.order.attempt,
+                    "world_size": spec.order.world_size,
+                    "prefix": self.prefix,
+                    "preload": spec.preload,
+                    "output": spec.output,
+                }
+            )
 
     def watched(self) -> list[int]:
-        zygote = [] if self._zygote_over else [self._zygote.pidfd]
-        return self._ranks.watched() + zygote + ([] if self._forked or self._zygote_over else [self._zygote.socket.fileno()])
+        zygote = [] if self.orphaned else [self.zygote.pidfd]
+        return self._ranks.watched() + zygote + ([] if self._forked or self.orphaned else [self.zygote.socket.fileno()])
 
     def introduce(self, rank: int, pid: int) -> None:
         """Known from the zygote already."""
@@ -174,7 +183,7 @@ class ZygoteAttempt:
         for rank in over:
             rank.status = processes.reap(rank.pid)
         self._ranks.notice([rank.exit() for rank in over if rank.status != 0])
-        if self._ranks.first is None and not self._zygote_over and self._zygote.over():
+        if not self.orphaned and self.zygote.over():
             self._notice_zygote()
         return self._ranks.first is not None or (self._forked and not self._ranks.watched())
 
@@ -184,7 +193,7 @@ class ZygoteAttempt:
             return  # by now the zygote serves another attempt
         self._hear()
         if not self._forked:
-            self._zygote.kill()
+            self.zygote.kill()
         self._ranks.kill()
 
     def reap(self) -> Exits:
@@ -192,21 +201,36 @@ class ZygoteAttempt:
             return self._ranks.exits()
         self.kill()
         self._ranks.gather()
-        if not self._forked or self._zygote.over():  # killed just now, perhaps not dead yet: the next launch shall not ask it
-            self._zygote.end()
+        if not self._forked or self.zygote.over():  # killed just now, perhaps not dead yet: the next launch shall not ask it
+            self.zygote.end()
+        return self._ranks.exits()
+
+    @property
+    def living(self) -> frozenset[int] | None:
+        """Who has not ended, as of the last `check`; None while it is not known who there is."""
+        return frozenset(rank.rank for rank in self._ranks.known.values() if not rank.over) if self._forked else None
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """Who has ended badly, as of the last `check`."""
+        return self._ranks.dead()
+
+    def release(self) -> Exits:
+        """Instead of `reap`: those who live are somebody else's from now on."""
+        self._ranks.release()
         return self._ranks.exits()
 
     def _hear(self) -> None:
-        for message in self._zygote.heard():
-            if message.get("prefix") == self._prefix:
+        for message in self.zygote.heard("prefix"):
+            if message["prefix"] == self.prefix:
                 self._forked = True
                 for rank, pid in enumerate(message["pids"]):
                     self._ranks.add(rank, pid)
 
     def _notice_zygote(self) -> None:
-        self._zygote_over = True
-        code = self._zygote.end()
-        with open(self._spec.output, "ab", buffering=0) as output:
-            output.write(self._zygote.said())
+        self.orphaned = True
+        code = self.zygote.end()
+        with open(self.spec.output, "ab", buffering=0) as output:
+            output.write(self.zygote.said())
         exit_code, number = (None, -code) if code < 0 else (code, None)
-        self._ranks.notice([RankExit(None, self._zygote.process.pid, exit_code, number)])
+        self._ranks.notice([RankExit(None, self.zygote.process.pid, exit_code, number)])

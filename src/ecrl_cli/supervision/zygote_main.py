@@ -73,7 +73,7 @@ def start_store() -> int:
 
 
 def fork_ranks(request: dict[str, Any], parents: Parents) -> None:
-    """Fork all ranks through a process that ends at once, tell the supervisor their ids, then let them go.
+    """Fork all ranks, or `spares` of them, through a process that ends at once, tell the supervisor their ids, then let them go.
 
     A rank waits for the word because only after its parent has been reaped is the supervisor its parent for good: a parent-death
     signal asked for before would strike right then.
@@ -89,7 +89,8 @@ def fork_ranks(request: dict[str, Any], parents: Parents) -> None:
     os.waitpid(between, 0)
     pids = json.loads(os.read(pids_read, MESSAGE_BYTES))
     os.close(pids_read)
-    parents.line.send(json.dumps({"prefix": request["prefix"], "pids": pids}).encode())
+    told = {"spares": True} if "spares" in request else {"prefix": request["prefix"]}
+    parents.line.send(json.dumps({**told, "pids": pids}).encode())
     os.write(go_write, b"g" * len(pids))
     os.close(go_write)
 
@@ -97,7 +98,8 @@ def fork_ranks(request: dict[str, Any], parents: Parents) -> None:
 def fork_all(request: dict[str, Any], parents: Parents, go_read: int, pids: tuple[int, int]) -> NoReturn:
     """In the process between: write the ranks' ids to the pipe `pids` and end. Where a fork fails nothing is written."""
     try:
-        ids = [fork_rank(rank, go_read, pids, request, parents) for rank in range(request["world_size"])]
+        count = request["spares"] if "spares" in request else request["world_size"]
+        ids = [fork_rank(rank, go_read, pids, request, parents) for rank in range(count)]
         os.write(pids[1], json.dumps(ids).encode())
         os._exit(0)
     except BaseException as error:
@@ -118,11 +120,18 @@ def fork_rank(rank: int, go_read: int, pids: tuple[int, int], request: dict[str,
         os.close(go_read)
         parents.line.close()
         print_to(request["output"])
-        place = Rendezvous(rank, request["world_size"], TcpStoreAddress(HOST, parents.port, request["prefix"]))
-        worker = importlib.import_module(request["module"])
-        sys.exit(worker.run_rank(Path(request["run_dir"]), request["attempt"], place, started))
+        sys.exit(work(rank, request, parents.port, started))
     except BaseException as error:
         leave(error)
+
+
+def work(rank: int, request: dict[str, Any], port: int, started: float) -> int:
+    """What this process was forked for; gives its exit code."""
+    worker, run_dir = importlib.import_module(request["module"]), Path(request["run_dir"])
+    store = TcpStoreAddress(HOST, port, request.get("prefix", ""))
+    if "spares" in request:
+        return int(worker.run_spare(run_dir, store, started))
+    return int(worker.run_rank(run_dir, request["attempt"], Rendezvous(rank, request["world_size"], store), started))
 
 
 def print_to(path: str) -> None:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
 import sys
 
+from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import Fenced
 from ecrl_cli.records.board import Board
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Hello, Progress, Trouble
+from ecrl_cli.records.messages import Assignment, Hello, Left, Progress, Standby, Trouble
 from ecrl_cli.training.mortal import die_with_parent
 
 __all__ = ["Control", "Unattended", "die_with_parent"]
 
 _FD = struct.Struct("i")
+_LINE_BYTES = 65536
 
 
 class Control:
-    """Connected on construction and introduced by a Hello; Fenced (exit 9) where no supervisor listens: then nobody counts."""
+    """Connected on construction and introduced by a Hello (a spare: Standby); Fenced (exit 9) where no supervisor listens: then nobody counts."""
 
     board: Board | None = None
 
-    def __init__(self, layout: RunLayout, hello: Hello) -> None:
+    def __init__(self, layout: RunLayout, first: Hello | Standby) -> None:
         self._socket = _connect(layout)
-        self._send(hello)
+        self._send(first)
 
     def attach(self) -> None:
         """Take the board that the supervisor's answer to the Hello brings, if it has one; waits for the answer."""
@@ -53,10 +56,31 @@ class Control:
         """Tell why this rank is about to end; with the supervisor when this returns."""
         self._send(trouble)
 
+    def leave(self, left: Left) -> Assignment | None:
+        """Tell that this rank has outlived its attempt; gives what it is to do next."""
+        self._send(left)
+        return self.assignment()
+
+    def assignment(self) -> Assignment | None:
+        """Wait for the supervisor's word; None where it has hung up instead: there is nothing more to do."""
+        data = b""
+        while not data.endswith(b"\n"):
+            try:
+                received = self._socket.recv(_LINE_BYTES)
+            except ConnectionError:
+                return None
+            if not received:
+                return None
+            data += received
+        return decode(Assignment, json.loads(data))
+
     def close(self) -> None:
         self._socket.close()
+        if self.board is not None:
+            self.board.close()
+            self.board = None
 
-    def _send(self, message: Hello | Trouble) -> None:
+    def _send(self, message: Hello | Standby | Left | Trouble) -> None:
         try:
             self._socket.sendall(line_of(message))
         except OSError as error:

@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn.parallel import DistributedDataParallel
 
 from ecrl_cli.checkpoint.make import make_strategy
+from ecrl_cli.checkpoint.peers import DefaultGroup, Peers
 from ecrl_cli.checkpoint.progress import NOWHERE
 from ecrl_cli.checkpoint.progress import Progress as Restored
 from ecrl_cli.checkpoint.state import StatePack
@@ -22,6 +23,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
+from ecrl_cli.data.sample_set import SampleSet
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.inject import Injector
 from ecrl_cli.failures.storage import store_for
@@ -36,7 +38,7 @@ from ecrl_cli.storage.beating import beating
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training.control import Control
 from ecrl_cli.training.exchange import BetweenRanks, alone
-from ecrl_cli.training.learner import DataParallelLearner
+from ecrl_cli.training.learner import DataParallelLearner, Learner
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.pulse import Pulse
 from ecrl_cli.training.rendezvous import Rendezvous
@@ -55,44 +57,46 @@ class Session:
         self.rank, self.world_size = rendezvous.rank, order.world_size
         self.pulse = Pulse(control.board, self.rank)
         self.injector = Injector(layout, order.attempt, self.rank, order.pending)
+        self.loop: Loop | None = None
 
     def train(self) -> None:
         """Join, load, run to the end; at the target record the final state; leave."""
-        self.device = make_deterministic(self.config, self.rendezvous.local_rank)
+        self.device = self.settle()
         self.clock.switch("rendezvous")
         self.pulse.phase("rendezvous")
         self.injector.at_start("rendezvous", self.order)
-        join_group(self.config, self.rendezvous, self.device)
+        self.peers = self.join()
         self.clock.switch("load")
         self.pulse.phase("loading")
         if self.injector.meets:
-            self.injector.meet(process_ids(self.world_size))
+            self.injector.meet(process_ids(self.peers))
         self.injector.at_start("load", self.order)
         self.report(self.order.resume_step, "loading")
-        loop = self.load()
+        loop = self.loop = self.load()
         loss = loop.run()
         if loop.until is None:
             self.finish(loop, loss)
         self.leave(loop)
 
+    def settle(self) -> torch.device:
+        return make_deterministic(self.config, self.rendezvous.local_rank)
+
+    def join(self) -> Peers:
+        join_group(self.config, self.rendezvous, self.device)
+        return DefaultGroup()
+
+    def data(self) -> tuple[SampleSet, DatasetRecord]:
+        dataset = build_dataset(self.config.dataset)
+        return dataset, describe(dataset)
+
     def load(self) -> Loop:
         """Everything the loop needs, restored from the checkpoint that the supervisor chose; the RNG comes last."""
         config = self.config
-        dataset = build_dataset(config.dataset)
-        record = describe(dataset)
+        dataset, record = self.data()
         self.agree_on(record)
-        model = build_model(config.model, record.classes, record.shape).to(self.device)
-        optimizer = build_optimizer(config.optimizer, model.parameters())
-        learner = self.learner(model, optimizer)
-        replicas = config.elastic.replicas
-        sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
-        pack = StatePack(model, optimizer, learner.scheduler, learner.scaler, sampler, self.rank, self.world_size, shared_rng=replicas > 0)
-        if replicas:
-            seed_replica(config.seed, self.order.resume_step, replicas)
-        else:
-            seed_rank(config.seed, self.rank, self.order.resume_step)
+        learner, sampler, pack = self.state(record)
         resumed = self.restore(pack)
-        self.injector.attach(model, optimizer, pack)
+        self.injector.attach(pack.model, pack.optimizer, pack)
         return Loop(
             config=config,
             attempt=self.order.attempt,
@@ -113,6 +117,22 @@ class Session:
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
         )
+
+    def state(self, record: DatasetRecord) -> tuple[Learner, ResumableGlobalBatchSampler, StatePack]:
+        """What is restored or begins from the seed, and is trained."""
+        config = self.config
+        model = build_model(config.model, record.classes, record.shape).to(self.device)
+        optimizer = build_optimizer(config.optimizer, model.parameters())
+        learner = self.learner(model, optimizer)
+        replicas = config.elastic.replicas
+        sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
+        parts = (model, optimizer, learner.scheduler, learner.scaler, sampler)
+        pack = StatePack(*parts, self.rank, self.world_size, self.peers, shared_rng=replicas > 0)
+        if replicas:
+            seed_replica(config.seed, self.order.resume_step, replicas)
+        else:
+            seed_rank(config.seed, self.rank, self.order.resume_step)
+        return learner, sampler, pack
 
     def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> DataParallelLearner | ReplicaLearner:
         """Plain data parallelism, or `elastic.replicas` fixed replicas."""
@@ -195,7 +215,7 @@ class Session:
         self.clock.switch("idle")
         loop.strategy.close()
         self.clock.close()
-        dist.barrier()  # nobody goes while another may still speak to it; the process then ends without taking the group apart
+        self.peers.barrier()  # nobody goes while another may still speak to it; the process then ends without taking the group apart
 
 
 def make_deterministic(config: RunConfig, rank: int) -> torch.device:
@@ -232,11 +252,9 @@ def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) 
     dist.init_process_group(backend, store=scoped, rank=rendezvous.rank, world_size=rendezvous.world_size, timeout=timeout)
 
 
-def process_ids(world_size: int) -> list[int]:
+def process_ids(peers: Peers) -> list[int]:
     """Of all ranks, in order; collective."""
-    own, every = torch.tensor([os.getpid()]), torch.zeros(world_size, dtype=torch.int64)
-    dist.all_gather_into_tensor(every, own)
-    return [int(pid) for pid in every]
+    return [int(pid) for pid in peers.all_gather(torch.tensor([os.getpid()]))]
 
 
 def wrap(model: torch.nn.Module, device: torch.device) -> DistributedDataParallel:

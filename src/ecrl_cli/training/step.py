@@ -51,6 +51,7 @@ class Loop:
     line_chain: str
     loss: float  # the last step's
     until: int | None = None
+    owed: bool = False  # whether the ranks of the attempt before left it between the step they end behind and its checkpoint
 
     @property
     def end(self) -> int:
@@ -62,6 +63,9 @@ class Loop:
         if self.global_step:  # what should have struck here is still to come where the run was stopped in between
             self.injector.at_boundary(self.global_step, self.flush)
         self.heed_stop()
+        if self.owed and self.checkpoint_due():
+            self.strategy.prepare()
+            self.save()
         while self.global_step < self.end:
             self.step()
             self.heed_stop()
@@ -70,16 +74,19 @@ class Loop:
                 self.strategy.prepare()
                 first = False
             if self.checkpoint_due():
-                self.report(self.global_step, "saving", self.loss)
-                self.pulse.phase("saving")
-                self.injector.before_save(self.global_step)
-                self.strategy.save(self.progress())
+                self.save()
             self.injector.at_boundary(self.global_step, self.flush)
         self.report(self.global_step, "flushing", self.loss)
         self.flush()
         if self.until is not None or self.config.checkpoint.final:
             self.strategy.confirm(self.global_step)
         return self.loss
+
+    def save(self) -> None:
+        self.report(self.global_step, "saving", self.loss)
+        self.pulse.phase("saving")
+        self.injector.before_save(self.global_step)
+        self.strategy.save(self.progress())
 
     def flush(self) -> None:
         """Wait for everything in flight, and say so: a wait for the writer is no hang while the writer moves."""

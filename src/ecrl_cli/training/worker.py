@@ -8,67 +8,135 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ecrl_cli.records.clock import SpanClock, monotonic
 
 STARTED = monotonic()  # before torch is imported, so that importing it is on the account
 
 from ecrl_cli.config.codec import decode  # noqa: E402
+from ecrl_cli.config.recovery import live  # noqa: E402
 from ecrl_cli.errors import EcrlError, StorageError  # noqa: E402 - after the first instant
 from ecrl_cli.failures.inject import Injector  # noqa: E402
 from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
 from ecrl_cli.records.launch import LaunchOrder  # noqa: E402
 from ecrl_cli.records.layout import RunLayout  # noqa: E402
-from ecrl_cli.records.messages import Hello, Progress, Trouble  # noqa: E402
+from ecrl_cli.records.messages import Assignment, Hello, Left, Progress, Standby, Trouble  # noqa: E402
 from ecrl_cli.records.run_config import read_run_config  # noqa: E402
 from ecrl_cli.training import stacks  # noqa: E402
 from ecrl_cli.training.control import Control, Unattended, die_with_parent  # noqa: E402
+from ecrl_cli.training.output import print_to  # noqa: E402
 from ecrl_cli.training.pulse import Pulse  # noqa: E402
-from ecrl_cli.training.rendezvous import Rendezvous, from_environment  # noqa: E402
+from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment  # noqa: E402
+
+if TYPE_CHECKING:
+    from ecrl_cli.training.live import Kept
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place in an attempt, and since when its process works for it. `kept`: what that process has from attempts before."""
+
+    attempt: int
+    rendezvous: Rendezvous
+    started: float
+    kept: Kept | None = None
 
 
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
     """The whole life of a rank; gives its exit code. Expected errors are told to the supervisor in one line."""
+    return _serve(RunLayout(run_dir), Seat(attempt, rendezvous, started))
+
+
+def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
+    """The whole life of a warm spare, which is a rank as soon as it is needed. Nothing in it is on any account before."""
+    del started
     layout = RunLayout(run_dir)
-    memory = stacks.answer()
-    hello = Hello(rendezvous.rank, os.getpid(), attempt, started, stacks=memory)
-    control = Control(layout, hello) if rendezvous.attended else Unattended()
+    from ecrl_cli.training.live import warmed_up
+
+    kept = warmed_up(read_run_config(layout).config, store)
+    control = Control(layout, Standby(os.getpid()))
     try:
-        _train(layout, attempt, rendezvous, started, control)
+        assignment = control.assignment()
+    finally:
+        control.close()
+    return _serve(layout, _next(layout, assignment, store, kept)) if assignment else 0
+
+
+def _serve(layout: RunLayout, seat: Seat) -> int:
+    """Take part in attempt after attempt; gives the exit code."""
+    memory = stacks.answer()
+    try:
+        following: Seat | int = seat
+        while isinstance(following, Seat):
+            following = _take_part(layout, following, memory)
+        return following
+    finally:
+        stacks.silence(memory)
+
+
+def _take_part(layout: RunLayout, seat: Seat, memory: int) -> Seat | int:
+    """Where the process sits next, if others died and it did not; else its exit code."""
+    rank = seat.rendezvous.rank
+    hello = Hello(rank, os.getpid(), seat.attempt, seat.started, stacks=memory)
+    control = Control(layout, hello) if seat.rendezvous.attended else Unattended()
+    try:
+        departed = _train(layout, seat, control)
+        assignment = control.leave(departed[0]) if departed else None
+        return _next(layout, assignment, seat.rendezvous.store, departed[1]) if departed and assignment else 0
     except (EcrlError, OSError) as raised:
         if isinstance(raised, (ConnectionError, TimeoutError)):  # of a peer, which a restart may cure
-            control.trouble(_unexpected(rendezvous.rank, raised))
+            control.trouble(_unexpected(rank, raised))
             raise
-        error = raised if isinstance(raised, EcrlError) else StorageError.of("rank", raised.filename or run_dir, raised)
+        error = raised if isinstance(raised, EcrlError) else StorageError.of("rank", raised.filename or layout.root, raised)
         sys.stderr.write(f"ecrl: error: {error.line()}\n")
-        control.trouble(Trouble(rendezvous.rank, error.line(), error.exit_code))
+        control.trouble(Trouble(rank, error.line(), error.exit_code))
         return error.exit_code
     except Exception as error:
-        control.trouble(_unexpected(rendezvous.rank, error))
+        control.trouble(_unexpected(rank, error))
         raise
     finally:
         control.close()
-        stacks.silence(memory)
-    return 0
 
 
 def _unexpected(rank: int, error: Exception) -> Trouble:
     return Trouble(rank, f"{type(error).__name__}: {error}".splitlines()[0][:500], 1)
 
 
-def _train(layout: RunLayout, attempt: int, rendezvous: Rendezvous, started: float, control: Control) -> None:
-    logs = layout.attempt(attempt)
-    clock = SpanClock(Journal(logs.spans(rendezvous.rank)), attempt, started, "import")
+def _train(layout: RunLayout, seat: Seat, control: Control) -> tuple[Left, Kept] | None:
+    """Gives what is to be said, and what to keep, where the attempt ended because others died."""
+    logs, rank = layout.attempt(seat.attempt), seat.rendezvous.rank
+    clock = SpanClock(Journal(logs.spans(rank)), seat.attempt, seat.started, "rendezvous" if seat.kept else "import")
     order = decode(LaunchOrder, read_json(logs.launch))
     control.attach()
-    Pulse(control.board, rendezvous.rank).phase("importing")
-    Injector(layout, attempt, rendezvous.rank, order.pending).at_start("start", order)
-    if rendezvous.rank == 0:
+    Pulse(control.board, rank).phase("importing")
+    Injector(layout, seat.attempt, rank, order.pending).at_start("start", order)
+    if rank == 0:
         control.progress(Progress(order.resume_step, "importing", monotonic()))
-    from ecrl_cli.training.session import Session  # torch: its import is a span of its own and follows the hello
+    config = read_run_config(layout).config
+    if live(config):
+        from ecrl_cli.training.live import Kept, LiveSession  # torch: its import is a span of its own and follows the hello
 
-    Session(read_run_config(layout).config, layout, order, rendezvous, clock, control).train()
+        assert seat.rendezvous.store is not None, "only ranks that share a store outlive others"
+        kept = seat.kept or Kept(seat.rendezvous.store, config.supervision.collective_timeout_s)
+        left = LiveSession(config, layout, order, seat.rendezvous, clock, control).take_part(kept)
+        return (left, kept) if left else None
+    from ecrl_cli.training.session import Session
+
+    Session(config, layout, order, seat.rendezvous, clock, control).train()
+    return None
+
+
+def _next(layout: RunLayout, assignment: Assignment, store: TcpStoreAddress | None, kept: Kept) -> Seat:
+    """The place that the supervisor gives; what is printed from now on belongs to its attempt."""
+    assert store is not None
+    logs = layout.attempt(assignment.attempt)
+    print_to(logs.output)
+    world_size = decode(LaunchOrder, read_json(logs.launch)).world_size
+    place = Rendezvous(assignment.rank, world_size, replace(store, prefix=assignment.prefix))
+    return Seat(assignment.attempt, place, monotonic(), kept)
 
 
 def main(argv: list[str]) -> int:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from ecrl_cli.config.entries import STARTING
 from ecrl_cli.failures.storage_kinds import POINTS
 from ecrl_cli.failures.strike import SPARING
+from ecrl_cli.history.survival import SURVIVED
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, CheckpointLine, Fired, PlannedFailure
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Notes
@@ -69,7 +70,7 @@ def _check_end(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, note
         return
     if a.outcome in ("completed", "resized"):
         notes.broken(f"{who} fired in attempt {a.attempt}, which {'completed' if a.outcome == 'completed' else 'ended well to be resized'}")
-    if a.outcome in ("died", "hung") and not explained:
+    if a.outcome in ("died", "hung", SURVIVED) and not explained:
         notes.broken(f"{who} ({fired.kind} of rank {fired.rank}) is not how attempt {a.attempt} {a.outcome}: {death(a)}")
     if entry.kind in ("supervisor", "readonly") and case.completed and not any(later.session > a.session for later in case.attempts):
         notes.broken(f"{who} ({fired.kind}) ended the supervisor's stay, and no other followed")

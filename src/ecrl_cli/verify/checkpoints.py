@@ -72,7 +72,11 @@ def _apply(live: Live, events: tuple[CheckpointLine, ...]) -> None:
 
 
 def _check_fresh(a: Attempt, live: Live, notes: Notes) -> None:
-    if live:
+    if a.memory:
+        if max(live, default=0) > a.resumed_from_step:
+            went = f"attempt {a.attempt} went on from memory behind step {a.resumed_from_step}"
+            notes.broken(f"{went} although step {max(live)} was committed and is on no record as refused")
+    elif live:
         notes.broken(f"attempt {a.attempt} began anew although step {max(live)} was committed and is on no record as refused")
 
 

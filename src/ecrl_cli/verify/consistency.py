@@ -18,7 +18,9 @@ from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, Final, SupervisorR
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.verify.case import Case, checkpoint_events
+from ecrl_cli.verify.continued import check_continued, size_of_survivors
 from ecrl_cli.verify.stored import OnDisk
+from ecrl_cli.verify.survival import excused_lines
 from ecrl_cli.verify.verdict import Finding, Notes
 
 RECORDS, TARGET = "records-consistent", "target-reached"
@@ -78,6 +80,7 @@ def _check_supervisor(case: Case, supervisor: SupervisorRecord, notes: Notes) ->
 def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
     logs, who = case.run.logs(a.attempt), f"attempt {a.attempt}"
     _check_size(case, a, notes)
+    check_continued(case, a, notes)
     if logs.order and (logs.order.resume_from, logs.order.resume_step) != (a.resumed_from, a.resumed_from_step):
         notes.broken(f"{who} was told to resume behind step {logs.order.resume_step}, supervisor.json says step {a.resumed_from_step}")
     if a.attempt in {folder.attempt for folder in case.run.attempts} and logs.order is None:
@@ -91,7 +94,7 @@ def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
         return
     if a.first_step != steps[0] or (a.last_step or 0) < steps[-1]:
         notes.broken(f"{who} did steps {a.first_step} to {a.last_step} by supervisor.json, {steps[0]} to {steps[-1]} by the log of rank 0")
-    elif (a.last_step or 0) > steps[-1]:
+    elif (a.last_step or 0) > steps[-1] and (a.attempt, 0, a.last_step) not in excused_lines(case):
         notes.missing(f"{who} reached step {a.last_step}, its log of rank 0 ends at step {steps[-1]}")
 
 
@@ -115,7 +118,7 @@ def _size_due(config: RunConfig, a: Attempt, order: LaunchOrder | None) -> int:
     """As planned; fewer only where a run that may shrink has on record which nodes did not answer, and then exactly what the others seat."""
     planned = world_size_after(config, a.resumed_from_step)
     if not may_shrink(config):
-        return planned
+        return size_of_survivors(config, a, planned)
     if order is None:
         return min(planned, a.world_size)  # that the record is missing is told of
     return seated(config, len(order.nodes))[0] if order.silent and order.nodes else planned
@@ -129,14 +132,14 @@ def _check_chain(case: Case, c: OnDisk, notes: Notes) -> bool:
     path = ancestry(case.run, committed.attempt, committed.global_step)
     if not path.whole:
         return False
-    ranks = max(segment.world_size for segment in path.segments)  # those that have left stay in it
+    ranks = max(segment.world_size for segment in path.chained)  # those that have left stay in it
     if len(c.line_chain) != ranks:
         notes.missing(f"{c.path} holds no line chain for each of {ranks} ranks")
         return False
     for rank, chain in enumerate(c.line_chain):
         if line_chain(case.run, path, rank) != chain:
-            present = {step for segment in path.segments for step, r in lines_of(case.run, segment) if r == rank}
-            due = sum(len(segment.steps()) for segment in path.segments if rank < segment.world_size)
+            present = {step for segment in path.chained for step, r in lines_of(case.run, segment) if r == rank}
+            due = sum(len(segment.steps()) for segment in path.chained if rank < segment.world_size)
             if len(present) < due:
                 notes.missing(f"{due - len(present)} lines of rank {rank} up to step {c.step} are gone, {c.path} was taken behind them")
             else:

@@ -1,4 +1,4 @@
-"""Promise 1: the committed sequence holds every sample exactly once per epoch, counted from what the ranks logged."""
+"""Promise 1: every sample exactly once per epoch in the committed sequence, or on the ledger, counted from what the ranks logged."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections import Counter
 from itertools import pairwise
 
 from ecrl_cli.config.elastic import fits, owned, share
-from ecrl_cli.history.lineage import Segment, lines_of
+from ecrl_cli.history.lineage import Segment, lines_of, seen_before
+from ecrl_cli.history.survival import lost_samples
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.verify.case import Case, every_line
 from ecrl_cli.verify.schedule import Place, Schedule, schedule
+from ecrl_cli.verify.survival import Line, survivals
 from ecrl_cli.verify.verdict import Finding, Notes
 
 PROMISE = "exactly-once"
@@ -28,12 +30,25 @@ def exactly_once(case: Case) -> Finding:
     for gap in case.path.gaps:
         notes.broken(gap)
     _check_logs(case, notes)
+    excused = survivals(case, notes)
     for segment in case.path.segments:
-        _check_segment(case, segment, notes)
+        _check_segment(case, segment, excused, notes)
     _check_contents(case, plan, notes)
-    counted = _check_epochs(case, plan, notes)
+    counted = _check_epochs(case, plan, excused, notes)
     steps = sum(len(s.steps()) for s in case.path.segments)
-    return notes.finding(f"{steps} steps, {counted} samples in the committed sequence: duplicates 0, missing 0, extra 0")
+    kept = f"{steps} steps, {counted} samples in the committed sequence: duplicates 0, missing 0, extra 0"
+    return notes.finding(kept + _accounts(case, counted))
+
+
+def _accounts(case: Case, counted: int) -> str:
+    """Where the samples of a run whose ranks went on are: applied, and done again on the way, or on the ledger."""
+    if all(a.continues is None for a in case.attempts):
+        return ""
+    lost = lost_samples(case.run, case.path)
+    before, replayed = seen_before(case.run), 0
+    for attempt, _, line in every_line(case.run):
+        replayed += line.sample_ids_count if line.global_step <= before.get(attempt, 0) else 0
+    return f"; {counted - lost} applied to every layer, {replayed} replayed, {lost} on the ledger"
 
 
 def _check_logs(case: Case, notes: Notes) -> None:
@@ -60,12 +75,12 @@ def _kind(before: int, after: int) -> str:
     return "the cursor went back" if after < before else f"step {before + 1} is dropped"
 
 
-def _check_segment(case: Case, segment: Segment, notes: Notes) -> None:
-    """Each committed step has exactly one line of every rank."""
+def _check_segment(case: Case, segment: Segment, excused: frozenset[Line], notes: Notes) -> None:
+    """Each committed step has exactly one line of every rank; of one that died in it, those who outlived it may have testified instead."""
     found = lines_of(case.run, segment)
     logs = case.run.logs(segment.attempt).ranks
     for rank in range(segment.world_size):
-        absent = [step for step in segment.steps() if (step, rank) not in found]
+        absent = [step for step in segment.steps() if (step, rank) not in found and (segment.attempt, rank, step) not in excused]
         if not absent:
             continue
         which = f"steps {absent[0]} to {absent[-1]}" if len(absent) > 1 else f"step {absent[0]}"
@@ -124,13 +139,14 @@ def _whose(line: RankLine, plan: Schedule) -> str:
     return f"the shard of step {nearest.step} rank {nearest.rank}"
 
 
-def _check_epochs(case: Case, plan: Schedule, notes: Notes) -> int:
-    """Count samples per epoch from the logged hashes alone; gives how many were seen."""
+def _check_epochs(case: Case, plan: Schedule, excused: frozenset[Line], notes: Notes) -> int:
+    """Count samples per epoch from the logged hashes, and from the testimonies where these stand for a line; gives how many were seen."""
     seen: Counter[Place] = Counter()
     expected: set[Place] = set()
     extra: Counter[int] = Counter()
     for segment in case.path.segments:
         expected |= {Place(step, rank, segment.world_size) for step in segment.steps() for rank in range(segment.world_size)}
+        seen.update(Place(step, r, segment.world_size) for attempt, r, step in excused if attempt == segment.attempt and step in segment.steps())
         for lines in lines_of(case.run, segment).values():
             for line in lines:
                 place = _observed(line, plan)

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 
 from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.survival import SURVIVED
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
 from ecrl_cli.verify.blows import DEATHS, check_effect, death, ends_attempt
 from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.survival import dead
 from ecrl_cli.verify.verdict import Finding, Notes
 
 PROMISE = "failures-once"
@@ -54,17 +56,24 @@ def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str
 
 
 def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
-    """Of the entries that never fired, by index and in words, those whose rank had gone with a lost node when their step was committed,
-    and had not passed that step before."""
-    if not may_shrink(case.run.stored.config):
+    """Of the entries that never fired, by index and in words, those whose rank had gone with a lost node, or had died and was not replaced, when
+    their step was committed, and had not passed that step before."""
+    config = case.run.stored.config
+    if not may_shrink(config) and config.recovery.name != "lossy_forward":
         return {}
-    told = {}
+    why, told = "gone with a node" if may_shrink(config) else "died and nobody took its place", {}
     for entry in unfired:
         done, step = case.path.of(entry.global_step), entry.global_step
         passed = any(a.world_size > entry.rank and (a.last_step or 0) > step for a in case.attempts)
-        if done and entry.rank >= done.world_size and not passed:
-            told[entry.index] = f"entry {entry.index} did not fire: rank {entry.rank} had gone with a node, {done.world_size} ranks did step {step}"
+        if done and not passed and (entry.rank >= done.world_size or _died_in(case, done.attempt, entry)):
+            told[entry.index] = f"entry {entry.index} did not fire: rank {entry.rank} had {why}, {done.world_size} ranks did step {step}"
     return told
+
+
+def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:
+    """Whether the entry's rank was dead when the others finished the entry's step in `attempt`."""
+    a, testimony = case.attempt(attempt), case.run.logs(attempt).testimony
+    return a is not None and testimony is not None and testimony.global_step == entry.global_step and entry.rank in dead(a, testimony)
 
 
 def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: Notes) -> None:
@@ -91,11 +100,11 @@ def _looks_like(case: Case, a: Attempt, fired: Fired) -> bool:
     lines = case.run.logs(a.attempt).ranks.get(fired.rank)
     behind = lines.events[-1].global_step if lines and lines.events else None
     same_death = fired.kind in ("exit", "kill") and (a.exit_code, a.signal) == DEATHS[fired.kind] and a.rank == fired.rank
-    return a.outcome == "died" and same_death and behind == fired.global_step
+    return a.outcome in ("died", SURVIVED) and same_death and behind == fired.global_step
 
 
 def _unplanned(case: Case, by_index: dict[int, PlannedFailure]) -> list[str]:
     """Deaths that nobody planned are no broken promise; they are told."""
     struck = _struck(case, by_index)
-    ends = {"died": "died", "hung": "hung"}
-    return [f"attempt {a.attempt} {ends[a.outcome]} unplanned: {death(a)}" for a in case.attempts if a.outcome in ends and a.attempt not in struck]
+    ends = {"died": "died unplanned", "hung": "hung unplanned", SURVIVED: "outlived an unplanned death"}
+    return [f"attempt {a.attempt} {ends[a.outcome]}: {death(a)}" for a in case.attempts if a.outcome in ends and a.attempt not in struck]

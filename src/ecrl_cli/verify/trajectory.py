@@ -7,11 +7,14 @@ from ecrl_cli.checkpoint.protocol import COMPONENTS
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized
 from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.survival import History, first_loss, lost_lines, pasts
 from ecrl_cli.verify.case import Case, every_line, undisturbed
 from ecrl_cli.verify.stored import tensor_digests
+from ecrl_cli.verify.survival import excused_lines
 from ecrl_cli.verify.verdict import Finding, Notes
 
 PROMISE = "same-trajectory"
+Again = tuple[int, int, int, History]  # step, part of the batch, number of ranks, and what was lost before: what is the same comes out the same
 NO_TENSORS = digest([])  # what a component that holds nothing hashes to
 
 
@@ -21,6 +24,7 @@ def same_trajectory(case: Case) -> Finding:
     Claimed for runs that have a reference. Without one only the replayed steps are compared and the finding says so; a run that a
     reference exists for but whose reference did not come to its end stays unknown. Where the world size begins to differ from the
     reference's, the claim of plain DDP ends: how far the runs come apart from there is told, with what makes them. With replicas it goes on.
+    It ends, too, before the first step that was finished without samples of ranks that died in it (lossy_forward).
     """
     notes = Notes(PROMISE)
     replayed = _check_replays(case, notes)
@@ -38,33 +42,46 @@ def _compare(case: Case, reference: RunRecords, notes: Notes, again: str) -> Fin
         notes.missing(f"the reference: {gap}")
     replicated = case.run.stored.config.elastic.replicas > 0  # fixed replicas make the number of ranks no matter
     claimed = case.path.last_step if replicated else same_sized(case.path, theirs)
+    lost = first_loss(case.run, case.path)
+    claimed = claimed if lost is None else min(claimed, lost - 1)
     _check_steps(case, reference, theirs, claimed, notes)
     _check_checkpoints(case, reference, claimed, notes)
     name = reference.layout.root.name
     if claimed < case.path.last_step:
-        evidence = [*_extent(case, reference, theirs), *_reasons(case, reference, theirs, claimed)]
-        return notes.finding(f"equal to {name} in every loss of the {claimed} steps with as many ranks; not claimed behind them; {again}", evidence)
+        evidence = [*_extent(case, reference, theirs), *_reasons(case, reference, theirs)]
+        which = "with as many ranks" if lost is None or claimed < lost - 1 else "before samples were lost"
+        return notes.finding(f"equal to {name} in every loss of the {claimed} steps {which}; not claimed behind them; {again}", evidence)
     _check_finals(case, reference, notes)
     evidence = [] if notes.clean else _extent(case, reference, theirs)
     return notes.finding(f"equal to {name} in every loss of {case.path.last_step} steps and in the final state; {again}", evidence)
 
 
-def _reasons(case: Case, reference: RunRecords, theirs: Lineage, claimed: int) -> list[str]:
-    """What of the end state differs behind a change of the world size, and what plain DDP leaves to differ there."""
-    segments = [(path.of(claimed + 1), path) for path in (case.path, theirs)]
-    ranks = [segment.world_size if segment else 0 for segment, _ in segments]
+def _reasons(case: Case, reference: RunRecords, theirs: Lineage) -> list[str]:
+    """What of the end state differs, and what makes it: samples that were lost, and what plain DDP leaves to differ behind another world size."""
+    lines = [
+        f"step {line.global_step} (attempt {attempt}): {len(line.samples)} samples of ranks {list(line.ranks)} are on the ledger as lost on "
+        f"{len(line.layers)} layers ({line.cause})"
+        for attempt, line in lost_lines(case.run, case.path)
+    ]
     ours, others = case.run.final, reference.final
+    if (apart := same_sized(case.path, theirs)) < case.path.last_step and not case.run.stored.config.elastic.replicas:
+        lines += _sizes(case, theirs, apart)
+    if ours and others and ours.global_step == others.global_step:
+        differing = [name for name in COMPONENTS if getattr(ours, f"{name}_digest") != getattr(others, f"{name}_digest")]
+        lines.append(f"of the final state differ: {', '.join(differing) or 'nothing'}")
+    return lines
+
+
+def _sizes(case: Case, theirs: Lineage, apart: int) -> list[str]:
+    ranks = [segment.world_size if segment else 0 for segment in (path.of(apart + 1) for path in (case.path, theirs))]
+    ours = case.run.final
     model, batch = case.run.stored.config.model, case.run.stored.config.global_batch
     causes = [f"gradients are added up in another order (shards of {batch // max(1, ranks[0])} samples instead of {batch // max(1, ranks[1])})"]
     if ours is None or ours.buffers_digest != NO_TENSORS:
         causes.append("BatchNorm normalises each rank's own shard")
     if model.dropout:
         causes.append("each rank draws its own dropout")
-    lines = [f"world size {ranks[0]} from step {claimed + 1} on, {ranks[1]} in the reference: in plain DDP " + ", ".join(causes)]
-    if ours and others and ours.global_step == others.global_step:
-        differing = [name for name in COMPONENTS if getattr(ours, f"{name}_digest") != getattr(others, f"{name}_digest")]
-        lines.append(f"of the final state differ: {', '.join(differing) or 'nothing'}")
-    return lines
+    return [f"world size {ranks[0]} from step {apart + 1} on, {ranks[1]} in the reference: in plain DDP " + ", ".join(causes)]
 
 
 def _check_replays(case: Case, notes: Notes) -> int:
@@ -75,21 +92,21 @@ def _check_replays(case: Case, notes: Notes) -> int:
     nothing came of it.
     """
     replicas = case.run.stored.config.elastic.replicas
-    losses_before: dict[tuple[int, int, int], tuple[int, float]] = {}
-    states_before: dict[tuple[int, int, int], tuple[int, str | None]] = {}
-    compared, whole = 0, _whole_steps(case)
+    losses_before: dict[Again, tuple[int, float]] = {}
+    states_before: dict[Again, tuple[int, str | None]] = {}
+    compared, whole, past = 0, _whole_steps(case), pasts(case.run)
     for attempt, rank, line in every_line(case.run):
         step, ranks = line.global_step, 0 if replicas else line.world_size
-        again = False
+        again, came = False, past.get(attempt, ())
         for part, loss in losses_of(line, replicas).items():
-            before, earlier = losses_before.setdefault((step, part, ranks), (attempt, loss))
+            before, earlier = losses_before.setdefault((step, part, ranks, came), (attempt, loss))
             again |= before != attempt
             if before != attempt and not same_float(earlier, loss):
                 notes.broken(f"step {step} {_unit(case)} {part}: loss {loss!r} in attempt {attempt}, {earlier!r} in attempt {before}")
         compared += again
         if (attempt, step) not in whole:
             continue
-        before, state = states_before.setdefault((step, 0 if replicas else rank, ranks), (attempt, line.state_digest))
+        before, state = states_before.setdefault((step, 0 if replicas else rank, ranks, came), (attempt, line.state_digest))
         where = f"step {step} rank {rank}"
         if before != attempt and bool(line.state_digest) != bool(state):
             notes.missing(f"{where}: no digest of the state in attempt {attempt if state else before}")
@@ -137,8 +154,9 @@ def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: in
     differing = [*_differing_loss(ours, others, _unit(case)), *_differing_state(states, _states(reference, theirs))]
     for step, component in sorted(differing):
         notes.broken(f"the first differing step is step {step}, component {component}")
+    excused = {(step, rank) for attempt, rank, step in excused_lines(case) if (done := case.path.of(step)) and done.attempt == attempt}
     for step in range(1, claimed + 1):
-        pair = set(ours.get(step, {})), set(others.get(step, {}))
+        pair = set(ours.get(step, {})), {rank for rank in others.get(step, {}) if (step, rank) not in excused}
         if pair[0] != pair[1]:
             side = "this run" if pair[0] < pair[1] else "the reference"
             notes.missing(f"step {step}: {side} lacks the losses of {_unit(case)}s {sorted(pair[0] ^ pair[1])}")

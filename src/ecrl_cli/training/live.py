@@ -1,0 +1,181 @@
+"""A rank that outlives others: it leaves its attempt with its state in memory, and takes part in the next one."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ecrl_cli.checkpoint.handing import handed, size_of, take
+from ecrl_cli.checkpoint.progress import Progress as Restored
+from ecrl_cli.checkpoint.rng import restore_rng, unpacked
+from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.data.datasets import build_dataset
+from ecrl_cli.data.loading import describe
+from ecrl_cli.data.order import ResumableGlobalBatchSampler
+from ecrl_cli.data.sample_set import SampleSet
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.models import build as build_model
+from ecrl_cli.records.events import DatasetRecord
+from ecrl_cli.records.messages import Left
+from ecrl_cli.recovery.membership import BoardMembership
+from ecrl_cli.recovery.survivors import Bereaved, Survivors
+from ecrl_cli.training.learner import DataParallelLearner, Learner
+from ecrl_cli.training.live_learner import LiveLearner
+from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
+from ecrl_cli.training.rendezvous import TcpStoreAddress
+from ecrl_cli.training.session import Session, make_deterministic
+from ecrl_cli.training.step import Loop
+from ecrl_cli.training.testimony import enter, testify
+
+
+class Kept:
+    """What a process keeps from one attempt to the next. `loop`: the one that it left with its state; None: it has no state."""
+
+    def __init__(self, address: TcpStoreAddress, timeout_s: float) -> None:
+        timeout = timedelta(seconds=timeout_s)
+        self.store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+        self.loop: Loop | None = None
+        self.data: tuple[SampleSet, DatasetRecord] | None = None
+
+
+class LiveSession(Session):
+    """One rank in one attempt. `kept` is what its process has from before, and has afterwards."""
+
+    kept: Kept
+    peers: Survivors
+    pack: StatePack | None = None  # as soon as it is the state that this attempt goes on from
+
+    def take_part(self, kept: Kept) -> Left | None:
+        """As `train`; gives what is to be said where the attempt ended because others died."""
+        self.kept = kept
+        if not self.took_along:
+            kept.loop = None
+        try:
+            self.train()
+        except Bereaved:
+            return self.depart()
+        return None
+
+    @property
+    def took_along(self) -> bool:
+        """Whether this rank comes with the state that the attempt goes on from."""
+        return self.order.memory == "survivors" and self.rank not in self.order.joined
+
+    def settle(self) -> torch.device:
+        return torch.device("cpu") if self.took_along else super().settle()
+
+    def join(self) -> Survivors:
+        address, board = self.rendezvous.store, self.control.board
+        assert address is not None and board is not None, "live recovery is of the zygote's ranks alone"
+        timeout, lossy = timedelta(seconds=self.config.supervision.collective_timeout_s), self.config.recovery.name == "lossy_forward"
+        if self.took_along:
+            self.pack = self.seated()
+        self.peers = Survivors(self.kept.store, address.prefix, self.rank, BoardMembership(board), timeout, lossy=lossy)
+        self.peers.form(self.world_size)
+        if self.pack:
+            self.pack.peers = self.peers
+        return self.peers
+
+    def seated(self) -> StatePack:
+        """The state that this process has, as this attempt's rank."""
+        before = self.kept.loop
+        assert before is not None
+        old = before.pack
+        parts = (old.model, old.optimizer, old.scheduler, old.scaler, old.sampler)
+        return StatePack(*parts, self.rank, self.world_size, gathered=old.gathered)
+
+    def data(self) -> tuple[SampleSet, DatasetRecord]:
+        self.kept.data = self.kept.data or super().data()
+        return self.kept.data
+
+    def state(self, record: DatasetRecord) -> tuple[Learner, ResumableGlobalBatchSampler, StatePack]:
+        if self.kept.loop is None or self.pack is None:
+            return super().state(record)
+        return self.kept.loop.learner, self.kept.loop.sampler, self.pack
+
+    def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> DataParallelLearner:
+        config, device = self.config, self.device
+        scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
+        return LiveLearner(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), self.pulse)
+
+    def restore(self, pack: StatePack) -> Restored:
+        if self.order.memory != "survivors":
+            return super().restore(pack)
+        kept = self.remembered()
+        resumed = self.handed_round(pack)
+        if kept is not None:
+            restore_rng(unpacked(kept, self.device), self.device)
+        return resumed
+
+    def remembered(self) -> bytes | None:
+        """The generators of the rank whose place this newcomer takes; read before any rank keeps anything anew."""
+        origin, board = self.order.origins[self.rank], self.control.board
+        if self.took_along or origin < 0 or board is None:
+            return None
+        return board.kept(origin, self.order.resume_step)
+
+    def handed_round(self, pack: StatePack) -> Restored:
+        """The lowest rank that has the state gives it to those who have joined."""
+        before, mine = self.kept.loop, None
+        if before is not None:
+            mine = replace(before.progress(), line_chain="")
+        if not self.order.joined:
+            assert mine is not None
+            return mine
+        source = min(set(range(self.world_size)) - {*self.order.joined})
+        header, data = handed(pack, mine) if mine is not None and self.rank == source else (b"", torch.empty(0, dtype=torch.uint8))
+        length = int(self.peers.broadcast(torch.tensor([len(header)]), source))
+        header = self.received(torch.frombuffer(bytearray(header), dtype=torch.uint8) if header else None, length, source).numpy().tobytes()
+        data = self.received(data if header and self.rank == source else None, size_of(header), source)
+        return mine if mine is not None else take(pack, header, data)
+
+    def received(self, given: torch.Tensor | None, length: int, source: int) -> torch.Tensor:
+        return self.peers.broadcast(torch.empty(length, dtype=torch.uint8) if given is None else given, source)
+
+    def load(self) -> Loop:
+        loop, board = super().load(), self.control.board
+        self.pack = loop.pack
+        assert isinstance(loop.learner, LiveLearner) and board is not None
+        loop.learner.seat(self.peers, self.pulse, board, self.rank, loop.global_step)
+        loop.owed = self.order.memory == "survivors" and loop.pack.gathered != loop.global_step
+        return loop
+
+    def depart(self) -> Left:
+        """Close what belongs to this attempt, say how it ended, keep the rest."""
+        self.injector.disarm()
+        if self.pack is None and self.config.recovery.name != "checkpoint_restart":
+            raise EcrlError("recovery", "a rank died before this one had a state to go on from", "the attempt begins anew", code="bereaved")
+        step = self.loop.global_step if self.loop else self.order.resume_step
+        if self.loop:
+            self.loop.strategy.close()
+            self.loop.journal.close()
+            self.kept.loop = self.loop
+        self.clock.switch("idle")
+        self.clock.close()
+        said = testify(self.logs, self.order.attempt, step, self.rank, self.peers, self.pack)
+        if self.loop and said.redone:
+            enter(self.logs, said, self.loop.sampler, self.world_size)
+        return Left(self.rank, os.getpid(), self.order.attempt, step, said.alive)
+
+    def leave(self, loop: Loop) -> None:
+        """All is done and on record: whoever dies now, or has died, changes nothing for this rank."""
+        with suppress(Bereaved):
+            super().leave(loop)
+            self.peers.leave()
+
+
+def warmed_up(config: RunConfig, address: TcpStoreAddress) -> Kept:
+    """What a spare can do before it is needed: imports, the data set, once the model."""
+    kept = Kept(address, config.supervision.collective_timeout_s)
+    make_deterministic(config, 0)
+    dataset = build_dataset(config.dataset)
+    record = describe(dataset)
+    kept.data = (dataset, record)
+    build_optimizer(config.optimizer, build_model(config.model, record.classes, record.shape).parameters())
+    return kept

@@ -1,0 +1,74 @@
+"""The learner of a rank that may outlive others: DDP over this rank alone, and an exchange that can be given up or finished by who is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ecrl_cli.checkpoint.rng import capture_rng, packed, restore_rng
+from ecrl_cli.data.loading import Batch
+from ecrl_cli.records.board import Board
+from ecrl_cli.recovery.survivors import Bereaved, Survivors, group_of_one
+from ecrl_cli.training.learner import DataParallelLearner, Learned
+from ecrl_cli.training.pulse import Pulse
+
+
+@dataclass
+class LiveLearner(DataParallelLearner):
+    """`model` is the bare one. It serves attempt after attempt, each time from another `seat`."""
+
+    ddp: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bare = self.model
+        self._buffers = [buffer for buffer in self._bare.buffers() if buffer.numel()]
+        self._states: dict[str, torch.Tensor] = {}
+        self.model = wrap_alone(self._bare)
+        self.model.register_comm_hook(None, lambda state, bucket: self._peers.hook(bucket))  # other annotations than DDP's would be refused
+        self._bare.register_forward_pre_hook(lambda *given: self.pulse.work())
+
+    def seat(self, peers: Survivors, pulse: Pulse, board: Board, rank: int, global_step: int) -> None:
+        """Take part as `rank` among `peers`, behind `global_step`."""
+        self._peers, self.pulse, self._board, self._rank = peers, pulse, board, rank
+        self._keep(global_step)
+
+    def learn(self, batch: Batch, global_step: int) -> Learned:
+        """Bereaved where the step is given up: this rank is then what it was in front of it."""
+        self._peers.begin(global_step)
+        before = [buffer.clone() for buffer in self._buffers]
+        try:
+            return super().learn(batch, global_step)
+        except Bereaved:
+            self._roll_back(before)
+            raise
+
+    def exchanged(self, global_step: int) -> None:
+        """Behind backward nothing more is drawn in this step: what its generators are now, this rank is behind the step."""
+        behind = self._states
+        self._keep(global_step)
+        try:
+            self._peers.finish(self._buffers)
+        except Bereaved:
+            self._states = behind
+            raise
+
+    def _keep(self, global_step: int) -> None:
+        self._states = capture_rng(self.device)
+        self._board.keep(self._rank, global_step, packed(self._states))
+
+    def _roll_back(self, before: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for buffer, value in zip(self._buffers, before, strict=True):
+                buffer.copy_(value)
+        restore_rng(self._states, self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def wrap_alone(model: torch.nn.Module) -> DistributedDataParallel:
+    """DDP with the buckets of `session.wrap` and nobody to talk to: all ranks build the same weights, or receive them."""
+    return DistributedDataParallel(
+        model, process_group=group_of_one(), find_unused_parameters=True, gradient_as_bucket_view=True, broadcast_buffers=False, init_sync=False
+    )

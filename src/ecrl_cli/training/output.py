@@ -1,0 +1,17 @@
+"""Where a rank prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def print_to(path: Path) -> None:
+    """Standard output and error go to the attempt's log from now on."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)

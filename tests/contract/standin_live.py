@@ -1,0 +1,104 @@
+"""A rank that outlives others, and a spare, without torch: they speak the protocol of a live run. For the supervisor's tests.
+
+`script.json`: as for the stand-in worker, one object per attempt, rank to part `STEPS:END`. STEPS are logged as done, up to that step; then END:
+`kill`; `done` (the target is reached); an exit code; `hang`; `leave` (when a rank has died: say so behind that step, wait for an Assignment, play
+the part that it brings); `leave,kill` (and die right afterwards); `leave,last` (when two have died).
+`spares`, beside the ranks of the first object: what each spare does, by its number: `stand` or `kill`; one without a part stands by.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.records.events import Final, RankLine
+from ecrl_cli.records.journal import Journal, line_of, read_json
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import Assignment, Hello, Left, Standby
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.training.control import Control, _connect
+from ecrl_cli.training.pulse import Pulse
+from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
+
+
+def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
+    return play(RunLayout(run_dir), Assignment(attempt, rendezvous.rank, ""))
+
+
+def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
+    layout = RunLayout(run_dir)
+    connection = _connect(layout)
+    number = claim_number(layout)
+    if script(layout, 0).get(f"spare{number}") == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    connection.sendall(line_of(Standby(os.getpid())))
+    (layout.root / f"standby{number}").write_text(str(os.getpid()))
+    told = assignment(connection)
+    return play(layout, told) if told else 0
+
+
+def play(layout: RunLayout, told: Assignment | None) -> int:
+    """Attempt after attempt, until there is nothing more to do."""
+    while told:
+        order = decode(LaunchOrder, read_json(layout.attempt(told.attempt).launch))
+        control = Control(layout, Hello(told.rank, os.getpid(), told.attempt, 0.0))
+        control.attach()
+        (layout.attempt(told.attempt).folder / f"pid{told.rank}").write_text(f"{os.getpid()} {told.prefix}")
+        steps, _, end = script(layout, told.attempt).get(str(told.rank), "0:leave").rpartition(":")
+        step(layout, order, told, control, int(steps or 0))
+        if not end.startswith("leave"):
+            return finish(end, layout, told, control)
+        assert control.board is not None
+        while control.board.epoch < (3 if end == "leave,last" else 2):
+            time.sleep(0.001)
+        control._socket.sendall(line_of(Left(told.rank, os.getpid(), told.attempt, int(steps), control.board.members)))
+        if end == "leave,kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        told = assignment(control._socket)
+        control.close()
+    return 0
+
+
+def step(layout: RunLayout, order: LaunchOrder, told: Assignment, control: Control, last: int) -> None:
+    journal, pulse = Journal(layout.attempt(told.attempt).rank(told.rank)), Pulse(control.board, told.rank)
+    for number in range(order.resume_step + 1, last + 1):
+        pulse.step(number)
+        pulse.phase("logging")
+        journal.append(RankLine(number, 0, number - 1, told.rank, order.world_size, "", 0, 0.5, told.attempt, 0.0, 0.0, 0.0))
+
+
+def finish(end: str, layout: RunLayout, told: Assignment, control: Control) -> int:
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while end == "hang":
+        signal.pause()
+    if end == "done":
+        write_json(layout.attempt(told.attempt).final, encode(Final(1, told.attempt, 0.0, 0.0, "", "", "", "", 0.5)))
+        return 0
+    return int(end)
+
+
+def assignment(connection: socket.socket) -> Assignment | None:
+    line = connection.makefile("rb").readline()
+    return decode(Assignment, json.loads(line)) if line else None
+
+
+def claim_number(layout: RunLayout) -> int:
+    for number in range(100):
+        try:
+            (layout.root / f"spare{number}").touch(exist_ok=False)
+            return number
+        except FileExistsError:
+            continue
+    raise AssertionError("too many spares")
+
+
+def script(layout: RunLayout, attempt: int) -> dict[str, str]:
+    parts: list[dict[str, str]] = json.loads((layout.root / "script.json").read_text())
+    return parts[min(attempt, len(parts) - 1)]

@@ -1,0 +1,339 @@
+"""The referee watches ranks that outlive others as closely as restarts: what they give up is on the ledger, and nothing they say goes unheld."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
+from tests.contract.test_verify_resized import said
+from tests.contract.test_verify_whistle import found
+from tests.runs.builder import RunBuilder, config_of
+from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at, tear
+from tests.runs.spoilt import FAILURES, NO_BAD, ONCE, RECORDS, TRAJECTORY, Spoil, attempts
+from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_lossy, build_rollback, build_spared
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By number of ranks a reference and those that were struck."""
+    folder = tmp_path_factory.mktemp("sweeps")
+    for ranks, builds in ((2, (build_rollback, build_spared)), (4, (build_lossy,))):
+        RunBuilder(folder / str(ranks) / "ref", replace(config_of("ref"), world_size=ranks)).build()
+        for build in builds:
+            build(folder / str(ranks))
+    return folder
+
+
+@pytest.fixture
+def lossy(recorded: Path, tmp_path: Path) -> RunLayout:
+    """Alone, to be spoilt."""
+    return RunLayout(Path(shutil.copytree(recorded / "4" / "lossy", tmp_path / "lossy", symlinks=True)))
+
+
+@pytest.fixture
+def rollback(recorded: Path, tmp_path: Path) -> RunLayout:
+    return RunLayout(Path(shutil.copytree(recorded / "2" / "rollback", tmp_path / "rollback", symlinks=True)))
+
+
+@pytest.mark.parametrize("name", ["rollback", "spared"])
+def test_what_gives_nothing_up_is_equal_to_the_undisturbed_run_to_the_end(recorded: Path, name: str) -> None:
+    verdict = judge(recorded / "2" / name)
+    assert verdict.status == VALID, render(verdict)
+    assert "equal to ref in every loss of 24 steps and in the final state" in found(verdict, TRAJECTORY).message
+    assert "3 checkpoints vouch" in found(verdict, RECORDS).message
+
+
+def test_what_gives_samples_up_is_valid_where_they_are_on_the_ledger_and_equal_up_to_there(recorded: Path) -> None:
+    verdict = judge(recorded / "4" / "lossy")
+    assert verdict.status == VALID, render(verdict)
+    assert "188 applied to every layer, 0 replayed, 4 on the ledger" in found(verdict, ONCE).message
+    finding = found(verdict, TRAJECTORY)
+    assert "equal to ref in every loss of the 8 steps before samples were lost; not claimed behind them" in finding.message
+    told = "\n".join(finding.evidence)
+    assert "step 9 (attempt 0): 2 samples of ranks [2] are on the ledger as lost on 2 layers (lossy_forward)" in told
+    assert "world size 2 from step 10 on, 4 in the reference" in told and "of the final state differ: parameters" in told
+
+
+def test_with_spares_the_size_stays_and_the_distance_is_told_all_the_same(tmp_path: Path) -> None:
+    RunBuilder(tmp_path / "ref", config_of("ref")).build()
+    verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, first=(0,), spares=1),)).build().root)
+    assert verdict.status == VALID, render(verdict)
+    told = found(verdict, TRAJECTORY)
+    assert "equal to ref in every loss of the 8 steps" in told.message and not any("world size" in text for text in told.evidence)
+
+
+@pytest.mark.parametrize("logged", [True, False])
+def test_one_that_died_with_nothing_owed_needs_no_ledger(tmp_path: Path, logged: bool) -> None:
+    """All had its gradients; whether it came to log the step is chance."""
+    RunBuilder(tmp_path / "ref", config_of("ref")).build()
+    run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, first=(2,), spares=1, logged=logged),)).build()
+    if logged:
+        run.fired_entry(0).write_text(run.fired_entry(0).read_text().replace('"at_step": 9', '"at_step": 10').replace('"at_step":9', '"at_step":10'))
+    verdict = judge(run.root)
+    assert verdict.status == VALID, render(verdict)
+    assert "192 applied to every layer, 0 replayed, 0 on the ledger" in found(verdict, ONCE).message
+    assert "equal to ref in every loss of 24 steps and in the final state" in found(verdict, TRAJECTORY).message
+
+
+@pytest.mark.parametrize("bug_from", [12, 20])
+def test_a_live_recovery_that_changes_the_trajectory_is_caught(recorded: Path, tmp_path: Path, bug_from: int) -> None:
+    finding = found(judge(build_rollback(tmp_path, bug_from=bug_from).root, recorded / "2" / "ref"), TRAJECTORY)
+    assert finding.status == INVALID
+    assert any(f"the first differing step is step {bug_from}, component loss" in text for text in (finding.message, *finding.evidence))
+
+
+def test_before_the_first_loss_equality_is_owed(recorded: Path, lossy: RunLayout) -> None:
+    edit_lines(lossy.attempt(0).rank(0), at_step(8, loss=0.5))
+    finding = found(judge(lossy.root, recorded / "4" / "ref"), TRAJECTORY)
+    assert finding.status == INVALID and "the first differing step is step 8, component loss" in finding.message
+
+
+def sworn(whose: int, attempt: int = 0, /, **changes: Any) -> Spoil:
+    return lambda run: edit_lines(run.attempt(attempt).testimony(whose), lambda line: line | changes)
+
+
+def everyone(attempt: int = 0, ranks: tuple[int, ...] = (0, 1), **changes: Any) -> Spoil:
+    def spoil(run: RunLayout) -> None:
+        for rank in ranks:
+            sworn(rank, attempt, **changes)(run)
+
+    return spoil
+
+
+def ledger(edit: Callable[[dict[str, Any]], dict[str, Any] | None], ranks: tuple[int, ...] = (0, 1)) -> Spoil:
+    def spoil(run: RunLayout) -> None:
+        for rank in ranks:
+            edit_lines(run.attempt(0).ledger(rank), edit)
+
+    return spoil
+
+
+def first_sample(line: dict[str, Any], change: Callable[[int], list[int]]) -> dict[str, Any]:
+    return line | {"samples": change(line["samples"][0]) + line["samples"][1:]} if line["ranks"] == [3] else line
+
+
+def redone(**changes: Any) -> Spoil:
+    """Of the last thing done again, as both survivors tell it."""
+
+    def spoil(run: RunLayout) -> None:
+        for rank in range(2):
+            edit_lines(run.attempt(0).testimony(rank), lambda line: line | {"redone": [*line["redone"][:-1], line["redone"][-1] | changes]})
+
+    return spoil
+
+
+def nothing_lost(run: RunLayout) -> None:
+    """The survivors deny what the ledger says: all that the dead had to give was given."""
+    everyone(redone=[], layers=[])(run)
+
+
+def logged_after_all(run: RunLayout) -> None:
+    """A rank whose samples are said to be lost has a line of the step, which it writes only when all is applied."""
+    log = run.attempt(0).rank(3)
+    append(log, line_at(log, 8) | {key: line_at(run.attempt(0).rank(0), 9)[key] for key in ("global_step", "epoch", "cursor_step")})
+
+
+def dies_earlier(run: RunLayout) -> None:
+    """The dead rank's log ends a step sooner than the one that the survivors finished without it."""
+    edit_lines(run.attempt(0).rank(3), lambda line: line if line["global_step"] < 8 else None)
+
+
+def no_file(kind: str, rank: int, attempt: int = 0) -> Spoil:
+    return lambda run: getattr(run.attempt(attempt), kind)(rank).unlink()
+
+
+def of_attempt(**changes: Any) -> Spoil:
+    """Attempt 1 and its order agree on something else."""
+
+    def spoil(run: RunLayout) -> None:
+        attempts(run, lambda found: found[1].update(changes))
+        renamed = {"resume_step" if name == "resumed_from_step" else name: value for name, value in changes.items()}
+        edit_json(run.attempt(1).launch, lambda order: order | renamed)
+
+    return spoil
+
+
+def a_checkpoint_instead(run: RunLayout) -> None:
+    """Nobody says whose memory it was."""
+    of_attempt(continues=None, memory="")(run)
+
+
+def elsewhere(run: RunLayout) -> None:
+    """The survivors say, all of them and with their lines, that they left behind the step before."""
+    everyone(global_step=8, redone=[])(run)
+    for rank in range(2):
+        edit_lines(run.attempt(0).rank(rank), lambda line: line if line["global_step"] < 9 else None)
+
+
+SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
+    "a testimony is gone": (no_file("testimony", 1), ONCE, UNKNOWN, "rank 1 of attempt 0 went on and left no testimony"),
+    "no testimony at all": (
+        lambda run: [no_file("testimony", rank)(run) for rank in range(2)],
+        ONCE,
+        INVALID,
+        "attempt 1 goes on behind step 9 of attempt 0, and none who outlived others testifies",
+    ),
+    "a last line that not all vouch for": (no_file("testimony", 1), ONCE, UNKNOWN, "the log ends before step 9 of attempt 0 rank 2"),
+    "a torn testimony": (lambda run: tear(run.attempt(0).testimony(1)), ONCE, UNKNOWN, "the testimony of attempt 0 rank 1 is torn"),
+    "a damaged testimony": (
+        lambda run: run.attempt(0).testimony(1).write_text("no json\n"),
+        RECORDS,
+        UNKNOWN,
+        "logs/attempt-00/recovery_rank1.jsonl cannot be read",
+    ),
+    "a second testimony": (
+        lambda run: append(run.attempt(0).testimony(1), json.loads(run.attempt(0).testimony(1).read_text())),
+        ONCE,
+        INVALID,
+        "the testimony of attempt 0 rank 1 has 2 lines",
+    ),
+    "states that differ": (sworn(1, state_digest="cd" * 32), ONCE, INVALID, "survivors differ: ranks 0 and 1 of attempt 0 do not testify to the same in the state"),
+    "layers that differ": (sworn(1, layers=[["weight"], ["bias", "skale"]]), ONCE, INVALID, "do not testify to the same in the layers"),
+    "what was done again differs": (sworn(1, redone=[]), ONCE, INVALID, "do not testify to the same in what was done again"),
+    "another rank's testimony": (sworn(1, rank=0), ONCE, INVALID, "the testimony of attempt 0 rank 1 is that of attempt 0 rank 0"),
+    "a rank outlived itself not": (sworn(1, alive=[0]), ONCE, INVALID, "the testimony of attempt 0 rank 1 names rank 0 as left"),
+    "one that went on is said to be dead": (everyone(alive=[0]), ONCE, INVALID, "rank 1 of attempt 0 went on, rank 0 testifies that it had died"),
+    "a living rank named as lost": (redone(lost=[1]), ONCE, INVALID, "names rank 1 as lost, which it says is left"),
+    "a dead rank did it again": (redone(left=[0, 1, 2]), ONCE, INVALID, "count 1 time too"),
+    "done again by fewer": (redone(left=[0]), ONCE, INVALID, "says that rank 0 did step 9 to its end, and that ranks [0, 1] are left"),
+    "done again in another step": (redone(global_step=8), ONCE, INVALID, "is about step 8, and it left behind step 9"),
+    "more buckets than layers": (redone(buckets=3), ONCE, INVALID, "has bucket 1 of 3 done again and names the layers of 2"),
+    "another first bucket": (redone(first=2), ONCE, INVALID, "the ledger of attempt 0 names rank 2, which lost nothing"),
+    "a step that the lines deny": (sworn(1, global_step=10), ONCE, INVALID, "the testimony of attempt 0 rank 1 claims step 10, its log ends at step 9"),
+    "they left elsewhere": (elsewhere, ONCE, INVALID, "attempt 1 goes on behind step 9 of attempt 0, and those who outlived others left it behind step 8"),
+    "a lost rank logged the step": (logged_after_all, ONCE, INVALID, "claims that rank 3 was lost in step 9, which that rank logged"),
+    "a dead rank's log ends too soon": (dies_earlier, ONCE, UNKNOWN, "the log ends before steps 8 to 9 of attempt 0 rank 3"),
+    "the survivors deny the ledger": (nothing_lost, ONCE, INVALID, "the ledger names samples of step 9, in which nothing was done again"),
+    "a ledger is gone": (no_file("ledger", 1), ONCE, UNKNOWN, "the ledger of attempt 0 rank 1 is not there, samples of ranks [2, 3] were lost in step 9"),
+    "a torn ledger": (lambda run: tear(run.attempt(0).ledger(0)), ONCE, UNKNOWN, "the ledger of attempt 0 rank 0 is torn"),
+    "ledgers that differ": (
+        ledger(lambda line: line | {"cause": "skip"}, (1,)),
+        ONCE,
+        INVALID,
+        "survivors differ: ranks 0 and 1 of attempt 0 do not have the same ledger",
+    ),
+    "a line of the ledger is gone": (
+        ledger(lambda line: None if line["ranks"] == [3] else line),
+        ONCE,
+        INVALID,
+        "attempt 0: step 9: 2 samples",
+    ),
+    "a sample is left out of the ledger": (ledger(lambda line: first_sample(line, lambda _: [])), ONCE, INVALID, "count 1 time too seldom on weight"),
+    "a sample too many": (ledger(lambda line: first_sample(line, lambda one: [one, one])), ONCE, INVALID, "count 1 time too often on weight"),
+    "another sample": (ledger(lambda line: first_sample(line, lambda one: [(one + 1) % 80])), ONCE, INVALID, "attempt 0: step 9: 2 samples"),
+    "a layer is left out": (
+        ledger(lambda line: line | {"layers": line["layers"][:-1]} if line["ranks"] == [2] else line),
+        ONCE,
+        INVALID,
+        "too seldom on scale",
+    ),
+    "a layer too many": (
+        ledger(lambda line: line | {"layers": ["weight", *line["layers"]]} if line["ranks"] == [2] else line),
+        ONCE,
+        INVALID,
+        "too often on weight",
+    ),
+    "a living rank on the ledger": (
+        ledger(lambda line: line | {"ranks": [1]} if line["ranks"] == [2] else line),
+        ONCE,
+        INVALID,
+        "the ledger of attempt 0 names rank 1, which was left",
+    ),
+    "another step on the ledger": (ledger(lambda line: line | {"global_step": 8}), ONCE, INVALID, "step 8 is on record and was never due"),
+    "another effect": (ledger(lambda line: line | {"effect": "repeated"}), ONCE, INVALID, "too seldom"),
+    "a death that nobody dealt": (lambda run: attempts(run, lambda found: found[0].update(signal=11)), FAILURES, INVALID, "is not how attempt 0 survived"),
+    "another rank's death": (lambda run: attempts(run, lambda found: found[0].update(rank=0)), FAILURES, INVALID, "is not how attempt 0 survived: rank 0"),
+    "two from one": (of_attempt(origins=[0, 0]), RECORDS, INVALID, "attempt 1 says that its ranks were [0, 0] of the 4 ranks of attempt 0"),
+    "from a rank that never was": (of_attempt(origins=[0, 4]), RECORDS, INVALID, "attempt 1 says that its ranks were [0, 4] of the 4 ranks of attempt 0"),
+    "fewer origins than ranks": (of_attempt(origins=[0]), RECORDS, INVALID, "attempt 1 of 2 ranks names the origins of 1"),
+    "one joined that no spare was": (of_attempt(joined=[1]), RECORDS, INVALID, "ranks [1] joined, the configuration has no spares"),
+    "a dead one went on": (of_attempt(origins=[0, 2]), ONCE, INVALID, "rank 2 of attempt 0 went on, rank 0 testifies that it had died"),
+    "an order of other origins": (
+        lambda run: edit_json(run.attempt(1).launch, lambda order: order | {"origins": [1, 0]}),
+        RECORDS,
+        INVALID,
+        "attempt 1 was ordered origins (1, 0), supervisor.json says (0, 1)",
+    ),
+    "nobody goes on with it": (a_checkpoint_instead, RECORDS, INVALID, "attempt 0 survived its dead, and attempt 1 does not go on with it"),
+    "it died after all": (lambda run: attempts(run, lambda found: found[0].update(outcome="died")), RECORDS, INVALID, "attempt 0 died under lossy_forward"),
+    "another memory": (of_attempt(memory="hearsay"), RECORDS, INVALID, "attempt 1 continues attempt 0 from hearsay memory"),
+    "another attempt's memory": (of_attempt(continues=1), ONCE, INVALID, "attempt 1 goes on behind step 9 of attempt 1, which is not before it"),
+    "behind another step": (of_attempt(resumed_from_step=8), ONCE, INVALID, "rank 0 of attempt 0 left behind step 9, attempt 1 goes on behind step 8"),
+    "a forged line behind the survival": (
+        lambda run: edit_lines(run.attempt(1).rank(1), at_step(11, seconds=0.5)),
+        RECORDS,
+        INVALID,
+        "the lines of rank 1 up to step 12 are not those",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_survival_is_caught_by_the_promise_it_broke(lossy: RunLayout, name: str) -> None:
+    spoil, promise, status, words = SPOILT[name]
+    spoil(lossy)
+    verdict = judge(lossy.root)
+    assert found(verdict, promise).status == status, render(verdict)
+    assert any(words in text for text in said(verdict)), render(verdict)
+
+
+def lossy_rollback(run: RunLayout) -> None:
+    """Survivors of a rollback say that they finished the step without a part of what the dead had to give."""
+    again = {"global_step": 15, "first": 1, "buckets": 2, "lost": [0], "left": [1], "seconds": 0.1}
+    sworn(1, 1, redone=[again], layers=[["weight"], ["bias", "scale"]])(run)
+
+
+ROLLED_BACK: dict[str, tuple[Spoil, str, str, str]] = {
+    "samples given up": (lossy_rollback, ONCE, INVALID, "went on without the samples of rank 0 in step 15, which its recovery does not allow"),
+    "a last line that nobody vouches for": (no_file("testimony", 1, 1), ONCE, INVALID, "and none who outlived others testifies that it came so far"),
+    "the size did not stay": (
+        of_attempt(world_size=1, origins=[0], joined=[]),
+        RECORDS,
+        INVALID,
+        "attempt 1 had 1 ranks, the configuration says 2",
+    ),
+    "a newcomer in a living rank's place": (of_attempt(origins=[0, 0]), RECORDS, INVALID, "newcomers took the places [0], and that ranks [0] stayed"),
+    "all are newcomers": (of_attempt(joined=[0, 1]), RECORDS, INVALID, "attempt 1 took over ranks, and all of its own are newcomers"),
+    "a snapshot that a checkpoint outdid": (
+        of_attempt(memory="snapshot", resumed_from_step=5),
+        NO_BAD,
+        INVALID,
+        "went on from memory behind step 5 although step 6 was committed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROLLED_BACK)
+def test_a_spoilt_rollback_is_caught(rollback: RunLayout, name: str) -> None:
+    spoil, promise, status, words = ROLLED_BACK[name]
+    spoil(rollback)
+    verdict = judge(rollback.root)
+    assert found(verdict, promise).status == status, render(verdict)
+    assert any(words in text for text in said(verdict)), render(verdict)
+
+
+@pytest.mark.parametrize(("entry", "why"), [("kill@20:1", "1 ranks did step 20"), ("kill@9:1", "2 ranks did step 9")])
+def test_a_planned_failure_of_a_rank_that_nobody_replaced_is_excused_and_told(tmp_path: Path, entry: str, why: str) -> None:
+    verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), unmet=(entry,)).build().root)
+    assert verdict.status == VALID, render(verdict)
+    assert f"entry 1 did not fire: rank 1 had died and nobody took its place, {why}" in found(verdict, FAILURES).evidence
+
+
+def test_one_that_was_replaced_is_owed_its_failure(tmp_path: Path) -> None:
+    verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, spares=1),), unmet=("kill@20:1",)).build().root)
+    finding = found(verdict, FAILURES)
+    assert finding.status == INVALID and "entries [1] never fired" in finding.message
+
+
+def test_a_death_that_nobody_planned_is_told(tmp_path: Path) -> None:
+    run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), planned=False).build()
+    assert "attempt 0 outlived an unplanned death: rank 1, exit code None, signal 9" in found(judge(run.root), FAILURES).evidence
