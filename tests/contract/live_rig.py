@@ -1,7 +1,7 @@
-"""Real ranks, as the zygote forks them, under a supervisor that only does what live recovery asks of one: `python -m tests.contract.live_rig ROOT CASES`.
+"""Real ranks, as the zygote forks them, under a supervisor that only does what live recovery asks of one.
 
-CASES: JSON, {name: {config keys by dotted name, "plan": [PlannedFailure keys]}}. Each case runs in the folder ROOT/name as a run directory.
-Torch is imported once; every rank is forked from here.
+`python -m tests.contract.live_rig ROOT CASES`. CASES: JSON, {name: {config keys by dotted name, "plan": [PlannedFailure keys]}}. Each case runs
+in the folder ROOT/name as a run directory. Torch is imported once; every rank is forked from here.
 """
 
 from __future__ import annotations

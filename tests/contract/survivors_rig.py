@@ -1,7 +1,8 @@
 """Real processes that train with `recovery.survivors` and die where they are told: `python -m tests.contract.survivors_rig CASES`.
 
-CASES: JSON, a list of {ranks, deaths: [[step, rank, n-th gradient]]}. Prints a JSON list: per case, by surviving rank, the digest of its
-parameters and momentum, who was left, and what was redone. Torch is imported once; every rank is forked from here.
+CASES: JSON, a list of {ranks, deaths: [[step, rank, n-th gradient]], lossy}. A rank keeps the name it was launched with, and gets a new number with
+each attempt. Prints a JSON list: per case, by name, the digest of a survivor's parameters, buffers and momentum, how many were left, what the
+last gathering gave, and what was redone. Torch is imported once; every rank is forked from here.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ import os
 import select
 import signal
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn.parallel import DistributedDataParallel
 
 from ecrl_cli.records.board import Board
 from ecrl_cli.recovery.membership import BoardMembership
-from ecrl_cli.recovery.survivors import Survivors, group_of_one
+from ecrl_cli.recovery.survivors import Bereaved, Survivors, group_of_one
 from ecrl_cli.supervision.zygote_main import start_store
 from ecrl_cli.training.mortal import die_with_parent
 
@@ -40,68 +40,127 @@ def main(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def run(case: dict[str, Any], number: int, port: int) -> dict[str, Any]:
     board, results = Board.create(case["ranks"]), {}
     board.admit(case["ranks"])
-    pipes = {rank: start(rank, case, board, (port, number)) for rank in range(case["ranks"])}
-    waiting = {os.pidfd_open(pid): rank for rank, (pid, _) in pipes.items()}
-    while waiting:
-        ready, _, _ = select.select(list(waiting), [], [], 60.0)
-        assert ready, f"ranks {sorted(waiting.values())} hang"
-        for fd in ready:
-            rank = waiting.pop(fd)
-            os.close(fd)
-            said = os.read(pipes[rank][1], 65536)
-            _, status = os.waitpid(pipes[rank][0], 0)
+    members = [start(name, case, board, (port, number)) for name in range(case["ranks"])]
+    left: dict[int, Any] = {}
+    attempt, seats = 0, dict(enumerate(members))  # by rank of the attempt
+    living = dict(enumerate(members))
+    while living:
+        ready, _, _ = select.select([member.said for member in living.values()], [], [], 60.0)
+        assert ready, f"ranks {sorted(living)} hang"
+        for name, member in [(name, member) for name, member in living.items() if member.said in ready]:
+            said = os.read(member.said, 65536)
+            if said.startswith(b"left"):
+                left[name] = int(said.split()[1])
+                continue
+            del living[name]
+            _, status = os.waitpid(member.pid, 0)
             if status:
-                board.bury(rank)
-            results[str(rank)] = json.loads(said) if said else {"signal": os.WTERMSIG(status), "code": os.WEXITSTATUS(status)}
+                board.bury(next(rank for rank, each in seats.items() if each is member))
+                left.pop(name, None)
+            results[str(name)] = json.loads(said) if said else {"signal": os.WTERMSIG(status), "code": os.WEXITSTATUS(status)}
+        if living and left.keys() == living.keys():
+            assert len(set(left.values())) == 1, f"left behind different steps: {left}"
+            attempt, seats = attempt + 1, dict(enumerate(member for member in seats.values() if member in living.values()))
+            left = {}
+            board.clear()
+            board.admit(len(seats))
+            for rank, member in seats.items():
+                os.write(member.told, f"{attempt} {rank} {len(seats)}\n".encode())
     board.close()
     return results
 
 
-def start(rank: int, case: dict[str, Any], board: Board, where: tuple[int, int]) -> tuple[int, int]:
-    read, write = os.pipe()
+@dataclass(frozen=True)
+class Member:
+    pid: int
+    said: int
+    told: int
+
+
+def start(name: int, case: dict[str, Any], board: Board, where: tuple[int, int]) -> Member:
+    said, say = os.pipe()
+    hear, told = os.pipe()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
+        os.close(said)
         die_with_parent(parent)
         faulthandler.dump_traceback_later(50, exit=True)
         try:
-            os.write(write, json.dumps(train(rank, case, board, where)).encode())
+            os.write(say, json.dumps(Trainee(name, case, board, where).life(say, hear)).encode())
             os._exit(0)
         except BaseException as error:
-            sys.stderr.write(f"rank {rank}: {type(error).__name__}: {error}\n")
+            sys.stderr.write(f"rank {name}: {type(error).__name__}: {error}\n")
             os._exit(3)
-    os.close(write)
-    return pid, read
+    os.close(say)
+    os.close(hear)
+    return Member(pid, said, told)
 
 
-def train(rank: int, case: dict[str, Any], board: Board, where: tuple[int, int]) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    store = PrefixStore(f"case{where[1]}", dist.TCPStore("127.0.0.1", where[0], is_master=False))
-    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU()) for _ in range(5)]
-    model = nn.Sequential(*blocks, nn.Linear(WIDTH, 10))
-    alone = group_of_one(store, rank)
-    ddp = DistributedDataParallel(
-        model, process_group=alone, bucket_cap_mb=0.02, find_unused_parameters=True, gradient_as_bucket_view=True, init_sync=False
-    )
-    survivors = Survivors(store, rank, BoardMembership(board), timedelta(seconds=20))
-    survivors.attach(ddp)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    redone, gathered = [], []
-    for step in range(1, STEPS + 1):
-        sharing = survivors.begin(step)
+class Trainee:
+    """A model with buffers and many small buckets, trained by whoever is left."""
+
+    def __init__(self, name: int, case: dict[str, Any], board: Board, where: tuple[int, int]) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.name, self.case, self.board, self.number = name, case, board, where[1]
+        self.store = dist.TCPStore("127.0.0.1", where[0], is_master=False)
+        blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()) for _ in range(5)]
+        self.model = nn.Sequential(*blocks, nn.Linear(WIDTH, 10))
+        self.ddp = DistributedDataParallel(
+            self.model,
+            process_group=group_of_one(),
+            bucket_cap_mb=0.02,
+            find_unused_parameters=True,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            init_sync=False,
+        )
+        self.ddp.register_comm_hook(None, lambda state, bucket: self.peers.hook(bucket))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.step, self.redone, self.gathered = 0, [], []
+
+    def life(self, say: int, hear: int) -> dict[str, Any]:
+        attempt, rank, ranks = 0, self.name, self.case["ranks"]
+        while self.step < STEPS:
+            try:
+                self.attend(attempt, rank, ranks)
+            except Bereaved:
+                self.redone += self.peers.redone
+                os.write(say, f"left {self.step}".encode())
+                attempt, rank, ranks = map(int, os.read(hear, 100).split())
+        state = [*self.model.parameters(), *self.model.buffers(), *(entry["momentum_buffer"] for entry in self.optimizer.state.values())]
+        digest = hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in state)).hexdigest()
+        redone = [asdict(each) for each in self.redone]
+        return {"digest": digest, "ranks": ranks, "gathered": self.gathered, "redone": redone, "buckets": len(self.peers.parameters)}
+
+    def attend(self, attempt: int, rank: int, ranks: int) -> None:
+        lossy = self.case.get("lossy", True)
+        prefix = f"case{self.number}.{attempt}"
+        self.peers = Survivors(self.store, prefix, rank, BoardMembership(self.board), timedelta(seconds=20), lossy=lossy)
+        self.peers.form(ranks)
+        while self.step < STEPS:
+            self.train(self.step + 1, rank, ranks)
+            self.step += 1
+            self.gathered = [int(row) for row in self.peers.all_gather(torch.tensor([rank]))]
+        self.peers.leave()
+
+    def train(self, step: int, rank: int, ranks: int) -> None:
         draw = torch.Generator().manual_seed(step)
         x, y = torch.randn(BATCH, WIDTH, generator=draw), torch.randint(0, 10, (BATCH,), generator=draw)
-        mine = slice(sharing.index(rank) * BATCH // len(sharing), (sharing.index(rank) + 1) * BATCH // len(sharing))
-        arm(model, [place for at, who, place in case["deaths"] if (at, who) == (step, rank)])
-        optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(ddp(x[mine]), y[mine]).backward()
-        redone += [asdict(each) for each in survivors.finish()]
-        optimizer.step()
-        gathered = [int(row) for row in survivors.all_gather(torch.tensor([rank]))]
-    state = [*model.parameters(), *(entry["momentum_buffer"] for entry in optimizer.state.values())]
-    digest = hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in state)).hexdigest()
-    return {"digest": digest, "left": list(survivors.alive), "gathered": gathered, "redone": redone, "buckets": len(survivors.parameters)}
+        mine = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
+        before = [buffer.clone() for buffer in self.model.buffers()]
+        self.peers.begin(step)
+        arm(self.model, [place for at, who, place in self.case["deaths"] if (at, who) == (step, self.name)])
+        self.optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(self.ddp(x[mine]), y[mine]).backward()
+        try:
+            self.peers.finish(list(self.model.buffers()))
+        except Bereaved:
+            for buffer, value in zip(self.model.buffers(), before, strict=True):
+                buffer.copy_(value)
+            raise
+        self.optimizer.step()
 
 
 def arm(model: nn.Module, places: list[int]) -> None:

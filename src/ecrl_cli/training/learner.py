@@ -47,7 +47,7 @@ class DataParallelLearner:
             loss = F.cross_entropy(self.model(x).float(), y)
         self.pulse.phase("backward")
         self.scaler.scale(loss).backward()
-        self.exchanged(global_step)
+        self.exchanged(global_step, loss)
         self.pulse.phase("update")
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -55,5 +55,5 @@ class DataParallelLearner:
         own = float(loss.item())
         return Learned(own, own)
 
-    def exchanged(self, global_step: int) -> None:
+    def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
         """Every rank has the mean of all gradients when this returns: DDP saw to it inside backward."""

@@ -6,13 +6,14 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from ecrl_cli.checkpoint.handing import handed, size_of, take
 from ecrl_cli.checkpoint.progress import Progress as Restored
-from ecrl_cli.checkpoint.rng import restore_rng, unpacked
+from ecrl_cli.checkpoint.rng import restore_rng
 from ecrl_cli.checkpoint.state import StatePack
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.datasets import build_dataset
@@ -26,7 +27,7 @@ from ecrl_cli.records.messages import Left
 from ecrl_cli.recovery.membership import BoardMembership
 from ecrl_cli.recovery.survivors import Bereaved, Survivors
 from ecrl_cli.training.learner import DataParallelLearner, Learner
-from ecrl_cli.training.live_learner import LiveLearner
+from ecrl_cli.training.live_learner import LiveLearner, remembered
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import TcpStoreAddress
 from ecrl_cli.training.session import Session, make_deterministic
@@ -107,14 +108,16 @@ class LiveSession(Session):
     def restore(self, pack: StatePack) -> Restored:
         if self.order.memory != "survivors":
             return super().restore(pack)
-        kept = self.remembered()
+        kept = self.inherited()
         resumed = self.handed_round(pack)
-        if kept is not None:
-            restore_rng(unpacked(kept, self.device), self.device)
-        return resumed
+        if kept is None:
+            return resumed
+        loss, states = remembered(kept, self.device)
+        restore_rng(states, self.device)
+        return replace(resumed, loss=loss)
 
-    def remembered(self) -> bytes | None:
-        """The generators of the rank whose place this newcomer takes; read before any rank keeps anything anew."""
+    def inherited(self) -> bytes | None:
+        """What was kept of the rank whose place this newcomer takes; read before any rank keeps anything anew."""
         origin, board = self.order.origins[self.rank], self.control.board
         if self.took_along or origin < 0 or board is None:
             return None
@@ -142,7 +145,8 @@ class LiveSession(Session):
         loop, board = super().load(), self.control.board
         self.pack = loop.pack
         assert isinstance(loop.learner, LiveLearner) and board is not None
-        loop.learner.seat(self.peers, self.pulse, board, self.rank, loop.global_step)
+        loop.learner.seat(self.peers, self.pulse, partial(board.keep, self.rank))
+        loop.learner.remember(loop.global_step, loop.loss)
         loop.owed = self.order.memory == "survivors" and loop.pack.gathered != loop.global_step
         return loop
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ecrl_cli.checkpoint.rng import capture_rng, packed, restore_rng
+from ecrl_cli.checkpoint.rng import capture_rng, packed, restore_rng, unpacked
 from ecrl_cli.data.loading import Batch
-from ecrl_cli.records.board import Board
 from ecrl_cli.recovery.survivors import Bereaved, Survivors, group_of_one
 from ecrl_cli.training.learner import DataParallelLearner, Learned
 from ecrl_cli.training.pulse import Pulse
+
+Keep = Callable[[int, bytes], None]
+_LOSS = struct.Struct("<d")
 
 
 @dataclass
@@ -30,10 +34,14 @@ class LiveLearner(DataParallelLearner):
         self.model.register_comm_hook(None, lambda state, bucket: self._peers.hook(bucket))  # other annotations than DDP's would be refused
         self._bare.register_forward_pre_hook(lambda *given: self.pulse.work())
 
-    def seat(self, peers: Survivors, pulse: Pulse, board: Board, rank: int, global_step: int) -> None:
-        """Take part as `rank` among `peers`, behind `global_step`."""
-        self._peers, self.pulse, self._board, self._rank = peers, pulse, board, rank
-        self._keep(global_step)
+    def seat(self, peers: Survivors, pulse: Pulse, keep: Keep) -> None:
+        """Take part among `peers`; `keep` puts what it is given where it outlives this rank."""
+        self._peers, self.pulse, self._keep = peers, pulse, keep
+
+    def remember(self, global_step: int, loss: float) -> None:
+        """What this rank is behind `global_step` and no other knows: its last loss, and its generators."""
+        self._states = capture_rng(self.device)
+        self._keep(global_step, _LOSS.pack(loss) + packed(self._states))
 
     def learn(self, batch: Batch, global_step: int) -> Learned:
         """Bereaved where the step is given up: this rank is then what it was in front of it."""
@@ -45,19 +53,15 @@ class LiveLearner(DataParallelLearner):
             self._roll_back(before)
             raise
 
-    def exchanged(self, global_step: int) -> None:
-        """Behind backward nothing more is drawn in this step: what its generators are now, this rank is behind the step."""
+    def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
+        """Behind backward nothing more is drawn in this step: what its generators are now, they are behind the step."""
         behind = self._states
-        self._keep(global_step)
+        self.remember(global_step, float(loss.item()))
         try:
             self._peers.finish(self._buffers)
         except Bereaved:
             self._states = behind
             raise
-
-    def _keep(self, global_step: int) -> None:
-        self._states = capture_rng(self.device)
-        self._board.keep(self._rank, global_step, packed(self._states))
 
     def _roll_back(self, before: list[torch.Tensor]) -> None:
         with torch.no_grad():
@@ -65,6 +69,11 @@ class LiveLearner(DataParallelLearner):
                 buffer.copy_(value)
         restore_rng(self._states, self.device)
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def remembered(kept: bytes, device: torch.device) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and generators, from what `remember` kept."""
+    return _LOSS.unpack_from(kept)[0], unpacked(kept[_LOSS.size :], device)
 
 
 def wrap_alone(model: torch.nn.Module) -> DistributedDataParallel:
