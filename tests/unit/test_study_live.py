@@ -213,3 +213,32 @@ def test_the_search_for_a_planted_bug_says_whether_one_was_found(tmp_path: Path,
     assert study_of(tmp_path).run(planted[0]) == {"found": True, "runs": 3, "by": "apart: they differ", "beside": ""}
     monkeypatch.setattr("ecrl_cli.studies.live.study.play", lambda *given: {"outcome": "valid", "why": "", "seen": ""})
     assert study_of(tmp_path).run(planted[0])["found"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_runs_whose_ranks_die_come_out_well(tmp_path: Path) -> None:
+    """With one launcher; nothing of them is left."""
+    study = study_of(tmp_path)
+    trials = {trial.key: trial for trial in study.plan()}
+    due = {  # attempts, into which survivors took their memory along; places taken by spares; steps finished without the dead; samples lost
+        "matrix/lossy_forward/2/leader": (2, 1, 0, 1, 72),
+        "matrix/immediate_rollback/while_recovering": (3, 2, 2, 0, 0),
+        "matrix/checkpoint_restart/two_at_once": (2, 0, 2, 0, 0),
+    }
+    try:
+        for key, counted in due.items():
+            found = study.run(trials[key])
+            assert found["outcome"] == "valid", found
+            assert tuple(found[name] for name in ("attempts", "went_on", "joined", "redone", "lost")) == counted, (key, found)
+    finally:
+        study.close()
+    assert list((tmp_path / "bench").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_every_bug_planted_into_a_live_recovery_is_found(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    found = {trial.facts["bug"]: study.run(trial)["found"] for trial in study.plan() if trial.facts["arm"] == "planted"}
+    assert found == dict.fromkeys(LIVE_BUGS, True)
