@@ -244,7 +244,7 @@ class Survivors:
         return furthest
 
     def _give_up(self, end: int) -> None:
-        self._end = end
+        self._end, self.alive = end, self._membership.alive
         self._tell(end)
         self._bury()
         raise Bereaved
