@@ -28,7 +28,7 @@ ROLLBACK, LOSSY, RESTART = "immediate_rollback", "lossy_forward", "checkpoint_re
 class Death:
     """Ranks `lost` die in `step`. lossy: it is finished without them, bucket by bucket from each one's `first` on (2: they had given all they had).
 
-    `spares`: how many of their places are taken. `logged`: whether the dead got to log the step. The plan's entry names the first of them.
+    `spares`: how many of their places are taken. `logged`: whether the dead got to log the step. `all_anew`: nobody outlives it.
     """
 
     step: int
@@ -36,6 +36,7 @@ class Death:
     first: tuple[int, ...] = (1,)
     spares: int = 0
     logged: bool = False
+    all_anew: bool = False
 
 
 def who(death: Death) -> str:
@@ -43,7 +44,10 @@ def who(death: Death) -> str:
 
 
 class SurvivedBuilder(RunBuilder):
-    """`deaths`: by attempt; not `planned`, they are in no plan. `unmet`: entries of the plan that do not strike. recovery: checkpoint_restart (with spares), immediate_rollback or lossy_forward."""
+    """`deaths`: by attempt; not `planned`, they are in no plan. `unmet`: entries of the plan that do not strike.
+
+    `recovery`: checkpoint_restart (with spares), immediate_rollback or lossy_forward.
+    """
 
     def __init__(self, root: Path, recovery: str, deaths: tuple[Death, ...], ranks: int = 2, planned: bool = True, **more: Any) -> None:
         config = replace(config_of(root.name), world_size=ranks, recovery=RecoveryConfig(recovery))
@@ -68,9 +72,10 @@ class SurvivedBuilder(RunBuilder):
         if before is not None and not goes_on:
             resumed, _ = self.choose(number)
         left = [r for r in range(before.world_size) if fate and r not in fate.lost] if before else []
-        origins, joined = crew(left, fate, before.world_size) if fate and before else ((), ())
+        origins, joined = crew(left, fate, before.world_size) if fate and before and not fate.all_anew else ((), ())
         self.size = len(origins) or self.config.world_size
         step = before.last_step or 0 if goes_on and before else int(resumed.path[-8:]) if resumed else 0
+        self.lossy_steps = [each for each in self.lossy_steps if each <= step]
         if goes_on:
             self.chains[step] = [""] * self.size
         self.tick(0.01)
@@ -88,7 +93,7 @@ class SurvivedBuilder(RunBuilder):
         self.store.claim(number)
         died = worker.lived(bool(taken["origins"]))
         ended = self.tick(0.2)
-        lives_on = "died" if self.config.recovery.name == RESTART else "survived"
+        lives_on = "died" if self.config.recovery.name == RESTART or (worker.fate and worker.fate.all_anew) else "survived"
         return Attempt(
             attempt=number,
             world_size=worker.ranks,
@@ -146,6 +151,8 @@ class LiveWorker(Worker):
     def die(self, fate: Death) -> None:
         """In lossy_forward, or where nothing was missing, the step is finished; else it is given up."""
         self.struck(fate)
+        if fate.all_anew:
+            return
         lossy = self.live_run.config.recovery.name == LOSSY
         whole = min(fate.first) >= len(LAYERS)
         if not lossy and not whole:

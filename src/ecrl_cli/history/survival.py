@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from ecrl_cli.history.lineage import Lineage, ancestry
+from ecrl_cli.history.lineage import SURVIVORS, Lineage, ancestry
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.recovery import LOST, LedgerLine
@@ -52,6 +52,22 @@ def lost_samples(records: RunRecords, path: Lineage) -> int:
 def first_loss(records: RunRecords, path: Lineage) -> int | None:
     """The first step of `path` to which not every sample of its mini-batch has given its share."""
     return min((line.global_step for _, line in lost_lines(records, path)), default=None)
+
+
+def survivals(records: RunRecords) -> int:
+    """How often the state of those who outlived others was gone on with."""
+    return sum(a.memory == SURVIVORS for a in (records.supervisor.attempts if records.supervisor else ()))
+
+
+def given_up(records: RunRecords, attempt: int) -> int:
+    """How many steps of `attempt` had begun when ranks died, and were given up to be done again from their beginning: none or one."""
+    logs, lossy = records.logs(attempt), records.stored.config.recovery.name == "lossy_forward"
+    after = successor(records, attempt)
+    if lossy or logs.testimony is None or after is None or after.memory != SURVIVORS:
+        return 0
+    struck = [fired.at_step or 0 for fired in records.fired if fired.attempt == attempt]
+    begun = max([*struck, *(span.global_step for span in logs.spans.events)], default=0)
+    return int(begun > logs.testimony.global_step)
 
 
 def pasts(records: RunRecords) -> dict[int, History]:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from ecrl_cli.history.lineage import seen_before
 from ecrl_cli.history.load import AttemptRecords, RunRecords
+from ecrl_cli.history.survival import SURVIVED
 from ecrl_cli.records.events import CATEGORIES, Attempt, Session, Span
 
 # What a process does before it can work; it has no part in a step.
@@ -123,7 +124,7 @@ def _session_end(records: RunRecords, session: Session, attempts: list[Attempt])
 def _session_pieces(records: RunRecords, attempts: list[Attempt], window: tuple[float, float], seen: dict[int, int]) -> Iterator[Piece]:
     session, (before, end) = attempts[0].session if attempts else 0, window
     for attempt in attempts:
-        yield from _piece("idle", before, attempt.launched_at, attempt.attempt, session)
+        yield from _arrival(attempt, before, attempt.launched_at)
         pieces = list(_attempt_pieces(records, attempt, end, seen.get(attempt.attempt, 0)))
         yield from pieces
         before = attempt.ended_at if attempt.ended_at is not None else max([piece.end for piece in pieces] + [attempt.launched_at])
@@ -134,26 +135,38 @@ def _session_pieces(records: RunRecords, attempts: list[Attempt], window: tuple[
 def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, seen: int) -> Iterator[Piece]:
     """From the launch to the end of `attempt`: launch, rank 0's own spans up to the blow, detection (or idle where nothing died).
 
-    The span that was open when rank 0 died is on no record: its time, of a step that was never committed, counts as detection too.
+    The span that was open when rank 0 died is on no record: its time, of a step that was never committed, counts as detection too. A rank 0 that
+    outlived others works on behind the blow: what it does to commit a step counts as that; the rest, until the next attempt works, as detection.
     """
     logs, number, session = records.logs(attempt.attempt), attempt.attempt, attempt.session
     ended = min(window_end if attempt.ended_at is None else attempt.ended_at, window_end)
-    died = attempt.outcome in ("died", "hung")
-    blows = _blows(records, attempt) if died else []
+    died, survived = attempt.outcome in ("died", "hung", SURVIVED), attempt.outcome == SURVIVED
+    left = logs.testimony.global_step if survived and logs.testimony else -1
+    blows = blows_of(records, attempt) if died else []
     stop = min(ended, max(blows, default=ended))  # of several the last one: what ends an attempt is followed by nothing
     if logs.spans.events:
-        yield from _piece("launch", attempt.launched_at, logs.spans.events[0].start, number, session)
+        yield from _arrival(attempt, attempt.launched_at, logs.spans.events[0].start, "launch")
     elif not any(lines.events for lines in logs.ranks.values()):
-        yield from _piece("launch", attempt.launched_at, stop, number, session)
+        yield from _arrival(attempt, attempt.launched_at, stop, "launch")
     for span in _spans(logs):
-        replay = 0 < span.global_step <= seen
-        yield from _piece("replay" if replay else span.category, span.start, min(span.end, stop), number, session, span.global_step)
+        replay, until = 0 < span.global_step <= seen, min(span.end, ended if span.global_step <= left else stop)
+        yield from _piece("replay" if replay else span.category, span.start, until, number, session, span.global_step)
+        if survived:
+            yield from _piece("detect", max(span.start, until), min(span.end, ended), number, session)
     if not logs.final:
-        noticed_from = min([stop, *(span.end for span in _spans(logs)[-1:])])
+        noticed_from = min([ended if survived and logs.spans.events else stop, *(span.end for span in _spans(logs)[-1:])])
         yield from _piece("detect" if died else "idle", noticed_from, ended, number if died else number + 1, session)
 
 
-def _blows(records: RunRecords, attempt: Attempt) -> list[float]:
+def _arrival(attempt: Attempt, start: float, end: float, otherwise: str = "idle") -> Iterator[Piece]:
+    """The time before `attempt` could work: where its processes were there already, all of it went by because others had died."""
+    if attempt.origins:
+        yield from _piece("detect", start, end, attempt.attempt - 1, attempt.session)
+    else:
+        yield from _piece(otherwise, start, end, attempt.attempt, attempt.session)
+
+
+def blows_of(records: RunRecords, attempt: Attempt) -> list[float]:
     """When failures struck whose victim did no step any more: what only slowed something down, or spoiled it, has ended nothing."""
     last = {rank: lines.events[-1].at for rank, lines in records.logs(attempt.attempt).ranks.items() if lines.events}
     struck = [entry for entry in records.fired if entry.attempt == attempt.attempt and entry.at >= attempt.launched_at]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.lineage import Lineage, lineage, losses, replayed_steps
 from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.survival import lost_samples, survivals
 from ecrl_cli.history.timeline import PHASES, Timeline, phases, replays, timeline
 from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.goodput import committed_steps, goodput, goodput_published_clock
+from ecrl_cli.metrics.recoveries import recoveries
 from ecrl_cli.records.events import SCHEMA_VERSION, Final
 
 
@@ -26,6 +29,8 @@ def metrics_document(records: RunRecords) -> dict[str, Any]:
         "committed_steps": committed_steps(path),
         "replayed_steps": replayed_steps(records),
         "restarts": records.supervisor.restarts if records.supervisor else 0,
+        "survivals": survivals(records),
+        "lost_samples": lost_samples(records, path),
         "terminal_status": records.supervisor.terminal_status if records.supervisor else "unknown",
         "wall_s": times.wall_s,
         "absent_s": times.absent_s,
@@ -35,6 +40,7 @@ def metrics_document(records: RunRecords) -> dict[str, Any]:
         "checkpoints": account(records).document(),
         "final": _final(records.final),
         "restart_phases": _restart_phases(records, times),
+        "recoveries": [encode(each) for each in recoveries(records, times)],
         "mean_loss": _mean_losses(records, path),
     }
 

@@ -81,9 +81,13 @@ def _judged(comparison: Comparison) -> str:
 def _recovered(comparison: Comparison) -> str:
     restarts = sum(_restarts(run) for run in comparison.counted)
     replayed = sum(m.replayed_steps for m in (run.counted for run in comparison.counted) if m)
-    if not restarts:
-        return "Nothing failed and nothing was restarted."
-    return f"{plural(restarts, 'restart')} in all; {plural(replayed, 'step')} had to be done again."
+    told = [f"{plural(restarts, 'restart')} in all; {plural(replayed, 'step')} had to be done again."] if restarts else []
+    if survivals := sum(m.survivals for m in (run.counted for run in comparison.counted) if m):
+        lost = sum(m.lost_samples for m in (run.counted for run in comparison.counted) if m)
+        told.append(
+            f"In {plural(survivals, 'recovery', 'recoveries')} ranks went on with the state in their memory; {plural(lost, 'sample')} were lost."
+        )
+    return " ".join(told) or "Nothing failed and nothing was restarted."
 
 
 def _costs(comparison: Comparison) -> list[str]:

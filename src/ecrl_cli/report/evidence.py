@@ -20,6 +20,7 @@ from ecrl_cli.records.events import CHECKPOINT_ENDS, SCHEMA_VERSION, CheckpointL
 from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout, is_folder
+from ecrl_cli.records.recovery import Testimony
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
 from ecrl_cli.report.find import Place
 from ecrl_cli.report.palette import CATEGORY_COLOURS
@@ -56,6 +57,9 @@ class Metrics:
     final: dict[str, Any] | None
     absent_s: float = 0.0
     mean_loss: dict[int, float | None] = field(default_factory=dict)
+    survivals: int = 0
+    lost_samples: int = 0
+    recoveries: tuple[dict[str, Any], ...] = ()
 
     @property
     def wall_published_clock_s(self) -> float | None:
@@ -211,6 +215,7 @@ class _Reader:
             spans=self.attempt(lambda: read_journal(paths.spans(0), Span), NOTHING),
             final=self.attempt(lambda: decode(Final, read_json(paths.final)) if paths.final.exists() else None, None),
             order=None,
+            testimonies=self.attempt(lambda: {rank: read_journal(paths.testimony(rank), Testimony) for rank in paths.testified()}, {}),
         )
 
     def disk(self) -> tuple[DiskLine, ...]:

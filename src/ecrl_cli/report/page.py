@@ -23,7 +23,9 @@ from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.figures import Picture
 from ecrl_cli.report.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
 from ecrl_cli.report.parts import Part
+from ecrl_cli.report.recovery_table import recoveries_table
 from ecrl_cli.report.run_figures import first_seed
+from ecrl_cli.report.sheet import Sheet, plain_sheet
 from ecrl_cli.report.study_answer import badge, circumstances, command, headline, progress
 from ecrl_cli.report.study_record import Studied
 from ecrl_cli.report.study_tables import cell, named_tables, shown_columns
@@ -94,6 +96,7 @@ def _of_runs(comparison: Comparison, drawn: Drawn) -> dict[str, Any]:
         "anchors": anchors,
         "wins": sheets.wins(comparison, contrasts) if contrasts else None,
         "costs": sheets.costs(comparison),
+        "recoveries": _recoveries(comparison),
         "arms": sheets.arms(comparison),
         "runs": sheets.runs(comparison, anchors),
         "divergence": sheets.divergence(comparison, anchors),
@@ -105,6 +108,11 @@ def _of_runs(comparison: Comparison, drawn: Drawn) -> dict[str, Any]:
         "choices": _choices(comparison),
         "known_of": lambda run: sheets.of(run, comparison),
     }
+
+
+def _recoveries(comparison: Comparison) -> Sheet:
+    table = recoveries_table(comparison)
+    return plain_sheet(table.title, table.columns, table.rows, file="recoveries.csv")
 
 
 def _choices(comparison: Comparison) -> dict[str, list[str]]:

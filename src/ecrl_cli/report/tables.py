@@ -1,4 +1,4 @@
-"""The rows of runs.csv, checkpoints.csv and restarts.csv as recorded, and report.json, which has the statistics too."""
+"""The rows of runs.csv, checkpoints.csv, restarts.csv and recoveries.csv as recorded, and report.json, which has the statistics too."""
 
 from __future__ import annotations
 
@@ -16,9 +16,23 @@ from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.effect_tables import Row, comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
 from ecrl_cli.report.evidence import CHECKPOINT_KEYS, Run
 from ecrl_cli.report.palette import CATEGORY_COLOURS
+from ecrl_cli.report.recovery_table import recovery_of
 
-_SIZES = ("target_steps", "committed_steps", "replayed_steps", "restarts", "scale", "global_batch", "run_id", "reference_id")
+_SIZES = (
+    "target_steps",
+    "committed_steps",
+    "replayed_steps",
+    "restarts",
+    "survivals",
+    "lost_samples",
+    "scale",
+    "global_batch",
+    "run_id",
+    "reference_id",
+)
 _PLAIN = ("goodput", "goodput_published_clock", "wall_s", "stall_per_checkpoint_s", *_SIZES)
+
+_RECOVERY = ("attempt", "way", "resumed_from_step", "joined", "lost_samples", "given_up_steps", "seconds")
 
 
 def run_row(run: Run, comparison: Comparison) -> Row:
@@ -81,6 +95,20 @@ def restart_rows(comparison: Comparison) -> list[Row]:
     ]
 
 
+def recovery_rows(comparison: Comparison) -> list[Row]:
+    """recoveries.csv: every recovery, whichever way it went, and what it cost from the blow to the first new step."""
+    return [
+        _of(run, comparison) | {"recovery": recovery_of(run)} | {key: each.get(key) for key in _RECOVERY} | _sizes_of(each)
+        for run in comparison.runs
+        for each in (run.metrics.recoveries if run.metrics else ())
+    ]
+
+
+def _sizes_of(recovery: dict[str, Any]) -> Row:
+    before, after = recovery.get("ranks") or (None, None)
+    return {"ranks_before": before, "ranks_after": after}
+
+
 def _of(run: Run, comparison: Comparison) -> Row:
     scale = run.metrics.scale if run.metrics else ""
     return {"run": run.name, "suite": run.suite, "arm": comparison.label(run), "seed": run.seed, "scale": scale}
@@ -91,6 +119,7 @@ CSV_FILES: dict[str, Callable[[Comparison], list[Row]]] = {
     "summary.csv": summary_rows,
     "comparisons.csv": comparison_rows,
     "restarts.csv": restart_rows,
+    "recoveries.csv": recovery_rows,
     "checkpoints.csv": checkpoint_rows,
 }
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from ecrl_cli.report.answer import Answer
 from ecrl_cli.report.arms import run_versus
 from ecrl_cli.report.comparison import Comparison
-from ecrl_cli.report.effect_text import brief, tables
+from ecrl_cli.report.effect_text import Table, brief, tables
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.formats import NONE, change, count, duration, printable, rate, short
+from ecrl_cli.report.recovery_table import recoveries_table
 from ecrl_cli.report.tables import CSV_FILES
 
 _ENDS = ("committed", "failed", "lost")
@@ -47,10 +48,14 @@ def terminal(comparison: Comparison, page: Path) -> str:
         lines += [f"{printable(suite) or 'no suite'} (goodput in committed steps per second{scale})"]
         lines += aligned([list(COLUMNS), *(cells(run, comparison) for run in in_order(comparison, suite))])
         lines += [f"  gate failed: {gate.name}: {short(printable(gate.message))}" for gate in comparison.gates[suite] if not gate.passed] + [""]
-    for table in brief(comparison):
+    for table in [*brief(comparison), *_recoveries(comparison)]:
         lines += [printable(table.title), *aligned([list(table.columns), *table.rows], table.left), ""]
     lines += [f"not compared: {printable(run.name)}: {printable(run.reason)}" for run in comparison.left_out]
     return "\n".join([*lines, f"report: {page}"])
+
+
+def _recoveries(comparison: Comparison) -> list[Table]:
+    return [table for table in [recoveries_table(comparison)] if table.rows]
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = _LEFT) -> list[str]:
@@ -71,7 +76,7 @@ def markdown(comparison: Comparison, said: Answer, figures: Sequence[str]) -> st
         lines += ["## Not compared", "", *(f"- {escaped(run.name)}: {escaped(run.reason)}" for run in comparison.left_out), ""]
     if not comparison.runs:
         return "\n".join(lines)
-    for table in tables(comparison):
+    for table in [*_recoveries(comparison), *tables(comparison)]:
         lines += [f"## {escaped(table.title)}", "", *grid(table.columns, table.rows, table.left), ""]
     lines += ["## Figures", "", *(f"![{name}](figures/{name}.png)" for name in figures), ""]
     lines += ["Goodput is committed steps per second of wall time, from the supervisor's launch to the target."]

@@ -13,6 +13,7 @@ from ecrl_cli.config.seats import may_shrink, seated
 from ecrl_cli.errors import RecordError, shown
 from ecrl_cli.history.lineage import ancestry, line_chain, lines_of, replayed_steps
 from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.survival import lost_samples, survivals
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, Final, SupervisorRecord
 from ecrl_cli.records.journal import read_json
@@ -89,7 +90,7 @@ def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
         notes.broken(f"{who} completed and another attempt follows it")
     steps = [line.global_step for line in logs.ranks[0].events] if 0 in logs.ranks else []
     if a.outcome == "running" or not steps:
-        if a.last_step is not None and not steps:
+        if a.last_step is not None and not steps and (a.attempt, 0, a.last_step) not in excused_lines(case):
             notes.missing(f"{who} reached step {a.last_step}, its log of rank 0 is empty or gone")
         return
     if a.first_step != steps[0] or (a.last_step or 0) < steps[-1]:
@@ -193,6 +194,8 @@ def _folded(case: Case) -> dict[str, Any]:
     }
     if case.run.supervisor:
         folded["restarts"] = case.run.supervisor.restarts
+    if count := survivals(case.run):
+        folded |= {"survivals": count, "lost_samples": lost_samples(case.run, case.path)}
     final = case.run.logs(case.attempts[-1].attempt).final if case.attempts else None
     return folded | ({"final": _end_state(final)} if final else {})
 

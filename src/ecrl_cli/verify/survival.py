@@ -53,12 +53,13 @@ def _survival(case: Case, a: Attempt, notes: Notes) -> set[Line]:
     if not told:
         return set()
     first, one = min(told.items())
-    agreed = before == len(told)
+    agreed, relied_on = before == len(told), a.outcome == SURVIVED  # else all begin anew from a checkpoint
     for rank, other in sorted(told.items()):
         for what, aspect in _AGREED.items():
             if aspect(other) != aspect(one):
-                notes.broken(f"survivors differ: ranks {first} and {rank} of attempt {a.attempt} do not testify to the same in {what}")
                 agreed = False
+                if relied_on:
+                    notes.broken(f"survivors differ: ranks {first} and {rank} of attempt {a.attempt} do not testify to the same in {what}")
     _check_ledgers(case, a, one, notes)
     complete = agreed and set(went_on(case.run, a.attempt)) <= told.keys()
     return _excused(case, a, one) if complete else set()

@@ -1,0 +1,65 @@
+"""What each recovery cost, whichever way it went: from the blow to the first step that nobody had done before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ecrl_cli.history.lineage import SURVIVORS, lineage, seen_before
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.survival import SURVIVED, given_up, lost_lines
+from ecrl_cli.history.timeline import PHASES, Timeline, blows_of
+from ecrl_cli.records.events import Attempt
+from ecrl_cli.supervision.policy import RELAUNCHED
+
+_NOT_NEW = ({*PHASES} | {"replay"}) - {"warm_up"}  # a first step warms up, and is new all the same
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """An attempt that follows one in which ranks died or hung. `way`: whose state it went on with - `survivors`, `snapshot`, `checkpoint`, or
+    `nothing`. `ranks` before and after; `joined`: warm spares among these. `lost_samples`: of the step that was finished without the dead.
+    `seconds`: from the blow (as far as it is known, else from when it was noticed) to the first new step, or to the end of the attempt.
+    """
+
+    attempt: int
+    way: str
+    resumed_from_step: int
+    ranks: tuple[int, int]
+    joined: int
+    lost_samples: int
+    given_up_steps: int
+    seconds: float
+
+
+def recoveries(records: RunRecords, account: Timeline) -> tuple[Recovery, ...]:
+    """Every recovery, in order; none behind an attempt that was stopped or resized, or in another session."""
+    attempts = records.supervisor.attempts if records.supervisor else ()
+    ended = (*RELAUNCHED, SURVIVED)
+    return tuple(_recovery(records, account, *pair) for pair in pairwise(attempts) if pair[0].outcome in ended and pair[0].session == pair[1].session)
+
+
+def _recovery(records: RunRecords, account: Timeline, before: Attempt, a: Attempt) -> Recovery:
+    way = a.memory or ("checkpoint" if a.resumed_from else "nothing")
+    lost = {sample for attempt, line in lost_lines(records, lineage(records)) if attempt == before.attempt for sample in line.samples}
+    return Recovery(
+        attempt=a.attempt,
+        way=way,
+        resumed_from_step=a.resumed_from_step,
+        ranks=(before.world_size, a.world_size),
+        joined=len(a.joined),
+        lost_samples=len(lost) if way == SURVIVORS else 0,
+        given_up_steps=given_up(records, before.attempt),
+        seconds=max(0.0, _working_again(records, account, a) - _blow(records, account, before)),
+    )
+
+
+def _blow(records: RunRecords, account: Timeline, before: Attempt) -> float:
+    noticed = [piece.start for piece in account.pieces if piece.attempt == before.attempt and piece.category == "detect"]
+    return min(blows_of(records, before) or noticed, default=before.ended_at or before.launched_at)
+
+
+def _working_again(records: RunRecords, account: Timeline, a: Attempt) -> float:
+    seen = seen_before(records).get(a.attempt, 0)
+    new = (piece.start for piece in account.pieces if piece.attempt == a.attempt and piece.step > seen and piece.category not in _NOT_NEW)
+    return min(new, default=a.ended_at or a.launched_at)
