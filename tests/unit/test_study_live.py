@@ -134,6 +134,8 @@ def test_a_restart_is_excused_only_where_nobody_could_go_on() -> None:
     assert look.restarted(replace(told, config=back)), "one spare was enough"
     two = replace(told.chapters[0].blows[0], ranks=frozenset((0, 1)))
     assert look.restarted(retold(replace(told, config=back), blows=(two,))) == "", "one spare for two"
+    taken = replace(told.chapters[0].attempt, memory="survivors", joined=(2,), origins=(0, 1, 2))
+    assert look.restarted(retold(replace(told, config=back), attempt=taken)) == "", "the spare's successor need not be ready"
     counted = retold(story(), attempt=replace(story().chapters[0].attempt, outcome="died"))
     assert "ended as died, and its ranks went on" in look.restarted(counted)
 

@@ -103,7 +103,7 @@ def _left(chapter: Chapter) -> set[int]:
 
 def _excused(story: Story, chapter: Chapter) -> bool:
     """Nobody was left who held the state, or those who were could not have gone on."""
-    left, spares = _left(chapter), story.config.supervision.spares
+    left, spares = _left(chapter), _spares(story, chapter)
     holders = left - set(chapter.attempt.joined) if any(_starting(blow) for blow in chapter.blows) else left
     if chapter.attempt.memory != "survivors" and not any(chapter.lines.values()):
         return True  # nobody had any state yet
@@ -112,6 +112,12 @@ def _excused(story: Story, chapter: Chapter) -> bool:
     if story.config.recovery.name == LOSSY:
         return not fits(story.config, len(left)) and len(left) + spares < story.config.world_size
     return len(left) + spares < story.config.world_size
+
+
+def _spares(story: Story, chapter: Chapter) -> int:
+    """How many were ready at least: one that takes the place of a spare needs time to get ready."""
+    since = [each for each in story.chapters if each.attempt.attempt <= chapter.attempt.attempt]
+    return story.config.supervision.spares - sum(len(each.attempt.joined) for each in since)
 
 
 def _starting(blow: Blow) -> bool:
