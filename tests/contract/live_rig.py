@@ -32,9 +32,10 @@ from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision import listener as listening
 from ecrl_cli.supervision.listener import Connection, Listener
-from ecrl_cli.supervision.zygote_main import HOST, print_to, start_store
+from ecrl_cli.supervision.zygote_main import HOST, start_store
 from ecrl_cli.training import live, worker  # noqa: F401
 from ecrl_cli.training.mortal import die_with_parent
+from ecrl_cli.training.output import print_to
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 
 SILENT_S = 60.0  # no case takes as long between two things that happen
@@ -157,7 +158,7 @@ class Case:
             try:
                 die_with_parent(parent)
                 faulthandler.dump_traceback_later(SILENT_S - 10, exit=True)
-                print_to(str(self.layout.attempt(0).output))
+                print_to(self.layout.attempt(0).output)
                 code = life()
             except BaseException as error:
                 import traceback

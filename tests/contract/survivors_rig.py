@@ -113,7 +113,6 @@ class Trainee:
             bucket_cap_mb=0.02,
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,
             init_sync=False,
         )
         self.ddp.register_comm_hook(None, lambda state, bucket: self.peers.hook(bucket))
@@ -122,9 +121,10 @@ class Trainee:
 
     def life(self, say: int, hear: int) -> dict[str, Any]:
         attempt, rank, ranks = 0, self.name, self.case["ranks"]
-        while self.step < STEPS:
+        while True:
             try:
                 self.attend(attempt, rank, ranks)
+                break
             except Bereaved:
                 self.redone += self.peers.redone
                 os.write(say, f"left {self.step}".encode())
@@ -142,7 +142,8 @@ class Trainee:
         while self.step < STEPS:
             self.train(self.step + 1, rank, ranks)
             self.step += 1
-            self.gathered = [int(row) for row in self.peers.all_gather(torch.tensor([rank]))]
+            self.peers.barrier()
+        self.gathered = [int(row) for row in self.peers.all_gather(torch.tensor([rank]))]
         self.peers.leave()
 
     def train(self, step: int, rank: int, ranks: int) -> None:

@@ -17,7 +17,7 @@ def handed(pack: StatePack, progress: Progress) -> tuple[bytes, torch.Tensor]:
     """The state of `pack`, generators and line chains excepted: these are each rank's own."""
     tensors = {source.name: source.find() for source in pack.sources()}
     table = [[name, spec.dtype, list(spec.shape)] for name, tensor in tensors.items() for spec in [spec_of(name, tensor)]]
-    header = canonical({"train": parse(pack.train_document(progress, [])), "tensors": table, "gathered": pack.gathered})
+    header = canonical({"train": parse(pack.train_document(progress, [])), "tensors": table})
     flat = [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
     return header, torch.cat(flat)
 
@@ -33,7 +33,6 @@ def take(pack: StatePack, header: bytes, data: torch.Tensor) -> Progress:
     table = document["tensors"]
     parts = torch.split(data, [_nbytes(dtype, shape) for _, dtype, shape in table])
     tensors = {name: part.clone().view(_dtype(dtype)).view(shape) for (name, dtype, shape), part in zip(table, parts, strict=True)}
-    pack.gathered = document["gathered"]
     return pack.become(tensors, document["train"])
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ecrl_cli.checkpoint.store import Retired, Saved
+from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.records.clock import monotonic, wall
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine
-from ecrl_cli.records.journal import Journal, read_journal
+from ecrl_cli.records.journal import Journal, read_journal, read_json
+from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 
 
@@ -53,3 +55,16 @@ class CheckpointLog:
 
     def close(self) -> None:
         self._journal.close()
+
+
+def submitted(layout: RunLayout, order: LaunchOrder) -> bool:
+    """Whether a checkpoint of the step behind which `order` goes on was handed over already, in the attempts that it continues."""
+    before = order.continues
+    while before is not None:
+        logs = layout.attempt(before)
+        lines = read_journal(logs.checkpoints, CheckpointLine).events
+        if any(line.event == "submitted" and line.global_step == order.resume_step for line in lines):
+            return True
+        earlier = decode(LaunchOrder, read_json(logs.launch))
+        before = earlier.continues if earlier.resume_step == order.resume_step else None
+    return False

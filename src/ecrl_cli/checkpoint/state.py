@@ -47,8 +47,6 @@ class Gathered:
 @dataclass
 class StatePack:
     """The live objects of one rank. `model` is the unwrapped one; `peers` are the ranks of its attempt.
-
-    `gathered`: the last step of which every rank has given what a checkpoint needs of it.
     `shared_rng`: every rank's generators are in the same state whenever it is gathered; it is kept once, whatever the number of ranks.
     """
 
@@ -61,7 +59,6 @@ class StatePack:
     world_size: int
     peers: Peers = field(default_factory=DefaultGroup)
     shared_rng: bool = False
-    gathered: int = 0
 
     def __post_init__(self) -> None:
         self._names = parameter_names(self.model, self.optimizer)
@@ -81,7 +78,6 @@ class StatePack:
         chain = torch.tensor(list(progress.line_chain.ljust(_CHAIN, "\0").encode()), dtype=torch.uint8)
         row = torch.cat([*own.values(), chain])
         rows = self.peers.all_gather(row) if self.world_size > 1 else [row]
-        self.gathered = progress.global_step or self.gathered
         sizes = [state.numel() for state in own.values()]
         split = [torch.split(each, [*sizes, _CHAIN]) for each in rows]
         owners = {"shared": split[self.rank]} if self.shared_rng else {f"rank{r}": parts for r, parts in enumerate(split)}

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.training.mortal import ORPHANED, die_with_parent
+from ecrl_cli.training.output import print_to
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 
 HOST = "127.0.0.1"
@@ -119,7 +120,7 @@ def fork_rank(rank: int, go_read: int, pids: tuple[int, int], request: dict[str,
         die_with_parent(parents.supervisor)
         os.close(go_read)
         parents.line.close()
-        print_to(request["output"])
+        print_to(Path(request["output"]))
         sys.exit(work(rank, request, parents.port, started))
     except BaseException as error:
         leave(error)
@@ -132,14 +133,6 @@ def work(rank: int, request: dict[str, Any], port: int, started: float) -> int:
     if "spares" in request:
         return int(worker.run_spare(run_dir, store, started))
     return int(worker.run_rank(run_dir, request["attempt"], Rendezvous(rank, request["world_size"], store), started))
-
-
-def print_to(path: str) -> None:
-    """Standard output and error go to the attempt's log."""
-    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
 
 
 def leave(error: BaseException) -> NoReturn:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ecrl_cli.checkpoint.handing import handed, size_of, take
+from ecrl_cli.checkpoint.lines import submitted
 from ecrl_cli.checkpoint.progress import Progress as Restored
 from ecrl_cli.checkpoint.rng import restore_rng
 from ecrl_cli.checkpoint.state import StatePack
@@ -89,7 +90,7 @@ class LiveSession(Session):
         assert before is not None
         old = before.pack
         parts = (old.model, old.optimizer, old.scheduler, old.scaler, old.sampler)
-        return StatePack(*parts, self.rank, self.world_size, gathered=old.gathered)
+        return StatePack(*parts, self.rank, self.world_size)
 
     def data(self) -> tuple[SampleSet, DatasetRecord]:
         self.kept.data = self.kept.data or super().data()
@@ -147,7 +148,7 @@ class LiveSession(Session):
         assert isinstance(loop.learner, LiveLearner) and board is not None
         loop.learner.seat(self.peers, self.pulse, partial(board.keep, self.rank))
         loop.learner.remember(loop.global_step, loop.loss)
-        loop.owed = self.order.memory == "survivors" and loop.pack.gathered != loop.global_step
+        loop.owed = self.order.memory == "survivors" and loop.global_step > 0 and not submitted(self.layout, self.order)
         return loop
 
     def depart(self) -> Left:

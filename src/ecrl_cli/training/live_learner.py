@@ -78,6 +78,4 @@ def remembered(kept: bytes, device: torch.device) -> tuple[float, dict[str, torc
 
 def wrap_alone(model: torch.nn.Module) -> DistributedDataParallel:
     """DDP with the buckets of `session.wrap` and nobody to talk to: all ranks build the same weights, or receive them."""
-    return DistributedDataParallel(
-        model, process_group=group_of_one(), find_unused_parameters=True, gradient_as_bucket_view=True, broadcast_buffers=False, init_sync=False
-    )
+    return DistributedDataParallel(model, process_group=group_of_one(), find_unused_parameters=True, gradient_as_bucket_view=True, init_sync=False)
