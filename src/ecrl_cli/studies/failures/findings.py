@@ -46,20 +46,20 @@ def who(entry: str) -> str:
     return "all ranks" if ranks == "all" else "two ranks" if "+" in ranks else "rank 0" if ranks == "0" else "another rank"
 
 
-def by(name: str, label: str, runs: Sequence[Record], labels: Callable[[Record], list[str]]) -> Table:
+def by(name: str, label: str, runs: Sequence[Record], labels: Callable[[Record], list[str]], outcomes: Sequence[str] = OUTCOMES) -> Table:
     """How runs came out, by what `labels` gives of each; a run may count under several."""
     groups: dict[str, list[Record]] = {}
     for record in runs:
         for each in labels(record):
             groups.setdefault(each, []).append(record)
-    rows = tuple({name: each, "n": len(found), **_counted(found)} for each, found in sorted(groups.items()))
-    columns = (Column(name, label), Column("n", "runs", "count"), *(Column(outcome, outcome, "count") for outcome in OUTCOMES))
+    rows = tuple({name: each, "n": len(found), **_counted(found, outcomes)} for each, found in sorted(groups.items()))
+    columns = (Column(name, label), Column("n", "runs", "count"), *(Column(outcome, outcome, "count") for outcome in outcomes))
     return Table(f"by_{name}", f"Runs by {label}", columns, rows)
 
 
-def _counted(runs: Sequence[Record]) -> dict[str, int]:
+def _counted(runs: Sequence[Record], outcomes: Sequence[str]) -> dict[str, int]:
     counted = Counter(record.found["outcome"] for record in runs)
-    return {outcome: counted[outcome] for outcome in OUTCOMES}
+    return {outcome: counted[outcome] for outcome in outcomes}
 
 
 def bad_table(runs: Sequence[Record]) -> Table:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ecrl_cli.studies.training.planted_live import LIVE_BUGS, unburied
+
 _PLANT = """
 import importlib.abc, importlib.util, sys
 
@@ -149,10 +151,10 @@ def planted(bug: str, folder: Path) -> Iterator[None]:
     if not bug:
         yield
         return
-    module, body = (BUGS | REPLICA_BUGS)[bug]
+    module, body = (BUGS | REPLICA_BUGS | LIVE_BUGS)[bug]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(_PLANT.replace("{module}", module).replace("{body}", body))
-    with environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
+    with unburied(bug), environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
         yield
 
 
