@@ -36,7 +36,7 @@ check: $(READY)  ## ruff, mypy strict, the architecture
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py
 
-bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input, the page of 72 runs, snapshots in memory, fixed replicas (JSON)
+bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input, the page of 72 runs, snapshots in memory, fixed replicas, recoveries (JSON)
 	$(VENV)/bin/python bench/stall.py
 	$(VENV)/bin/python bench/store.py
 	$(VENV)/bin/python bench/scrub.py
@@ -44,6 +44,8 @@ bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to 
 	$(VENV)/bin/python -m bench.page
 	$(VENV)/bin/python -m bench.in_memory
 	$(VENV)/bin/python bench/replicas.py
+	$(VENV)/bin/python -m bench.goodput
+	$(VENV)/bin/python -m bench.spares
 
 studies: $(READY)  ## every study at its default size (a few are recorded larger: config/studies.py), and their report
 	$(ECRL) study -m study=$(STUDIES) run_dir=outputs/studies; code=$$?; $(ECRL) report outputs/studies && exit $$code

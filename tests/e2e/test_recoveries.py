@@ -1,0 +1,47 @@
+"""The same kills under every recovery, by the command that the README names: which ends were exact, and all of it in one report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_ecrl
+from tests.e2e.runs import end_state, manifest, metrics, supervisor
+
+DIED, SURVIVED = ["died"] * 3 + ["completed"], ["survived"] * 3 + ["completed"]
+OUTCOMES = {"blk": DIED, "spares": DIED, "mem": DIED, "rollback": SURVIVED, "forward": SURVIVED}
+UNDISTURBED = ("clean", "ref")
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Judged and reported on."""
+    folder = tmp_path_factory.mktemp("recoveries")
+    run_ecrl(folder, "-m", "+matrix=recoveries", "scale=smoke", "run_dir=sweep", timeout=500)
+    said = run_ecrl(folder, "verify", "sweep").stdout
+    assert said.count(": valid (against ") == len(OUTCOMES) + len(UNDISTURBED), said
+    run_ecrl(folder, "report", "sweep")
+    return folder / "sweep"
+
+
+def test_each_recovery_ends_as_it_promises(sweep: Path) -> None:
+    runs = manifest(sweep)
+    assert {arm: [a["outcome"] for a in supervisor(runs[arm])["attempts"]] for arm in OUTCOMES} == OUTCOMES
+    assert all(end_state(runs[arm]) == end_state(runs["ref"]) for arm in OUTCOMES if arm != "forward")
+    replayed = {arm: metrics(runs[arm])["replayed_steps"] for arm in OUTCOMES}
+    assert replayed["blk"] == replayed["spares"] > 0 and replayed["rollback"] == replayed["forward"] == 0, replayed
+    ways = {arm: {recovery["way"] for recovery in metrics(runs[arm])["recoveries"]} for arm in OUTCOMES}
+    assert ways == {"blk": {"checkpoint"}, "spares": {"checkpoint"}, "mem": {"snapshot"}, "rollback": {"survivors"}, "forward": {"survivors"}}
+    joined = {arm: [recovery["joined"] for recovery in metrics(runs[arm])["recoveries"]] for arm in OUTCOMES}
+    assert joined == {arm: [0 if arm in ("blk", "mem") else 1] * 3 for arm in OUTCOMES}
+
+
+def test_one_report_has_the_goodput_of_all(sweep: Path) -> None:
+    document = json.loads((sweep / "report" / "report.json").read_text())
+    runs = manifest(sweep)
+    told = {run["variant"]: run["goodput"] for run in document["runs"]}
+    assert told == {arm: metrics(run)["goodput"] for arm, run in runs.items()} and set(told) == {*OUTCOMES, *UNDISTURBED}
+    assert all(gate["passed"] for gate in document["gates"]["recoveries"])
