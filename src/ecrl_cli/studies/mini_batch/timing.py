@@ -16,7 +16,6 @@ from ecrl_cli.studies.mini_batch.scene import Scene
 from ecrl_cli.studies.mini_batch.trainee import State
 from ecrl_cli.studies.mini_batch.workers import average
 
-
 PARTS = ("forward", "copy")
 
 
