@@ -55,7 +55,7 @@ def _beside(pairs: list[tuple[Run, Run]], restart_s: float) -> dict[str, Any]:
         for once, (run, found) in zip(whole, pairs, strict=True)
     ]
     low, high = ratio_interval(predicted, seconds) or (None, None)
-    error = {"error": ratio_of_means(predicted, seconds) - 1}
+    error: dict[str, float | None] = {"error": ratio_of_means(predicted, seconds) - 1}
     error |= {"error_low": None if low is None else low - 1, "error_high": None if high is None else high - 1}
     overhead = summary(seconds).mean - summary(whole).mean + restart_s
     row = {"n": len(pairs), **spread(seconds, "measured"), "predicted": summary(predicted).mean, **error}
