@@ -133,7 +133,7 @@ class Stage:
     def supervise(self, config: RunConfig, layout: RunLayout, ui: Prompter, kind: str = "zygote") -> Ending:
         launcher, began = self.launcher(kind), monotonic()
         code, said = 0, "completed"
-        with _heard_by_nobody_else():
+        with heard_by_nobody_else():
             try:
                 supervise(config, layout, ui, launcher)
             except EcrlError as error:
@@ -159,7 +159,7 @@ def settings(target_steps: int, every: int = 5, strategy: str = "blocking", **su
 
 
 @contextlib.contextmanager
-def _heard_by_nobody_else() -> Iterator[None]:
+def heard_by_nobody_else() -> Iterator[None]:
     """A stop signal that came too late for the run is passed on to whoever called: here that is a trial, and not to be stopped by it."""
     before = {number: signal.signal(number, lambda received, frame: None) for number in STOPPING}
     try:
