@@ -41,7 +41,13 @@ PHASES: dict[str, Cue] = {
 EARLY = ("importing", "rendezvous", "loading", "recovery")
 STORM = (TERM, INT, TERM, HUP, INT, TERM)
 # By word: each request, as the signals that it is made of.
-WORDS: dict[str, tuple[tuple[str, ...], ...]] = {TERM: ((TERM,),), INT: ((INT,),), HUP: ((HUP,),), "SIGINT twice": ((INT,), (INT,)), "a storm": (STORM,)}
+WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    TERM: ((TERM,),),
+    INT: ((INT,),),
+    HUP: ((HUP,),),
+    "SIGINT twice": ((INT,), (INT,)),
+    "a storm": (STORM,),
+}
 AGAIN_S = 1.25 * ECHO_S  # between two requests
 LAST_SAVE_S = 4 * AGAIN_S  # where there are two: the second comes in the middle of it
 GRACE_S, LITTLE_S = 2 * LAST_SAVE_S, 0.5
