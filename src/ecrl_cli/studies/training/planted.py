@@ -143,6 +143,11 @@ REPLICA_BUGS: dict[str, tuple[str, str]] = {
 }
 
 
+def site(module: str, body: str) -> str:
+    """A `sitecustomize.py` that runs `body`, lines of a function of `module`, once the module of that name has been imported."""
+    return _PLANT.replace("{module}", module).replace("{body}", body)
+
+
 @contextmanager
 def planted(bug: str, folder: Path) -> Iterator[None]:
     """Every process that is started in here has `bug`; empty: none."""
@@ -151,7 +156,7 @@ def planted(bug: str, folder: Path) -> Iterator[None]:
         return
     module, body = (BUGS | REPLICA_BUGS)[bug]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(_PLANT.replace("{module}", module).replace("{body}", body))
+    (folder / "sitecustomize.py").write_text(site(module, body))
     with environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
         yield
 
