@@ -24,7 +24,9 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.studies.actors.part import Part, write_part
+from ecrl_cli.studies.overdue import Overdue, deadline
 from ecrl_cli.studies.remains import remaining
+from ecrl_cli.studies.study import Trial
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
 from ecrl_cli.supervision.record import read_record
@@ -141,6 +143,15 @@ class Stage:
         after = monotonic() - (ui.acted_at or began)
         attempts = [encode(attempt) for attempt in read_record(layout).attempts]
         return Ending(code, said, attempts, after, len(remaining(layout.root)), ui.notes)
+
+    def tried(self, arm: Callable[[Trial], dict[str, Any]], trial: Trial, overdue: dict[str, Any]) -> dict[str, Any]:
+        """What came of `trial`; `overdue` where it had to be ended."""
+        try:
+            with deadline(TRIAL_S):
+                return arm(trial) | {"overdue": False}
+        except Overdue:
+            self.close()  # its launchers may have been what hung, and are dead
+            return overdue | {"overdue": True}
 
     def close(self) -> None:
         for launcher in self._launchers.values():

@@ -18,7 +18,6 @@ from ecrl_cli.config.studies import Signals
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.actors.part import Part
 from ecrl_cli.studies.actors.stage import TRIAL_S, Cue, Ending, Prompter, Stage, heard_by_nobody_else, lineage_whole, settings, steps, whole
-from ecrl_cli.studies.overdue import Overdue, deadline
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.signals.findings import findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
@@ -53,7 +52,7 @@ LAST_SAVE_S = 4 * AGAIN_S  # where there are two: the second comes in the middle
 GRACE_S, LITTLE_S = 2 * LAST_SAVE_S, 0.5
 PLANT_CUE = Cue("training", 10)
 # What is on record of a trial that the study had to end.
-OVERDUE: dict[str, Any] = {"overdue": True, "good": False, "shown": False, "graceful": False, "kept": False, "code": 0, "seconds": TRIAL_S}
+OVERDUE: dict[str, Any] = {"good": False, "shown": False, "graceful": False, "kept": False, "code": 0, "seconds": TRIAL_S}
 DEAF_PLANT, ALONE_PLANT = "ranks that ignore the word", "rank 0 stops without asking"
 
 
@@ -84,12 +83,7 @@ class SignalsStudy:
 
     def run(self, trial: Trial) -> dict[str, Any]:
         arms = {"case": self._case, "control": self._control, "planted": self._planted}
-        try:
-            with deadline(TRIAL_S):
-                return arms[trial.facts["arm"]](trial) | {"overdue": False}
-        except Overdue:
-            self._stage.close()  # its launchers may have been what hung, and are dead
-            return OVERDUE
+        return self._stage.tried(arms[trial.facts["arm"]], trial, OVERDUE)
 
     def _planted(self, trial: Trial) -> dict[str, Any]:
         heeds = "no" if trial.facts["what"] == DEAF_PLANT else "alone"
