@@ -25,7 +25,7 @@ quickstart: $(READY)  ## train, kill, recover, verify and report on the embedded
 	$(ECRL) report $(OUT)
 
 test: $(READY)  ## the whole test suite, on two cores at once
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(READY)  ## what takes minutes and is not part of it
 	$(VENV)/bin/python -m pytest -m slow

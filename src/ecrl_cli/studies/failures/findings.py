@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from typing import Any
 
 from ecrl_cli.config.studies import Failures
@@ -117,8 +118,10 @@ def _notes(runs: Sequence[Record]) -> tuple[str, ...]:
         return ()
     struck, attempts = sum(len(record.found["fired"]) for record in runs), sum(record.found["attempts"] for record in runs)
     fired = [each for record in runs for each in record.found["fired"]]
+    took = [record.seconds for record in runs]
     notes = [
         f"{struck} failures struck in {len(runs)} runs, which took {attempts} attempts.",
+        f"A run took {median(took):.1f} s in the middle and {max(took):.1f} s at most, with its verdict and what ran beside it.",
         f"by kind: {_told(kind for kind, _ in fired)}",
         f"by phase: {_told(moment for _, moment in fired)}",
         f"by who was planned: {_told(who(entry) for record in runs for entry in record.facts['entries'])}",
