@@ -176,8 +176,8 @@ def test_where_nobody_is_left_all_begin_anew(launcher: Launcher, tmp_path: Path)
 
 def test_survivors_that_cannot_share_the_batch_begin_anew(launcher: Launcher, tmp_path: Path) -> None:
     seven = replace(config("lossy_forward", 2), global_batch=7 * 2, world_size=7)
-    left = {rank: "40:leave" for rank in range(6)}
-    record, _ = ran(launcher, tmp_path, seven, {**left, 6: "40:kill"}, {0: "100:done", **{rank: "100:0" for rank in range(1, 7)}})
+    left = dict.fromkeys(range(6), "40:leave")
+    record, _ = ran(launcher, tmp_path, seven, {**left, 6: "40:kill"}, {0: "100:done", **dict.fromkeys(range(1, 7), "100:0")})
     assert [(a.outcome, a.world_size, a.continues) for a in record.attempts] == [("died", 7, None), ("completed", 7, None)]
 
 
