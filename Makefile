@@ -4,7 +4,7 @@ VENV := .venv
 ECRL := $(VENV)/bin/ecrl
 READY := $(VENV)/.installed
 OUT ?= outputs/quickstart
-STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hangs,signals,hostile,compat,recovery-overhead,store-soak,failures,elastic
+STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hangs,signals,hostile,compat,recovery-overhead,store-soak,failures,elastic,live-recovery
 
 .PHONY: help quickstart install test test-slow check bench studies soak clean
 
@@ -25,7 +25,7 @@ quickstart: $(READY)  ## train, kill, recover, verify and report on the embedded
 	$(ECRL) report $(OUT)
 
 test: $(READY)  ## the whole test suite, on two cores at once
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(READY)  ## what takes minutes and is not part of it
 	$(VENV)/bin/python -m pytest -m slow
@@ -50,9 +50,10 @@ bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to 
 studies: $(READY)  ## every study at its default size (a few are recorded larger: config/studies.py), and their report
 	$(ECRL) study -m study=$(STUDIES) run_dir=outputs/studies; code=$$?; $(ECRL) report outputs/studies && exit $$code
 
-soak: $(READY)  ## 500 runs of small models under two random failures each, 10,000 random operations on the store: what was tried, that nothing was lost
+soak: $(READY)  ## 500 runs of small models under two random failures each, 200 and a matrix of live recoveries, 10,000 random operations on the store
 	rm -rf outputs/soak
 	$(ECRL) study study=failures study.trials=500 study.planted=false run_dir=outputs/soak/failures; code=$$?; \
+	$(ECRL) study study=live-recovery study.trials=200 study.planted=false run_dir=outputs/soak/live || code=$$?; \
 	$(ECRL) study study=store-soak study.planted=false run_dir=outputs/soak/store && exit $$code
 
 clean:  ## remove the environment and all outputs

@@ -20,6 +20,33 @@ settings.register_profile("any-machine", deadline=None)  # how fast an example i
 settings.load_profile("any-machine")
 
 
+# What takes longest, longest first: two workers that take file after file then end together. Any other order costs time and nothing else.
+LONGEST = (
+    "e2e/test_exact_recovery.py",
+    "e2e/test_interruption.py",
+    "unit/test_cli_grid.py",
+    "e2e/test_replicas.py",
+    "e2e/test_resizing.py",
+    "unit/test_cli_sweep.py",
+    "e2e/test_bad_input.py",
+    "contract/test_launchers.py",
+    "e2e/test_failures.py",
+    "e2e/test_planted_bugs.py",
+    "unit/test_study_standstill.py",
+    "e2e/test_report_page.py",
+    "unit/test_models_build.py",
+    "e2e/test_full_disk.py",
+    "unit/test_supervision_hung.py",
+    "contract/test_verify_whistle.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files of LONGEST first, the others behind them as they come."""
+    order = {f"{Path(__file__).parent}/{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(str(item.path), len(order)))
+
+
 def run_ecrl(
     folder: Path, *arguments: str, check: int | None = 0, environment: dict[str, str] | None = None, timeout: float = 170
 ) -> subprocess.CompletedProcess[str]:

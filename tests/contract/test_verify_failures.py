@@ -1,4 +1,4 @@
-"""What failures that kill nobody leave behind is looked for, and missed where it is not there."""
+"""What failures that kill no rank leave behind is looked for, and missed where it is not there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.failures import failures_once
-from ecrl_cli.verify.verdict import VALID, Finding
-from tests.runs.struck import FAILED, WRONG, build_struck
+from ecrl_cli.verify.verdict import INVALID, VALID, Finding
+from tests.runs.struck import FAILED, NOT_BEREFT, WRONG, build_bereft, build_struck
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +45,22 @@ def test_what_is_not_as_it_must_be_is_told(run: RunLayout, name: str) -> None:
     spoil(run)
     finding = judged(run)
     assert finding.status != VALID and any(said in text for text in (finding.message, *finding.evidence)), finding
+
+
+@pytest.fixture(scope="module")
+def killed_supervisor(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    return build_bereft(tmp_path_factory.mktemp("sweep"))
+
+
+def test_a_supervisor_that_was_killed_explains_an_end_that_nobody_saw(killed_supervisor: RunLayout) -> None:
+    finding = judged(killed_supervisor)
+    assert finding.status == VALID and finding.message.startswith("3 of 3 planned failures fired"), finding
+
+
+@pytest.mark.parametrize("name", NOT_BEREFT)
+def test_a_supervisor_that_lived_on_is_told(killed_supervisor: RunLayout, tmp_path: Path, name: str) -> None:
+    run = RunLayout(shutil.copytree(killed_supervisor.root, tmp_path / "struck", symlinks=True))
+    spoil, said = NOT_BEREFT[name]
+    spoil(run)
+    finding = judged(run)
+    assert finding.status == INVALID and any(said in text for text in (finding.message, *finding.evidence)), finding

@@ -15,11 +15,22 @@ from ecrl_cli.checkpoint.protocol import MODEL
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.farewell import ECHO_S
 from ecrl_cli.supervision.processes import printing_to
-from tests.conftest import Ecrl, command, processes_of
+from tests.conftest import Ecrl, command, processes_of, run_ecrl
 from tests.e2e.runs import end_state, metrics, supervisor, tiny
 
 LONG = tiny("target_steps=60", "failure=none", "failure.steps=", "failure.rank=", "supervision.launcher=")
 SELDOM = [key if key != "checkpoint.every=6" else "checkpoint.every=25" for key in LONG]
+
+
+UNDISTURBED = [*LONG, "supervision.launcher=zygote", "variant=ref", "run_dir=reference"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every run here must end, whatever starts its ranks."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_ecrl(folder, "train", *UNDISTURBED)
+    return folder / "reference"
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -45,7 +56,7 @@ def gone(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "zygote"])
-def test_a_killed_supervisor_leaves_nothing_and_the_run_goes_on(ecrl: Ecrl, tmp_path: Path, launcher: str) -> None:
+def test_a_killed_supervisor_leaves_nothing_and_the_run_goes_on(ecrl: Ecrl, tmp_path: Path, reference: Path, launcher: str) -> None:
     arguments = [*LONG, f"supervision.launcher={launcher}", "variant=ovl", "run_dir=run"]
     process = start(tmp_path, *arguments)
     wait_for_step(tmp_path / "run", 20, process)
@@ -53,10 +64,9 @@ def test_a_killed_supervisor_leaves_nothing_and_the_run_goes_on(ecrl: Ecrl, tmp_
     process.communicate()
     assert gone(tmp_path / "run"), processes_of(tmp_path)
     ecrl("train", *arguments)
-    ecrl("train", *LONG, f"supervision.launcher={launcher}", "variant=ref", "run_dir=reference")
-    assert end_state(tmp_path / "run") == end_state(tmp_path / "reference")
+    assert end_state(tmp_path / "run") == end_state(reference)
     assert len(supervisor(tmp_path / "run")["sessions"]) == 2
-    ecrl("verify", "run", "--reference", "reference")
+    ecrl("verify", "run", "--reference", str(reference))
 
 
 def ranks_of(run: Path, attempt: int) -> list[int]:
@@ -66,7 +76,7 @@ def ranks_of(run: Path, attempt: int) -> list[int]:
 
 
 @pytest.mark.parametrize("strategy", ["ovl", pytest.param("blk", marks=pytest.mark.slow)])
-def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(ecrl: Ecrl, tmp_path: Path, strategy: str) -> None:
+def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(ecrl: Ecrl, tmp_path: Path, reference: Path, strategy: str) -> None:
     """A rank is stopped: found, named, the job goes on. Ctrl-C: the last step done is durable, and the run ends as if nothing had been."""
     run = tmp_path / "run"
     arguments = [*SELDOM, "supervision.launcher=zygote", "supervision.hang_timeout_s=2", f"variant={strategy}", "run_dir=run"]
@@ -87,9 +97,8 @@ def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(ecrl: Ecrl, t
     assert stopped["last_step"] % 25, "the stop's own checkpoint, not one that was due"
     ecrl("train", *arguments)
     assert supervisor(run)["attempts"][2]["resumed_from_step"] == stopped["last_step"]
-    ecrl("train", *LONG, "supervision.launcher=zygote", "variant=clean", "run_dir=reference")
-    assert end_state(run) == end_state(tmp_path / "reference")
-    ecrl("verify", "run", "--reference", "reference")
+    assert end_state(run) == end_state(reference)
+    ecrl("verify", "run", "--reference", str(reference))
 
 
 def test_the_second_ctrl_c_ends_everything_at_once_and_the_run_resumes(ecrl: Ecrl, tmp_path: Path) -> None:
@@ -114,7 +123,7 @@ def test_the_second_ctrl_c_ends_everything_at_once_and_the_run_resumes(ecrl: Ecr
     ecrl("verify", "run")
 
 
-def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(ecrl: Ecrl, tmp_path: Path) -> None:
+def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:
     arguments = [*LONG, "supervision.launcher=zygote", "variant=ref", "run_dir=run"]
     process = start(tmp_path, *arguments)
     wait_for_step(tmp_path / "run", 20, process)
@@ -127,8 +136,7 @@ def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(ecrl: Ecr
     rejected = [r for a in supervisor(tmp_path / "run")["attempts"] for r in a["rejected"]]
     assert [newest.name in r["path"] and r["layer"] == "hash" for r in rejected] == [True]
     ecrl("verify", "run")
-    ecrl("train", *LONG, "supervision.launcher=zygote", "variant=ref2", "run_dir=reference")
-    assert end_state(tmp_path / "run") == end_state(tmp_path / "reference")
+    assert end_state(tmp_path / "run") == end_state(reference)
 
 
 def damage(path: Path) -> None:
@@ -149,9 +157,8 @@ def test_a_second_supervisor_is_turned_away(ecrl: Ecrl, tmp_path: Path) -> None:
     process.communicate(timeout=20)
 
 
-def test_a_finished_run_has_nothing_to_do(ecrl: Ecrl) -> None:
-    ecrl("train", *tiny(), "variant=clean", "run_dir=done")
-    assert "nothing to do" in ecrl("train", *tiny(), "variant=clean", "run_dir=done").stderr
+def test_a_finished_run_has_nothing_to_do(reference: Path) -> None:
+    assert "nothing to do" in run_ecrl(reference.parent, "train", *UNDISTURBED).stderr
 
 
 def test_when_the_restarts_are_spent_it_says_why(ecrl: Ecrl, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,13 @@ import pytest
 from ecrl_cli.history.lineage import lineage, losses
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies.training.planted import REPLICA_BUGS
 from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.stored import tensor_digests
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from tests.conftest import Ecrl, run_ecrl
 from tests.contract.test_verify_whistle import found
+from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import end_state, metrics, supervisor, tiny
 
 # Eight replicas of six samples, BatchNorm and dropout; 8 (or 3) -> 2 -> 4 -> 1 ranks, killed in three of the four phases, off every boundary.
@@ -95,76 +96,52 @@ def test_plain_data_parallelism_does_not_end_alike(ecrl: Ecrl, tmp_path: Path) -
     assert all(one[f"{part}_digest"] != two[f"{part}_digest"] for part in ("parameters", "buffers", "optimizer", "rng"))
 
 
-# Python reads sitecustomize.py at the start of every process. This one waits for the session's module, and when a rank makes its session, plants the
-# bug that the run is named after: each makes numbers depend on the ranks, as an obvious implementation would.
-PLANT = """
-import importlib.abc, importlib.util, sys
-
-class Plant(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "ecrl_cli.training.session":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
-        def exec_module(module):
-            run(module)
-            begin = module.Session.__init__
-            def spoilt(self, config, *rest):
-                begin(self, config, *rest)
-                BUGS[config.suite_name]()
-            module.Session.__init__ = spoilt
-        spec.loader.exec_module = exec_module
-        return spec
-
-def added_in_rank_order():
-    import torch
-    from ecrl_cli.training.exchange import BetweenRanks
-    BetweenRanks._completed = lambda self, received, piece: sum(torch.split(received, piece))
-
-def statistics_per_rank():
-    from ecrl_cli.training.replicas import Contribution
-    take = Contribution.take
+# Each makes numbers depend on the ranks, as an obvious implementation would.
+SPOILT = {
+    "sum in rank order": REPLICA_BUGS["sum in rank order"],
+    "buffers not rewound": REPLICA_BUGS["buffers not rewound"],
+    "statistics per rank": (
+        "ecrl_cli.training.replicas",
+        """
+    take = module.Contribution.take
     def own(self, mean):
         mine = [buffer.clone() for buffer in self._buffers()]
         loss = take(self, mean)
         for buffer, value in zip(self._buffers(), mine):
             buffer.copy_(value)
         return loss
-    Contribution.take = own
-
-def statistics_carried_on():
-    from ecrl_cli.training.replicas import Contribution
-    Contribution.rewind = lambda self: None
-
-def streams_per_rank():
-    from ecrl_cli.training import replicas
-    seed, begun = replicas.seed_replica, set()
+    module.Contribution.take = own
+""",
+    ),
+    "streams per rank": (
+        "ecrl_cli.training.replicas",
+        """
+    seed, begun = module.seed_replica, set()
     def once(number, step, replica):
         if step not in begun or replica == 8:
             seed(number, step, replica)
         begun.add(step)
-    replicas.seed_replica = once
-
-def replicas_off_by_one():
-    from ecrl_cli.config import elastic
+    module.seed_replica = once
+""",
+    ),
+    "replicas off by one": (
+        "ecrl_cli.config.elastic",
+        """
     from ecrl_cli.training import exchange, session
-    owned = elastic.owned
+    owned = module.owned
     def off(replicas, rank, world_size):
         mine = owned(replicas, rank, world_size)
         return range(mine.start + (rank > 0), mine.stop + (rank < world_size - 1))
-    elastic.owned = exchange.owned = session.owned = off
-
-BUGS = {bug.__name__: bug for bug in (added_in_rank_order, statistics_per_rank, statistics_carried_on, streams_per_rank, replicas_off_by_one)}
-sys.meta_path.insert(0, Plant())
-"""
-
+    module.owned = exchange.owned = session.owned = off
+""",
+    ),
+}
 CAUGHT = {
-    "added_in_rank_order": ("same-trajectory", "the final parameters differ"),
-    "statistics_per_rank": ("same-trajectory", "the final buffers differ"),
-    "statistics_carried_on": ("same-trajectory", "the final buffers differ"),
-    "streams_per_rank": ("same-trajectory", "step 1, component loss (replica 1"),
-    "replicas_off_by_one": ("exactly-once", "step 1 rank 0 (attempt 0) consumed 18 samples, its shard has 12"),
+    "sum in rank order": ("same-trajectory", "the final parameters differ"),
+    "statistics per rank": ("same-trajectory", "the final buffers differ"),
+    "buffers not rewound": ("same-trajectory", "the final buffers differ"),
+    "streams per rank": ("same-trajectory", "step 1, component loss (replica 1"),
+    "replicas off by one": ("exactly-once", "step 1 rank 0 (attempt 0) consumed 18 samples, its shard has 12"),
 }
 
 
@@ -172,11 +149,9 @@ CAUGHT = {
 def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One run on three ranks with each bug."""
     folder = tmp_path_factory.mktemp("spoilt")
-    (folder / "plant").mkdir()
-    (folder / "plant" / "sitecustomize.py").write_text(PLANT)
-    environment = {"PYTHONPATH": f"{folder / 'plant'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    named = f"suite_name={','.join(CAUGHT)}"
-    run_ecrl(folder, "-m", *tiny(*SHAPE, *UNSTRUCK, "world_size=3"), named, "variant=ref", "run_dir=sweep", environment=environment)
+    named = f"suite_name={','.join(map(suite_of, SPOILT))}"
+    shape = tiny(*SHAPE, *UNSTRUCK, "world_size=3")
+    run_ecrl(folder, "-m", *shape, named, "variant=ref", "run_dir=sweep", environment=plant(folder / "plant", SPOILT))
     return folder / "sweep"
 
 
@@ -184,7 +159,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("bug", CAUGHT)
 def test_a_planted_bug_is_found(sweep: Path, spoilt: Path, bug: str) -> None:
     """Against eight ranks without the bug; three ranks without it are valid above."""
-    (run,) = spoilt.glob(f"{bug}-*")
+    (run,) = spoilt.glob(f"{suite_of(bug)}-*")
     promise, words = CAUGHT[bug]
     verdict = judge(run, runs_of(sweep)["ref", 8])
     finding = found(verdict, promise)

@@ -1,4 +1,6 @@
-"""A recorded run that met failures of other kinds than kills: one that only slowed a rank down, one whose damage was refused; and their spoils."""
+"""Recorded runs that met failures of other kinds than kills, and their spoils: one that only slowed a rank down, one whose damage was refused; and
+a supervisor that was killed during an attempt, and between two.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.config.schema import FailureConfig
+from ecrl_cli.config.schema import FailureConfig, RunConfig
 from ecrl_cli.failures.fired import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import Attempt, Fired
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
+from ecrl_cli.supervision.record import read_record
 from tests.runs.builder import RunBuilder, config_of
 from tests.runs.spoil import at_step, edit_json, edit_lines
 
@@ -21,7 +24,16 @@ SLOW, KILL, DAMAGE, FULL, LATE = range(5)
 DAMAGED = "checkpoints/step_00000018/model.safetensors"
 
 
-class StruckBuilder(RunBuilder):
+class ListedBuilder(RunBuilder):
+    """Of the configuration's entries, those that no rank strikes at a boundary are claimed by `struck`."""
+
+    def struck(self, index: int, attempt: int, **more: Any) -> None:
+        entry = plan(self.config)[index]
+        assert claim(self.layout, Fired(index, entry.kind, entry.rank, entry.global_step, attempt, self.now, self.now, **more))
+        self.fired.add(index)
+
+
+class StruckBuilder(ListedBuilder):
     """Rank 1 is slow at step 3; the save of step 12 fails; rank 1 is killed behind step 20, the checkpoint of step 18 damaged before attempt 1."""
 
     def attempt(self, number: int) -> Attempt:
@@ -33,16 +45,14 @@ class StruckBuilder(RunBuilder):
             self.struck(FULL, 0, at_step=12)
         return made
 
-    def struck(self, index: int, attempt: int, **more: Any) -> None:
-        entry = plan(self.config)[index]
-        assert claim(self.layout, Fired(index, entry.kind, entry.rank, entry.global_step, attempt, 1000.0, 1000.0, **more))
-        self.fired.add(index)
+
+def listed(*entries: str) -> RunConfig:
+    config = replace(config_of("blk"), failure=FailureConfig("listed", entries=entries))
+    return replace(config, variant=replace(config.variant, failures=True))
 
 
 def build_struck(folder: Path) -> RunLayout:
-    config = replace(config_of("blk"), failure=FailureConfig("listed", entries=ENTRIES))
-    config = replace(config, variant=replace(config.variant, failures=True))
-    return StruckBuilder(folder / "struck", config, spoil={1: 18}).build()
+    return StruckBuilder(folder / "struck", listed(*ENTRIES), spoil={1: 18}).build()
 
 
 def saved(event: str, reason: str | None) -> Callable[[RunLayout], Any]:
@@ -90,4 +100,41 @@ WRONG: dict[str, tuple[Callable[[RunLayout], Any], str]] = {
         lambda run: edit_json(run.supervisor, lambda s: s["sessions"][0].update(started_at=10.0)),
         "entries [4] never fired",
     ),
+}
+
+
+class BereftBuilder(ListedBuilder):
+    """The supervisor is killed in attempt 0, whose end nobody saw; rank 1 is killed in attempt 1, and the supervisor behind it: three stays."""
+
+    def attempt(self, number: int) -> Attempt:
+        if number == 2:
+            self.struck(2, 2)
+        made = replace(super().attempt(number), session=number)
+        return made if number else replace(made, exit_code=None, signal=None, rank=None)
+
+
+def build_bereft(folder: Path) -> RunLayout:
+    """Each stay begins with its attempt; the last one alone has an end."""
+    run = BereftBuilder(folder / "struck", listed("supervisor@9", "kill@15:1", "supervisor@15.rest")).build()
+    stays = [(a.launched_at, None) for a in read_record(run).attempts]
+    sessions = [{"started_at": began, "time": began, "boot_id": "boot", "ended_at": end} for began, end in (*stays[:2], (stays[2][0], 2000.0))]
+    edit_json(run.supervisor, lambda record: record | {"sessions": sessions})
+    return run
+
+
+def stay(number: int, **changes: Any) -> Callable[[RunLayout], Any]:
+    return lambda run: edit_json(run.supervisor, lambda record: record["sessions"][number].update(changes))
+
+
+def one_stay(run: RunLayout) -> None:
+    """As if the supervisor had lived through it all."""
+    edit_json(run.supervisor, lambda record: record | {"attempts": [attempt | {"session": 0} for attempt in record["attempts"]]})
+
+
+# As WRONG, of `build_bereft`.
+NOT_BEREFT: dict[str, tuple[Callable[[RunLayout], Any], str]] = {
+    "nobody saw the end, and the supervisor lived": (stay(0, ended_at=1500.0), "(supervisor of rank 0) is not how attempt 0 died: rank None"),
+    "no other stay followed": (one_stay, "entry 0 (supervisor) ended the supervisor's stay, and no other followed"),
+    "the stay that was struck between two attempts ended well": (stay(1, ended_at=1500.0), "entry 2 struck the supervisor, and its stay went on"),
+    "the next stay had begun before": (stay(2, started_at=1000.5), "entry 2 struck the supervisor, and its stay went on"),
 }

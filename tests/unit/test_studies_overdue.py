@@ -12,18 +12,17 @@ import pytest
 
 from ecrl_cli.config.studies import Hangs, Signals
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.hangs import study as hangs
+from ecrl_cli.studies.actors import stage
+from ecrl_cli.studies.hangs.study import HangsStudy
 from ecrl_cli.studies.overdue import Overdue, deadline
-from ecrl_cli.studies.signals import study as signals
+from ecrl_cli.studies.signals.study import SignalsStudy
 from ecrl_cli.studies.study import Record, Setting
 
 SLEEP = ["sleep", "3600"]
 
 
-@pytest.mark.parametrize(
-    ("module", "kind", "config"), [(hangs, hangs.HangsStudy, Hangs(slow=1)), (signals, signals.SignalsStudy, Signals())], ids=["hangs", "signals"]
-)
-def test_a_trial_that_is_never_over_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, kind: Any, config: Any) -> None:
+@pytest.mark.parametrize(("kind", "config"), [(HangsStudy, Hangs(slow=1)), (SignalsStudy, Signals())], ids=["hangs", "signals"])
+def test_a_trial_that_is_never_over_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, config: Any) -> None:
     """Blocked for good in a read of a process that neither speaks nor dies; and on its way out it waits for that process again."""
     ended: list[int] = []
 
@@ -34,7 +33,7 @@ def test_a_trial_that_is_never_over_is_ended_and_told(tmp_path: Path, monkeypatc
             finally:
                 ended.append(silent.wait())
 
-    monkeypatch.setattr(module, "TRIAL_S", 0.3)
+    monkeypatch.setattr(stage, "TRIAL_S", 0.3)
     monkeypatch.setattr(kind, "_case", wait_for_ever)
     with closing(kind(Setting(StudyConfig(config), tmp_path))) as study:
         trial = next(trial for trial in study.plan() if trial.facts["arm"] == "case")

@@ -25,15 +25,17 @@ from ecrl_cli.report.find import StudyPlace
 from ecrl_cli.report.study_figures import draw
 from ecrl_cli.report.study_record import read_studies
 from ecrl_cli.studies.mini_batch import estimate
-from ecrl_cli.studies.mini_batch.cells import Cell, corrections, planned, survivors
+from ecrl_cli.studies.mini_batch.cells import Cell, corrections, planned, survivors, try_scenario
 from ecrl_cli.studies.mini_batch.checkpoints import Checkpoints
 from ecrl_cli.studies.mini_batch.findings import findings
 from ecrl_cli.studies.mini_batch.gates import due
 from ecrl_cli.studies.mini_batch.long_run import struck
+from ecrl_cli.studies.mini_batch.model import MiniBatch, predicted_s
+from ecrl_cli.studies.mini_batch.outliers import left_out
 from ecrl_cli.studies.mini_batch.parts import measured
 from ecrl_cli.studies.mini_batch.samples import samples_of
 from ecrl_cli.studies.mini_batch.scene import Corrections, Failure, Scene
-from ecrl_cli.studies.mini_batch.sizes import PAPER, SIZES, SMOKE
+from ecrl_cli.studies.mini_batch.sizes import PAPER, SIZES, SMALL, SMOKE
 from ecrl_cli.studies.mini_batch.strategies import EXACT, RECOVER
 from ecrl_cli.studies.mini_batch.trainee import State, Trainee
 from ecrl_cli.studies.mini_batch.workers import Pass, Workers, average
@@ -194,6 +196,51 @@ def test_who_restarts_replays_from_the_beginning_of_the_epoch(scene: Scene) -> N
     assert len(scene.steps_s) == FAILING and len(scene.checkpoints.loading_s) == 1
 
 
+@pytest.mark.parametrize("percent", [1, 99])
+def test_a_failure_in_backward_always_comes_between_two_gradients(scene: Scene, percent: int) -> None:
+    """One percent of ten tensors is none, 99 are all: neither would be a failure in backward."""
+    digest, _ = without_failure(scene)
+    RECOVER["immediate_rollback"](scene, Failure(FAILING, percent))
+    assert scene.trainee.digest() != digest and 0 < scene.places(percent) < len(scene.workers.order)
+    assert scene.places(0) == 0
+
+
+def test_the_ledger_misses_what_a_restart_did_not_replay(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(scene: Scene, failure: Failure) -> None:
+        scene.undo_behind(scene.checkpoints.restore() + 1)
+        while scene.done < failure.mini_batch:
+            scene.step()
+
+    monkeypatch.setitem(RECOVER, "checkpoint_restart", hasty)
+    config = replace(CONFIG, strategies=("checkpoint_restart",))
+    (found,) = try_scenario(scene, FAILING, config, "key", random.Random(1))["cells"]
+    assert found["unaccounted"][0].startswith("step 1: ")
+
+
+def test_what_survivors_leave_out_is_measured_against_everybody(scene: Scene) -> None:
+    """Worker 2's gradients are ten times those of the others: its death is the one that matters."""
+    like = [torch.ones_like(scene.trainee.parameters[index]) for index in scene.workers.order]
+    scene.remembered[FAILING] = [Pass(worker, tuple(each * size for each in like), (), 0.0, 0.0) for worker, size in enumerate((1.0, 1.0, 10.0, 1.0))]
+    assert left_out(scene, FAILING, 25, (0, 1, 2, 3)) == {"off": 0.0, "outlier_lost": False}
+    without = left_out(scene, FAILING, 25, (0, 1))
+    assert without["outlier_lost"] and without["off"] == pytest.approx(1 - 1 / 3.25)
+    assert left_out(scene, FAILING, 25, (0, 2)) == {"off": pytest.approx(5.5 / 3.25 - 1), "outlier_lost": False}
+
+
+def test_the_model_adds_up_what_a_strategy_does() -> None:
+    parts = MiniBatch(whole_s=10.0, forward_s=4.0, copy_s=1.0)
+    assert [parts.begun_s(percent) for percent in (0, 50)] == [4.0, 7.0]
+    expected = {"checkpoint_restart": 30.0, "immediate_rollback": 18.0, "consistent_rollback": 19.0, "lossy_forward": 10.0, "skip": 7.0}
+    assert {name: predicted_s(name, 50, 3, parts) for name in RECOVER} == expected
+
+
+def test_the_small_resnet_begins_with_branches_that_add_nothing_and_the_published_one_does_not() -> None:
+    branch = Trainee(SMALL["resnet50"], SEED).model.layer1[1]  # type: ignore[index]
+    x = torch.rand(2, 16, 8, 8)
+    assert torch.equal(branch(x), x)
+    assert [size.quiet for size in PAPER.values()] == [False, False]
+
+
 def test_every_worker_has_its_own_samples_and_an_epoch_has_each_as_often_as_it_should() -> None:
     shared, own = (samples_of(CONFIG, name, SMOKE[name], SEED) for name in ("resnet50", "nt3"))
     seen = sorted(sample for step in range(1, shared.per_epoch + 1) for sample in shared.window(step))
@@ -303,7 +350,9 @@ def test_the_study_runs_and_says_everything(ran: tuple[int, Path]) -> None:
     code, folder = ran
     result = json.loads((folder / "result.json").read_text())
     assert (code, result["complete"], [gate for gate in result["gates"] if not gate["passed"]]) == (0, True, [])
-    assert [table["name"] for table in result["tables"]] == ["accuracy", "scenarios", "properties", "replay", "corrections", "long-run", "ledger"]
+    assert [table["name"] for table in result["tables"]] == [
+        *("accuracy", "scenarios", "properties", "replay", "corrections", "model", "outliers", "long-run", "ledger")
+    ]
     accuracy = result["tables"][0]["rows"]
     assert sum(row["application"] == "NT3" for row in accuracy) == 2 * (2 + 1 + 3 + 3 + 2 * 2 + 2)
     exact = [row for row in accuracy if row["state"].startswith(("Checkpoint", "Consistent"))]

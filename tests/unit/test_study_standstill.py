@@ -83,7 +83,10 @@ def test_a_heartbeat_from_a_side_thread_hides_a_hang(hangs: HangsStudy) -> None:
     assert hangs.run(trial_of(hangs, arm="planted", what=SIDE_THREAD))["shown"]
 
 
-@pytest.mark.parametrize(("word", "phase"), [("SIGTERM", "first step"), ("SIGHUP", "saving"), ("SIGINT", "recovery"), ("a storm", "training")])
+@pytest.mark.parametrize(
+    ("word", "phase"),
+    [("SIGTERM", "first step"), ("SIGHUP", "saving"), ("SIGINT", "recovery"), ("a storm", "training"), ("SIGINT twice", "training")],
+)
 def test_a_stop_keeps_what_was_done_and_the_run_goes_on(signals: SignalsStudy, word: str, phase: str) -> None:
     found = signals.run(trial_of(signals, word=word, phase=phase))
     assert found["good"], found

@@ -21,6 +21,7 @@ from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress
+from ecrl_cli.supervision import farewell
 from ecrl_cli.supervision.farewell import Farewell
 from ecrl_cli.supervision.hangs import Limits
 from ecrl_cli.supervision.signals import StopSignals
@@ -149,6 +150,27 @@ def test_a_stop_that_nobody_heeds_is_still_one(launcher: StandinLauncher, tmp_pa
         supervise(config, layout, StopAtFirstProgress(signal.SIGTERM), launcher)
     assert stopped.value.exit_code == 143
     assert recorded(layout).attempts[0].outcome == "stopped"
+
+
+class AskAgain(StopAtFirstProgress):
+    """And once more as soon as the first request is being obeyed."""
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_stop_ends_a_farewell_that_hangs(launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that never come to the step that they were to stop behind; neither the grace nor the hang's limit would end them."""
+    monkeypatch.setattr(farewell, "ECHO_S", 1e-9)
+    config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=3600.0))
+    layout, ui = prepared(tmp_path, {0: "7:wait", 1: "7:freeze"}, config=config), AskAgain(signal.SIGTERM)
+    with pytest.raises(Stopped) as stopped:
+        supervise(config, layout, ui, launcher)
+    assert len(ui.notes) == 1 and "asked again, the run ends at once" in ui.notes[0]
+    assert stopped.value.exit_code == 143, "as the first one says"
+    (attempt,) = recorded(layout).attempts
+    assert (attempt.outcome, attempt.last_step, attempt.hang) == ("stopped", 7, None)
 
 
 class Received:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ecrl_cli.config.counts import MOST, count, some_counts, some_of
 from ecrl_cli.config.mini_batch import MiniBatchFailure
-from ecrl_cli.config.schema import FAILURE_KINDS, LAYOUTS, WRITE_MODES, at_least, positive
+from ecrl_cli.config.schema import FAILURE_KINDS, LAYOUTS, RECOVERIES, WRITE_MODES, at_least, positive
 
 WRITING = ("blocking", "overlapped")
 # first: checkpoints/ is not there yet. overlapped: two in flight. rejected: over a damaged one. again: a step saved twice. recovery: after a crash.
@@ -196,6 +196,17 @@ class Elastic:
 
 
 @dataclass(frozen=True)
+class LiveRecovery:
+    """Real training runs whose ranks die while others live on: a fixed matrix, then `trials` runs drawn at random (recorded: 200)."""
+
+    name: str = "live-recovery"
+    trials: int = count(12, 1)
+    recoveries: tuple[str, ...] = some_of(RECOVERIES)
+    strategies: tuple[str, ...] = some_of(("none", *WRITING))
+    planted: bool = True
+
+
+@dataclass(frozen=True)
 class Compat:
     """Golden checkpoints of every format version, and of versions that do not exist."""
 
@@ -250,6 +261,7 @@ _KINDS = (
     StoreSoak,
     Failures,
     Elastic,
+    LiveRecovery,
     Compat,
     RecoveryOverhead,
     MiniBatchFailure,

@@ -26,6 +26,7 @@ _STUDIES = Registry(
         "store-soak": "ecrl_cli.studies.store_soak.study:make",
         "failures": "ecrl_cli.studies.failures.study:make",
         "elastic": "ecrl_cli.studies.elastic.study:make",
+        "live-recovery": "ecrl_cli.studies.live.study:make",
         "compat": "ecrl_cli.studies.compat:make",
         "recovery-overhead": "ecrl_cli.studies.overhead.study:make",
         "mini-batch-failure": "ecrl_cli.studies.mini_batch.study:make",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ecrl_cli.checkpoint.canonical import digest
 from ecrl_cli.checkpoint.protocol import COMPONENTS
+from ecrl_cli.config.recovery import live
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized
 from ecrl_cli.history.load import RunRecords
@@ -151,7 +152,7 @@ def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: in
     """Losses, and the state after a step where both runs logged its digest: the first differing step comes first."""
     ours, others = ({s: each for s, each in losses(r, p).items() if s <= claimed} for r, p in ((case.run, case.path), (reference, theirs)))
     states = {key: state for key, state in _states(case.run, case.path).items() if key[0] <= claimed}
-    differing = [*_differing_loss(ours, others, _unit(case)), *_differing_state(states, _states(reference, theirs))]
+    differing = [*_differing_loss(ours, others, _unit(case)), *_differing_state(_comparable(states, case, reference), _states(reference, theirs))]
     for step, component in sorted(differing):
         notes.broken(f"the first differing step is step {step}, component {component}")
     excused = {(step, rank) for attempt, rank, step in excused_lines(case) if (done := case.path.of(step)) and done.attempt == attempt}
@@ -173,6 +174,16 @@ def _differing_loss(ours: Losses, others: Losses, unit: str) -> list[tuple[int, 
 def _differing_state(ours: dict[tuple[int, int], str], others: dict[tuple[int, int], str]) -> list[tuple[int, str]]:
     differing = sorted(key for key in set(ours) & set(others) if ours[key] != others[key])
     return [(step, f"state (rank {rank})") for step, rank in differing[:1]]
+
+
+def _comparable(states: dict[tuple[int, int], str], case: Case, reference: RunRecords) -> dict[tuple[int, int], str]:
+    """Those of the same definition in both runs: BatchNorm's buffers, which stock DDP makes equal in the next forward pass only, are rank 0's on all
+    ranks of a run whose ranks may outlive others."""
+    alike = live(case.run.stored.config) == live(reference.stored.config)
+    final = case.run.final
+    if alike or (final is not None and final.buffers_digest == NO_TENSORS):
+        return states
+    return {(step, rank): state for (step, rank), state in states.items() if rank == 0}
 
 
 def _states(records: RunRecords, path: Lineage) -> dict[tuple[int, int], str]:

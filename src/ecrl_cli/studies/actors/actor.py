@@ -121,7 +121,7 @@ class Actor:
             store.claim(self.attempt)
             image = synthetic_image(self.stored.config.seed, self.step, self.plan, self.stored.run_id)
             log.write("submitted", self.step, bytes=image.nbytes, inflight=1)
-            time.sleep(self.part.save_s)
+            time.sleep(self.part.last_save_s if self.until < self.stored.config.target_steps else self.part.save_s)
             save_and_record(store, image, self.attempt, log)
             log.close()
         self.exchange.meet()

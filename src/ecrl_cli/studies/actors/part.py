@@ -14,13 +14,14 @@ PART = "part.json"
 
 @dataclass(frozen=True)
 class Part:
-    """Seconds of each phase of the start, of a step's own work, of a save. `deeds`: by "ATTEMPT/RANK/STEP" (ATTEMPT may be `any`) what is done
-    wrong there: freeze, grasp, spin, skip, raise, exitN, SIGNAME. `heeds`: the word to stop: yes, no, or alone (rank 0 asks nobody).
-    `side_thread`: a thread beats for the rank."""
+    """Seconds of each phase of the start, of a step's own work, of a save, of the last save that a stop asks for. `deeds`: by "ATTEMPT/RANK/STEP"
+    (ATTEMPT may be `any`) what is done wrong there: freeze, grasp, spin, skip, raise, exitN, SIGNAME. `heeds`: the word to stop: yes, no, or alone
+    (rank 0 asks nobody). `side_thread`: a thread beats for the rank."""
 
     start_s: float = 0.0
     step_s: float = 0.002
     save_s: float = 0.0
+    last_save_s: float = 0.0
     deeds: dict[str, str] = field(default_factory=dict)
     heeds: str = "yes"
     side_thread: bool = False

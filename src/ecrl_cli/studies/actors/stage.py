@@ -24,7 +24,9 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.studies.actors.part import Part, write_part
+from ecrl_cli.studies.overdue import Overdue, deadline
 from ecrl_cli.studies.remains import remaining
+from ecrl_cli.studies.study import Trial
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
 from ecrl_cli.supervision.record import read_record
@@ -133,7 +135,7 @@ class Stage:
     def supervise(self, config: RunConfig, layout: RunLayout, ui: Prompter, kind: str = "zygote") -> Ending:
         launcher, began = self.launcher(kind), monotonic()
         code, said = 0, "completed"
-        with _heard_by_nobody_else():
+        with heard_by_nobody_else():
             try:
                 supervise(config, layout, ui, launcher)
             except EcrlError as error:
@@ -141,6 +143,15 @@ class Stage:
         after = monotonic() - (ui.acted_at or began)
         attempts = [encode(attempt) for attempt in read_record(layout).attempts]
         return Ending(code, said, attempts, after, len(remaining(layout.root)), ui.notes)
+
+    def tried(self, arm: Callable[[Trial], dict[str, Any]], trial: Trial, overdue: dict[str, Any]) -> dict[str, Any]:
+        """What came of `trial`; `overdue` where it had to be ended."""
+        try:
+            with deadline(TRIAL_S):
+                return arm(trial) | {"overdue": False}
+        except Overdue:
+            self.close()  # its launchers may have been what hung, and are dead
+            return overdue | {"overdue": True}
 
     def close(self) -> None:
         for launcher in self._launchers.values():
@@ -159,7 +170,7 @@ def settings(target_steps: int, every: int = 5, strategy: str = "blocking", **su
 
 
 @contextlib.contextmanager
-def _heard_by_nobody_else() -> Iterator[None]:
+def heard_by_nobody_else() -> Iterator[None]:
     """A stop signal that came too late for the run is passed on to whoever called: here that is a trial, and not to be stopped by it."""
     before = {number: signal.signal(number, lambda received, frame: None) for number in STOPPING}
     try:

@@ -20,6 +20,7 @@ TARGET, EVERY = 14, 4  # steps, and steps between checkpoints
 BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or more than a run
 LATEST = 11  # step that a failure is planned for: a checkpoint is still to come
 WORLDS = (2, 3, 4)
+HANG_S, START_S = 2.0, 20.0  # a save has as long as a start: what hangs in one is found before the trial is given up
 _POINTS = tuple(point.partition(":")[0] for point in CRASH_POINTS)
 _DRAWS = 200  # until something available is drawn
 
@@ -72,7 +73,7 @@ class Setup:
             "optimizer": dict(optimizer),
             "checkpoint": {"strategy": self.strategy, "every": EVERY, "layout": self.layout},
             "write_mode": {"name": self.mode, "sync_files": self.mode != "unsafe", "atomic": self.mode != "unsafe"},
-            "supervision": {"launcher": "zygote", "hang_timeout_s": 2.0},
+            "supervision": {"launcher": "zygote", "hang_timeout_s": HANG_S, "start_timeout_s": START_S},
         }
         found["write_mode"]["sync_directories"] = self.mode == "atomic_dirsync"
         return found | ({"failure": {"kind": "listed", "entries": list(entries)}} if entries else {})
@@ -89,7 +90,8 @@ class Setup:
         for group, values in (("model", model), ("optimizer", optimizer)):
             words += [f"{group}={values['name']}", *(f"{group}.{key}={value}" for key, value in values.items() if key != "name")]
         words += [f"checkpoint={self.strategy}", f"checkpoint.every={EVERY}", f"checkpoint.layout={self.layout}", f"write_mode={self.mode}"]
-        words += ["supervision=zygote", "supervision.hang_timeout_s=2", f"failure=listed 'failure.entries=[{listed}]'"]
+        words += ["supervision=zygote", f"supervision.hang_timeout_s={HANG_S:g}", f"supervision.start_timeout_s={START_S:g}"]
+        words += [f"failure=listed 'failure.entries=[{listed}]'"]
         return " ".join(["ecrl train", *words])
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from typing import Any
 
 from ecrl_cli.config.studies import Failures
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.result import Column, Findings, Table, upper_bound
+from ecrl_cli.studies.result import Column, Findings, Table, planted_gate, upper_bound
 from ecrl_cli.studies.study import Record
 
 OUTCOMES = ("valid", "hung", "left", "exit", "invalid", "unknown", "differs", "idle")
@@ -46,20 +47,20 @@ def who(entry: str) -> str:
     return "all ranks" if ranks == "all" else "two ranks" if "+" in ranks else "rank 0" if ranks == "0" else "another rank"
 
 
-def by(name: str, label: str, runs: Sequence[Record], labels: Callable[[Record], list[str]]) -> Table:
+def by(name: str, label: str, runs: Sequence[Record], labels: Callable[[Record], list[str]], outcomes: Sequence[str] = OUTCOMES) -> Table:
     """How runs came out, by what `labels` gives of each; a run may count under several."""
     groups: dict[str, list[Record]] = {}
     for record in runs:
         for each in labels(record):
             groups.setdefault(each, []).append(record)
-    rows = tuple({name: each, "n": len(found), **_counted(found)} for each, found in sorted(groups.items()))
-    columns = (Column(name, label), Column("n", "runs", "count"), *(Column(outcome, outcome, "count") for outcome in OUTCOMES))
+    rows = tuple({name: each, "n": len(found), **_counted(found, outcomes)} for each, found in sorted(groups.items()))
+    columns = (Column(name, label), Column("n", "runs", "count"), *(Column(outcome, outcome, "count") for outcome in outcomes))
     return Table(f"by_{name}", f"Runs by {label}", columns, rows)
 
 
-def _counted(runs: Sequence[Record]) -> dict[str, int]:
+def _counted(runs: Sequence[Record], outcomes: Sequence[str]) -> dict[str, int]:
     counted = Counter(record.found["outcome"] for record in runs)
-    return {outcome: counted[outcome] for outcome in OUTCOMES}
+    return {outcome: counted[outcome] for outcome in outcomes}
 
 
 def bad_table(runs: Sequence[Record]) -> Table:
@@ -82,13 +83,6 @@ def planted_table(planted: Sequence[Record]) -> Table:
     return Table("planted", "Is the study blind? Bugs planted into the recovery", columns, rows)
 
 
-def planted_gate(planted: Sequence[Record]) -> tuple[Gate, ...]:
-    """None where none was planted."""
-    missed = [record.facts["bug"] for record in planted if not record.found["found"]]
-    message = f"planted {len(planted) - len(missed)}/{len(planted)} found" + (f"; not {', '.join(missed)}" if missed else "")
-    return (Gate("planted", not missed, message),) if planted else ()
-
-
 def valid_gate(runs: Sequence[Record]) -> Gate:
     """Every run came out valid; else the first that did not, with the command that runs it again."""
     bad = [record for record in runs if record.found["outcome"] != "valid"]
@@ -105,7 +99,7 @@ def _gates(config: Failures, runs: Sequence[Record], planted: Sequence[Record]) 
         hit = Counter(moment for record in runs for moment in _unique(moment for _, moment in record.found["fired"]))
         rare = [phase for phase in PHASES if hit[phase] < HITS]
         gates.append(Gate("phases", not rare, f"each phase hit in at least {HITS} runs" + (f"; not {', '.join(rare)}" if rare else "")))
-    return (*gates, *planted_gate(planted))
+    return (*gates, *planted_gate({record.facts["bug"]: record.found["found"] for record in planted}))
 
 
 def _told(found: Iterable[Any]) -> str:
@@ -117,8 +111,10 @@ def _notes(runs: Sequence[Record]) -> tuple[str, ...]:
         return ()
     struck, attempts = sum(len(record.found["fired"]) for record in runs), sum(record.found["attempts"] for record in runs)
     fired = [each for record in runs for each in record.found["fired"]]
+    took = [record.seconds for record in runs]
     notes = [
         f"{struck} failures struck in {len(runs)} runs, which took {attempts} attempts.",
+        f"A run took {median(took):.1f} s in the middle and {max(took):.1f} s at most, with its verdict and what ran beside it.",
         f"by kind: {_told(kind for kind, _ in fired)}",
         f"by phase: {_told(moment for _, moment in fired)}",
         f"by who was planned: {_told(who(entry) for record in runs for entry in record.facts['entries'])}",

@@ -15,11 +15,10 @@ from typing import Any
 
 from ecrl_cli.config.studies import Hangs
 from ecrl_cli.studies.actors.part import Part
-from ecrl_cli.studies.actors.stage import LIMIT_S, TRIAL_S, Prompter, Stage, settings
+from ecrl_cli.studies.actors.stage import LIMIT_S, Prompter, Stage, settings
 from ecrl_cli.studies.hangs import stories
 from ecrl_cli.studies.hangs.cases import CASES, STEPS
 from ecrl_cli.studies.hangs.findings import findings
-from ecrl_cli.studies.overdue import Overdue, deadline
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
 
@@ -27,7 +26,6 @@ SIDE_THREAD = "a heartbeat from a side thread"
 SHARED_MEMORY = Path("/dev/shm")
 # What is on record of a trial that the study had to end.
 OVERDUE: dict[str, Any] = {
-    "overdue": True,
     "good": False,
     "shown": False,
     "outcomes": ["not over"],
@@ -59,12 +57,7 @@ class HangsStudy:
 
     def run(self, trial: Trial) -> dict[str, Any]:
         arms: dict[str, Callable[[Trial], dict[str, Any]]] = {"case": self._case, "story": self._story, "planted": self._planted}
-        try:
-            with deadline(TRIAL_S):
-                return arms[trial.facts["arm"]](trial) | {"overdue": False}
-        except Overdue:
-            self._stage.close()  # its launchers may have been what hung, and are dead
-            return OVERDUE
+        return self._stage.tried(arms[trial.facts["arm"]], trial, OVERDUE)
 
     def findings(self, records: Sequence[Record]) -> Findings:
         return findings(records)

@@ -9,9 +9,10 @@ from typing import Any
 
 from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.records.recovery import LOST, REPEATED
+from ecrl_cli.studies.mini_batch.outliers import left_out
 from ecrl_cli.studies.mini_batch.scene import Corrections, Failure, Scene
 from ecrl_cli.studies.mini_batch.strategies import RECOVER
-from ecrl_cli.studies.mini_batch.timing import Timing
+from ecrl_cli.studies.mini_batch.timing import PARTS, Timing
 from ecrl_cli.verify.ledger import unaccounted
 
 CORRECTIONS = ("mask", "buffers", "division")
@@ -107,6 +108,7 @@ def try_scenario(scene: Scene, mini_batch: int, config: MiniBatchFailure, key: s
         "mini_batch": mini_batch,
         "before": {"accuracy": accuracy, "loss": loss},
         "baseline": {"accuracy": reached[0], "loss": reached[1], "digest": baseline, "seconds": seconds[None]},
+        "parts": {part: seconds[part] for part in PARTS},
         "cells": cells,
     }
 
@@ -120,13 +122,15 @@ def _try(scene: Scene, cell: Cell, mini_batch: int, who: tuple[int, ...]) -> dic
     RECOVER[cell.strategy](scene, Failure(mini_batch, cell.percent, who))
     accuracy, loss = scene.samples.accuracy(scene.trainee.model)
     restarted = cell.strategy == "checkpoint_restart"
+    first = mini_batch - (mini_batch - 1) % scene.samples.per_epoch if restarted else mini_batch
     return {
         "accuracy": accuracy,
         "loss": loss,
         "digest": scene.trainee.digest(),
         "kept": scene.kept,
         "contributed": _contributed(scene, mini_batch),
-        **_accounts(scene, mini_batch),
+        **_accounts(scene, first, mini_batch),
+        **(left_out(scene, mini_batch, cell.percent, who) if who else {}),
         "replayed": len(scene.steps_s),
         "replayed_s": sum(scene.steps_s) if restarted else None,
     }
@@ -137,10 +141,9 @@ def _contributed(scene: Scene, mini_batch: int) -> list[int]:
     return [len(each.samples) // scene.samples.size.batch for each in scene.applied if each.global_step == mini_batch and each.layers]
 
 
-def _accounts(scene: Scene, mini_batch: int) -> dict[str, Any]:
-    """What the ledger says, whether it is right, and whether its absence would have been noticed."""
-    steps = sorted({each.global_step for each in scene.applied} | {mini_batch})
-    windows = {step: scene.samples.window(step) for step in steps}
+def _accounts(scene: Scene, first: int, mini_batch: int) -> dict[str, Any]:
+    """What the ledger says of the mini-batches from `first` on, whether it is right, and whether its absence would have been noticed."""
+    windows = {step: scene.samples.window(step) for step in range(first, mini_batch + 1)}
     names = scene.trainee.names
     pairs = len(windows[mini_batch]) * len(names)
     shares = {effect: sum(len(e.samples) * len(e.layers) for e in scene.ledger if e.effect == effect) / pairs for effect in (LOST, REPEATED)}

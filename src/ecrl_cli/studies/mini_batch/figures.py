@@ -18,7 +18,7 @@ def figures(tally: Tally) -> tuple[Figure, ...]:
 def _evolutions(tally: Tally) -> list[Figure]:
     """Published Figures 2a and 2b: held-out accuracy and loss of the runs without failures, a line at each scenario."""
     found = []
-    for application in dict.fromkeys(case.application for case in tally.cases):
+    for application in tally.applications:
         evolutions = [record.found["evolution"] for record in tally.runs_of(application)]
         at = tuple(float(point[0]) for point in evolutions[0])
         marks = tuple(float(case.mini_batch) for case in tally.cases if case.application == application)

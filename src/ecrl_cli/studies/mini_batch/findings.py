@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.metrics.statistics import ratio_of_means, summary
-from ecrl_cli.studies.mini_batch import tables, tables_run
+from ecrl_cli.studies.mini_batch import tables, tables_model, tables_run
 from ecrl_cli.studies.mini_batch.figures import figures
 from ecrl_cli.studies.mini_batch.gates import gates
 from ecrl_cli.studies.mini_batch.parts import measured
@@ -21,6 +21,7 @@ def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
     tally = Tally(config, records)
     found = (
         *(tables.accuracy(tally), tables.scenarios(tally), tables_run.properties(tally), tables_run.replay(tally), tables.corrections(tally)),
+        *(tables_model.model(tally), tables_model.outliers(tally)),
         *(tables_run.long_run(tally), tables_run.dormant(tally), tables_run.ledger(tally)),
     )
     return Findings(
@@ -41,7 +42,7 @@ def _notes(tally: Tally) -> Iterator[str]:
         "The published study: the mini-batch moves the accuracy by 2.6 to 8.5%, immediate rollback ends up to 5.5% away from Baseline, lossy forward "
         "nearer in every case; rollback takes almost twice a mini-batch, a restart up to 400 times. One run each, no intervals."
     )
-    for application in dict.fromkeys(case.application for case in tally.cases):
+    for application in tally.applications:
         yield from _compared(tally, application)
     if guessing := [case.label for case in tally.cases if summary(case.baselines("accuracy")).mean < _GUESS / case.size.classes]:
         yield f"Still guessing there, so that its accuracies say nothing: {'; '.join(guessing)}."

@@ -70,8 +70,9 @@ class Scene:
         return tuple(worker for worker in range(self.workers.number) if worker not in failure.survivors)
 
     def places(self, percent: int) -> int:
-        """How many gradient tensors `percent` of all are."""
-        return round(len(self.workers.order) * percent / 100)
+        """How many gradient tensors `percent` of all are. In backward there is always one that was applied, and one that was not."""
+        tensors = len(self.workers.order)
+        return min(max(1, round(tensors * percent / 100)), tensors - 1) if percent else 0
 
     def layers(self, places: slice) -> tuple[str, ...]:
         """The names of the parameters at `places` of the backward order."""

@@ -12,7 +12,8 @@ class Size:
     """One application at one scale. `batch`: samples per worker and mini-batch. `scenarios`: published mini-batch -> the one that stands for it.
 
     `whole`: every worker walks through the whole training set in an order of its own, so that an epoch is as long as for one worker (NT3: 1,120
-    / 20 = 56). Otherwise the workers share the set (ResNet-50: 100,000 / (8 x 32) = 390).
+    / 20 = 56). Otherwise the workers share the set (ResNet-50: 100,000 / (8 x 32) = 390). `quiet`: residual branches begin at zero (torchvision's
+    `zero_init_residual`), so that a ResNet-50 learns within dozens of mini-batches.
     """
 
     model: ModelConfig
@@ -25,6 +26,7 @@ class Size:
     epochs: int
     whole: bool
     scenarios: dict[int, int]
+    quiet: bool = False
 
     def per_epoch(self, workers: int) -> int:
         """Mini-batches in an epoch."""
@@ -38,7 +40,7 @@ class Size:
 # The small ones have rates of their own, so that a few dozen mini-batches teach them something.
 _IMAGES = OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=5e-4)
 _GENES = OptimizerConfig(lr=0.001, momentum=0.0, weight_decay=0.0)
-_FASTER_IMAGES = OptimizerConfig(lr=0.03, momentum=0.9, weight_decay=5e-4)
+_FASTER_IMAGES = OptimizerConfig(lr=0.02, momentum=0.9, weight_decay=5e-4)
 _FASTER_GENES = OptimizerConfig(lr=0.1, momentum=0.0, weight_decay=0.0)
 
 PAPER = {
@@ -77,9 +79,10 @@ SMALL = {
         train=512,
         held_out=400,
         batch=8,
-        epochs=8,
+        epochs=6,
         whole=False,
-        scenarios={200: 2, 4_000: 7, 10_000: 18, 25_000: 45},
+        scenarios={200: 2, 4_000: 6, 10_000: 14, 25_000: 34},
+        quiet=True,
     ),
     "nt3": Size(
         ModelConfig("nt3", width=8, dropout=0.1),

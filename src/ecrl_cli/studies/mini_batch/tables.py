@@ -7,7 +7,9 @@ from typing import Any
 from ecrl_cli.studies.mini_batch.cells import CORRECTIONS, Cell
 from ecrl_cli.studies.mini_batch.tally import (
     AGAINST_COLUMNS,
+    APPLICATION,
     APPLICATIONS,
+    PUBLISHED_AT,
     STRATEGIES,
     Case,
     Tally,
@@ -30,8 +32,8 @@ def accuracy(tally: Tally) -> Table:
     """Published Figures 3 and 4 as a table: the cells as the study has them, Before and Baseline first."""
     rows = [row for case in tally.cases for row in _rows(tally, case)]
     columns = (
-        Column("application", "application"),
-        Column("published", "published mini-batch", "count"),
+        APPLICATION,
+        PUBLISHED_AT,
         Column("state", "state"),
         Column("n", "seeds", "count"),
         *spread_columns("accuracy", "held-out accuracy", "share"),
@@ -49,7 +51,7 @@ def accuracy(tally: Tally) -> Table:
 
 
 def _rows(tally: Tally, case: Case) -> list[dict[str, Any]]:
-    about = {"application": APPLICATIONS[case.application], "published": case.published}
+    about = case.about
     baselines, seconds = case.baselines("accuracy"), case.baselines("seconds")
     before = [run["before"]["accuracy"] for run in case.runs]
     rows = [about | {"state": "Before", "n": len(before), **spread(before, "accuracy"), **against(before, baselines)}]
@@ -69,12 +71,16 @@ def scenarios(tally: Tally) -> Table:
     for case in tally.cases:
         size, workers = case.size, tally.config.replicas
         epoch = (case.mini_batch - 1) // size.per_epoch(workers)
-        row: dict[str, Any] = {"application": APPLICATIONS[case.application], "published": case.published, "published_epoch": _EPOCHS[case.published]}
-        row |= {"mini_batch": case.mini_batch, "epoch": epoch, "of": size.mini_batches(workers)}
+        row = case.about | {
+            "published_epoch": _EPOCHS[case.published],
+            "mini_batch": case.mini_batch,
+            "epoch": epoch,
+            "of": size.mini_batches(workers),
+        }
         rows.append(row | spread([run["before"]["accuracy"] for run in case.runs], "before") | spread(case.baselines("accuracy"), "baseline"))
     columns = (
-        Column("application", "application"),
-        Column("published", "published mini-batch", "count"),
+        APPLICATION,
+        PUBLISHED_AT,
         Column("published_epoch", "published epoch", "count"),
         Column("mini_batch", "mini-batch here", "count"),
         Column("epoch", "its epoch", "count"),
@@ -95,12 +101,12 @@ _EPOCHS = {200: 0, 4_000: 10, 10_000: 25, 25_000: 64, 10: 0, 250: 4, 500: 8}
 def corrections(tally: Tally) -> Table:
     """What each correction makes of it: the same cells, the same seeds, both ways."""
     rows = []
-    for application in dict.fromkeys(case.application for case in tally.cases):
+    for application in tally.applications:
         for name in CORRECTIONS:
             for cell in dict.fromkeys(_without_numbers(each) for each in tally.plan() if each.flipped == name):
                 rows.append({"application": APPLICATIONS[application], "correction": CORRECTED[name], **_both(tally, application, cell)})
     columns = (
-        Column("application", "application"),
+        APPLICATION,
         Column("correction", "correction"),
         Column("strategy", "strategy"),
         Column("percent", "failure at, % of the gradients", "count"),

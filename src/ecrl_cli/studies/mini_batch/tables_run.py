@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ecrl_cli.metrics.statistics import summary
-from ecrl_cli.studies.mini_batch.cells import Cell
 from ecrl_cli.studies.mini_batch.parts import MeasuredParts, measured
 from ecrl_cli.studies.mini_batch.tally import (
     AGAINST_COLUMNS,
+    APPLICATION,
     APPLICATIONS,
+    PUBLISHED_AT,
     STRATEGIES,
     Case,
     Tally,
@@ -30,7 +31,7 @@ def properties(tally: Tally) -> Table:
     """Published Table I."""
     rows = [_property(tally, parts) for parts in measured(tally.records)]
     columns = (
-        Column("application", "application"),
+        APPLICATION,
         Column("bytes", "model size", "bytes"),
         Column("published_size", "published model size"),
         Column("layers", "layers (parameter tensors)", "count"),
@@ -72,8 +73,8 @@ def replay(tally: Tally) -> Table:
     """Published Figure 2c."""
     rows = [_replay(tally, case) for case in tally.cases if _restarted(case)]
     columns = (
-        Column("application", "application"),
-        Column("published", "published mini-batch", "count"),
+        APPLICATION,
+        PUBLISHED_AT,
         Column("replayed", "mini-batches replayed", "count"),
         Column("per_epoch", "of an epoch's", "count"),
         *spread_columns("measured", "replay", "seconds"),
@@ -96,8 +97,12 @@ def _replay(tally: Tally, case: Case) -> dict[str, Any]:
     found, parts = _restarted(case), next(each for each in measured(tally.records) if each.application == case.application)
     seconds = [each["seconds"] for each in found]
     predicted = found[0]["replayed"] * parts.mini_batch_s
-    row = {"application": APPLICATIONS[case.application], "published": case.published, "replayed": found[0]["replayed"]}
-    row |= {"per_epoch": parts.mini_batches_per_epoch, "predicted": predicted, "epoch": parts.mini_batches_per_epoch * parts.mini_batch_s}
+    row = case.about | {
+        "replayed": found[0]["replayed"],
+        "per_epoch": parts.mini_batches_per_epoch,
+        "predicted": predicted,
+        "epoch": parts.mini_batches_per_epoch * parts.mini_batch_s,
+    }
     return row | spread(seconds, "measured") | {"error": predicted / summary(seconds).mean - 1}
 
 
@@ -115,7 +120,7 @@ def long_run(tally: Tally) -> Table:
             row = about | {"state": STRATEGIES[strategy], "failures": pairs[0][0]["failures"], "n": len(pairs), **spread(reached, "accuracy")}
             rows.append(row | against(reached, [baseline["accuracy"] for _, baseline in pairs]) | {"exact": sum(arm["same"] for arm, _ in pairs)})
     columns = (
-        Column("application", "application"),
+        APPLICATION,
         Column("state", "recovery"),
         Column("failures", "failures in the run", "count"),
         Column("n", "seeds", "count"),
@@ -150,17 +155,14 @@ def dormant(tally: Tally) -> Table:
 def ledger(tally: Tally) -> Table:
     """How much of a mini-batch's influence each strategy gives up."""
     rows = []
-    for cell in (each for each in tally.plan() if not each.flipped):
-        for case in {each.application: each for each in tally.cases if each.whole(cell)}.values():
-            found = case.cells(Cell(cell.strategy, cell.percent, cell.survivors))
-            row = {"application": APPLICATIONS[case.application], "strategy": STRATEGIES[cell.strategy], "percent": cell.percent}
-            row |= {
-                "survivors": cell.survivors or None,
-                "n": sum(len(each.cells(cell)) for each in tally.cases if each.application == case.application),
-            }
-            rows.append(row | {key: found[0][key] for key in ("lost", "repeated")})
+    for application in tally.applications:
+        for cell in (each for each in tally.plan() if not each.flipped):
+            found = [each for case in tally.cases if case.application == application for each in case.cells(cell)]
+            row = {"application": APPLICATIONS[application], "strategy": STRATEGIES[cell.strategy], "percent": cell.percent}
+            row |= {"survivors": cell.survivors or None, "n": len(found)}
+            rows += [row | {key: found[0][key] for key in ("lost", "repeated")}] if found else []
     columns = (
-        Column("application", "application"),
+        APPLICATION,
         Column("strategy", "strategy"),
         Column("percent", "failure at, % of the gradients", "count"),
         Column("survivors", "survivors", "count"),

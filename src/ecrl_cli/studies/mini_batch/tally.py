@@ -21,6 +21,8 @@ STRATEGIES = {
     "lossy_forward": "Lossy forward",
     "skip": "Skip",
 }
+APPLICATION = Column("application", "application")
+PUBLISHED_AT = Column("published", "published mini-batch", "count")
 Run = dict[str, Any]
 
 
@@ -37,6 +39,11 @@ class Case:
     @property
     def label(self) -> str:
         return f"{APPLICATIONS[self.application]}, mini-batch {self.published:,}"
+
+    @property
+    def about(self) -> Run:
+        """Its part of a row."""
+        return {APPLICATION.key: APPLICATIONS[self.application], PUBLISHED_AT.key: self.published}
 
     def cells(self, cell: Cell) -> list[Run]:
         """What each run found in `cell`."""
@@ -68,6 +75,11 @@ class Tally:
         self.longs = [record for record in records if record.facts["kind"] == "long"]
         self.dormant = next((record.found for record in records if record.facts["kind"] == "dormant"), None)
         self.cases = list(self._cases())
+
+    @property
+    def applications(self) -> list[str]:
+        """Those of which there is a case."""
+        return list(dict.fromkeys(case.application for case in self.cases))
 
     def plan(self) -> list[Cell]:
         return planned(self.config)

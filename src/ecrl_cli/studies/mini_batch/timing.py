@@ -16,6 +16,8 @@ from ecrl_cli.studies.mini_batch.scene import Scene
 from ecrl_cli.studies.mini_batch.trainee import State
 from ecrl_cli.studies.mini_batch.workers import average
 
+PARTS = ("forward", "copy")
+
 
 class Tried(Hashable, Protocol):
     @property
@@ -34,11 +36,12 @@ class Timing:
         self._passes = scene.remembered[mini_batch]
         self._all = scene.workers.number
 
-    def measure(self, cells: Sequence[Tried], rounds: int) -> dict[Tried | None, float]:
-        """The median seconds of each cell that is one mini-batch long; of the mini-batch without a failure under None."""
-        works: dict[Tried | None, Callable[[], None]] = {None: self._whole}
+    def measure(self, cells: Sequence[Tried], rounds: int) -> dict[Tried | str | None, float]:
+        """The median seconds of each cell that is one mini-batch long; of the mini-batch without a failure under None, of PARTS under their names:
+        a forward pass, and a copy of the state."""
+        works: dict[Tried | str | None, Callable[[], object]] = {None: self._whole, "forward": self._forward, "copy": self._scene.trainee.state}
         works |= {cell: work for cell in cells if (work := self._work(cell)) is not None}
-        found: dict[Tried | None, list[float]] = {cell: [] for cell in works}
+        found: dict[Tried | str | None, list[float]] = {cell: [] for cell in works}
         for _ in range(rounds):
             order = list(works)
             self._rng.shuffle(order)
@@ -58,6 +61,9 @@ class Timing:
             "skip": lambda: self._part(places),
         }
         return works.get(cell.strategy)
+
+    def _forward(self) -> None:
+        self._scene.workers.compute(self._mini_batch, 0, until=0)
 
     def _whole(self) -> None:
         self._scene.workers.compute(self._mini_batch, 0)

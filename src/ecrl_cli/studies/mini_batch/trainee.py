@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torchvision.models.resnet import Bottleneck
 
 from ecrl_cli.checkpoint.state import StatePack
 from ecrl_cli.models import build
@@ -42,6 +43,8 @@ class Trainee:
     def __init__(self, size: Size, seed: int) -> None:
         torch.manual_seed(seed)
         self.model = build(size.model, size.classes, size.shape)
+        if size.quiet:
+            _quieten(self.model)
         self.parameters = list(self.model.parameters())
         self.names = tuple(name for name, _ in self.model.named_parameters())
         self.buffers = list(self.model.buffers())
@@ -104,6 +107,13 @@ class Trainee:
     def _moments(self, parameter: torch.Tensor) -> dict[str, Any]:
         found: dict[str, Any] = self.optimizer.state.get(parameter, {})
         return found
+
+
+def _quieten(model: torch.nn.Module) -> None:
+    """Let every residual branch add nothing at first."""
+    for module in model.modules():
+        if isinstance(module, Bottleneck):
+            torch.nn.init.zeros_(module.bn3.weight)
 
 
 def _copied(moments: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def _words(records: Sequence[Record]) -> Table:
         here = [record.found for record in records if (record.facts["word"], record.facts["phase"]) == cell]
         row = {"word": cell[0], "phase": cell[1], "codes": ", ".join(sorted({str(one["code"]) for one in here}))}
         rows.append(row | {"kept": sum(one["kept"] for one in here), **as_promised(here)})
-    note = "Before the first step, and at the second signal, a run stops at once."
+    note = "Before the first step, and when it is asked again, a run stops at once. A storm of signals at one moment is one request."
     return Table("words", "What asks a run to stop", (*columns, *AS_PROMISED), tuple(rows), note)
 
 
@@ -45,7 +45,7 @@ def _latency(records: Sequence[Record]) -> Table:
     for phase in dict.fromkeys(record.facts["phase"] for record in records):
         took = [record.found["seconds"] for record in records if record.facts["phase"] == phase]
         rows.append({"phase": phase, "half": median(took), "most": max(took), "n": len(took)})
-    return Table("latency", "From the signal to the supervisor's end", columns, tuple(rows))
+    return Table("latency", "From the last request to the supervisor's end", columns, tuple(rows))
 
 
 def _notes(records: Sequence[Record]) -> tuple[str, ...]:

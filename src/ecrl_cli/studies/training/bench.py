@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ecrl_cli.config.build import build
 from ecrl_cli.config.entries import typed_entries
@@ -37,6 +37,7 @@ from ecrl_cli.verify.verdict import VALID, Verdict
 
 STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
 RUN_S = 300.0  # a run that takes longer hangs, whatever its supervisor makes of it
+RUNS = 12  # until a planted bug is found, at most
 SHOWN = ("invalid", "differs", "exit")  # the outcomes that a bug in the recovery may come to
 
 Keys = Mapping[str, Any]
@@ -61,6 +62,10 @@ class Run:
     digests: str = ""
 
 
+# Given the run that ended, its folder and its reference's: writes into the first what it finds wrong.
+Look = Callable[[Run, RunLayout, RunLayout], None]
+
+
 class Bench:
     """`scratch`: an empty folder. `bug`: planted into every process that trains, never into a reference."""
 
@@ -69,8 +74,9 @@ class Bench:
         self._launchers: dict[str, Launchers] = {}
         self._references: dict[str, Path] = {}
 
-    def play(self, keys: Keys, reference: Keys, hash_seed: str = "") -> Run:
-        """Train as `keys` say, to the end; `reference`: the undisturbed run that must end alike. `hash_seed`: PYTHONHASHSEED of what trains."""
+    def play(self, keys: Keys, reference: Keys, hash_seed: str = "", look: Look | None = None) -> Run:
+        """Train as `keys` say, to the end; `reference`: the undisturbed run that must end alike, unless `look` is given: then it decides where
+        the run must end. `hash_seed`: PYTHONHASHSEED of what trains."""
         undisturbed, root = self._reference(reference), self._scratch / "run"
         config, before = build(keys), shared_memory()
         found = Run()
@@ -78,7 +84,9 @@ class Bench:
             found.code = self._run(config, root, self._bug, hash_seed)
             reap()
             found.left = [*(f"process {pid}" for pid in remaining(root)), *sorted(shared_memory() - before)]
-            _judged(found, root, undisturbed, config)
+            _judged(found, root, undisturbed, config, look is None)
+            if look is not None:
+                look(found, RunLayout(root), RunLayout(undisturbed))
         except Overdue as late:
             found.outcome, found.why = "hung", str(late)
         finally:
@@ -126,6 +134,29 @@ class Bench:
         return code
 
 
+class Drawn(Protocol):
+    """What a trial trains: as keys with its failures, and the undisturbed run that must end alike."""
+
+    def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]: ...
+
+    @property
+    def reference(self) -> dict[str, Any]: ...
+
+
+def search(scratch: Path, bug: str, draw: Callable[[], tuple[Drawn, tuple[str, ...]]]) -> dict[str, Any]:
+    """One run after the other with `bug`, RUNS at most, until one comes out wrong: whether, after how many, by what."""
+    bench = Bench(scratch, bug)
+    try:
+        for number in range(1, RUNS + 1):
+            drawn, entries = draw()
+            found = bench.play(drawn.keys(entries), drawn.reference)
+            if found.outcome in SHOWN:
+                return {"found": True, "runs": number, "by": found.why}
+    finally:
+        bench.close()
+    return {"found": False, "runs": RUNS, "by": ""}
+
+
 @contextmanager
 def unheard() -> Iterator[None]:
     """What processes that are started in here print is lost: a supervisor of its own, whose plan ends it, says what it does."""
@@ -149,20 +180,20 @@ def _mute(line: str) -> None:
     """A trial says nothing: its record does."""
 
 
-def _judged(found: Run, root: Path, reference: Path, config: RunConfig) -> None:
+def _judged(found: Run, root: Path, reference: Path, config: RunConfig, alike: bool) -> None:
     layout = RunLayout(root)
     typed = struck(config, fired_indices(layout))
     found.fired = [named for named, all_of_it in typed if all_of_it]
     attempts = read_record(layout).attempts if layout.supervisor.exists() else ()
     found.attempts, found.resized = len(attempts), sum(a.world_size != b.world_size for a, b in pairwise(attempts))
-    found.digests = _digests(layout)
+    found.digests = ending(layout)
     found.left += _held(layout)
     try:
         verdict = judge(root, reference)
     except EcrlError as error:
         found.outcome, found.why = "unknown", error.line()
         return
-    found.outcome, found.why = _outcome(found, verdict, _digests(RunLayout(reference)), len(typed))
+    found.outcome, found.why = _outcome(found, verdict, ending(RunLayout(reference)) if alike else found.digests, len(typed))
 
 
 def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, str]:
@@ -188,8 +219,8 @@ def struck(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], b
     return found
 
 
-def _digests(layout: RunLayout) -> str:
-    """Of the final state, read here and not by the judge: a second pair of eyes."""
+def ending(layout: RunLayout) -> str:
+    """The digests of the final state, read here and not by the judge: a second pair of eyes."""
     finals = [layout.attempt(attempt).final for attempt in layout.attempts()]
     document: dict[str, str] = next((json.loads(final.read_text()) for final in finals if final.exists()), {})
     return " ".join(str(document.get(f"{part}_digest")) for part in ("parameters", "buffers", "optimizer", "rng"))

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ecrl_cli.studies.training.planted_live import LIVE_BUGS, unburied
+
 _PLANT = """
 import importlib.abc, importlib.util, sys
 
@@ -143,16 +145,21 @@ REPLICA_BUGS: dict[str, tuple[str, str]] = {
 }
 
 
+def site(module: str, body: str) -> str:
+    """A `sitecustomize.py` that runs `body`, lines of a function of `module`, once the module of that name has been imported."""
+    return _PLANT.replace("{module}", module).replace("{body}", body)
+
+
 @contextmanager
 def planted(bug: str, folder: Path) -> Iterator[None]:
     """Every process that is started in here has `bug`; empty: none."""
     if not bug:
         yield
         return
-    module, body = (BUGS | REPLICA_BUGS)[bug]
+    module, body = (BUGS | REPLICA_BUGS | LIVE_BUGS)[bug]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(_PLANT.replace("{module}", module).replace("{body}", body))
-    with environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
+    (folder / "sitecustomize.py").write_text(site(module, body))
+    with unburied(bug), environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
         yield
 
 

@@ -1,0 +1,33 @@
+"""The performance model of a failed mini-batch: what a strategy takes, from a few measured parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Processes that start anew; under the others the survivors go on, and who joins them does so beside their work.
+STARTS = ("checkpoint_restart", "immediate_rollback", "consistent_rollback")
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """Seconds of one mini-batch without a failure, of its forward pass alone, and of a copy of the state."""
+
+    whole_s: float
+    forward_s: float
+    copy_s: float
+
+    def begun_s(self, percent: int) -> float:
+        """Until `percent` of the gradients are applied: behind forward each is taken to be equally long."""
+        return self.forward_s + percent / 100 * (self.whole_s - self.forward_s)
+
+
+def predicted_s(strategy: str, percent: int, replayed: int, parts: MiniBatch) -> float:
+    """From the beginning of the mini-batch that fails to its end under `strategy`; of a restart the replay alone, of `replayed` mini-batches."""
+    begun = parts.begun_s(percent)
+    return {
+        "checkpoint_restart": replayed * parts.whole_s,
+        "immediate_rollback": begun + parts.copy_s + parts.whole_s,
+        "consistent_rollback": parts.copy_s + begun + parts.copy_s + parts.whole_s,
+        "lossy_forward": parts.whole_s,
+        "skip": begun,
+    }[strategy]
