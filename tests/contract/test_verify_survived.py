@@ -384,9 +384,10 @@ def test_a_spoilt_rollback_is_caught(rollback: RunLayout, name: str) -> None:
 
 @pytest.mark.parametrize(("entry", "why"), [("kill@20:1", "1 ranks did step 20"), ("kill@9:1", "2 ranks did step 9")])
 def test_a_planned_failure_of_a_rank_that_nobody_replaced_is_excused_and_told(tmp_path: Path, entry: str, why: str) -> None:
-    verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), unmet=(entry,)).build().root)
+    """A plan that its own deaths leave without a victim is refused: the death here was not planned."""
+    verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), unmet=(entry,), planned=False).build().root)
     assert verdict.status == VALID, render(verdict)
-    assert f"entry 1 did not fire: rank 1 had died and nobody took its place, {why}" in found(verdict, FAILURES).evidence
+    assert f"entry 0 did not fire: rank 1 had died and nobody took its place, {why}" in found(verdict, FAILURES).evidence
 
 
 def test_one_that_was_replaced_is_owed_its_failure(tmp_path: Path) -> None:
