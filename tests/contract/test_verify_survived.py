@@ -84,6 +84,14 @@ def test_one_that_died_with_nothing_owed_needs_no_ledger(tmp_path: Path, logged:
     assert "equal to ref in every loss of 24 steps and in the final state" in found(verdict, TRAJECTORY).message
 
 
+def test_who_testifies_need_not_be_who_is_gone_on_with(recorded: Path, tmp_path: Path) -> None:
+    """All went back to a snapshot in memory, which was taken behind an earlier step than the survivors had come to."""
+    run = RunLayout(Path(shutil.copytree(recorded / "2" / "spared", tmp_path / "spared", symlinks=True)))
+    of_attempt(continues=0, memory="snapshot", snapshot_sha256="a" * 64, resumed_from=None)(run)
+    finding = found(judge(run.root, recorded / "2" / "ref"), ONCE)
+    assert finding.status == VALID, finding
+
+
 @pytest.mark.parametrize("bug_from", [12, 20])
 def test_a_live_recovery_that_changes_the_trajectory_is_caught(recorded: Path, tmp_path: Path, bug_from: int) -> None:
     finding = found(judge(build_rollback(tmp_path, bug_from=bug_from).root, recorded / "2" / "ref"), TRAJECTORY)
@@ -166,7 +174,8 @@ def of_attempt(**changes: Any) -> Spoil:
 
     def spoil(run: RunLayout) -> None:
         attempts(run, lambda found: found[1].update(changes))
-        renamed = {"resume_step" if name == "resumed_from_step" else name: value for name, value in changes.items()}
+        keys = {"resumed_from_step": "resume_step", "resumed_from": "resume_from"}
+        renamed = {keys.get(name, name): value for name, value in changes.items()}
         edit_json(run.attempt(1).launch, lambda order: order | renamed)
 
     return spoil

@@ -163,7 +163,7 @@ class LiveSession(Session):
         assert isinstance(loop.learner, LiveLearner) and board is not None
         loop.learner.seat(self.peers, self.pulse, partial(board.keep, self.rank))
         loop.learner.remember(loop.global_step, loop.loss)
-        loop.owed = self.order.memory == "survivors" and loop.global_step > 0 and not submitted(self.layout, self.order)
+        loop.owed |= self.order.memory == "survivors" and loop.global_step > 0 and not submitted(self.layout, self.order)
         return loop
 
     def depart(self) -> Left:

@@ -118,6 +118,7 @@ class Session:
             line_chain=resumed.line_chain,
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
+            owed=self.order.memory == "snapshot",  # chosen because nothing durable is as new
         )
 
     def state(self, record: DatasetRecord) -> tuple[Learner, ResumableGlobalBatchSampler, StatePack]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
+from ecrl_cli.history.lineage import SURVIVORS
 from ecrl_cli.history.survival import SURVIVED, successor, went_on
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.recovery import Applied, Redone, Testimony
@@ -88,7 +89,8 @@ def _check_went_on(case: Case, a: Attempt, told: Told, notes: Notes) -> None:
     for rank, testimony in told.items():
         if gone := sorted(set(went) - set(testimony.alive)):
             notes.broken(f"rank {gone[0]} of attempt {a.attempt} went on, rank {rank} testifies that it had died")
-        if after and after.continues == a.attempt and testimony.global_step != after.resumed_from_step:
+        relied_on = after and (after.continues, after.memory) == (a.attempt, SURVIVORS)  # a snapshot may be of an earlier step
+        if after and relied_on and testimony.global_step != after.resumed_from_step:
             text = f"rank {rank} of attempt {a.attempt} left behind step {testimony.global_step}"
             notes.broken(f"{text}, attempt {after.attempt} goes on behind step {after.resumed_from_step}")
 
