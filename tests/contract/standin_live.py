@@ -3,7 +3,8 @@
 `script.json`: as for the stand-in worker, one object per attempt, rank to part `STEPS:END`. STEPS are logged as done, up to that step; then END:
 `kill`; `done` (the target is reached); an exit code; `hang`; `leave` (when a rank has died: say so behind that step, wait for an Assignment, play
 the part that it brings); `leave,kill` (and die right afterwards); `leave,last` (when two have died).
-`spares`, beside the ranks of the first object: what each spare does, by its number: `stand` or `kill`; one without a part stands by.
+`spareN`, beside the ranks of the first object: what that spare does: `kill`; `stop` (ask the supervisor to stop once rank 0 has left, and never
+stand by); one without a part stands by.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
     number = claim_number(layout)
     if script(layout, 0).get(f"spare{number}") == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if script(layout, 0).get(f"spare{number}") == "stop":
+        while not (layout.root / "left0").exists():
+            time.sleep(0.001)
+        os.kill(os.getppid(), signal.SIGTERM)
+        while True:
+            signal.pause()
     connection.sendall(line_of(Standby(os.getpid())))
     (layout.root / f"standby{number}").write_text(str(os.getpid()))
     told = assignment(connection)
@@ -58,6 +65,7 @@ def play(layout: RunLayout, told: Assignment | None) -> int:
         while control.board.epoch < (3 if end == "leave,last" else 2):
             time.sleep(0.001)
         control._socket.sendall(line_of(Left(told.rank, os.getpid(), told.attempt, int(steps), control.board.members)))
+        (layout.root / f"left{told.rank}").touch()
         if end == "leave,kill":
             os.kill(os.getpid(), signal.SIGKILL)
         told = assignment(control._socket)

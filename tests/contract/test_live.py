@@ -12,6 +12,7 @@ import pytest
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import CheckpointConfig, RecoveryConfig, RunConfig, SupervisionConfig
+from ecrl_cli.errors import NoProgress, Stopped
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.journal import read_json
@@ -232,6 +233,15 @@ def test_spares_that_never_stand_by_are_given_up(launcher: Launcher, tmp_path: P
     assert not (layout.root / "spare4").exists()
 
 
+def test_a_run_is_stopped_while_survivors_wait_for_a_spare(launcher: Launcher, tmp_path: Path) -> None:
+    slow = config("immediate_rollback", 2, spares=1)
+    with pytest.raises(Stopped):
+        ran(launcher, tmp_path, slow, {0: "40:leave", 1: "40:kill", "spare0": "stop"})
+    record = decode(SupervisorRecord, read_json(RunLayout(tmp_path / "run").supervisor))
+    assert record.terminal_status == "stopped"
+    assert [a.outcome in ("died", "stopped") for a in record.attempts] == [True], "nobody took its state along"
+
+
 def test_at_the_end_no_spare_is_left(launcher: Launcher, tmp_path: Path) -> None:
     ran(launcher, tmp_path, config("immediate_rollback", 2, spares=2), {0: "40:leave", 1: "40:kill"}, {0: "100:done", 1: "100:0"})
     spares = [int(path.read_text()) for path in (tmp_path / "run").glob("standby*")]
@@ -240,8 +250,6 @@ def test_at_the_end_no_spare_is_left(launcher: Launcher, tmp_path: Path) -> None
 
 
 def test_survivors_that_gain_nothing_over_and_over_end_the_run(launcher: Launcher, tmp_path: Path) -> None:
-    from ecrl_cli.errors import NoProgress
-
     with pytest.raises(NoProgress):
         ran(
             launcher,

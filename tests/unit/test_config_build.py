@@ -27,6 +27,7 @@ def values(**changes: Any) -> dict[str, Any]:
     return made
 
 
+LIVE: dict[str, Any] = {"recovery__name": "lossy_forward", "supervision__launcher": "zygote"}
 PLAN: dict[str, Any] = {
     "target_steps": 1600,
     "checkpoint__every": 50,
@@ -123,7 +124,15 @@ def test_interpolation_to_nothing_is_refused() -> None:
         ({"failure__kind": "kill", "failure__steps": [1600]}, "nothing would be left to recover"),
         ({"failure__kind": "kill", "failure__steps": [5, 5]}, "strictly increasing"),
         ({"checkpoint__format": "torch"}, "add checkpoint.layout=single"),
-        ({"supervision__spares": 1}, "comes with a later version"),
+        ({"supervision__spares": 1}, "supervision.spares: keeping spares needs supervision.launcher=zygote, got torchrun; add supervision=zygote"),
+        ({**LIVE, "supervision__launcher": "torchrun"}, "recovery: lossy_forward needs supervision.launcher=zygote, got torchrun"),
+        ({**LIVE, "supervision__launcher": "torchrun", "supervision__nodes": 2}, "recovery: lossy_forward needs all ranks on one machine"),
+        ({**LIVE, "elastic__replicas": 4}, "recovery: lossy_forward and elastic.replicas cannot be combined"),
+        ({**LIVE, "elastic__schedule": {100: 1}}, "recovery: lossy_forward and a planned change of the world size cannot be combined"),
+        ({**LIVE, "device": "cuda"}, "recovery: lossy_forward works with gloo on the CPU only, got device=cuda"),
+        ({**LIVE, "backend": "nccl"}, "recovery: lossy_forward works with gloo on the CPU only, got backend=nccl"),
+        ({**LIVE, "world_size": 128}, "world_size: lossy_forward serves at most 64 ranks, got 128"),
+        ({**LIVE, "recovery__name": "immediate_rollback"}, "recovery: immediate_rollback needs spares: nobody could take a dead rank's place"),
         ({"elastic__replicas": 6}, "elastic.replicas: global_batch 256 is not divisible by 6 replicas; use 4 or 8"),
         ({"elastic__replicas": 512}, "elastic.replicas: global_batch 256 is not divisible by 512 replicas; use 256"),
         ({"elastic__replicas": 4, "world_size": 5}, "world_size: 5 ranks cannot share 4 replicas: each needs one; use at most 4"),
@@ -144,7 +153,6 @@ def test_interpolation_to_nothing_is_refused() -> None:
         ({"failure__kind": "mtbf", "failure__mtbf_steps": 9, "failure__rank": 1}, "failure.rank: rank 1 named, but failure.kind is mtbf"),
         ({**PLAN, "failure__mtbf_steps": 9}, "failure.mtbf_steps: a mean is given, but failure.kind is kill"),
         ({"failure__mtbf_steps": 9}, "failure.mtbf_steps: a mean is given, but failure.kind is none"),
-        ({"recovery__name": "lossy_forward"}, "comes with a later version"),
         ({"checkpoint__strategy": "overlapped", "checkpoint__memory_every": 5}, "checkpoint.memory_every: checkpoint=overlapped keeps nothing"),
         ({"checkpoint__strategy": "in_memory", "supervision__nodes": 2}, "checkpoint: in_memory keeps its snapshots on one machine"),
         ({"suite_name": "../../etc"}, "names a folder"),

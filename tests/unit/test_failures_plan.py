@@ -15,6 +15,7 @@ from ecrl_cli.config.schema import (
     CheckpointConfig,
     ElasticConfig,
     FailureConfig,
+    RecoveryConfig,
     RunConfig,
     SupervisionConfig,
     VariantConfig,
@@ -268,3 +269,38 @@ def test_the_stored_plan_is_read_back_whole_or_refused(tmp_path: Path) -> None:
     layout.failures.write_text('[{"index": 0, "kind": "kill", "rank": "one", "global_step": 4}]')
     with pytest.raises(RecordError, match="rank"):
         read_plan(layout)
+
+
+def lossy(*entries: str, spares: int = 0, batch: int = 64, failure: FailureConfig | None = None) -> RunConfig:
+    plain = RunConfig(
+        world_size=4, global_batch=batch, recovery=RecoveryConfig("lossy_forward"), failure=failure or FailureConfig("listed", entries=entries)
+    )
+    return replace(plain, supervision=SupervisionConfig(launcher="zygote", spares=spares))
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (lossy("kill@40:1"), "global_batch: 64 is not divisible by the 3 ranks that failure 1 leaves; use a multiple of 12, or supervision.spares=1"),
+        (lossy("kill@40:1", "kill@50:1", batch=16 * 3), None),
+        (lossy("kill@40:1+2"), None),
+        (lossy("kill@40:1+2", spares=1), "the 3 ranks that failure 1 leaves; use a multiple of 12, or supervision.spares=2"),
+        (lossy("kill@40:1+2", spares=2), None),
+        (lossy("kill@40:1", spares=1), None),
+        (lossy("kill@40:all", "kill@50:2+3"), None),
+        (lossy("stop@40:1"), None),
+        (lossy("kill@40:1+2", "stop@50:1", "kill@60:3"), "the 3 ranks that failure 3 leaves"),
+        (lossy("kill@40:1+2", "kill@50:3"), "failure 2 strikes rank 3, and only 2 ranks are left at step 50; strike rank 0 to 1"),
+        (lossy("kill@3.5s:1"), "the 3 ranks that failure 1 leaves"),
+        (lossy("kill@3.5s:1", "kill@4.5s:1", "kill@5.5s:1", batch=60), None),
+        (lossy(failure=FailureConfig("mtbf", mtbf_steps=400.0)), "is not divisible by the 3 ranks"),
+        (lossy(failure=FailureConfig("mtbf", mtbf_steps=400.0), batch=60), None),
+    ],
+)
+def test_survivors_that_could_not_share_the_batch_are_refused_before_the_run(config: RunConfig, says: str | None) -> None:
+    if says is None:
+        assert plan(config)
+        return
+    with pytest.raises(ConfigError) as caught:
+        plan(config)
+    assert says in caught.value.line()

@@ -114,3 +114,17 @@ def test_what_went_down_with_its_supervisor_is_no_evidence_of_a_storm() -> None:
 def test_a_replay_that_does_not_pass_the_highest_step_is_no_gain() -> None:
     assert without_gain(steps(100, 60)) == 1
     assert without_gain(steps(100, 101)) == 0
+
+
+def test_an_attempt_that_ranks_outlived_spends_no_restart() -> None:
+    attempts = tuple(attempt(number, 10 + number, "survived") for number in range(5))
+    assert restarts(attempts) == 0
+    assert decide(attempts, 0, None).restart
+    assert decide(attempts, 0, None).reason == "rank 1 was killed by signal 9"
+
+
+def test_ranks_that_outlive_attempts_without_a_new_step_are_a_storm() -> None:
+    decision = decide(tuple(attempt(number, 40, "survived") for number in range(3)), 20, None)
+    assert not decision.restart
+    assert "storm" in decision.reason
+    assert decide(tuple(attempt(number, 40, "survived") for number in range(3)), 20, None, frozenset({1, 2})).restart, "planned ones are no evidence"

@@ -2,46 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from itertools import groupby
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.records.events import PlannedFailure
 
-ENDING = ("exit", "kill", "raise", "oom", "nan")  # kinds that end their victims and leave the others; a hang ends all
+ENDING = ("exit", "kill", "raise", "oom", "nan")  # kinds that end their victims and leave the others
+ENDING_ALL = ("stop", "partition", "supervisor")  # kinds behind which all ranks are there again
 
 
 def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
-    """ConfigError where so many ranks are left behind one of `entries` that they cannot share the batch equally."""
+    """ConfigError where so many ranks are left behind one of `entries` that they cannot share the batch equally, or its victim is not there."""
     if config.recovery.name != "lossy_forward":
         return
-    for size, gone, entry in _sizes(entries, config):
-        if config.global_batch % size:
-            fact = f"{config.global_batch} is not divisible by the {size} ranks that failure {entry.index + 1} leaves"
-            raise ConfigError("global_batch", fact, f"use {config.global_batch - config.global_batch % size + size}, or supervision.spares={gone}")
-
-
-def _sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> Iterator[tuple[int, int, PlannedFailure]]:
-    """Every size that is left, of how many dead, and the failure that leaves it.
-
-    Behind the death of all, all are there again. What strikes by the clock may strike at any time, and counts at any.
-    """
-    size, spares = config.world_size, config.supervision.spares
-    reached = {size}
-    ending = [entry for entry in entries if entry.kind in ENDING]
-    by_step = sorted((entry for entry in ending if entry.moment != "wall"), key=lambda entry: entry.global_step)
+    left = _Left(config)
+    by_step = sorted((entry for entry in entries if entry.moment != "wall"), key=lambda entry: entry.global_step)
     for _, together in groupby(by_step, key=lambda entry: entry.global_step):
-        struck = list(together)
-        gone = {rank for entry in struck if entry.rank < size for rank in (entry.rank, *entry.others) if rank < size}
-        size = _after(size, len(gone), spares, config)
-        reached.add(size)
-        yield size, len(gone), struck[-1]
-    for entry in (entry for entry in ending if entry.moment == "wall"):
-        reached |= {_after(before, 1, spares, config) for before in reached if entry.rank < before}
-        yield from ((size, 1, entry) for size in sorted(reached, reverse=True))
+        left.strike(tuple(together))
+    for entry in entries:
+        if entry.moment == "wall":
+            left.strike_whenever(entry)
+    misfit = next((size for size in left.sizes if config.global_batch % size), None)
+    if misfit is not None:
+        gone, entry = left.sizes[misfit]
+        common = math.lcm(config.world_size, *left.sizes)
+        fact = f"{config.global_batch} is not divisible by the {misfit} ranks that failure {entry.index + 1} leaves"
+        raise ConfigError("global_batch", fact, f"use a multiple of {common}, or supervision.spares={gone}")
 
 
-def _after(size: int, gone: int, spares: int, config: RunConfig) -> int:
-    """How many go on where `gone` of `size` have died: all anew where nobody is left."""
-    return min(size, size - gone + spares) if gone < size else config.world_size
+class _Left:
+    """Follows a plan. `sizes`: by size that is reached, how many died for it and the failure that left so many."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._all, self._spares, self._drawn = config.world_size, config.supervision.spares, config.failure.kind == "mtbf"
+        self._size = config.world_size
+        self.sizes: dict[int, tuple[int, PlannedFailure]] = {}
+
+    def strike(self, together: tuple[PlannedFailure, ...]) -> None:
+        """What strikes in, or behind, one step."""
+        there = [entry for entry in together if entry.rank < self._size]
+        if len(there) < len(together) and not self._drawn:  # what is drawn does not look who is there
+            missing = next(entry for entry in together if entry not in there)
+            fact = f"failure {missing.index + 1} strikes rank {missing.rank}, and only {self._size} ranks are left at step {missing.global_step}"
+            raise ConfigError("failure", fact, f"strike rank 0 to {self._size - 1}, or add supervision.spares=1")
+        gone = {rank for entry in there if entry.kind in ENDING for rank in (entry.rank, *entry.others) if rank < self._size}
+        if any(entry.kind in ENDING_ALL for entry in there):
+            self._size = self._all
+        elif gone:
+            self._size = self._after(self._size, len(gone))
+            self.sizes.setdefault(self._size, (len(gone), there[-1]))
+
+    def strike_whenever(self, entry: PlannedFailure) -> None:
+        """By the clock: at any time, so at any size."""
+        if entry.kind in ENDING:
+            for size in (self._all, *list(self.sizes)):
+                if entry.rank < size:
+                    self.sizes.setdefault(self._after(size, 1), (1, entry))
+
+    def _after(self, size: int, gone: int) -> int:
+        """How many go on where `gone` of `size` have died: all anew where nobody is left."""
+        return min(size, size - gone + self._spares) if gone < size else self._all

@@ -43,7 +43,7 @@ def going_on(config: RunConfig, world_size: int, left: Mapping[int, int], spares
     if len(set(left.values())) > 1:
         return GoingOn(because=f"the survivors left behind different steps ({', '.join(f'rank {r}: {s}' for r, s in sorted(left.items()))})")
     if len(filled) < len(dead) and not lossy:
-        return GoingOn(because=f"{len(dead)} ranks died and {len(filled)} spares stood by")
+        return GoingOn(because=f"{len(dead)} died and {_count(len(filled), 'spare')} stood by")
     if lossy and config.global_batch % len(places):
         return GoingOn(because=f"{len(places)} ranks cannot share global_batch {config.global_batch} equally")
     memory = "" if config.recovery.name == "checkpoint_restart" else SURVIVORS
@@ -92,5 +92,11 @@ def words(death: str, world_size: int, going: GoingOn) -> str:
     """What happened and who goes on, in short."""
     if not going:
         return f"{death}; all begin anew: {going.because}" if going.because else death
-    new = f", {len(going.joined)} of them spares" if going.joined else ""
-    return f"{death}; {len(going.origins)} of {world_size} ranks go on{new}"
+    if not going.memory:
+        return f"{death}; {world_size - len(going.joined)} of {world_size} ranks and {_count(len(going.joined), 'spare')} go back to a checkpoint"
+    spares = f", {_count(len(going.joined), 'spare')} among them" if going.joined else ""
+    return f"{death}; {len(going.origins)} of {world_size} ranks go on{spares}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
