@@ -29,11 +29,21 @@ def unended(events: tuple[CheckpointLine, ...], began: str) -> tuple[CheckpointL
 def close_books(layout: RunLayout, attempt: int, store: CheckpointStore) -> None:
     """End what `attempt` left open, once none of its processes and no writer is at work: by what the store holds, not by what was meant."""
     open_lines = unended(lines(layout, attempt), "submitted")
+    if open_lines:
+        _cut_torn_tail(layout.attempt(attempt).checkpoints)
+        _close(layout, attempt, open_lines, store)
+
+
+def close_received(layout: RunLayout, store: CheckpointStore) -> None:
+    """End what a writer that died had received, before its successor is at work: retention may remove what that one committed, unsaid."""
+    for attempt in layout.attempts():
+        _close(layout, attempt, unended(lines(layout, attempt), "received"), store)
+
+
+def _close(layout: RunLayout, attempt: int, open_lines: tuple[CheckpointLine, ...], store: CheckpointStore) -> None:
     if not open_lines:
         return
-    path = layout.attempt(attempt).checkpoints
-    _cut_torn_tail(path)
-    journal = Journal(path)
+    journal = Journal(layout.attempt(attempt).checkpoints)
     for line in open_lines:
         journal.append(_end(layout, line, store))
     journal.close()

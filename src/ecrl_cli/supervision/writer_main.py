@@ -18,6 +18,7 @@ from ecrl_cli.failures.storage import store_for
 from ecrl_cli.records.board import Board
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
+from ecrl_cli.supervision.books import close_received
 
 
 def store_of(layout: RunLayout) -> CheckpointStore:
@@ -34,7 +35,9 @@ def main(argv: list[str]) -> None:
     os.nice(NICE)
     layout = RunLayout(Path(argv[0]))
     listener = socket.socket(fileno=int(argv[1])) if len(argv) > 1 else listen(layout.writer)
-    Writer(layout, store_of(layout), listener, Board(int(argv[2])) if len(argv) > 2 else None).serve()
+    store = store_of(layout)
+    close_received(layout, store)
+    Writer(layout, store, listener, Board(int(argv[2])) if len(argv) > 2 else None).serve()
 
 
 if __name__ == "__main__":
