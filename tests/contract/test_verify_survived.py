@@ -144,6 +144,14 @@ def nothing_lost(run: RunLayout) -> None:
     everyone(redone=[], layers=[])(run)
 
 
+def nobody_names_what_was_lost(run: RunLayout) -> None:
+    """As if the dead had given all; but one of them was struck before it had a gradient."""
+    nothing_lost(run)
+    for rank in range(2):
+        run.attempt(0).ledger(rank).unlink()
+    edit_json(run.failures, lambda entries: [entry | {"moment": "forward"} for entry in entries])
+
+
 def logged_after_all(run: RunLayout) -> None:
     """A rank whose samples are said to be lost has a line of the step, which it writes only when all is applied."""
     log = run.attempt(0).rank(3)
@@ -248,6 +256,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
     "a dead rank's log ends too soon": (dies_earlier, ONCE, UNKNOWN, "the log ends before steps 7 to 9 of attempt 0 rank 3"),
     "one that took part lacks a line": (dies_in_the_next_step, ONCE, UNKNOWN, "the log ends before steps 8 to 9 of attempt 0 rank 2"),
     "the survivors deny the ledger": (nothing_lost, ONCE, INVALID, "the ledger names samples of step 9, in which nothing was done again"),
+    "samples that nobody names": (nobody_names_what_was_lost, ONCE, INVALID, "rank 2 was struck in the forward pass of step 9 of attempt 0"),
     "a ledger is gone": (
         no_file("ledger", 1),
         ONCE,
