@@ -92,6 +92,15 @@ def test_who_testifies_need_not_be_who_is_gone_on_with(recorded: Path, tmp_path:
     assert finding.status == VALID, finding
 
 
+def test_survivors_that_come_apart_later_are_seen(lossy: RunLayout) -> None:
+    """Whatever buffers they have: behind each step all have the leader's. Nothing else compares them behind a loss."""
+    for rank in range(2):
+        edit_lines(lossy.attempt(1).rank(rank), lambda line, rank=rank: line | {"state_digest": f"{rank if line['global_step'] > 19 else 2:064x}"})  # type: ignore[misc]
+    edit_json(lossy.attempt(1).final, lambda final: final | {"buffers_digest": "e" * 64})
+    finding = found(judge(lossy.root), TRAJECTORY)
+    assert finding.status == INVALID and "step 20: ranks [0, 1] do not hold the same state (5 such steps)" in finding.message
+
+
 @pytest.mark.parametrize("bug_from", [12, 20])
 def test_a_live_recovery_that_changes_the_trajectory_is_caught(recorded: Path, tmp_path: Path, bug_from: int) -> None:
     finding = found(judge(build_rollback(tmp_path, bug_from=bug_from).root, recorded / "2" / "ref"), TRAJECTORY)
