@@ -1,7 +1,7 @@
 """A rank that outlives others, and a spare, without torch: they speak the protocol of a live run. For the supervisor's tests.
 
 `script.json`: as for the stand-in worker, one object per attempt, rank to part `STEPS:END`. STEPS are logged as done, up to that step; then END:
-`kill`; `done` (the target is reached); an exit code; `hang`; `leave` (when a rank has died: say so behind that step, wait for an Assignment, play
+`kill`; `spoilt` (say that the state is no good, and end); `done` (the target is reached); an exit code; `hang`; `leave` (when a rank has died: say so behind that step, wait for an Assignment, play
 the part that it brings); `leave,kill` (and die right afterwards); `leave,last` (when two have died).
 `spareN`, beside the ranks of the first object: what that spare does: `kill`; `stop` (ask the supervisor to stop once rank 0 has left, and never
 stand by); one without a part stands by.
@@ -21,7 +21,7 @@ from ecrl_cli.records.events import Final, RankLine
 from ecrl_cli.records.journal import Journal, line_of, read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, Left, Standby
+from ecrl_cli.records.messages import Assignment, Hello, Left, Standby, Trouble
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training.control import Control, _connect
 from ecrl_cli.training.pulse import Pulse
@@ -84,6 +84,9 @@ def step(layout: RunLayout, order: LaunchOrder, told: Assignment, control: Contr
 def finish(end: str, layout: RunLayout, told: Assignment, control: Control) -> int:
     if end == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if end == "spoilt":
+        control.trouble(Trouble(told.rank, "the loss is nan", 1, spoilt=True))
+        return 1
     while end == "hang":
         signal.pause()
     if end == "done":

@@ -193,6 +193,20 @@ def test_survivors_that_contradict_each_other_begin_anew(launcher: Launcher, tmp
     assert [(a.outcome, a.continues) for a in record.attempts] == [("died", None), ("completed", None)]
 
 
+@pytest.mark.parametrize("recovery", ["immediate_rollback", "lossy_forward"])
+def test_nobody_goes_on_with_a_state_that_a_rank_calls_spoilt(launcher: Launcher, tmp_path: Path, recovery: str) -> None:
+    record, layout = ran(
+        launcher,
+        tmp_path,
+        config(recovery, 3, spares=1),
+        {0: "40:leave", 1: "40:spoilt", 2: "40:leave"},
+        {0: "100:done", 1: "100:0", 2: "100:0"},
+    )
+    assert [(a.outcome, a.continues, a.memory, a.resumed_from_step) for a in record.attempts] == [("died", None, "", 0), ("completed", None, "", 0)]
+    assert record.attempts[0].rank == 1
+    assert not set(pids(layout, 0).values()) & set(pids(layout, 1).values())
+
+
 def test_a_survivor_that_never_leaves_is_a_hang(launcher: Launcher, tmp_path: Path) -> None:
     patient = config("lossy_forward", 3)
     short = replace(patient, supervision=replace(patient.supervision, start_timeout_s=6.0))

@@ -9,8 +9,8 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.records.events import PlannedFailure
 
-ENDING = ("exit", "kill", "raise", "oom", "nan")  # kinds that end their victims and leave the others
-ENDING_ALL = ("stop", "partition", "supervisor")  # kinds behind which all ranks are there again
+ENDING = ("exit", "kill", "raise", "oom")  # kinds that end their victims and leave the others
+ENDING_ALL = ("nan", "stop", "partition", "supervisor")  # kinds behind which all ranks are there again
 
 
 def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:

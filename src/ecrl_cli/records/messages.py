@@ -33,12 +33,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a rank is about to end: one line, and whether it is the user's input (exit code 2) that is wrong."""
+    """Why a rank is about to end: one line, and whether it is the user's input (exit code 2) that is wrong.
+
+    `spoilt`: whether what the others have in memory is no good either, for they have exchanged gradients with it.
+    """
 
     rank: int
     text: str
     exit_code: int
     kind: str = "trouble"
+    spoilt: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ecrl_cli.supervision.zygote import ZygoteAttempt
 
 class LiveWatch(AttemptWatch):
     """Over when every rank that lives has left, or ended well. As any other attempt where nobody is left, the store has gone with its process, a
-    rank says what no recovery cures, or the run is to stop. Keeps the spares warm meanwhile."""
+    rank says what no recovery cures or that what all have in memory is spoilt, or the run is to stop. Keeps the spares warm meanwhile."""
 
     def __init__(self, running: ZygoteAttempt, crew: Crew, stop: StopSignals, companion: Companion | None, post: Post) -> None:
         super().__init__(running, post.order.attempt, crew.listener, stop, companion, post)
@@ -47,7 +47,7 @@ class LiveWatch(AttemptWatch):
 
     @property
     def _hopeless(self) -> bool:
-        return bool(self._buried) and any(trouble.exit_code in INCURABLE for trouble in self._troubles)
+        return bool(self._buried) and any(trouble.spoilt or trouble.exit_code in INCURABLE for trouble in self._troubles)
 
     def _look_after_companion(self) -> None:
         super()._look_after_companion()

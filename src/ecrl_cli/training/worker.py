@@ -18,7 +18,7 @@ STARTED = monotonic()  # before torch is imported, so that importing it is on th
 
 from ecrl_cli.config.codec import decode  # noqa: E402
 from ecrl_cli.config.recovery import live  # noqa: E402
-from ecrl_cli.errors import EcrlError, StorageError  # noqa: E402 - after the first instant
+from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError  # noqa: E402 - after the first instant
 from ecrl_cli.failures.inject import Injector  # noqa: E402
 from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
 from ecrl_cli.records.launch import LaunchOrder  # noqa: E402
@@ -92,7 +92,7 @@ def _take_part(layout: RunLayout, seat: Seat, memory: int) -> Seat | int:
             raise
         error = raised if isinstance(raised, EcrlError) else StorageError.of("rank", raised.filename or layout.root, raised)
         sys.stderr.write(f"ecrl: error: {error.line()}\n")
-        control.trouble(Trouble(rank, error.line(), error.exit_code))
+        control.trouble(Trouble(rank, error.line(), error.exit_code, spoilt=isinstance(error, LossNotFinite)))
         return error.exit_code
     except Exception as error:
         control.trouble(_unexpected(rank, error))
