@@ -168,7 +168,7 @@ def summary(seconds: dict[str, list[float]], again: dict[str, float]) -> dict[st
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure snapshots in memory: what they cost per step, what they save per kill; prints JSON.")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=5, help="steps per segment, at least 2")
+    parser.add_argument("--steps", type=int, default=4, help="steps per segment, at least 2")
     parser.add_argument("--batch", type=int, default=36)
     parser.add_argument("--kills", type=int, default=8)
     options = parser.parse_args()

@@ -92,6 +92,15 @@ def test_who_testifies_need_not_be_who_is_gone_on_with(recorded: Path, tmp_path:
     assert finding.status == VALID, finding
 
 
+def test_survivors_that_come_apart_later_are_seen(lossy: RunLayout) -> None:
+    """Whatever buffers they have: behind each step all have the leader's. Nothing else compares them behind a loss."""
+    for rank in range(2):
+        edit_lines(lossy.attempt(1).rank(rank), lambda line, rank=rank: line | {"state_digest": f"{rank if line['global_step'] > 19 else 2:064x}"})  # type: ignore[misc]
+    edit_json(lossy.attempt(1).final, lambda final: final | {"buffers_digest": "e" * 64})
+    finding = found(judge(lossy.root), TRAJECTORY)
+    assert finding.status == INVALID and "step 20: ranks [0, 1] do not hold the same state (5 such steps)" in finding.message
+
+
 @pytest.mark.parametrize("bug_from", [12, 20])
 def test_a_live_recovery_that_changes_the_trajectory_is_caught(recorded: Path, tmp_path: Path, bug_from: int) -> None:
     finding = found(judge(build_rollback(tmp_path, bug_from=bug_from).root, recorded / "2" / "ref"), TRAJECTORY)
@@ -142,6 +151,14 @@ def redone(**changes: Any) -> Spoil:
 def nothing_lost(run: RunLayout) -> None:
     """The survivors deny what the ledger says: all that the dead had to give was given."""
     everyone(redone=[], layers=[])(run)
+
+
+def nobody_names_what_was_lost(run: RunLayout) -> None:
+    """As if the dead had given all; but one of them was struck before it had a gradient."""
+    nothing_lost(run)
+    for rank in range(2):
+        run.attempt(0).ledger(rank).unlink()
+    edit_json(run.failures, lambda entries: [entry | {"moment": "forward"} for entry in entries])
 
 
 def logged_after_all(run: RunLayout) -> None:
@@ -248,6 +265,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
     "a dead rank's log ends too soon": (dies_earlier, ONCE, UNKNOWN, "the log ends before steps 7 to 9 of attempt 0 rank 3"),
     "one that took part lacks a line": (dies_in_the_next_step, ONCE, UNKNOWN, "the log ends before steps 8 to 9 of attempt 0 rank 2"),
     "the survivors deny the ledger": (nothing_lost, ONCE, INVALID, "the ledger names samples of step 9, in which nothing was done again"),
+    "samples that nobody names": (nobody_names_what_was_lost, ONCE, INVALID, "rank 2 was struck in the forward pass of step 9 of attempt 0"),
     "a ledger is gone": (
         no_file("ledger", 1),
         ONCE,

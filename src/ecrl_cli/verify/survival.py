@@ -16,6 +16,7 @@ from ecrl_cli.verify.verdict import Notes
 
 Line = tuple[int, int, int]  # attempt, rank, step
 Told = dict[int, Testimony]
+_AT_ONCE = ("exit", "kill", "raise", "oom")  # kinds whose victim does nothing more in the step
 # What survivors must agree on; how long each waited is its own.
 _AGREED: dict[str, Callable[[Testimony], Any]] = {
     "how far they came": lambda t: t.global_step,
@@ -62,6 +63,7 @@ def _survival(case: Case, a: Attempt, notes: Notes) -> set[Line]:
                 if relied_on:
                     notes.broken(f"survivors differ: ranks {first} and {rank} of attempt {a.attempt} do not testify to the same in {what}")
     _check_ledgers(case, a, one, notes)
+    _check_struck(case, a, one, notes)
     complete = agreed and set(went_on(case.run, a.attempt)) <= told.keys()
     return _excused(case, a, one) if complete else set()
 
@@ -172,6 +174,18 @@ def _check_ledgers(case: Case, a: Attempt, t: Testimony, notes: Notes) -> None:
             notes.broken(f"survivors differ: ranks {next(iter(whole))} and {rank} of {who} do not have the same ledger")
     for text in _account(case, a, t, notes) if whole else ():
         notes.broken(f"{who}: {text}")
+
+
+def _check_struck(case: Case, a: Attempt, t: Testimony, notes: Notes) -> None:
+    """Who ended in its forward pass had no gradient to give: where the others finished that step, its samples are lost on every layer."""
+    planned, losers, layers = {entry.index: entry for entry in case.run.plan or ()}, gave_nothing(a, t), sum(map(len, t.layers))
+    for fired in case.run.fired:
+        entry, step = planned.get(fired.index), fired.at_step
+        if fired.attempt != a.attempt or step is None or entry is None or entry.moment != "forward" or entry.kind not in _AT_ONCE:
+            continue
+        if t.global_step >= step and not 0 < layers == len(losers.get(fired.rank, ())):
+            who = f"rank {fired.rank} was struck in the forward pass of step {step} of attempt {a.attempt}"
+            notes.broken(f"{who}, which others finished: they do not testify that its samples are lost on every layer")
 
 
 def _account(case: Case, a: Attempt, t: Testimony, notes: Notes) -> list[str]:

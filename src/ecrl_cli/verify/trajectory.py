@@ -135,10 +135,10 @@ def _check_ranks(case: Case, notes: Notes) -> None:
     """After a committed step every rank holds the same state; the first step where they do not is named.
 
     Claimed for models without buffers: BatchNorm's move with each rank's own samples and are made equal only in the next forward pass.
-    With replicas they belong to no rank, and the claim is for every model.
+    With replicas they belong to no rank, where ranks may outlive others all end a step with the leader's: there the claim is for every model.
     """
-    final = case.run.final
-    if not case.run.stored.config.elastic.replicas and (final is None or final.buffers_digest != NO_TENSORS):
+    final, config = case.run.final, case.run.stored.config
+    if not config.elastic.replicas and not live(config) and (final is None or final.buffers_digest != NO_TENSORS):
         return
     by_step: dict[int, dict[int, str]] = {}
     for (step, rank), state in _states(case.run, case.path).items():
