@@ -105,7 +105,7 @@ class Case:
 
     def take(self, message: Any, connection: Connection) -> None:
         if isinstance(message, Hello):
-            connection.answer(self.board)
+            connection.answer((self.board.fd,))
         elif isinstance(message, Left):
             self.left[message.pid] = message, connection
         elif isinstance(message, Standby):
