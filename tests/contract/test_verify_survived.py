@@ -409,3 +409,10 @@ def test_what_the_others_buffers_are_after_a_step_is_not_held_against_stock_ddp(
     verdict = judge(tmp_path / "rollback")
     assert found(verdict, TRAJECTORY).status == status, render(verdict)
     assert status == VALID or f"step 5, component state (rank {rank})" in render(verdict)
+
+
+def test_damage_to_what_nobody_went_back_to_is_not_owed(tmp_path: Path) -> None:
+    run = build_rollback(tmp_path, unmet=("corrupt@14.rest",))
+    verdict = judge(run.root)
+    assert verdict.status == VALID, render(verdict)
+    assert "entry 2 did not fire: no attempt behind step 14 chose a checkpoint" in found(verdict, FAILURES).evidence
