@@ -69,6 +69,7 @@ def segment(bench: Bench, name: str, strategy: Strategy, steps: int) -> None:
     bench.step()
     dist.barrier()
     began = monotonic()
+    strategy.remember(bench.progress())
     strategy.save(bench.progress())
     bench.note(f"stall {name}", monotonic() - began)
     strategy.flush()

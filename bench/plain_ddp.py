@@ -1,8 +1,8 @@
 """The peer of bench/spares.py: a plain DDP script with its own checkpoints, as it is started by torch.distributed.run. Nothing of ECRL is in it.
 
-`plain_ddp.py FOLDER STEPS EVERY DIES_AT BATCH`: trains torchvision's ResNet-18 on torchvision's fake images to step STEPS, takes a checkpoint with
-torch.save every EVERY steps, goes on from the newest one. In the first attempt rank 1 kills itself in step DIES_AT. Each rank notes when
-what happened in FOLDER/events-RANK.jsonl, on the clock that all processes of a machine share.
+`plain_ddp.py MODEL FOLDER STEPS EVERY DIES_AT BATCH`: trains torchvision's ResNet-18, or a small convolutional network, on torchvision's fake images
+to step STEPS, takes a checkpoint with torch.save every EVERY steps, goes on from the newest one. In the first attempt rank 1 kills itself in step
+DIES_AT. Each rank notes when what happened in FOLDER/events-RANK.jsonl, on the clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-FOLDER = Path(sys.argv[1])
-STEPS, EVERY, DIES_AT, BATCH = map(int, sys.argv[2:6])
+MODEL, FOLDER = sys.argv[1], Path(sys.argv[2])
+STEPS, EVERY, DIES_AT, BATCH = map(int, sys.argv[3:7])
 RANK, RESTARTS = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
@@ -39,11 +39,20 @@ from torchvision.models import resnet18  # noqa: E402
 note("imported")
 
 
+def build() -> torch.nn.Module:
+    if MODEL == "resnet18":
+        return resnet18(num_classes=10)
+    layers: list[torch.nn.Module] = []
+    for inputs, outputs, stride in ((3, 32, 1), (32, 64, 2), (64, 128, 2), (128, 256, 2)):
+        layers += [torch.nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), torch.nn.BatchNorm2d(outputs), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(256, 10))
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     note("group")
     torch.manual_seed(1337)
-    ddp = DistributedDataParallel(resnet18(num_classes=10))
+    ddp = DistributedDataParallel(build())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     step, newest = 0, FOLDER / "newest.pt"
     if newest.exists():

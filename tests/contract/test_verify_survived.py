@@ -71,16 +71,6 @@ def test_with_spares_the_size_stays_and_the_distance_is_told_all_the_same(tmp_pa
     assert "equal to ref in every loss of the 8 steps" in told.message and not any("world size" in text for text in told.evidence)
 
 
-def test_one_that_died_before_its_line_owes_that_of_the_step_that_was_done_without_it_too(tmp_path: Path) -> None:
-    """Its gradients of step 8 were with all, who then began step 9 and found it gone."""
-    RunBuilder(tmp_path / "ref", config_of("ref")).build()
-    run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, first=(0,)),), planned=False).build()
-    for last, status in ((7, VALID), (6, UNKNOWN)):
-        edit_lines(run.attempt(0).rank(1), lambda line, last=last: line if line["global_step"] <= last else None)  # type: ignore[misc]
-        verdict = judge(run.root)
-        assert found(verdict, ONCE).status == status, render(verdict)
-
-
 @pytest.mark.parametrize("logged", [True, False])
 def test_one_that_died_with_nothing_owed_needs_no_ledger(tmp_path: Path, logged: bool) -> None:
     """All had its gradients; whether it came to log the step is chance."""
@@ -92,6 +82,14 @@ def test_one_that_died_with_nothing_owed_needs_no_ledger(tmp_path: Path, logged:
     assert verdict.status == VALID, render(verdict)
     assert "192 applied to every layer, 0 replayed, 0 on the ledger" in found(verdict, ONCE).message
     assert "equal to ref in every loss of 24 steps and in the final state" in found(verdict, TRAJECTORY).message
+
+
+def test_who_testifies_need_not_be_who_is_gone_on_with(recorded: Path, tmp_path: Path) -> None:
+    """All went back to a snapshot in memory, which was taken behind an earlier step than the survivors had come to."""
+    run = RunLayout(Path(shutil.copytree(recorded / "2" / "spared", tmp_path / "spared", symlinks=True)))
+    of_attempt(continues=0, memory="snapshot", snapshot_sha256="a" * 64, resumed_from=None)(run)
+    finding = found(judge(run.root, recorded / "2" / "ref"), ONCE)
+    assert finding.status == VALID, finding
 
 
 @pytest.mark.parametrize("bug_from", [12, 20])
@@ -153,12 +151,17 @@ def logged_after_all(run: RunLayout) -> None:
 
 
 def dies_earlier(run: RunLayout) -> None:
-    """The dead rank's log ends two steps sooner than the one that the survivors finished without it."""
+    """The dead rank's log ends two steps sooner than a death between an exchange and its line explains."""
     edit_lines(run.attempt(0).rank(3), lambda line: line if line["global_step"] < 7 else None)
 
 
-def lacks_the_step_before(run: RunLayout) -> None:
-    """Rank 2 was struck in step 9: it had logged step 8."""
+def dies_before_its_line(run: RunLayout) -> None:
+    """Rank 3 dies behind the exchange of step 8 and before it logs that step; step 9 is done without it."""
+    edit_lines(run.attempt(0).rank(3), lambda line: line if line["global_step"] < 8 else None)
+
+
+def dies_in_the_next_step(run: RunLayout) -> None:
+    """Rank 2 gave its first bucket in step 9: it must have logged step 8."""
     edit_lines(run.attempt(0).rank(2), lambda line: line if line["global_step"] < 8 else None)
 
 
@@ -171,7 +174,8 @@ def of_attempt(**changes: Any) -> Spoil:
 
     def spoil(run: RunLayout) -> None:
         attempts(run, lambda found: found[1].update(changes))
-        renamed = {"resume_step" if name == "resumed_from_step" else name: value for name, value in changes.items()}
+        keys = {"resumed_from_step": "resume_step", "resumed_from": "resume_from"}
+        renamed = {keys.get(name, name): value for name, value in changes.items()}
         edit_json(run.attempt(1).launch, lambda order: order | renamed)
 
     return spoil
@@ -242,7 +246,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
     ),
     "a lost rank logged the step": (logged_after_all, ONCE, INVALID, "claims that rank 3 was lost in step 9, which that rank logged"),
     "a dead rank's log ends too soon": (dies_earlier, ONCE, UNKNOWN, "the log ends before steps 7 to 9 of attempt 0 rank 3"),
-    "the log of who was struck ends too soon": (lacks_the_step_before, ONCE, UNKNOWN, "the log ends before steps 8 to 9 of attempt 0 rank 2"),
+    "one that took part lacks a line": (dies_in_the_next_step, ONCE, UNKNOWN, "the log ends before steps 8 to 9 of attempt 0 rank 2"),
     "the survivors deny the ledger": (nothing_lost, ONCE, INVALID, "the ledger names samples of step 9, in which nothing was done again"),
     "a ledger is gone": (
         no_file("ledger", 1),
@@ -347,6 +351,11 @@ def test_a_spoilt_survival_is_caught_by_the_promise_it_broke(lossy: RunLayout, n
     assert any(words in text for text in said(verdict)), render(verdict)
 
 
+def test_one_that_died_before_it_logged_a_whole_step_owes_no_line_of_it(lossy: RunLayout) -> None:
+    dies_before_its_line(lossy)
+    assert found(judge(lossy.root), ONCE).status == VALID
+
+
 def lossy_rollback(run: RunLayout) -> None:
     """Survivors of a rollback say that they finished the step without a part of what the dead had to give."""
     again = {"global_step": 15, "first": 1, "buckets": 2, "lost": [0], "left": [1], "seconds": 0.1}
@@ -384,9 +393,10 @@ def test_a_spoilt_rollback_is_caught(rollback: RunLayout, name: str) -> None:
 
 @pytest.mark.parametrize(("entry", "why"), [("kill@20:1", "1 ranks did step 20"), ("kill@9:1", "2 ranks did step 9")])
 def test_a_planned_failure_of_a_rank_that_nobody_replaced_is_excused_and_told(tmp_path: Path, entry: str, why: str) -> None:
-    verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), unmet=(entry,)).build().root)
+    """A plan that its own deaths leave without a victim is refused: the death here was not planned."""
+    verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), unmet=(entry,), planned=False).build().root)
     assert verdict.status == VALID, render(verdict)
-    assert f"entry 1 did not fire: rank 1 had died and nobody took its place, {why}" in found(verdict, FAILURES).evidence
+    assert f"entry 0 did not fire: rank 1 had died and nobody took its place, {why}" in found(verdict, FAILURES).evidence
 
 
 def test_one_that_was_replaced_is_owed_its_failure(tmp_path: Path) -> None:

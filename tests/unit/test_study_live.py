@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 
 from ecrl_cli.config.build import build
 from ecrl_cli.config.entries import parse
-from ecrl_cli.config.identity import reference_id
+from ecrl_cli.config.identity import reference_id, run_name
 from ecrl_cli.config.studies import LiveRecovery
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.failures.plan import plan
@@ -61,6 +64,14 @@ def test_only_ranks_that_are_surely_there_are_struck(tmp_path: Path) -> None:
         for number, entry in enumerate(map(parse, typed)):
             before = tuple(each for each in typed[:number] if parse(each).step < entry.step or entry.moment in ("load", "rendezvous"))
             assert entry.who == "all" or max(entry.who or (0,)) < present(course, before), (course, typed)
+
+
+def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
+    course, entries = Course("immediate_rollback", 3, 2, "overlapped", 0.2), ("kill@5.backward/0.4:0+2",)
+    words = f"{sys.executable} -m ecrl_cli.cli.main train {course.typed(entries).removeprefix('ecrl train ')} --cfg job"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)) == [run_name(build(course.keys(entries)))], "whose end is of the run's id"
 
 
 def line(rank: int, step: int, attempt: int, digest: str, world_size: int = 3) -> RankLine:
@@ -225,7 +236,7 @@ def test_runs_whose_ranks_die_come_out_well(tmp_path: Path) -> None:
     trials = {trial.key: trial for trial in study.plan()}
     due = {  # attempts, into which survivors took their memory along; places taken by spares; steps finished without the dead; samples lost
         "matrix/lossy_forward/2/leader": (2, 1, 0, 1, 72),
-        "matrix/immediate_rollback/while_recovering": (3, 2, 2, 0, 0),
+        "matrix/immediate_rollback/while_recovering": (3, 2, 3, 0, 0),
         "matrix/checkpoint_restart/two_at_once": (2, 0, 2, 0, 0),
     }
     try:

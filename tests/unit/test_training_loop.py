@@ -48,6 +48,22 @@ def test_an_attempt_that_ends_in_a_change_of_size_saves_and_confirms_its_last_st
     loop.strategy.confirm.assert_called_once_with(5)
 
 
+def test_what_is_owed_is_saved_before_the_first_step_and_not_prepared_for_twice() -> None:
+    """The memory that the attempt began with has that step already; what is remembered is what this attempt did."""
+    loop = loop_at(9)
+    loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(strategy="in_memory", every=3))
+    loop.owed = True
+    loop.learner.learn.return_value = Learned(0.5, 0.5)
+    loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
+    loop.sampler.epoch = loop.sampler.cursor_step = 0
+    loop.pack.state_digest.return_value = None
+    loop.journal.append.return_value = b"line"
+    loop.run()
+    assert [call.args[0].global_step for call in loop.strategy.save.call_args_list] == [9, 10]
+    assert [call.args[0].global_step for call in loop.strategy.remember.call_args_list] == [10]
+    loop.strategy.prepare.assert_called_once_with()
+
+
 def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -> None:
     """The word may reach a rank only with the gradients of the step to stop behind: it is asked for between that step and its checkpoint."""
     loop = loop_at(0)

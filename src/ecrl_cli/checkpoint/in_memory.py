@@ -48,10 +48,6 @@ class InMemoryStrategy(OverlappedStrategy):
             for number in free:
                 self._desk(number, layout, train)
 
-    def save(self, progress: Progress) -> None:
-        self.remember(progress)
-        super().save(progress)
-
     def remember(self, progress: Progress) -> None:
         context = self._context
         context.clock.switch("sync")

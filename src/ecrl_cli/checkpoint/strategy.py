@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Strategy(Protocol):
-    """Used by the step loop in this order: prepare once, save at each trigger, flush before a planned end, close.
+    """Used by the step loop in this order: prepare once, remember and save at each trigger, flush before a planned end, close.
 
     Each call is collective: every rank makes it at the same step. Time goes to the span clock's categories.
     """

@@ -10,7 +10,7 @@ from ecrl_cli.config.identity import NOT_IDENTITY
 from ecrl_cli.metrics.statistics import Summary, ratio_of_means, summary
 from ecrl_cli.report.evidence import Metrics, Run
 
-ORDER = ("clean", "ref", "ref2", "blk", "ovl")
+ORDER = ("clean", "ref", "ref2", "blk", "ovl", "mem", "spares", "rollback", "forward")
 BASES = ("clean", "ref", "blk")
 
 MEASURES: dict[str, Callable[[Metrics], float | None]] = {

@@ -15,7 +15,7 @@ from ecrl_cli.checkpoint.handing import handed, size_of, take
 from ecrl_cli.checkpoint.lines import submitted
 from ecrl_cli.checkpoint.progress import Progress as Restored
 from ecrl_cli.checkpoint.rng import restore_rng
-from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.checkpoint.state import Sampler, Stateful, StatePack
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import describe
@@ -31,18 +31,22 @@ from ecrl_cli.training.learner import DataParallelLearner, Learner
 from ecrl_cli.training.live_learner import LiveLearner, remembered
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import TcpStoreAddress
+from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.session import Session, make_deterministic
 from ecrl_cli.training.step import Loop
 from ecrl_cli.training.testimony import enter, testify
 
 
 class Kept:
-    """What a process keeps from one attempt to the next. `loop`: the one that it left with its state; None: it has no state."""
+    """What a process keeps from one attempt to the next. `loop`: the one that it left with its state; None: it has no state. `worn`: the one that it
+    left last, and `model`: one that nobody has used: to load a checkpoint into. Making them anew takes longer than loading."""
 
     def __init__(self, address: TcpStoreAddress, timeout_s: float) -> None:
         timeout = timedelta(seconds=timeout_s)
         self.store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
         self.loop: Loop | None = None
+        self.worn: Loop | None = None
+        self.model: torch.nn.Module | None = None
         self.data: tuple[SampleSet, DatasetRecord] | None = None
 
 
@@ -63,6 +67,11 @@ class LiveSession(Session):
         except Bereaved:
             return self.depart()
         return None
+
+    @property
+    def loads(self) -> bool:
+        """Whether all of the state comes from a checkpoint, a snapshot or another rank, and none from the seed."""
+        return self.order.resume_from is not None or bool(self.order.memory)
 
     @property
     def took_along(self) -> bool:
@@ -88,18 +97,24 @@ class LiveSession(Session):
         """The state that this process has, as this attempt's rank."""
         before = self.kept.loop
         assert before is not None
-        old = before.pack
-        parts = (old.model, old.optimizer, old.scheduler, old.scaler, old.sampler)
-        return StatePack(*parts, self.rank, self.world_size)
+        return StatePack(*_parts(before.pack), self.rank, self.world_size)
 
     def data(self) -> tuple[SampleSet, DatasetRecord]:
         self.kept.data = self.kept.data or super().data()
         return self.kept.data
 
     def state(self, record: DatasetRecord) -> tuple[Learner, ResumableGlobalBatchSampler, StatePack]:
-        if self.kept.loop is None or self.pack is None:
+        worn = self.kept.worn
+        if self.kept.loop is not None and self.pack is not None:
+            return self.kept.loop.learner, self.kept.loop.sampler, self.pack
+        if worn is None or not self.loads:
             return super().state(record)
-        return self.kept.loop.learner, self.kept.loop.sampler, self.pack
+        seed_rank(self.config.seed, self.rank, self.order.resume_step)
+        return worn.learner, worn.sampler, StatePack(*_parts(worn.pack), self.rank, self.world_size, self.peers)
+
+    def model(self, record: DatasetRecord) -> torch.nn.Module:
+        warm, self.kept.model = self.kept.model, None
+        return warm if warm is not None and self.loads else super().model(record)
 
     def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> DataParallelLearner:
         config, device = self.config, self.device
@@ -148,7 +163,7 @@ class LiveSession(Session):
         assert isinstance(loop.learner, LiveLearner) and board is not None
         loop.learner.seat(self.peers, self.pulse, partial(board.keep, self.rank))
         loop.learner.remember(loop.global_step, loop.loss)
-        loop.owed = self.order.memory == "survivors" and loop.global_step > 0 and not submitted(self.layout, self.order)
+        loop.owed |= self.order.memory == "survivors" and loop.global_step > 0 and not submitted(self.layout, self.order)
         return loop
 
     def depart(self) -> Left:
@@ -160,10 +175,11 @@ class LiveSession(Session):
         if self.loop:
             self.loop.strategy.close()
             self.loop.journal.close()
-            self.kept.loop = self.loop
+            self.kept.loop = self.kept.worn = self.loop
         self.clock.switch("idle")
         self.clock.close()
-        said = testify(self.logs, self.order.attempt, step, self.rank, self.peers, self.pack)
+        taken = self.pack if self.config.recovery.name != "checkpoint_restart" else None
+        said = testify(self.logs, self.order.attempt, step, self.rank, self.peers, taken)
         if self.loop and said.redone:
             enter(self.logs, said, self.loop.sampler, self.world_size)
         return Left(self.rank, os.getpid(), self.order.attempt, step, said.alive)
@@ -182,5 +198,11 @@ def warmed_up(config: RunConfig, address: TcpStoreAddress) -> Kept:
     dataset = build_dataset(config.dataset)
     record = describe(dataset)
     kept.data = (dataset, record)
-    build_optimizer(config.optimizer, build_model(config.model, record.classes, record.shape).parameters())
+    kept.model = build_model(config.model, record.classes, record.shape)
+    build_optimizer(config.optimizer, kept.model.parameters())
     return kept
+
+
+def _parts(pack: StatePack) -> tuple[torch.nn.Module, torch.optim.Optimizer, Stateful, Stateful | None, Sampler]:
+    """What it is made of, whoever's it is."""
+    return pack.model, pack.optimizer, pack.scheduler, pack.scaler, pack.sampler

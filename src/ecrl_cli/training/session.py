@@ -118,12 +118,13 @@ class Session:
             line_chain=resumed.line_chain,
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
+            owed=self.order.memory == "snapshot",  # chosen because nothing durable is as new
         )
 
     def state(self, record: DatasetRecord) -> tuple[Learner, ResumableGlobalBatchSampler, StatePack]:
         """What is restored or begins from the seed, and is trained."""
         config = self.config
-        model = build_model(config.model, record.classes, record.shape).to(self.device)
+        model = self.model(record)
         optimizer = build_optimizer(config.optimizer, model.parameters())
         learner = self.learner(model, optimizer)
         replicas = config.elastic.replicas
@@ -135,6 +136,9 @@ class Session:
         else:
             seed_rank(config.seed, self.rank, self.order.resume_step)
         return learner, sampler, pack
+
+    def model(self, record: DatasetRecord) -> torch.nn.Module:
+        return build_model(self.config.model, record.classes, record.shape).to(self.device)
 
     def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> DataParallelLearner | ReplicaLearner:
         """Plain data parallelism, or `elastic.replicas` fixed replicas."""

@@ -51,7 +51,7 @@ class Loop:
     line_chain: str
     loss: float  # the last step's
     until: int | None = None
-    owed: bool = False  # whether the ranks of the attempt before left it between the step they end behind and its checkpoint
+    owed: bool = False  # whether the step that this attempt began behind has its state in memory, and no checkpoint where one is due
 
     @property
     def end(self) -> int:
@@ -59,20 +59,19 @@ class Loop:
 
     def run(self) -> float:
         """Train to the end and wait for everything in flight; gives the last loss. Raises if the last step's checkpoint is due and lost."""
-        first = True
         if self.global_step:  # what should have struck here is still to come where the run was stopped in between
             self.injector.at_boundary(self.global_step, self.flush)
         self.heed_stop()
-        if self.owed and self.checkpoint_due():
+        if prepared := self.owed and self.checkpoint_due():
             self.strategy.prepare()
-            self.save()
+            self.save(remembered=True)
         while self.global_step < self.end:
             self.step()
             self.heed_stop()
-            if first:
+            if not prepared:
                 self.clock.switch("warm_up")
                 self.strategy.prepare()
-                first = False
+                prepared = True
             if self.checkpoint_due():
                 self.save()
             elif self.memory_due():
@@ -84,10 +83,13 @@ class Loop:
             self.strategy.confirm(self.global_step)
         return self.loss
 
-    def save(self) -> None:
+    def save(self, *, remembered: bool = False) -> None:
+        """`remembered`: the memory that this attempt began with has the step; snapshots are of what the attempt did itself."""
         self.report(self.global_step, "saving", self.loss)
         self.pulse.phase("saving")
         self.injector.before_save(self.global_step)
+        if not remembered:
+            self.strategy.remember(self.progress())
         self.strategy.save(self.progress())
 
     def remember(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
+from ecrl_cli.history.lineage import SURVIVORS
 from ecrl_cli.history.survival import SURVIVED, successor, went_on
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.recovery import Applied, Redone, Testimony
@@ -88,7 +89,8 @@ def _check_went_on(case: Case, a: Attempt, told: Told, notes: Notes) -> None:
     for rank, testimony in told.items():
         if gone := sorted(set(went) - set(testimony.alive)):
             notes.broken(f"rank {gone[0]} of attempt {a.attempt} went on, rank {rank} testifies that it had died")
-        if after and after.continues == a.attempt and testimony.global_step != after.resumed_from_step:
+        relied_on = after and (after.continues, after.memory) == (a.attempt, SURVIVORS)  # a snapshot may be of an earlier step
+        if after and relied_on and testimony.global_step != after.resumed_from_step:
             text = f"rank {rank} of attempt {a.attempt} left behind step {testimony.global_step}"
             notes.broken(f"{text}, attempt {after.attempt} goes on behind step {after.resumed_from_step}")
 
@@ -199,21 +201,17 @@ def _window(case: Case, step: int) -> Any:
 
 
 def _excused(case: Case, a: Attempt, t: Testimony) -> set[Line]:
-    """The last lines of ranks that did not go on: that of the step behind which the others left; and the one before, where a rank gave its
-    gradients, died before its line, and had no part in the next step. Only where all lines before are there."""
-    found, lost = set[Line](), gave_nothing(a, t)
+    """The last lines of ranks that did not go on: that of the step behind which the others left; and, where it took no part in that one at all,
+    that of the step before, whose exchange was whole on all who are left: it died between the exchange and the line."""
+    found: set[Line] = set()
+    losers, everything = gave_nothing(a, t), sum(len(bucket) for bucket in t.layers)
     for rank in set(range(a.world_size)) - set(went_on(case.run, a.attempt)):
         lines = case.run.logs(a.attempt).ranks.get(rank)
         last = lines.events[-1].global_step if lines and lines.events else a.resumed_from_step
-        owed = range(last + 1, t.global_step + 1)
-        if len(owed) == 1 or (len(owed) == 2 and rank in lost and not _came_to(case, a, rank, t.global_step)):
-            found |= {(a.attempt, rank, step) for step in owed}
+        absent = 2 if len(losers.get(rank, ())) == everything > 0 else 1
+        if t.global_step - absent <= last < t.global_step:
+            found |= {(a.attempt, rank, step) for step in range(last + 1, t.global_step + 1)}
     return found
-
-
-def _came_to(case: Case, a: Attempt, rank: int, step: int) -> bool:
-    """Whether the rank was in that step when a planned failure struck it: it had logged the one before."""
-    return any((fired.at_step or 0) >= step for fired in case.run.fired if (fired.attempt, fired.rank) == (a.attempt, rank))
 
 
 def _ranks(ranks: Any) -> str:

@@ -11,15 +11,12 @@ from ecrl_cli.config.elastic import ranks_at
 from ecrl_cli.config.entries import Entry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.studies.failures.draw import available
+from ecrl_cli.studies.failures import draw as failures
+from ecrl_cli.studies.failures.draw import BATCHES, available
 
 TARGET, EVERY = 18, 4  # steps, and steps between checkpoints
-BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or more than a run
 SIZES = (1, 2, 3, 4)
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "small_cnn": ({"name": "small_cnn", "width": 4, "dropout": 0.2}, {"name": "sgd", "lr": 0.05}),
-    "vit": ({"name": "vit", "width": 8, "depth": 1, "dropout": 0.2}, {"name": "adamw", "lr": 0.01, "weight_decay": 0.05}),
-}
+MODELS = failures.MODELS | {"small_cnn": ({"name": "small_cnn", "width": 4, "dropout": 0.2}, {"name": "sgd", "lr": 0.05})}
 _MOMENTS = ("boundary", "forward", "backward", "optimizer", "capture", "load")
 _DRAWS = 200
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.failures.findings import bad_table, by, planted_gate, planted_table, valid_gate
-from ecrl_cli.studies.result import Findings, upper_bound
+from ecrl_cli.studies.failures.findings import bad_table, by, planted_table, valid_gate
+from ecrl_cli.studies.result import Findings, planted_gate, upper_bound
 from ecrl_cli.studies.study import Record
 
 
@@ -24,7 +24,7 @@ def findings(records: Sequence[Record]) -> Findings:
         bad_table(runs),
         planted_table(planted),
     )
-    gates = (valid_gate(runs), *_alike(runs), *planted_gate(planted))
+    gates = (valid_gate(runs), *_alike(runs), *planted_gate({record.facts["bug"]: record.found["found"] for record in planted}))
     return Findings(tuple(table for table in tables if table.rows), (), gates, _notes(runs))
 
 

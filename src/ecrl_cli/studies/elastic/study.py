@@ -16,13 +16,12 @@ from ecrl_cli.studies.elastic.findings import findings
 from ecrl_cli.studies.replay import command
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
-from ecrl_cli.studies.training.bench import SHOWN, Bench
+from ecrl_cli.studies.training.bench import Bench, search
 from ecrl_cli.studies.training.planted import BUGS, REPLICA_BUGS
 
 PLAIN, FIXED = (0,), (4, 8)
 REPLICAS = (*PLAIN, *FIXED)
 HASH_SEEDS = ("0", "1", "2", "3", "4")
-RUNS = 12  # until a planted bug is found, at most
 
 
 def make(setting: Setting) -> Study:
@@ -75,16 +74,6 @@ class _Elastic:
             yield Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug})
 
     def _search(self, trial: Trial) -> dict[str, Any]:
-        """One run after the other with the bug, until one comes out wrong. A bug of the replicas shows with them, any other without: with
-        them a rank's generators are nobody's."""
-        replicas = FIXED if trial.facts["bug"] in REPLICA_BUGS else PLAIN
-        bench, rng = Bench(self._setting.scratch / "planted", trial.facts["bug"]), self._setting.rng(trial.key)
-        try:
-            for number in range(1, RUNS + 1):
-                course, entries = draw(rng, self._config.strategies, replicas)
-                found = bench.play(course.keys(entries), course.reference)
-                if found.outcome in SHOWN:
-                    return {"found": True, "runs": number, "by": found.why}
-        finally:
-            bench.close()
-        return {"found": False, "runs": RUNS, "by": ""}
+        """A bug of the replicas shows with them, any other without: with them a rank's generators are nobody's."""
+        rng, replicas = self._setting.rng(trial.key), FIXED if trial.facts["bug"] in REPLICA_BUGS else PLAIN
+        return search(self._setting.scratch / "planted", trial.facts["bug"], lambda: draw(rng, self._config.strategies, replicas))

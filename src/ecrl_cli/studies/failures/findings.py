@@ -9,7 +9,7 @@ from typing import Any
 
 from ecrl_cli.config.studies import Failures
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.result import Column, Findings, Table, upper_bound
+from ecrl_cli.studies.result import Column, Findings, Table, planted_gate, upper_bound
 from ecrl_cli.studies.study import Record
 
 OUTCOMES = ("valid", "hung", "left", "exit", "invalid", "unknown", "differs", "idle")
@@ -83,13 +83,6 @@ def planted_table(planted: Sequence[Record]) -> Table:
     return Table("planted", "Is the study blind? Bugs planted into the recovery", columns, rows)
 
 
-def planted_gate(planted: Sequence[Record]) -> tuple[Gate, ...]:
-    """None where none was planted."""
-    missed = [record.facts["bug"] for record in planted if not record.found["found"]]
-    message = f"planted {len(planted) - len(missed)}/{len(planted)} found" + (f"; not {', '.join(missed)}" if missed else "")
-    return (Gate("planted", not missed, message),) if planted else ()
-
-
 def valid_gate(runs: Sequence[Record]) -> Gate:
     """Every run came out valid; else the first that did not, with the command that runs it again."""
     bad = [record for record in runs if record.found["outcome"] != "valid"]
@@ -106,7 +99,7 @@ def _gates(config: Failures, runs: Sequence[Record], planted: Sequence[Record]) 
         hit = Counter(moment for record in runs for moment in _unique(moment for _, moment in record.found["fired"]))
         rare = [phase for phase in PHASES if hit[phase] < HITS]
         gates.append(Gate("phases", not rare, f"each phase hit in at least {HITS} runs" + (f"; not {', '.join(rare)}" if rare else "")))
-    return (*gates, *planted_gate(planted))
+    return (*gates, *planted_gate({record.facts["bug"]: record.found["found"] for record in planted}))
 
 
 def _told(found: Iterable[Any]) -> str:

@@ -16,10 +16,9 @@ from ecrl_cli.studies.failures.findings import findings
 from ecrl_cli.studies.replay import command
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
-from ecrl_cli.studies.training.bench import SHOWN, Bench
+from ecrl_cli.studies.training.bench import Bench, search
 from ecrl_cli.studies.training.planted import BUGS
 
-RUNS = 12  # until a planted bug is found, at most
 # What brings the run back to where it was and goes on: the failures that a recovery bug shows under.
 _FATAL = ("kill",)
 
@@ -68,17 +67,8 @@ class _Failures:
             yield Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug})
 
     def _search(self, trial: Trial) -> dict[str, Any]:
-        """One run after the other with the bug, until one comes out wrong."""
-        bench, rng = Bench(self._setting.scratch / "planted", trial.facts["bug"]), self._setting.rng(trial.key)
-        try:
-            for number in range(1, RUNS + 1):
-                setup, entries = draw(rng, self._config.strategies, _FATAL)
-                found = bench.play(setup.keys(entries), setup.reference)
-                if found.outcome in SHOWN:
-                    return {"found": True, "runs": number, "by": found.why}
-        finally:
-            bench.close()
-        return {"found": False, "runs": RUNS, "by": ""}
+        rng = self._setting.rng(trial.key)
+        return search(self._setting.scratch / "planted", trial.facts["bug"], lambda: draw(rng, self._config.strategies, _FATAL))
 
 
 def _setup(facts: dict[str, Any]) -> Setup:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.hangs.cases import IN_LIMITS
-from ecrl_cli.studies.result import Column, Findings, Table
+from ecrl_cli.studies.result import Column, Findings, Table, planted_gate
 from ecrl_cli.studies.study import Record
 
 # k of n
@@ -44,12 +44,7 @@ def all_over(records: Sequence[Record]) -> Gate:
 
 
 def found(records: Sequence[Record]) -> tuple[Gate, ...]:
-    """No gate where nothing was planted."""
-    if not records:
-        return ()
-    missed = [record.facts["what"] for record in records if not record.found["shown"]]
-    message = f"planted {len(records) - len(missed)}/{len(records)} found" + (f"; not {missed[0]}" if missed else "")
-    return (Gate("planted", not missed, message),)
+    return planted_gate({record.facts["what"]: record.found["shown"] for record in records})
 
 
 def bugs(records: Sequence[Record]) -> Table:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ecrl_cli.config.studies import LiveRecovery
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.failures.findings import bad_table, by, planted_gate, planted_table, valid_gate, who
-from ecrl_cli.studies.result import Findings, upper_bound
+from ecrl_cli.studies.failures.findings import bad_table, by, planted_table, valid_gate, who
+from ecrl_cli.studies.result import Findings, planted_gate, upper_bound
 from ecrl_cli.studies.study import Record
 
 OUTCOMES = ("valid", "hung", "left", "exit", "invalid", "unknown", "apart", "restarted", "ledger", "differs", "idle")
@@ -40,7 +40,7 @@ def _gates(config: LiveRecovery, runs: Sequence[Record], planted: Sequence[Recor
         hit = Counter(moment for record in runs for moment in {moment for _, moment in record.found["fired"]})
         rare = [phase for phase in PHASES if hit[phase] < HITS]
         gates.append(Gate("phases", not rare, f"each phase hit in at least {HITS} runs" + (f"; not {', '.join(rare)}" if rare else "")))
-    return (*gates, *planted_gate(planted))
+    return (*gates, *planted_gate({record.facts["bug"]: record.found["found"] for record in planted}))
 
 
 def _alive(config: LiveRecovery, runs: Sequence[Record]) -> Gate:

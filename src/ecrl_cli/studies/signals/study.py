@@ -49,7 +49,8 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 AGAIN_S = 1.25 * ECHO_S  # between two requests
 LAST_SAVE_S = 4 * AGAIN_S  # where there are two: the second comes in the middle of it
-GRACE_S, LITTLE_S = 2 * LAST_SAVE_S, 0.5
+USUAL = settings(STEPS, every=EVERY, grace_s=2 * LAST_SAVE_S, start_timeout_s=2 * LAST_SAVE_S)
+LITTLE = settings(STEPS, every=STEPS, grace_s=0.5)  # where no save is due, none but the stop's own can keep the last step
 PLANT_CUE = Cue("training", 10)
 # What is on record of a trial that the study had to end.
 OVERDUE: dict[str, Any] = {"good": False, "shown": False, "graceful": False, "kept": False, "code": 0, "seconds": TRIAL_S}
@@ -87,11 +88,11 @@ class SignalsStudy:
 
     def _planted(self, trial: Trial) -> dict[str, Any]:
         heeds = "no" if trial.facts["what"] == DEAF_PLANT else "alone"
-        return {"shown": not self._try(TERM, PLANT_CUE, Part(heeds=heeds), LITTLE_S, graceful=True)["good"]}
+        return {"shown": not self._try(TERM, PLANT_CUE, Part(heeds=heeds), LITTLE, graceful=True)["good"]}
 
     def _control(self, trial: Trial) -> dict[str, Any]:
         """What is planted is not found because of the little grace that it has."""
-        return self._try(TERM, PLANT_CUE, Part(), LITTLE_S, graceful=True)
+        return self._try(TERM, PLANT_CUE, Part(), LITTLE, graceful=True)
 
     def _case(self, trial: Trial) -> dict[str, Any]:
         phase = trial.facts["phase"]
@@ -100,7 +101,7 @@ class SignalsStudy:
             cue = Cue("training", self._setting.rng(trial.key).randrange(2, STEPS - 5))
         word, last = trial.facts["word"], LAST_SAVE_S if len(WORDS[trial.facts["word"]]) > 1 else MOMENT_S
         part = Part(start_s=MOMENT_S, save_s=MOMENT_S, last_save_s=last, deeds={"0/1/20": "exit1"} if cue.attempt else {})
-        return self._try(word, cue, part, GRACE_S, graceful=phase not in EARLY)
+        return self._try(word, cue, part, USUAL, graceful=phase not in EARLY)
 
     def findings(self, records: Sequence[Record]) -> Findings:
         return findings(records)
@@ -108,8 +109,7 @@ class SignalsStudy:
     def close(self) -> None:
         self._stage.close()
 
-    def _try(self, word: str, cue: Cue, part: Part, grace_s: float, *, graceful: bool) -> dict[str, Any]:
-        config = settings(STEPS, every=EVERY, grace_s=grace_s, start_timeout_s=2 * LAST_SAVE_S)
+    def _try(self, word: str, cue: Cue, part: Part, config: RunConfig, *, graceful: bool) -> dict[str, Any]:
         with self._stage.run(config, part) as layout:
             with asking(WORDS[word]) as asked:
                 stopped = self._stage.supervise(config, layout, Prompter(cue, asked.again))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.result import Column, Findings, Table, upper_bound
+from ecrl_cli.studies.result import Column, Findings, Table, planted_gate, upper_bound
 from ecrl_cli.studies.store_soak.operations import SHARES
 from ecrl_cli.studies.study import Record
 
@@ -77,11 +77,7 @@ def _gates(programs: Sequence[Record], planted: Sequence[Record], met: Counter[s
     if ops >= _THOUSAND:
         rare = [what for what in (*SHARES, *TROUBLES) if met[what] < ENOUGH]
         gates.append(Gate("met", not rare, f"each operation and each trouble at least {ENOUGH} times" + (f"; not {', '.join(rare)}" if rare else "")))
-    if planted:
-        missed = [record.facts["bug"] for record in planted if not record.found["found"]]
-        message = f"planted {len(planted) - len(missed)}/{len(planted)} found" + (f"; not {', '.join(missed)}" if missed else "")
-        gates.append(Gate("planted", not missed, message))
-    return tuple(gates)
+    return (*gates, *planted_gate({record.facts["bug"]: record.found["found"] for record in planted}))
 
 
 def _notes(programs: Sequence[Record], wrong: Sequence[Record]) -> tuple[str, ...]:

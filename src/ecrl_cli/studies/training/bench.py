@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ecrl_cli.config.build import build
 from ecrl_cli.config.entries import typed_entries
@@ -37,6 +37,7 @@ from ecrl_cli.verify.verdict import VALID, Verdict
 
 STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
 RUN_S = 300.0  # a run that takes longer hangs, whatever its supervisor makes of it
+RUNS = 12  # until a planted bug is found, at most
 SHOWN = ("invalid", "differs", "exit")  # the outcomes that a bug in the recovery may come to
 
 Keys = Mapping[str, Any]
@@ -131,6 +132,29 @@ class Bench:
         if code in STOPPED and StopSignals.delivered > delivered:  # by a person: what a plan stops, goes on by itself
             raise KeyboardInterrupt(STOPPED[code])
         return code
+
+
+class Drawn(Protocol):
+    """What a trial trains: as keys with its failures, and the undisturbed run that must end alike."""
+
+    def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]: ...
+
+    @property
+    def reference(self) -> dict[str, Any]: ...
+
+
+def search(scratch: Path, bug: str, draw: Callable[[], tuple[Drawn, tuple[str, ...]]]) -> dict[str, Any]:
+    """One run after the other with `bug`, RUNS at most, until one comes out wrong: whether, after how many, by what."""
+    bench = Bench(scratch, bug)
+    try:
+        for number in range(1, RUNS + 1):
+            drawn, entries = draw()
+            found = bench.play(drawn.keys(entries), drawn.reference)
+            if found.outcome in SHOWN:
+                return {"found": True, "runs": number, "by": found.why}
+    finally:
+        bench.close()
+    return {"found": False, "runs": RUNS, "by": ""}
 
 
 @contextmanager

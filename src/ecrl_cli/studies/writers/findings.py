@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Findings, Table, proportion, upper_bound
+from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Findings, Table, planted_gate, proportion, upper_bound
 from ecrl_cli.studies.study import Record
 from ecrl_cli.studies.writers import fencing, races, remote
 
@@ -38,11 +38,7 @@ def _all(name: str, records: Sequence[Record], good: Callable[[Record], bool], w
 
 
 def _found(records: Sequence[Record]) -> tuple[Gate, ...]:
-    if not records:
-        return ()
-    missed = [record.facts["bug"] for record in records if not record.found["shown"]]
-    message = f"planted {len(records) - len(missed)}/{len(records)} found" + (f"; not {missed[0]}" if missed else "")
-    return (Gate("planted", not missed, message),)
+    return planted_gate({record.facts["bug"]: record.found["shown"] for record in records})
 
 
 def _races(records: Sequence[Record]) -> Table:
