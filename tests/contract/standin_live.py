@@ -1,8 +1,9 @@
 """A rank that outlives others, and a spare, without torch: they speak the protocol of a live run. For the supervisor's tests.
 
 `script.json`: as for the stand-in worker, one object per attempt, rank to part `STEPS:END`. STEPS are logged as done, up to that step; then END:
-`kill`; `spoilt` (say that the state is no good, and end); `done` (the target is reached); an exit code; `hang`; `leave` (when a rank has died: say so behind that step, wait for an Assignment, play
-the part that it brings); `leave,kill` (and die right afterwards); `leave,last` (when two have died).
+`kill`; `spoilt` (say that the state is no good, and end); `done` (the target is reached); an exit code; `hang`; `leave` (when a rank has died: say
+so behind that step, wait for an Assignment, play the part that it brings); `leave,kill` (and die right afterwards); `leave,last` (when two have
+died).
 `spareN`, beside the ranks of the first object: what that spare does: `kill`; `stop` (ask the supervisor to stop once rank 0 has left, and never
 stand by); one without a part stands by.
 """

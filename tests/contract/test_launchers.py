@@ -66,6 +66,13 @@ def test_a_killed_rank_ends_the_attempt_and_is_named(launcher: Launcher, tmp_pat
     assert not ended.well
 
 
+def test_the_id_of_a_dead_rank_is_given_to_nobody(launcher: Launcher, tmp_path: Path) -> None:
+    """It may be another process's by now, and what is planned by the clock strikes whom it is given."""
+    launched: list[RunningAttempt] = []
+    attempt(launcher, scripted(tmp_path, {1: "kill"}), during=launched.append)
+    assert launched and 1 not in launched[0].pids()
+
+
 def test_a_planned_exit_keeps_its_code(launcher: Launcher, tmp_path: Path) -> None:
     ended = attempt(launcher, scripted(tmp_path, {0: "137"}))
     assert ended.exits.first is not None

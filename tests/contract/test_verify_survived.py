@@ -426,3 +426,21 @@ def test_one_that_was_replaced_is_owed_its_failure(tmp_path: Path) -> None:
 def test_a_death_that_nobody_planned_is_told(tmp_path: Path) -> None:
     run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), planned=False).build()
     assert "attempt 0 outlived an unplanned death: rank 1, exit code None, signal 9" in found(judge(run.root), FAILURES).evidence
+
+
+@pytest.mark.parametrize(("rank", "status"), [(1, VALID), (0, INVALID)])
+def test_what_the_others_buffers_are_after_a_step_is_not_held_against_stock_ddp(recorded: Path, tmp_path: Path, rank: int, status: str) -> None:
+    """Ranks that may outlive others end each step with the leader's; stock DDP makes them equal in the next forward pass."""
+    for name, digest in (("ref", "a"), ("rollback", "b")):
+        shutil.copytree(recorded / "2" / name, tmp_path / name, symlinks=True)
+        edit_lines(RunLayout(tmp_path / name).attempt(0).rank(rank), at_step(5, state_digest=digest * 64))
+    verdict = judge(tmp_path / "rollback")
+    assert found(verdict, TRAJECTORY).status == status, render(verdict)
+    assert status == VALID or f"step 5, component state (rank {rank})" in render(verdict)
+
+
+def test_damage_to_what_nobody_went_back_to_is_not_owed(tmp_path: Path) -> None:
+    run = build_rollback(tmp_path, unmet=("corrupt@14.rest",))
+    verdict = judge(run.root)
+    assert verdict.status == VALID, render(verdict)
+    assert "entry 2 did not fire: no attempt behind step 14 chose a checkpoint" in found(verdict, FAILURES).evidence

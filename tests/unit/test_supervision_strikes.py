@@ -65,6 +65,12 @@ def test_it_waits_until_its_step_has_been_done(store: CheckpointStore, earlier: 
     assert read_fired(rest(store, earlier, DAMAGE)) == () and all(valid(store))
 
 
+def test_it_waits_where_nobody_goes_back_to_a_checkpoint(store: CheckpointStore) -> None:
+    layout = planned(RunLayout(store.root.parent), DAMAGE)
+    RestStrikes(layout, store, 7).strike(EARLIER, chooses=False)
+    assert read_fired(layout) == () and all(valid(store))
+
+
 def test_it_waits_where_nothing_would_be_left_to_fall_back_to(store: CheckpointStore) -> None:
     for entry in store.entries()[1:]:
         store.set_aside(entry.path)

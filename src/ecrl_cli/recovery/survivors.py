@@ -217,7 +217,7 @@ class Survivors:
             except Interrupted as again:
                 cause = again
             except _Ended:
-                self._end = int(self._store.get(_END))
+                self._end = _parsed(self._store.get(_END))[0]
                 return self._end
 
     def _await_news(self, cause: Interrupted) -> None:
@@ -244,13 +244,13 @@ class Survivors:
         return furthest
 
     def _give_up(self, end: int) -> None:
-        self._end, self.alive = end, self._membership.alive
-        self._tell(end)
+        self._end, self.alive = end, self._tell(end)
         self._bury()
         raise Bereaved
 
-    def _tell(self, end: int) -> None:
-        self._store.set(_END, str(end))
+    def _tell(self, end: int) -> tuple[int, ...]:
+        """Gives who was left as the first one said so: whoever dies while the others leave is left by the word of all, or of none."""
+        return _parsed(self._store.compare_set(_END, "", " ".join(map(str, (end, *self._membership.alive)))))[1]
 
     def _bury(self) -> None:
         for _, written in _GRAVES:
@@ -265,6 +265,12 @@ class Survivors:
             raise _Ended
         if self._membership.epoch != self.epoch:
             raise Interrupted("a rank has died")
+
+
+def _parsed(said: bytes) -> tuple[int, tuple[int, ...]]:
+    """In front of which block a rank has left, and who was left then."""
+    end, *alive = map(int, said.split())
+    return end, tuple(alive)
 
 
 def group_of_one() -> Any:

@@ -64,7 +64,7 @@ class AgentAttempt:
         self._ranks.add(rank, pid)
 
     def pids(self) -> dict[int, int]:
-        return {rank.rank: rank.pid for rank in self._ranks.known.values()}
+        return {rank.rank: rank.pid for rank in self._ranks.known.values() if not rank.over}
 
     def _ended_well(self) -> None:
         """The agent has ended with code 0: so has every rank of which nobody could learn how."""

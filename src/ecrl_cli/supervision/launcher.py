@@ -73,7 +73,7 @@ class RunningAttempt(Protocol):
         """A rank has said hello."""
 
     def pids(self) -> dict[int, int]:
-        """Rank to process id, as far as known."""
+        """Rank to process id, as far as known, of those that had not ended at the last `check`."""
 
     def check(self) -> bool:
         """Whether the attempt is over: a rank ended badly, or all have ended, or the launcher's own process has gone. Never waits."""

@@ -28,11 +28,11 @@ class RestStrikes:
     def __init__(self, layout: RunLayout, store: CheckpointStore, seed: int) -> None:
         self._layout, self._store, self._seed = layout, store, seed
 
-    def strike(self, earlier: tuple[Attempt, ...]) -> None:
-        """Behind the attempts `earlier`, before the next one."""
+    def strike(self, earlier: tuple[Attempt, ...], *, chooses: bool = True) -> None:
+        """Behind the attempts `earlier`, before the next one. `chooses`: whether that one goes back to a checkpoint; else none is damaged."""
         seen = max((a.last_step or 0 for a in earlier), default=0)
         for entry in _left(self._layout, "rest") if earlier else ():
-            if entry.global_step <= seen:
+            if entry.global_step <= seen and (chooses or entry.kind in _TO_SELF):
                 self._deliver(entry, len(earlier))
 
     def _deliver(self, entry: PlannedFailure, attempt: int) -> None:

@@ -151,7 +151,7 @@ class Supervisor:
     def _prepare(self) -> tuple[Attempt, LaunchOrder]:
         earlier = self._keeper.record.attempts
         self._seats = take_seats(self._config)
-        RestStrikes(self._layout, self._store, self._config.seed).strike(earlier)
+        RestStrikes(self._layout, self._store, self._config.seed).strike(earlier, chooses=not self._going.memory)
         choice = Choice(None, ())
         if self._going.memory:
             todo = order_on(self._layout, earlier, self._going)

@@ -175,7 +175,7 @@ class ZygoteAttempt:
         """Known from the zygote already."""
 
     def pids(self) -> dict[int, int]:
-        return {rank.rank: rank.pid for rank in self._ranks.known.values()}
+        return {rank.rank: rank.pid for rank in self._ranks.known.values() if not rank.over}  # a dead one's id may be another process's
 
     def check(self) -> bool:
         self._hear()

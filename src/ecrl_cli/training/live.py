@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -42,6 +43,7 @@ class Kept:
     left last, and `model`: one that nobody has used: to load a checkpoint into. Making them anew takes longer than loading."""
 
     def __init__(self, address: TcpStoreAddress, timeout_s: float) -> None:
+        allow_descriptors()
         timeout = timedelta(seconds=timeout_s)
         self.store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
         self.loop: Loop | None = None
@@ -189,6 +191,12 @@ class LiveSession(Session):
         with suppress(Bereaved):
             super().leave(loop)
             self.peers.leave()
+
+
+def allow_descriptors() -> None:
+    """As many as the machine lets this process have: with each death it outlives it leaves a group, and that keeps its sockets."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def warmed_up(config: RunConfig, address: TcpStoreAddress) -> Kept:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.lineage import SURVIVORS
 from ecrl_cli.history.survival import SURVIVED
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
@@ -38,7 +39,7 @@ def failures_once(case: Case) -> Finding:
         check_effect(case, fired, entry or PlannedFailure(fired.index, fired.kind, fired.rank, fired.global_step), notes)
     _check_repeats(case, by_index, notes)
     unfired = {entry.index: entry for entry in planned if entry.index not in {fired.index for fired in case.run.fired}}
-    excused = _without_victim(case, unfired.values()) | _not_reached(case, unfired.values())
+    excused = _without_victim(case, unfired.values()) | _not_reached(case, unfired.values()) | _never_chosen(case, unfired.values())
     if (owed := sorted(unfired.keys() - excused.keys())) and case.completed:
         notes.broken(f"the run completed and entries {owed} never fired")
     kept = f"{len(case.run.fired)} of {len(planned)} planned failures fired, each once"
@@ -53,6 +54,17 @@ def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str
     lived = timeline(case.run).wall_s
     told = f"did not fire: the run was over after {lived:.3f} s of supervised time"
     return {entry.index: f"entry {entry.index} (due after {entry.seconds:.3f} s) {told}" for entry in waiting if entry.seconds > lived - _SLACK_S}
+
+
+def _never_chosen(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
+    """Of the entries that never fired, by index and in words, those that damage what an attempt resumes from, where none resumed behind their step:
+    the survivors went on with what they had in memory."""
+    told = {}
+    for entry in unfired:
+        behind = [a for n, a in enumerate(case.attempts) if any((b.last_step or 0) >= entry.global_step for b in case.attempts[:n])]
+        if entry.kind == "corrupt" and behind and all(a.memory == SURVIVORS for a in behind):
+            told[entry.index] = f"entry {entry.index} did not fire: no attempt behind step {entry.global_step} chose a checkpoint"
+    return told
 
 
 def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
