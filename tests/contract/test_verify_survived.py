@@ -417,6 +417,13 @@ def test_a_planned_failure_of_a_rank_that_nobody_replaced_is_excused_and_told(tm
     assert f"entry 0 did not fire: rank 1 had died and nobody took its place, {why}" in found(verdict, FAILURES).evidence
 
 
+@pytest.mark.parametrize(("entry", "status"), [("kill@0.7s:1", VALID), ("kill@0.3s:1", INVALID)])
+def test_a_failure_by_the_clock_is_excused_where_it_came_when_its_rank_was_no_more(tmp_path: Path, entry: str, status: str) -> None:
+    """Attempt 0 had the rank for 1.57 s, the run took 2.36 s; a strike may be a second late."""
+    run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), unmet=(entry,), planned=False).build()
+    assert found(judge(run.root), FAILURES).status == status
+
+
 def test_one_that_was_replaced_is_owed_its_failure(tmp_path: Path) -> None:
     verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, spares=1),), unmet=("kill@20:1",)).build().root)
     finding = found(verdict, FAILURES)

@@ -39,7 +39,8 @@ def failures_once(case: Case) -> Finding:
         check_effect(case, fired, entry or PlannedFailure(fired.index, fired.kind, fired.rank, fired.global_step), notes)
     _check_repeats(case, by_index, notes)
     unfired = {entry.index: entry for entry in planned if entry.index not in {fired.index for fired in case.run.fired}}
-    excused = _without_victim(case, unfired.values()) | _not_reached(case, unfired.values()) | _never_chosen(case, unfired.values())
+    rules = (_without_victim, _not_reached, _struck_nobody, _never_chosen)
+    excused = {index: words for rule in rules for index, words in rule(case, unfired.values()).items()}
     if (owed := sorted(unfired.keys() - excused.keys())) and case.completed:
         notes.broken(f"the run completed and entries {owed} never fired")
     kept = f"{len(case.run.fired)} of {len(planned)} planned failures fired, each once"
@@ -54,6 +55,25 @@ def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str
     lived = timeline(case.run).wall_s
     told = f"did not fire: the run was over after {lived:.3f} s of supervised time"
     return {entry.index: f"entry {entry.index} (due after {entry.seconds:.3f} s) {told}" for entry in waiting if entry.seconds > lived - _SLACK_S}
+
+
+def _struck_nobody(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
+    """Likewise, those whose wall time came when their rank was no more, and no attempt had it again."""
+    if case.run.stored.config.recovery.name != "lossy_forward":
+        return {}
+    windows, told = timeline(case.run).windows, {}
+    for entry in (each for each in unfired if each.moment == "wall"):
+        late = [a for a in case.attempts if _lived_until(a, windows) > entry.seconds + _SLACK_S]
+        if late and all(a.world_size <= entry.rank for a in late):
+            words = f"rank {entry.rank} had died and nobody took its place, {late[0].world_size} ranks were left after {entry.seconds:.3f} s"
+            told[entry.index] = f"entry {entry.index} did not fire: {words}"
+    return told
+
+
+def _lived_until(a: Attempt, windows: tuple[tuple[float, float], ...]) -> float:
+    """Seconds of supervised time at its end."""
+    began, ended = windows[a.session]
+    return sum(end - start for start, end in windows[: a.session]) + (ended if a.ended_at is None else a.ended_at) - began
 
 
 def _never_chosen(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
