@@ -227,4 +227,4 @@ def test_torchruns_table_is_read_where_it_knew_first() -> None:
 
 def launchers_process(running: RunningAttempt) -> int:
     agent = getattr(running, "_agent", None)
-    return int(agent.pid if agent else running._zygote.process.pid)  # type: ignore[attr-defined]
+    return int(agent.pid if agent else running.zygote.process.pid)  # type: ignore[attr-defined]
