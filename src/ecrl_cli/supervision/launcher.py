@@ -131,8 +131,14 @@ class Ranks:
         return [r.pidfd for r in self.known.values() if not r.over]
 
     def newly_over(self) -> list[Rank]:
-        """Mark and give the ranks that have ended since the last call."""
-        over = [r for r in self.known.values() if not r.over and processes.ended(r.pidfd)]
+        """Mark and give the ranks that have ended since the last call, with those that are on their way out beside them.
+
+        A dying rank closes its sockets before it has ended: a peer that ends because of that may be over sooner.
+        """
+        left = [rank for rank in self.known.values() if not rank.over]
+        if any(processes.ended(rank.pidfd) for rank in left):
+            processes.wait_all([rank.pidfd for rank in left if processes.exiting(rank.pid)], GONE_WITHIN_S)
+        over = [rank for rank in left if processes.ended(rank.pidfd)]
         for rank in over:
             rank.over = True
         return over

@@ -21,6 +21,7 @@ PR_SET_CHILD_SUBREAPER = 36
 _EXIT_CODE_FIELD = 52  # of /proc/PID/stat, counted from 1; proc(5)
 # linux/pidfd.h: struct pidfd_info begins with a mask (u64) and has the wait status (s32) at byte 60; since Linux 6.15.
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT, _PIDFD_INFO = 0xC040FF0B, 1 << 3, struct.Struct("<Q52xi")
+_PF_EXITING = 0x4  # linux/sched.h
 
 
 def become_subreaper() -> None:
@@ -81,6 +82,11 @@ def peek(pid: int, pidfd: int) -> int | None:
 def state(pid: int) -> str:
     """How process `pid` stands, as in proc(5): R, S, D, T, Z ...; empty where there is none."""
     return (_stat(pid) or [""])[0]
+
+
+def exiting(pid: int) -> bool:
+    """Whether `pid` is on its way out (PF_EXITING): its sockets may be closed already, and it has not ended."""
+    return bool(int((_stat(pid) or [""] * 6 + ["0"])[6]) & _PF_EXITING)
 
 
 def parent(pid: int) -> int:
