@@ -106,7 +106,8 @@ FAKE = ["dataset=fake", "dataset.size=96", "model=resnet18"]
 REAL = ["+suite=cifar10-r18-late", "scale=smoke", "dataset.checksum=none", f"dataset.root={os.environ.get('ECRL_TEST_DATA')}"]
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_resnet18_with_a_kill_off_the_boundary(ecrl: Ecrl, tmp_path: Path, world_size: int) -> None:
     """On real CIFAR-10 images where ECRL_TEST_DATA names their folder, else on fake ones."""
     data = REAL if "ECRL_TEST_DATA" in os.environ else FAKE

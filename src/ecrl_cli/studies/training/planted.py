@@ -38,17 +38,17 @@ sys.meta_path.insert(0, Plant())
 _STATE = "ecrl_cli.checkpoint.state"
 _REST = """
     rest = module.StatePack._restore_rest
-    def spoilt(self, loaded):
+    def spoilt(self, tensors, train):
         {before}
-        progress = rest(self, loaded)
+        progress = rest(self, tensors, train)
         {after}
         return progress
     module.StatePack._restore_rest = spoilt
 """
 _OPTIMIZER = """
     restore = module.StatePack._restore_optimizer
-    def lose(self, loaded):
-        restore(self, loaded)
+    def lose(self, tensors, document):
+        restore(self, tensors, document)
         for entries in self.optimizer.state.values():
             for name in ("momentum_buffer", "{name}"):
                 if name in entries:
@@ -63,11 +63,11 @@ BUGS: dict[str, tuple[str, str]] = {
         _STATE,
         """
     rest = module.StatePack._restore_rest
-    def of_rank_0(self, loaded):
+    def of_rank_0(self, tensors, train):
         rank, self.rank = self.rank, 0
-        progress = rest(self, loaded)
+        progress = rest(self, tensors, train)
         self.rank = rank
-        chain = loaded.train["line_chain"]
+        chain = train["line_chain"]
         own = chain[rank] if rank < len(chain) else ""
         return module.Progress(progress.global_step, progress.epoch, progress.cursor_step, progress.seed, own, progress.loss)
     module.StatePack._restore_rest = of_rank_0
@@ -96,8 +96,8 @@ BUGS: dict[str, tuple[str, str]] = {
         """
     import random
     restore = module.StatePack._restore_optimizer
-    def shuffled(self, loaded):
-        restore(self, loaded)
+    def shuffled(self, tensors, document):
+        restore(self, tensors, document)
         states = [entries for entries in self.optimizer.state.values() if entries]
         for name in [name for name in ("momentum_buffer", "exp_avg") if states and name in states[0]]:
             alike = {}
