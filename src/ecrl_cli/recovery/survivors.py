@@ -62,6 +62,7 @@ class Survivors:
         self.redone: list[Redone] = []
         self.epoch, self.alive = membership.epoch, membership.alive
         self._group: Any = None
+        self._room: dict[int, torch.Tensor] = {}
 
     def form(self, ranks: int) -> None:
         """Meet the others: all `ranks` of the attempt."""
@@ -138,7 +139,7 @@ class Survivors:
 
     def _add(self, item: Item) -> None:
         self._block.items.append(item)
-        self._exchange(item)
+        self._exchange(len(self._block.items) - 1)
 
     def _once(self, begin: Callable[[], Any]) -> None:
         """A block of one exchange that is not done again."""
@@ -185,8 +186,15 @@ class Survivors:
             new = replace(new, lost=tuple(sorted({*last.lost, *lost})), seconds=last.seconds + seconds)
         self.redone.append(new)
 
-    def _exchange(self, item: Item) -> None:
-        item.sent = sent = item.own.clone() if item.led else item.own.clone().mul_(1.0 / len(self.alive))
+    def _exchange(self, place: int) -> None:
+        """Where nothing broke, what was sent last time has room for what is sent now: fresh memory costs as much as the copy."""
+        item = self._block.items[place]
+        if item.led:
+            item.sent = sent = item.own.clone()
+        else:
+            room = self._room.get(place)
+            room = torch.empty_like(item.own) if room is None or room.shape != item.own.shape else room
+            self._room[place] = item.sent = sent = torch.mul(item.own, 1.0 / len(self.alive), out=room)
         try:
             item.work = tried(lambda: self._group.broadcast(sent, 0) if item.led else self._group.allreduce([sent]))
         except Interrupted:
@@ -239,8 +247,8 @@ class Survivors:
         self._end = max(int(place) + int(redoes) for place, _, redoes in rows)
         if block.place == furthest and block.redoes:
             block.done = min(int(done) if int(place) == furthest else 0 for place, done, _ in rows)
-            for item in block.items[block.done :]:
-                self._exchange(item)
+            for place in range(block.done, len(block.items)):
+                self._exchange(place)
         return furthest
 
     def _give_up(self, end: int) -> None:
@@ -255,6 +263,7 @@ class Survivors:
     def _bury(self) -> None:
         for _, written in _GRAVES:
             written[:] = [(work, sent) for work, sent in written if not work.is_completed()]
+        self._room = {}  # a dead exchange may still write there
         _GRAVES.append((self._group, [(item.work, item.sent) for item in self._block.items if item.work is not None]))
 
     def _form(self) -> Any:
