@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
-
-SURVIVORS, SNAPSHOT = "survivors", "snapshot"  # whose memory an attempt goes on with
+from ecrl_cli.records.recovery import SURVIVORS
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from ecrl_cli.history.lineage import SURVIVORS, Lineage, ancestry
+from ecrl_cli.history.lineage import Lineage, ancestry
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.recovery import LOST, LedgerLine
+from ecrl_cli.records.recovery import LOST, SURVIVORS, LedgerLine
 
-SURVIVED = "survived"
 History = tuple[tuple[int, ...], ...]
 
 

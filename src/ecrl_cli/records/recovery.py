@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOST, REPEATED = "lost", "repeated"
+SURVIVORS, SNAPSHOT = "survivors", "snapshot"  # `Attempt.memory`: with whose an attempt goes on
+SURVIVED = "survived"  # `Attempt.outcome`
 EFFECTS = (LOST, REPEATED)
 
 

@@ -12,9 +12,8 @@ from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.recovery import SURVIVORS
 from ecrl_cli.storage.files import write_json
-
-SURVIVORS = "survivors"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ecrl_cli.errors import EcrlError, Fenced, Hung, InputError, NoProgress, NoValidCheckpoint, StorageError
 from ecrl_cli.records.events import Attempt, Session
 from ecrl_cli.records.messages import Trouble
+from ecrl_cli.records.recovery import SURVIVED
 
 STORM = 2  # attempts in a row that gain no step
 RELAUNCHED = ("died", "hung")
@@ -53,7 +54,7 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | 
     if without_gain(attempts, planned) >= STORM:
         reason = f"restart storm: {STORM} attempts in a row gained no step; the last one: {why}"
         return _gave_up(attempts, reason)
-    if last.outcome in ("resized", "survived"):
+    if last.outcome in ("resized", SURVIVED):
         return Decision("running", why)
     if restarts(attempts) >= max_restarts:
         return _gave_up(attempts, f"all {max_restarts} restarts are spent; the last attempt: {why}")

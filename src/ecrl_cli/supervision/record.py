@@ -14,6 +14,7 @@ from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, RankLine, Session, 
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.reading import MAX_JOURNAL, parsed, read_whole
+from ecrl_cli.records.recovery import SURVIVED
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.policy import restarts
 
@@ -74,7 +75,7 @@ def read_record(layout: RunLayout) -> SupervisorRecord:
 def taken_along(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
     """`attempts`, died where ranks outlived one and their state went nowhere: whoever comes now begins with a checkpoint."""
     last = attempts[-1:]
-    return (*attempts[:-1], replace(last[0], outcome="died")) if last and last[0].outcome == "survived" else attempts
+    return (*attempts[:-1], replace(last[0], outcome="died")) if last and last[0].outcome == SURVIVED else attempts
 
 
 def step_range(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:

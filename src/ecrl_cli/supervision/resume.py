@@ -17,6 +17,7 @@ from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, Rejected, ResumedFrom
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.recovery import SNAPSHOT
 from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.books import acknowledge, still_kept
 from ecrl_cli.supervision.going_on import GoingOn, write_order
@@ -83,7 +84,7 @@ def order(
         nodes=seats.nodes if seats else (),
         silent=seats.silent if seats else (),
         continues=recalled.attempt if recalled else None,
-        memory="snapshot" if recalled else "",
+        memory=SNAPSHOT if recalled else "",
         snapshot_sha256=recalled.content.sha256 if recalled else "",
         origins=going.origins if going else (),
         joined=going.joined if going else (),

@@ -20,6 +20,7 @@ from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.recovery import SURVIVED
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.allocation import Seats, take_seats
@@ -252,7 +253,7 @@ class Supervisor:
         first_step, last_step = steps_of(attempt, step_range(self._layout, todo.attempt), self._going)
         resized = ended.well and todo.until is not None and last_step == todo.until  # ranks end well only once that step is durable
         last = self._keeper.update(
-            outcome="survived" if self._going.memory else _outcome(ended, reached, resized),
+            outcome=SURVIVED if self._going.memory else _outcome(ended, reached, resized),
             exit_code=casualty.exit_code if casualty else None if ended.stopped_by or ended.hang else 0,
             signal=casualty.signal if casualty else None,
             rank=casualty.rank if casualty else None,

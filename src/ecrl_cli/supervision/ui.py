@@ -18,6 +18,7 @@ from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.recovery import SNAPSHOT, SURVIVED
 
 TENTHS = 10
 
@@ -69,7 +70,7 @@ class PlainUI:
 
     def launched(self, order: LaunchOrder) -> None:
         where = f"from step {order.resume_step}" if order.resume_step else "from the beginning"
-        if order.memory == "snapshot":
+        if order.memory == SNAPSHOT:
             where += " in memory"
         elif order.continues is not None:
             self._why, where = "going on, ", f"behind step {order.resume_step}"
@@ -138,7 +139,7 @@ class LiveUI:
 
     def died(self, attempt: Attempt, reason: str) -> None:
         self.note(f"attempt {attempt.attempt}: {reason}")
-        self._no_restarts += attempt.outcome == "survived"
+        self._no_restarts += attempt.outcome == SURVIVED
         self.state("dead")
 
     def resized(self, attempt: Attempt) -> None:

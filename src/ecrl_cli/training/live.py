@@ -26,6 +26,7 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.models import build as build_model
 from ecrl_cli.records.events import DatasetRecord
 from ecrl_cli.records.messages import Left
+from ecrl_cli.records.recovery import SURVIVORS
 from ecrl_cli.recovery.membership import BoardMembership
 from ecrl_cli.recovery.survivors import Bereaved, Survivors
 from ecrl_cli.training.learner import DataParallelLearner, Learner
@@ -78,7 +79,7 @@ class LiveSession(Session):
     @property
     def took_along(self) -> bool:
         """Whether this rank comes with the state that the attempt goes on from."""
-        return self.order.memory == "survivors" and self.rank not in self.order.joined
+        return self.order.memory == SURVIVORS and self.rank not in self.order.joined
 
     def settle(self) -> torch.device:
         return torch.device("cpu") if self.took_along else super().settle()
@@ -124,7 +125,7 @@ class LiveSession(Session):
         return LiveLearner(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), self.pulse)
 
     def restore(self, pack: StatePack) -> Restored:
-        if self.order.memory != "survivors":
+        if self.order.memory != SURVIVORS:
             return super().restore(pack)
         kept = self.inherited()
         resumed = self.handed_round(pack)
@@ -165,7 +166,7 @@ class LiveSession(Session):
         assert isinstance(loop.learner, LiveLearner) and board is not None
         loop.learner.seat(self.peers, self.pulse, partial(board.keep, self.rank))
         loop.learner.remember(loop.global_step, loop.loss)
-        loop.owed |= self.order.memory == "survivors" and loop.global_step > 0 and not submitted(self.layout, self.order)
+        loop.owed |= self.order.memory == SURVIVORS and loop.global_step > 0 and not submitted(self.layout, self.order)
         return loop
 
     def depart(self) -> Left:

@@ -36,6 +36,7 @@ from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.recovery import SNAPSHOT
 from ecrl_cli.storage.beating import beating
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training.control import Control
@@ -118,7 +119,7 @@ class Session:
             line_chain=resumed.line_chain,
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
-            owed=self.order.memory == "snapshot",  # chosen because nothing durable is as new
+            owed=self.order.memory == SNAPSHOT,  # chosen because nothing durable is as new
         )
 
     def state(self, record: DatasetRecord) -> tuple[Learner, ResumableGlobalBatchSampler, StatePack]:
@@ -178,7 +179,7 @@ class Session:
 
     def restore(self, pack: StatePack) -> Restored:
         """Restore `pack` where there is something to resume from; gives where this rank stands."""
-        if self.order.memory == "snapshot":
+        if self.order.memory == SNAPSHOT:
             assert self.control.snapshots is not None
             loaded = load_snapshot(self.control.snapshots, self.order.resume_step, self.order.snapshot_sha256)
             return pack.become(loaded.tensors, loaded.train)

@@ -8,8 +8,8 @@ from ecrl_cli.config.entries import STARTING
 from ecrl_cli.config.schema import BACKGROUND
 from ecrl_cli.failures.storage_kinds import POINTS
 from ecrl_cli.failures.strike import SPARING
-from ecrl_cli.history.survival import SURVIVED
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, CheckpointLine, Fired, PlannedFailure
+from ecrl_cli.records.recovery import SURVIVED
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Notes
 

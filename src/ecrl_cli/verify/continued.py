@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.history.lineage import SNAPSHOT, SURVIVORS
-from ecrl_cli.history.survival import SURVIVED, stayed, successor
+from ecrl_cli.history.survival import stayed, successor
 from ecrl_cli.records.events import Attempt
+from ecrl_cli.records.recovery import SNAPSHOT, SURVIVED, SURVIVORS
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Notes
 

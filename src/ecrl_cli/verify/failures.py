@@ -7,10 +7,9 @@ from collections.abc import Iterable
 
 from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.history.lineage import SURVIVORS
-from ecrl_cli.history.survival import SURVIVED
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
+from ecrl_cli.records.recovery import SURVIVED, SURVIVORS
 from ecrl_cli.verify.blows import DEATHS, check_effect, death, ends_attempt
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.survival import dead

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ecrl_cli.history.lineage import SNAPSHOT
 from ecrl_cli.records.events import Attempt
+from ecrl_cli.records.recovery import SNAPSHOT
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Notes
 

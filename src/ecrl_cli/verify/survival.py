@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
-from ecrl_cli.history.lineage import SURVIVORS
-from ecrl_cli.history.survival import SURVIVED, successor, went_on
+from ecrl_cli.history.survival import successor, went_on
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.recovery import Applied, Redone, Testimony
+from ecrl_cli.records.recovery import SURVIVED, SURVIVORS, Applied, Redone, Testimony
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.ledger import unaccounted
 from ecrl_cli.verify.verdict import Notes

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.entries import STARTING
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.recovery import LOST, LedgerLine, Testimony
+from ecrl_cli.records.recovery import LOST, SURVIVED, SURVIVORS, LedgerLine, Testimony
 from ecrl_cli.studies.live.oracle import can_tell, foretold
 from ecrl_cli.studies.live.story import NO_RANK, Blow, Chapter, Story, contributors
 from ecrl_cli.studies.training.bench import ending
@@ -18,7 +18,6 @@ Influence = tuple[int, int, str]  # step, sample, layer
 SURE = 0.9  # of the gradients: a rank that dies before that has not sent its last bucket
 LOSSY, RESTART = "lossy_forward", "checkpoint_restart"
 # Who lives through those has state in memory: it goes on.
-ALIVE = "survived"
 
 
 def apart(story: Story) -> str:
@@ -71,7 +70,7 @@ def _silent(story: Story) -> str:
     """Who goes on with its memory has said so before."""
     for later in story.chapters:
         attempt = later.attempt
-        if attempt.continues is None or attempt.memory != "survivors":
+        if attempt.continues is None or attempt.memory != SURVIVORS:
             continue
         before = story.chapters[attempt.continues]
         stayed = [origin for rank, origin in enumerate(attempt.origins) if rank not in attempt.joined]
@@ -90,9 +89,9 @@ def restarted(story: Story) -> str:
     if story.config.recovery.name == RESTART:
         return ""
     for chapter, later in zip(story.chapters, story.chapters[1:], strict=False):
-        if later.attempt.memory != "survivors" and not _excused(story, chapter):
+        if later.attempt.memory != SURVIVORS and not _excused(story, chapter):
             return f"attempt {chapter.attempt.attempt}: ranks {sorted(_left(chapter))} were left, and all began anew ({chapter.attempt.outcome})"
-        if later.attempt.memory == "survivors" and chapter.attempt.outcome != ALIVE:
+        if later.attempt.memory == SURVIVORS and chapter.attempt.outcome != SURVIVED:
             return f"attempt {chapter.attempt.attempt}: ended as {chapter.attempt.outcome}, and its ranks went on"
     return ""
 
@@ -105,7 +104,7 @@ def _excused(story: Story, chapter: Chapter) -> bool:
     """Nobody was left who held the state, or those who were could not have gone on."""
     left, spares = _left(chapter), _spares(story, chapter)
     holders = left - set(chapter.attempt.joined) if any(_starting(blow) for blow in chapter.blows) else left
-    if chapter.attempt.memory != "survivors" and not any(chapter.lines.values()):
+    if chapter.attempt.memory != SURVIVORS and not any(chapter.lines.values()):
         return True  # nobody had any state yet
     if not holders:
         return True

@@ -18,6 +18,7 @@ from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.models import build as build_model
+from ecrl_cli.records.recovery import SURVIVORS
 from ecrl_cli.studies.live.story import Chapter, Story, contributors
 from ecrl_cli.training.optimization import build_optimizer, build_scheduler
 from ecrl_cli.training.seeding import seed_rank
@@ -30,7 +31,7 @@ def can_tell(story: Story) -> bool:
     """Two ranks, all from the beginning by memory alone; newcomers only where nobody draws random numbers."""
     if story.config.world_size > 2 or story.config.recovery.name != "lossy_forward":
         return False
-    begun_anew = any(chapter.attempt.memory != "survivors" for chapter in story.chapters[1:])
+    begun_anew = any(chapter.attempt.memory != SURVIVORS for chapter in story.chapters[1:])
     newcomers = any(chapter.attempt.joined for chapter in story.chapters)
     return not begun_anew and not (newcomers and story.config.model.dropout)
 

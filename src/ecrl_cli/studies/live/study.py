@@ -13,6 +13,7 @@ from typing import Any
 
 from ecrl_cli.config.studies import LiveRecovery
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.recovery import SURVIVORS
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.studies.live.draw import Course, draw, facts, matrix, of_facts
 from ecrl_cli.studies.live.findings import findings
@@ -129,7 +130,7 @@ def _counted(story: Story) -> dict[str, int]:
     ledgers = [next(iter(chapter.ledgers.values()), ()) for chapter in story.chapters]
     lost = {(line.global_step, sample) for lines in ledgers for line in lines for sample in line.samples}
     return {
-        "went_on": sum(chapter.attempt.memory == "survivors" for chapter in story.chapters),
+        "went_on": sum(chapter.attempt.memory == SURVIVORS for chapter in story.chapters),
         "joined": sum(len(chapter.attempt.joined) for chapter in story.chapters),
         "redone": len(steps),
         "lost": len(lost),
