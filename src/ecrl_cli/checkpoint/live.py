@@ -62,6 +62,16 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(name, str(tensor.dtype), tuple(tensor.shape))
 
 
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes, in the host's memory; the tensor's own memory where that is possible."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def dtype_of(spec: TensorSpec) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, spec.dtype.removeprefix("torch."))
+    return dtype
+
+
 def signature(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
     """Changes when the optimizer's state gains or loses an entry."""
     return len(optimizer.state), sum(map(len, optimizer.state.values()))

@@ -15,6 +15,7 @@ from ecrl_cli.checkpoint.canonical import parse
 from ecrl_cli.checkpoint.guard import GuardConfig, OpenCheckpoint, Refused, layer, opened
 from ecrl_cli.checkpoint.hashing import workers
 from ecrl_cli.checkpoint.image import TensorPlace
+from ecrl_cli.checkpoint.live import dtype_of
 from ecrl_cli.checkpoint.manifest import Manifest, PartEntry
 from ecrl_cli.checkpoint.protocol import TRAIN
 from ecrl_cli.checkpoint.safetensors_header import header_length, longest_header, places
@@ -89,7 +90,7 @@ def _read_part(fs: Fs, name: str, fd: int, entry: PartEntry) -> dict[str, torch.
 
 def tensor_at(memory: Any, place: TensorPlace) -> torch.Tensor:
     """The tensor that lies at `place` in `memory`, sharing it, with a storage of just its own bytes."""
-    dtype = getattr(torch, place.spec.dtype.removeprefix("torch."))
+    dtype = dtype_of(place.spec)
     if not place.spec.nbytes:
         return torch.empty(place.spec.shape, dtype=dtype)
     count = place.spec.nbytes // dtype.itemsize

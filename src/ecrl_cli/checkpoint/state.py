@@ -10,7 +10,7 @@ import torch
 
 from ecrl_cli.checkpoint.canonical import canonical, digest
 from ecrl_cli.checkpoint.hashing import tensor_sha256
-from ecrl_cli.checkpoint.live import Source, model_sources, optimizer_sources, parameter_names, signature, spec_of
+from ecrl_cli.checkpoint.live import Source, model_sources, optimizer_sources, parameter_names, raw, signature, spec_of
 from ecrl_cli.checkpoint.loading import load_checkpoint
 from ecrl_cli.checkpoint.manifest import Components, components_of
 from ecrl_cli.checkpoint.peers import DefaultGroup, Peers
@@ -198,8 +198,8 @@ class StatePack:
 
 def _sha256(name: str, tensor: torch.Tensor) -> str:
     spec = spec_of(name, tensor)
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return tensor_sha256(spec.dtype, spec.shape, raw.data if raw.size else b"")
+    data = raw(tensor).numpy()
+    return tensor_sha256(spec.dtype, spec.shape, data.data if data.size else b"")
 
 
 def _other_model(name: str) -> ConfigError:

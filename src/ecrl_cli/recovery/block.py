@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ecrl_cli.checkpoint.live import raw
+
 
 @dataclass
 class Item:
@@ -34,7 +36,7 @@ class Block:
 
 def gathered(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The bytes of `tensors`, one after another."""
-    return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+    return torch.cat([raw(tensor) for tensor in tensors])
 
 
 def scatter(data: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> None:
