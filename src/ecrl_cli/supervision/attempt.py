@@ -73,10 +73,10 @@ class AttemptWatch:
         """Until the attempt is over or is to stop; then nothing of it is left."""
         self._on_progress = on_progress
         self._watch.add(self._listener, self._accept)
-        self._watch.add(self._stop, _look)
+        self._watch.add(self._stop, look)
         try:
             while not self._over():
-                self._watch.keep("attempt", self._running.watched(), _look)
+                self._watch.keep("attempt", self._running.watched(), look)
                 self._look_after_companion()
                 self._watch.turn(self._pause_s())
             return self._end()
@@ -105,12 +105,12 @@ class AttemptWatch:
     def _look_after_companion(self) -> None:
         if self._companion:
             if self._companion.check():
-                self._watch.keep("companion", (), _look)  # its descriptor's number may be in use again
-            self._watch.keep("companion", self._companion.watched(), _look)
+                self._watch.keep("companion", (), look)  # its descriptor's number may be in use again
+            self._watch.keep("companion", self._companion.watched(), look)
 
     def _end(self) -> Ended:
         signals = self._stop.received()
-        self._watch.keep("attempt", (), _look)
+        self._watch.keep("attempt", (), look)
         if self._hang and self._vigil:
             self._vigil.testify()
         exits = self._running.reap()
@@ -180,7 +180,7 @@ class AttemptWatch:
             connection.socket.close()
 
 
-def _look() -> None:
+def look() -> None:
     """The loop itself looks, at each turn."""
 
 

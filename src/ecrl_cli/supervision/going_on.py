@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
@@ -56,27 +56,27 @@ def _ranks(places: tuple[int, ...], filled: Collection[int]) -> tuple[int, ...]:
 
 def order_on(layout: RunLayout, earlier: tuple[Attempt, ...], going: GoingOn) -> LaunchOrder:
     """What the next attempt is to do with the state that is in memory; written to its launch.json, durably."""
-    attempt = len(earlier)
-    made = LaunchOrder(
-        attempt=attempt,
-        world_size=len(going.origins),
-        resume_step=going.step,
+    begun = begin(layout, earlier, len(going.origins), going.step)
+    return write_order(layout, replace(begun, continues=begun.attempt - 1, memory=going.memory, origins=going.origins, joined=going.joined))
+
+
+def begin(layout: RunLayout, earlier: tuple[Attempt, ...], world_size: int, step: int) -> LaunchOrder:
+    """What every order for the attempt behind `earlier` says, wherever the state of `step` comes from."""
+    return LaunchOrder(
+        attempt=len(earlier),
+        world_size=world_size,
+        resume_step=step,
         resume_from=None,
         max_step_seen=max((a.last_step or 0 for a in earlier), default=0),
         pending=pending(read_plan(layout), fired_indices(layout)),
-        continues=attempt - 1,
-        memory=going.memory,
-        origins=going.origins,
-        joined=going.joined,
     )
-    write_order(layout, made)
-    return made
 
 
-def write_order(layout: RunLayout, made: LaunchOrder) -> None:
+def write_order(layout: RunLayout, made: LaunchOrder) -> LaunchOrder:
     logs = layout.attempt(made.attempt)
     logs.folder.mkdir(parents=True, exist_ok=True)
     write_json(logs.launch, encode(made))
+    return made
 
 
 def steps_of(attempt: Attempt, logged: tuple[int | None, int | None], going: GoingOn) -> tuple[int | None, int | None]:

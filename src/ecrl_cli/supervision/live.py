@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.messages import Hello, Left, Standby
-from ecrl_cli.supervision.attempt import AttemptWatch, Companion, Ended
+from ecrl_cli.supervision.attempt import AttemptWatch, Companion, Ended, look
 from ecrl_cli.supervision.crew import Crew
 from ecrl_cli.supervision.farewell import stepping
 from ecrl_cli.supervision.listener import Connection, Message
@@ -52,11 +52,11 @@ class LiveWatch(AttemptWatch):
     def _look_after_companion(self) -> None:
         super()._look_after_companion()
         spares = self._crew.spares
-        self._watch.keep("spares", (), _look)  # what `look` closes may be in use again
+        self._watch.keep("spares", (), look)  # what `look` closes may be in use again
         spares.look()
         if stepping(self._board):  # before that, the ranks' own start comes first
             spares.refill()
-        self._watch.keep("spares", spares.watched(), _look)
+        self._watch.keep("spares", spares.watched(), look)
 
     def _end(self) -> Ended:
         stopped = self._stop.received() or self._hang or self._live.orphaned or self._hopeless
@@ -64,7 +64,7 @@ class LiveWatch(AttemptWatch):
             ended = super()._end()
             self._crew.dismiss()
             return ended
-        self._watch.keep("attempt", (), _look)
+        self._watch.keep("attempt", (), look)
         exits = self._live.release()
         self._reaped = True
         self._hear_what_is_left()
@@ -92,7 +92,3 @@ class LiveWatch(AttemptWatch):
                 self._part(connection)
                 self._crew.spares.keep(connection)
         super()._close()
-
-
-def _look() -> None:
-    """The loop itself looks, at each turn."""

@@ -12,15 +12,13 @@ from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import NoValidCheckpoint
-from ecrl_cli.failures.fired import fired_indices
-from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, Rejected, ResumedFrom
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.recovery import SNAPSHOT
 from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.books import acknowledge, still_kept
-from ecrl_cli.supervision.going_on import GoingOn, write_order
+from ecrl_cli.supervision.going_on import GoingOn, begin, write_order
 from ecrl_cli.supervision.recall import recall
 
 
@@ -71,15 +69,12 @@ def order(
     As many ranks as the schedule has behind the step it resumes at: one that falls back behind a change comes to that change again; in a run
     with several nodes as many as have `seats`. `going`: whose processes are there already.
     """
-    report, recalled, attempt = choice.report, choice.recalled, len(earlier)
+    report, recalled = choice.report, choice.recalled
     step = recalled.global_step if recalled else report.global_step or 0 if report else 0
-    made = LaunchOrder(
-        attempt=attempt,
-        world_size=seats.world_size if seats and seats.nodes else world_size_after(config, step),
-        resume_step=step,
+    begun = begin(layout, earlier, seats.world_size if seats and seats.nodes else world_size_after(config, step), step)
+    made = replace(
+        begun,
         resume_from=ResumedFrom(layout.relative(report.path), report.commit_sha256 or "") if report and not recalled else None,
-        max_step_seen=max((a.last_step or 0 for a in earlier), default=0),
-        pending=pending(read_plan(layout), fired_indices(layout)),
         until=next_change(config, step),
         nodes=seats.nodes if seats else (),
         silent=seats.silent if seats else (),
@@ -89,8 +84,7 @@ def order(
         origins=going.origins if going else (),
         joined=going.joined if going else (),
     )
-    write_order(layout, made)
-    return made
+    return write_order(layout, made)
 
 
 def _refused(rejected: tuple[Rejected, ...], gone: tuple[Rejected, ...]) -> str:
