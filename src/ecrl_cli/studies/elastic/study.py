@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ecrl_cli.config.studies import Elastic
 from ecrl_cli.studies.elastic.draw import Course, draw
 from ecrl_cli.studies.elastic.findings import findings
-from ecrl_cli.studies.replay import command
 from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.study import Record, Setting, Study, Trial
 from ecrl_cli.studies.training.bench import Bench, search
+from ecrl_cli.studies.training.campaign import Campaign
 from ecrl_cli.studies.training.planted import BUGS, REPLICA_BUGS
 
 PLAIN, FIXED = (0,), (4, 8)
@@ -28,40 +27,21 @@ def make(setting: Setting) -> Study:
     return _Elastic(setting)
 
 
-class _Elastic:
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        self._config: Elastic = setting.config.study
-        self._bench: Bench | None = None
+class _Elastic(Campaign):
+    bugs = (*BUGS, *REPLICA_BUGS)
 
-    def plan(self) -> list[Trial]:
-        return [*self._random(), *self._planted()]
-
-    def skips(self) -> list[Skip]:
-        return []
-
-    def run(self, trial: Trial) -> dict[str, Any]:
-        if trial.facts["arm"] == "planted":
-            return self._search(trial)
-        self._bench = self._bench or Bench(self._setting.scratch / "bench")
-        facts = trial.facts
+    def play(self, bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
         sizes = tuple((step, size) for step, size in facts["sizes"])
         course, entries = Course(facts["model"], facts["strategy"], facts["replicas"], sizes), tuple(facts["entries"])
-        found = asdict(self._bench.play(course.keys(entries), course.reference, facts["hash_seed"]))
+        found = asdict(bench.play(course.keys(entries), course.reference, facts["hash_seed"]))
         if found["outcome"] == "valid" and found["resized"] < len(sizes) - 1:
             found |= {"outcome": "idle", "why": f"{found['resized']} changes of size, {len(sizes) - 1} were planned"}
-        if found["outcome"] != "valid":
-            found |= {"replay": command(self._setting.config, trial.key), "alone": course.typed(entries)}
-        return found
+        return found, course.typed(entries)
 
     def findings(self, records: Sequence[Record]) -> Findings:
         return findings(records)
 
-    def close(self) -> None:
-        if self._bench is not None:
-            self._bench.close()
-
-    def _random(self) -> Iterator[Trial]:
+    def drawn(self) -> Iterator[Trial]:
         for number in range(self._config.trials):
             key = f"run/{number:04d}"
             rng = self._setting.rng(key)
@@ -69,11 +49,7 @@ class _Elastic:
             facts = {**asdict(course), "sizes": [list(each) for each in course.sizes], "entries": list(entries)}
             yield Trial(key, {"arm": "random", **facts, "hash_seed": rng.choice(HASH_SEEDS)})
 
-    def _planted(self) -> Iterator[Trial]:
-        for bug in (*BUGS, *REPLICA_BUGS) if self._config.planted else ():
-            yield Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug})
-
-    def _search(self, trial: Trial) -> dict[str, Any]:
+    def search(self, trial: Trial) -> dict[str, Any]:
         """A bug of the replicas shows with them, any other without: with them a rank's generators are nobody's."""
         rng, replicas = self._setting.rng(trial.key), FIXED if trial.facts["bug"] in REPLICA_BUGS else PLAIN
         return search(self._setting.scratch / "planted", trial.facts["bug"], lambda: draw(rng, self._config.strategies, replicas))

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ecrl_cli.config.studies import Failures
 from ecrl_cli.studies.failures.draw import Setup, draw
 from ecrl_cli.studies.failures.findings import findings
-from ecrl_cli.studies.replay import command
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
 from ecrl_cli.studies.training.bench import Bench, search
+from ecrl_cli.studies.training.campaign import Campaign
 from ecrl_cli.studies.training.planted import BUGS
 
 # What brings the run back to where it was and goes on: the failures that a recovery bug shows under.
@@ -27,46 +26,26 @@ def make(setting: Setting) -> Study:
     return _Failures(setting)
 
 
-class _Failures:
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        self._config: Failures = setting.config.study
-        self._bench: Bench | None = None
-
-    def plan(self) -> list[Trial]:
-        return [*self._random(), *self._planted()]
+class _Failures(Campaign):
+    bugs = BUGS
 
     def skips(self) -> list[Skip]:
         return [Skip("partition", "needs a network namespace per attempt: see ecrl train failure=partition")]
 
-    def run(self, trial: Trial) -> dict[str, Any]:
-        if trial.facts["arm"] == "planted":
-            return self._search(trial)
-        self._bench = self._bench or Bench(self._setting.scratch / "bench")
-        setup, entries = _setup(trial.facts), tuple(trial.facts["entries"])
-        found = asdict(self._bench.play(setup.keys(entries), setup.reference))
-        if found["outcome"] != "valid":
-            found |= {"replay": command(self._setting.config, trial.key), "alone": setup.typed(entries)}
-        return found
+    def play(self, bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        setup, entries = _setup(facts), tuple(facts["entries"])
+        return asdict(bench.play(setup.keys(entries), setup.reference)), setup.typed(entries)
 
     def findings(self, records: Sequence[Record]) -> Findings:
         return findings(self._config, records)
 
-    def close(self) -> None:
-        if self._bench is not None:
-            self._bench.close()
-
-    def _random(self) -> Iterator[Trial]:
+    def drawn(self) -> Iterator[Trial]:
         for number in range(self._config.trials):
             key = f"run/{number:04d}"
             setup, entries = draw(self._setting.rng(key), self._config.strategies, self._config.kinds)
             yield Trial(key, {"arm": "random", **asdict(setup), "entries": list(entries)})
 
-    def _planted(self) -> Iterator[Trial]:
-        for bug in BUGS if self._config.planted else ():
-            yield Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug})
-
-    def _search(self, trial: Trial) -> dict[str, Any]:
+    def search(self, trial: Trial) -> dict[str, Any]:
         rng = self._setting.rng(trial.key)
         return search(self._setting.scratch / "planted", trial.facts["bug"], lambda: draw(rng, self._config.strategies, _FATAL))
 

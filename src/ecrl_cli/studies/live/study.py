@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ecrl_cli.config.studies import LiveRecovery
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.recovery import SURVIVORS
 from ecrl_cli.records.run_config import read_run_config
@@ -19,10 +18,10 @@ from ecrl_cli.studies.live.draw import Course, draw, facts, matrix, of_facts
 from ecrl_cli.studies.live.findings import findings
 from ecrl_cli.studies.live.look import LOOKS, elsewhere, sockets
 from ecrl_cli.studies.live.story import Story, read_story
-from ecrl_cli.studies.replay import command
 from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.study import Record, Setting, Study, Trial
 from ecrl_cli.studies.training.bench import Bench, Run
+from ecrl_cli.studies.training.campaign import Campaign
 from ecrl_cli.studies.training.planted_live import LIVE_BUGS
 
 TOLD = ("valid", "idle", "invalid", "unknown")  # outcomes of a run whose records are whole
@@ -39,34 +38,19 @@ def make(setting: Setting) -> Study:
     return _LiveRecovery(setting)
 
 
-class _LiveRecovery:
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        self._config: LiveRecovery = setting.config.study
-        self._bench: Bench | None = None
+class _LiveRecovery(Campaign):
+    bugs = LIVE_BUGS
 
-    def plan(self) -> list[Trial]:
-        return [*self._matrix(), *self._random(), *self._planted()]
-
-    def skips(self) -> list[Skip]:
-        return []
-
-    def run(self, trial: Trial) -> dict[str, Any]:
-        if trial.facts["arm"] == "planted":
-            return self._search(trial)
-        self._bench = self._bench or Bench(self._setting.scratch / "bench")
-        course, entries = of_facts(trial.facts)
-        found = play(self._bench, course, entries)
-        if found["outcome"] != "valid":
-            found |= {"replay": command(self._setting.config, trial.key), "alone": course.typed(entries)}
-        return found
+    def play(self, bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        course, entries = of_facts(facts)
+        return play(bench, course, entries), course.typed(entries)
 
     def findings(self, records: Sequence[Record]) -> Findings:
         return findings(self._config, records)
 
-    def close(self) -> None:
-        if self._bench is not None:
-            self._bench.close()
+    def drawn(self) -> Iterator[Trial]:
+        yield from self._matrix()
+        yield from self._random()
 
     def _matrix(self) -> Iterator[Trial]:
         for name, course, entries in matrix(self._config.recoveries, self._config.strategies):
@@ -78,11 +62,7 @@ class _LiveRecovery:
             course, entries = draw(self._setting.rng(key), self._config.recoveries, self._config.strategies)
             yield Trial(key, {"arm": "random", **facts(course, entries)})
 
-    def _planted(self) -> Iterator[Trial]:
-        for bug in LIVE_BUGS if self._config.planted else ():
-            yield Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug})
-
-    def _search(self, trial: Trial) -> dict[str, Any]:
+    def search(self, trial: Trial) -> dict[str, Any]:
         """One run of the matrix after the other with the bug, until one comes out wrong."""
         bug = trial.facts["bug"]
         bench, runs = Bench(self._setting.scratch / "planted", bug), 0
