@@ -28,20 +28,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from bench.stall import WORLD, Bench, Sampler, median_ratio, memory_copy
-from torch.nn.parallel import DistributedDataParallel
-from torchvision.models import resnet18
+from bench.stall import WORLD, Bench, begun, median_ratio, memory_copy, writer_of
 
 from ecrl_cli.checkpoint.make import make_in_memory, make_strategy
 from ecrl_cli.checkpoint.snapshots import Snapshots
-from ecrl_cli.checkpoint.state import StatePack
 from ecrl_cli.checkpoint.strategy import Strategy
-from ecrl_cli.checkpoint.wire import listen
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.records.clock import SpanClock, monotonic
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.run_config import write_run_config
 
 EVERY = 50
 ARMS = ("none", "none_again", "blocking", "overlapped", "in_memory")
@@ -87,14 +82,7 @@ def segment(bench: Bench, name: str, strategy: Strategy, steps: int) -> None:
 
 def train(rank: int, root: str, rounds: int, steps: int, batch: int) -> None:
     """One rank's whole benchmark; rank 0 leaves its seconds in `seconds.json`."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=WORLD)
-    model = resnet18(num_classes=10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000)
-    bench = Bench(rank, batch, DistributedDataParallel(model), optimizer, StatePack(model, optimizer, scheduler, None, Sampler(), rank, WORLD))
-    bench.step()
+    bench = begun(rank, root, batch)
     arms = {name: strategy_of(bench, Path(root), name) for name in ARMS}
     copy = memory_copy(bench)
     for number in range(rounds + 1):
@@ -114,12 +102,7 @@ def cost(rounds: int, steps: int, batch: int) -> dict[str, list[float]]:
     writers = []
     try:
         for name in ("overlapped", "in_memory"):
-            layout = RunLayout(root / name)
-            layout.logs.mkdir(parents=True)
-            write_run_config(layout, config_of(name))
-            with listen(layout.writer) as listener:
-                command = [sys.executable, "-m", "ecrl_cli.supervision.writer_main", str(layout.root), str(listener.fileno())]
-                writers.append(subprocess.Popen(command, pass_fds=[listener.fileno()]))
+            writers.append(writer_of(RunLayout(root / name), config_of(name)))
         mp.spawn(train, (str(root), rounds, steps, batch), nprocs=WORLD)
         found: dict[str, list[float]] = read_json(root / "seconds.json")
         return found

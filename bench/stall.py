@@ -227,8 +227,8 @@ def segment(bench: Bench, arm: Arm | None, name: str, steps: int) -> None:
         arm.settle()
 
 
-def train(rank: int, root: str, rounds: int, steps: int, batch: int) -> None:
-    """One rank's whole benchmark; rank 0 leaves its seconds in `seconds.json`."""
+def begun(rank: int, root: str, batch: int) -> Bench:
+    """One rank of WORLD, behind its first step."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=WORLD)
@@ -237,6 +237,12 @@ def train(rank: int, root: str, rounds: int, steps: int, batch: int) -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000)
     bench = Bench(rank, batch, DistributedDataParallel(model), optimizer, StatePack(model, optimizer, scheduler, None, Sampler(), rank, WORLD))
     bench.step()
+    return bench
+
+
+def train(rank: int, root: str, rounds: int, steps: int, batch: int) -> None:
+    """One rank's whole benchmark; rank 0 leaves its seconds in `seconds.json`."""
+    bench = begun(rank, root, batch)
     folder = Path(root)
     # what leaves freed memory behind (naive) stands last, so that it does not slow the arms that are compared
     arms = [None, None, ours(bench, folder, "overlapped"), ours(bench, folder, "blocking"), dcp_async(bench, folder), naive(bench, folder)]
@@ -289,6 +295,15 @@ def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any
     }
 
 
+def writer_of(layout: RunLayout, config: RunConfig) -> subprocess.Popen[bytes]:
+    """The background writer of a run that has no supervisor."""
+    layout.logs.mkdir(parents=True)
+    write_run_config(layout, config)
+    with listen(layout.writer) as listener:
+        command = [sys.executable, "-m", "ecrl_cli.supervision.writer_main", str(layout.root), str(listener.fileno())]
+        return subprocess.Popen(command, pass_fds=[listener.fileno()])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what a checkpoint costs the training; prints JSON.")
     parser.add_argument("--rounds", type=int, default=6)
@@ -298,11 +313,7 @@ def main() -> int:
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-stall-", dir=options.folder or Path.cwd()))
     layout = RunLayout(root / "overlapped")
-    layout.logs.mkdir(parents=True)
-    write_run_config(layout, config_of("overlapped"))
-    with listen(layout.writer) as listener:
-        command = [sys.executable, "-m", "ecrl_cli.supervision.writer_main", str(layout.root), str(listener.fileno())]
-        writer = subprocess.Popen(command, pass_fds=[listener.fileno()])
+    writer = writer_of(layout, config_of("overlapped"))
     try:
         mp.spawn(train, (str(root), options.rounds, options.steps, options.batch), nprocs=WORLD)
         document = summary(json.loads((root / "seconds.json").read_text()), layout)
