@@ -4,7 +4,8 @@ ResNet-18 on random images, processes forked from a zygote (gloo, CPU, one threa
 many stretches as there are kills, and in each a random rank dies at a random step, somewhere in its forward or backward pass. Arms: `clean` (no
 failures, no checkpoints; first and last in a round: the A/A control), and conf/variant's `blk` (all ranks restart from the newest checkpoint),
 `spares` (a warm spare takes the dead rank's place, all load the checkpoint), `mem` (likewise, from a snapshot in memory), `rollback`
-(the interrupted mini-batch again, from the survivors' memory) and `forward` (the survivors finish it without the dead rank's samples).
+(the interrupted mini-batch again, from the survivors' memory) and `forward` (the survivors finish it without the dead rank's samples), all with
+overlapped checkpoints.
 
 The bound is the least wall time that the trace leaves anybody: the wall time of `clean`, and per kill
 - the detection: from the kill to the supervisor's notice of it, as `blk` has it on record, where an attempt ends with the notice (under the other
@@ -57,7 +58,8 @@ class Shape:
         common = ["dataset=fake", "model=resnet18", *workload, "supervision=zygote", f"variant={variant}"]
         if variant == "clean":
             return common
-        common += ["supervision.spares=1"] if variant == "mem" else []  # the others' variants say so themselves
+        # every arm writes its checkpoints in the background; the spares the others' variants ask for themselves
+        common += ["supervision.spares=1"] if variant == "mem" else ["checkpoint=overlapped"]
         return [*common, f"checkpoint.every={max(2, self.steps // 8)}", "failure=listed", f"failure.entries=[{','.join(self.trace)}]"]
 
 

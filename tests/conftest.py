@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,16 @@ def ecrl(tmp_path: Path) -> Ecrl:
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "ecrl_cli.cli.main", *arguments]
+
+
+def comes_true(condition: Callable[[], bool], seconds: float = 90) -> bool:
+    """Whether it does (a bounded wait for an event, not a pause): asked so seldom that what is waited for has the processor."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def processes_of(folder: Path) -> list[str]:

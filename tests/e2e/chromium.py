@@ -122,12 +122,13 @@ class Tab:
             self.call("Input.dispatchKeyEvent", type="keyDown", **shared, **({"text": text} if text else {}))
             self.call("Input.dispatchKeyEvent", type="keyUp", **shared)
 
-    def point(self, selector: str) -> None:
-        """Move the pointer over the middle of the first element of `selector`, scrolled into view."""
+    def point(self, selector: str) -> tuple[float, float]:
+        """Move the pointer over the middle of the first element of `selector`, scrolled into view; gives where that is."""
         box = f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
         at = self.run(box + " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()")
         self.settle()
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
+        return at[0], at[1]
 
     def settle(self) -> None:
         """Two frames later: what a script has set off is drawn."""

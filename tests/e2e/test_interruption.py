@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
@@ -15,7 +14,7 @@ from ecrl_cli.checkpoint.protocol import MODEL
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.farewell import ECHO_S
 from ecrl_cli.supervision.processes import printing_to
-from tests.conftest import Ecrl, command, processes_of, run_ecrl
+from tests.conftest import Ecrl, comes_true, command, processes_of, run_ecrl
 from tests.e2e.runs import end_state, metrics, supervisor, tiny
 
 LONG = tiny("target_steps=60", "failure=none", "failure.steps=", "failure.rank=", "supervision.launcher=")
@@ -40,19 +39,16 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 def wait_for_step(run: Path, step: int, process: subprocess.Popen[str], attempt: int = 0) -> None:
     """Return once rank 0 has logged `step` lines (a bounded wait for an event, not a pause)."""
     log = RunLayout(run).attempt(attempt).rank(0)
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and process.poll() is None:
-        if log.exists() and log.read_text().count("\n") >= step:
-            return
-        os.sched_yield()
-    raise AssertionError(f"step {step} was not reached: {process.communicate()[0]}")
+
+    def reached() -> bool:
+        return log.exists() and log.read_text().count("\n") >= step
+
+    comes_true(lambda: reached() or process.poll() is not None)
+    assert process.poll() is None and reached(), f"step {step} was not reached: {process.communicate()[0]}"
 
 
 def gone(folder: Path) -> bool:
-    deadline = time.monotonic() + 10
-    while processes_of(folder) and time.monotonic() < deadline:
-        os.sched_yield()
-    return not processes_of(folder)
+    return comes_true(lambda: not processes_of(folder), 10)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "zygote"])

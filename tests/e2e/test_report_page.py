@@ -117,7 +117,7 @@ def test_the_choices_narrow_by_what_they_name(show: Show, page: Path) -> None:
 def test_a_figure_says_its_values_under_the_pointer_and_to_the_keys(show: Show, page: Path) -> None:
     tab = show(page)
     said = "document.querySelector('#tip.shown')?.textContent ?? ''"
-    tab.point("#figures figure .mark path")
+    x, y = tab.point("#figures figure .mark path")
     assert re.search(r"cifar10-r18-base clean: \d+\.\d+ steps/s, mean of 3 runs", tab.run(said))
     tab.press("Escape")
     assert tab.run(said) == ""
@@ -127,6 +127,8 @@ def test_a_figure_says_its_values_under_the_pointer_and_to_the_keys(show: Show, 
         tab.press(key)
         seen.append(tab.run(said))
     assert len(set(seen)) == 3 and seen[0].startswith("attempt 0: steps 1 to 60") and all(seen)
+    tab.run(f"document.body.dispatchEvent(new PointerEvent('pointerover', {{bubbles: true, clientX: {x}, clientY: {y}}}))")
+    assert tab.run(said) == seen[-1], "the page has moved under the pointer, which rests"
     assert tab.run("document.activeElement.getAttribute('aria-label')") == seen[-1]
 
 

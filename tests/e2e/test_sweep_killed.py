@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import os
 import subprocess
-import time
 from pathlib import Path
 
 from ecrl_cli.records.layout import RunLayout
-from tests.conftest import Ecrl, command, processes_of
+from tests.conftest import Ecrl, comes_true, command, processes_of
 from tests.e2e.runs import supervisor, tiny
 
 SWEEP = ["-m", *tiny("failure=", "failure.steps=", "failure.rank=", "target_steps=30"), "variant=ref,ref2,blk,ovl", "run_dir=all"]
@@ -24,15 +22,18 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def wait_until_second_run_trains(folder: Path, process: subprocess.Popen[str]) -> Path:
     """The second run's folder once rank 0 has logged its tenth step (a bounded wait for an event, not a pause)."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and process.poll() is None:
-        if (folder / "all" / "manifest.csv").exists():
-            run = folder / "all" / rows(folder)[1]["run"]
-            log = RunLayout(run).attempt(0).rank(0)
-            if log.exists() and log.read_text().count("\n") >= 10:
-                return run
-        os.sched_yield()
-    raise AssertionError(f"the second run did not get to step 10: {process.communicate()[0]}")
+    manifest = folder / "all" / "manifest.csv"
+
+    def trains() -> bool:
+        log = RunLayout(second()).attempt(0).rank(0) if manifest.exists() else manifest
+        return log != manifest and log.exists() and log.read_text().count("\n") >= 10
+
+    def second() -> Path:
+        return folder / "all" / rows(folder)[1]["run"]
+
+    comes_true(lambda: process.poll() is not None or trains())
+    assert process.poll() is None, f"the second run did not get to step 10: {process.communicate()[0]}"
+    return second()
 
 
 def test_a_killed_sweep_goes_on_with_what_is_missing(ecrl: Ecrl, tmp_path: Path) -> None:
@@ -41,10 +42,7 @@ def test_a_killed_sweep_goes_on_with_what_is_missing(ecrl: Ecrl, tmp_path: Path)
     process.kill()
     process.communicate()
     assert [row["status"] for row in rows(tmp_path)] == ["completed", "running", "pending", "pending"]
-    deadline = time.monotonic() + 10
-    while processes_of(tmp_path) and time.monotonic() < deadline:
-        os.sched_yield()
-    assert not processes_of(tmp_path)
+    assert comes_true(lambda: not processes_of(tmp_path), 10)
     first = tmp_path / "all" / rows(tmp_path)[0]["run"]
     before = {name: (first / name).read_bytes() for name in RECORDS}
 

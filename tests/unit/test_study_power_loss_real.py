@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +28,7 @@ from ecrl_cli.studies.power_loss.real_findings import real_findings
 from ecrl_cli.studies.power_loss.real_process import Answer, Saver, outcome_of
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, Payload, Recovered, StoreSubject
 from ecrl_cli.studies.study import Record, Setting
+from tests.conftest import comes_true
 
 PAYLOAD = Payload(7, 4096, 2048)
 
@@ -386,7 +386,7 @@ def test_nothing_is_mounted_here_and_nothing_stays(rigged: RealArms, tmp_path: P
     assert disks_of(rig.pid) and str(tmp_path) in Path(f"/proc/{rig.pid}/mounts").read_text()
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     rigged.close()
-    until(lambda: not disks_of(rig.pid))
+    assert comes_true(lambda: not disks_of(rig.pid), 30)
 
 
 STUDY = """
@@ -417,7 +417,7 @@ def test_a_killed_study_leaves_no_mount_and_no_loop_device(tmp_path: Path) -> No
     process.kill()
     process.wait()
     process.stdout.close()
-    until(lambda: has_ended(rig) and not disks_of(rig.pid))
+    assert comes_true(lambda: has_ended(rig) and not disks_of(rig.pid), 30)
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -437,10 +437,3 @@ def disks_of(pid: int) -> list[str]:
         except OSError:  # gone in between
             continue
     return found
-
-
-def until(condition: Any) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
