@@ -51,7 +51,7 @@ def gone(folder: Path) -> bool:
     return comes_true(lambda: not processes_of(folder), 10)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "zygote"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "zygote"])
 def test_a_killed_supervisor_leaves_nothing_and_the_run_goes_on(ecrl: Ecrl, tmp_path: Path, reference: Path, launcher: str) -> None:
     arguments = [*LONG, f"supervision.launcher={launcher}", "variant=ovl", "run_dir=run"]
     process = start(tmp_path, *arguments)

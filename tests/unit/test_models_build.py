@@ -73,7 +73,7 @@ def test_the_layers_of_the_vit_start_from_weights_of_their_own() -> None:
 def test_dropout_draws_from_the_rng_where_it_is_asked_for(name: str) -> None:
     x = torch.randn(2, 1, 8, 8)
     for dropout, differs in ((0.5, True), (0.0, False)):
-        net = model(name, (1, 8, 8), dropout=dropout)
+        net = model(name, (1, 8, 8), dropout=dropout, width=32)
         torch.manual_seed(1)
         one = net(x)
         torch.manual_seed(2)

@@ -16,13 +16,22 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 
 def encode(value: Any) -> Any:
     """`value` as JSON-ready lists, dicts and scalars."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if type(value) in _PLAIN:  # nearly every value: a run has a line of them per rank and step
+        return value
+    names = _names(type(value))
+    if names is not None:
+        return {name: encode(getattr(value, name)) for name in names}
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
     if isinstance(value, dict):
         return {str(key): encode(item) for key, item in value.items()}
     return value
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...] | None:
+    """Of a dataclass, its fields."""
+    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def decode(kind: type[T], value: Any) -> T:
