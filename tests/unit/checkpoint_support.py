@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +16,28 @@ from ecrl_cli.checkpoint.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.checkpoint.wire import listen
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.storage.fs import Fs
+from ecrl_cli.storage.fs import Fs, PosixFs
 
 CONFIG = StoreConfig(keep=2, guard=GuardConfig(run_id=RUN_ID))
 
 
 def image(step: int, *, single: bool = False, seed: int = 1, run_id: str = RUN_ID) -> Image:
     return synthetic_image(seed, step, synthetic_plan(40_000, 20_000, single=single), run_id)
+
+
+class CountingFs(PosixFs):
+    """Counts the bytes read of each file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def read_at(self, fd: int, buffer: memoryview, offset: int) -> int:
+        got = super().read_at(fd, buffer, offset)
+        with self._lock:
+            self.read[self._path(fd).name] += got
+        return got
 
 
 def store_at(root: Path, config: StoreConfig = CONFIG, fs: Fs | None = None, attempt: int = 0) -> CheckpointStore:

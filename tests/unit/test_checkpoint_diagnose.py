@@ -6,9 +6,7 @@ import json
 import os
 import random
 import shutil
-import threading
 import zlib
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +20,8 @@ from ecrl_cli.checkpoint.repair import check_folder, repair
 from ecrl_cli.checkpoint.syndrome import Flip, flipped, single_flip
 from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import RunDirectoryError, StorageError
-from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.storage.recording import RecordingFs
-from tests.unit.checkpoint_support import flip, store_at
+from tests.unit.checkpoint_support import CountingFs, flip, store_at
 
 
 @pytest.fixture(params=[False, True], ids=["group", "single"])
@@ -272,21 +269,6 @@ def test_where_repaired_copies_may_not_go(group: Path, tmp_path: Path) -> None:
             check_folder(tmp_path / out, group.parent)
     for out in ("new", "empty"):
         check_folder(tmp_path / out, group.parent)
-
-
-class CountingFs(PosixFs):
-    """Counts the bytes read of each file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def read_at(self, fd: int, buffer: memoryview, offset: int) -> int:
-        got = super().read_at(fd, buffer, offset)
-        with self._lock:
-            self.read[self._path(fd).name] += got
-        return got
 
 
 def test_a_hostile_part_is_not_read_over_and_over(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:

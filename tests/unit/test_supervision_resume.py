@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.checkpoint.lines import CheckpointLog
+from ecrl_cli.checkpoint.protocol import MODEL
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import decode
@@ -20,7 +21,7 @@ from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.resume import choose, order
-from tests.unit.checkpoint_support import commit, store_at
+from tests.unit.checkpoint_support import CountingFs, commit, flip, store_at
 
 TEN, TWENTY = Attempt(0, 2, last_step=20), Rejected("checkpoints/step_00000020", "file", GONE)
 
@@ -48,6 +49,20 @@ def test_an_acknowledged_checkpoint_that_is_gone_is_refused_once(layout: RunLayo
     assert choice.rejected == (TWENTY,)
     (layout.attempt(1).folder).mkdir(parents=True)
     assert choose(layout, store, (TEN, Attempt(1, 2, rejected=choice.rejected))).rejected == ()
+
+
+def test_what_this_stay_committed_is_read_once_and_refused_all_the_same(layout: RunLayout, store: CheckpointStore) -> None:
+    """All ranks wait for it; a later stay looks at the digest of every tensor again."""
+    model, read = layout.checkpoints / "step_00000020" / MODEL, []
+    for session in (TEN.session, TEN.session + 1):
+        store.fs = fs = CountingFs()
+        assert choose(layout, store, (TEN,), session=session).rejected == ()
+        read.append(fs.read[MODEL] / model.stat().st_size)
+    assert 1 <= read[0] < 1.5 and read[1] > 1.5
+    flip(model, model.stat().st_size - 1)
+    choice = choose(layout, store, (TEN,), session=TEN.session)
+    assert choice.report is not None and choice.report.global_step == 10
+    assert [(each.path, each.layer) for each in choice.rejected] == [("checkpoints/step_00000020", "hash")]
 
 
 def test_another_checkpoint_in_the_place_of_the_acknowledged_one_is_refused(layout: RunLayout, store: CheckpointStore, tmp_path: Path) -> None:

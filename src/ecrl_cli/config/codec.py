@@ -16,9 +16,10 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 
 def encode(value: Any) -> Any:
     """`value` as JSON-ready lists, dicts and scalars."""
-    if type(value) in _PLAIN:  # nearly every value: a run has a line of them per rank and step
+    kind: type = type(value)
+    if kind in _PLAIN:  # nearly every value: a run has a line of them per rank and step
         return value
-    names = _names(type(value))
+    names = _names(kind)
     if names is not None:
         return {name: encode(getattr(value, name)) for name in names}
     if isinstance(value, list | tuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from ecrl_cli.checkpoint.catalog import Choice, newest_valid
 from ecrl_cli.checkpoint.guard import GuardReport
@@ -22,15 +23,24 @@ from ecrl_cli.supervision.going_on import GoingOn, begin, write_order
 from ecrl_cli.supervision.recall import recall
 
 
-def choose(layout: RunLayout, store: CheckpointStore, earlier: tuple[Attempt, ...], snapshots: Snapshots | None = None) -> Choice:
+def choose(
+    layout: RunLayout, store: CheckpointStore, earlier: tuple[Attempt, ...], snapshots: Snapshots | None = None, session: int | None = None
+) -> Choice:
     """What the attempt after `earlier` resumes from, on record as committed; newer acknowledged checkpoints that are gone count as refused.
-    With `snapshots`, the state in memory that is newer.
+    With `snapshots`, the state in memory that is newer. What was acknowledged in `session`, the stay of this very supervisor, is looked at once:
+    all wait for it, and each rank hashes what it loads.
 
     NoValidCheckpoint (exit 4) where checkpoints were acknowledged and none may be loaded.
     """
     store.claim(len(earlier))
     kept = still_kept(layout, earlier)
-    choice = newest_valid(store.fs, store.root, lambda path: _recognized(store.examine(path), kept))
+    mine = {a.attempt for a in earlier if a.session == session}
+    ours = {step_name(step) for step, line in kept.items() if line.attempt in mine}
+
+    def look(path: Path) -> GuardReport:
+        return _recognized(store.examine_once(path) if path.stem in ours else store.examine(path), kept)
+
+    choice = newest_valid(store.fs, store.root, look)
     there = {entry.global_step for entry in store.entries()}
     newest = choice.report.global_step or 0 if choice.report else 0
     gone = tuple(_gone(kept[step]) for step in sorted(kept, reverse=True) if step > newest and step not in there)

@@ -157,7 +157,7 @@ class Supervisor:
         if self._going.memory:
             todo = order_on(self._layout, earlier, self._going)
         else:
-            choice = choose(self._layout, self._store, earlier, self._snapshots)
+            choice = choose(self._layout, self._store, earlier, self._snapshots, len(self._keeper.record.sessions) - 1)
             todo = order(self._layout, self._config, earlier, choice, self._seats, self._going)
         attempt = Attempt(
             attempt=todo.attempt,

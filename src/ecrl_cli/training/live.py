@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
@@ -32,6 +32,7 @@ from ecrl_cli.recovery.survivors import Bereaved, Survivors
 from ecrl_cli.training.learner import DataParallelLearner, Learner
 from ecrl_cli.training.live_learner import LiveLearner, remembered
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
+from ecrl_cli.training.pulse import Pulse
 from ecrl_cli.training.rendezvous import TcpStoreAddress
 from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.session import Session, make_deterministic
@@ -39,17 +40,25 @@ from ecrl_cli.training.step import Loop
 from ecrl_cli.training.testimony import enter, testify
 
 
+@dataclass(frozen=True)
+class Ready:
+    """`pack`: the state that `learner` trains, whoever's it is."""
+
+    learner: Learner
+    sampler: ResumableGlobalBatchSampler
+    pack: StatePack
+
+
 class Kept:
-    """What a process keeps from one attempt to the next. `loop`: the one that it left with its state; None: it has no state. `worn`: the one that it
-    left last, and `model`: one that nobody has used: to load a checkpoint into. Making them anew takes longer than loading."""
+    """What a process keeps from one attempt to the next. `loop`: the one that it left with its state; None: it has no state. `ready`: what it has
+    trained with before, or a spare has warmed up, to load a state into. Making that anew takes longer than loading."""
 
     def __init__(self, address: TcpStoreAddress, timeout_s: float) -> None:
         allow_descriptors()
         timeout = timedelta(seconds=timeout_s)
         self.store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
         self.loop: Loop | None = None
-        self.worn: Loop | None = None
-        self.model: torch.nn.Module | None = None
+        self.ready: Ready | None = None
         self.data: tuple[SampleSet, DatasetRecord] | None = None
 
 
@@ -107,22 +116,16 @@ class LiveSession(Session):
         return self.kept.data
 
     def state(self, record: DatasetRecord) -> tuple[Learner, ResumableGlobalBatchSampler, StatePack]:
-        worn = self.kept.worn
+        ready = self.kept.ready
         if self.kept.loop is not None and self.pack is not None:
             return self.kept.loop.learner, self.kept.loop.sampler, self.pack
-        if worn is None or not self.loads:
+        if ready is None or not self.loads:
             return super().state(record)
         seed_rank(self.config.seed, self.rank, self.order.resume_step)
-        return worn.learner, worn.sampler, StatePack(*_parts(worn.pack), self.rank, self.world_size, self.peers)
-
-    def model(self, record: DatasetRecord) -> torch.nn.Module:
-        warm, self.kept.model = self.kept.model, None
-        return warm if warm is not None and self.loads else super().model(record)
+        return ready.learner, ready.sampler, StatePack(*_parts(ready.pack), self.rank, self.world_size, self.peers)
 
     def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> DataParallelLearner:
-        config, device = self.config, self.device
-        scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
-        return LiveLearner(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), self.pulse)
+        return learner_of(self.config, model, optimizer, self.device, self.pulse)
 
     def restore(self, pack: StatePack) -> Restored:
         if self.order.memory != SURVIVORS:
@@ -178,7 +181,7 @@ class LiveSession(Session):
         if self.loop:
             self.loop.strategy.close()
             self.loop.journal.close()
-            self.kept.loop = self.kept.worn = self.loop
+            self.kept.loop, self.kept.ready = self.loop, Ready(self.loop.learner, self.loop.sampler, self.loop.pack)
         self.clock.switch("idle")
         self.clock.close()
         taken = self.pack if self.config.recovery.name != "checkpoint_restart" else None
@@ -200,16 +203,37 @@ def allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def learner_of(config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, pulse: Pulse) -> LiveLearner:
+    scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
+    return LiveLearner(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), pulse)
+
+
 def warmed_up(config: RunConfig, address: TcpStoreAddress) -> Kept:
-    """What a spare can do before it is needed: imports, the data set, once the model."""
+    """What a spare can do before it is needed: imports, the data set, all that a rank trains with, and the work of a first step, the slow one."""
     kept = Kept(address, config.supervision.collective_timeout_s)
-    make_deterministic(config, 0)
+    device = make_deterministic(config, 0)
     dataset = build_dataset(config.dataset)
     record = describe(dataset)
     kept.data = (dataset, record)
-    kept.model = build_model(config.model, record.classes, record.shape)
-    build_optimizer(config.optimizer, kept.model.parameters())
+    model = build_model(config.model, record.classes, record.shape)
+    optimizer = build_optimizer(config.optimizer, model.parameters())
+    rehearse(model, config, record)
+    learner = learner_of(config, model, optimizer, device, Pulse(None, 0))
+    sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
+    kept.ready = Ready(learner, sampler, StatePack(model, optimizer, learner.scheduler, learner.scaler, sampler, 0, 1))
     return kept
+
+
+def rehearse(model: torch.nn.Module, config: RunConfig, record: DatasetRecord) -> None:
+    """Forward and backward once, over nothing: kernels are chosen, and memory is there. It leaves `model` as it was."""
+    before = [buffer.clone() for buffer in model.buffers()]
+    with autocast(config.precision, torch.device("cpu")):
+        said = model(torch.zeros(config.global_batch // config.world_size, *record.shape))
+    said.float().sum().backward()
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)
 
 
 def _parts(pack: StatePack) -> tuple[torch.nn.Module, torch.optim.Optimizer, Stateful, Stateful | None, Sampler]:

@@ -1,0 +1,27 @@
+"""What a spare does before it is needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ecrl_cli.config.schema import ModelConfig, RunConfig
+from ecrl_cli.models import build
+from ecrl_cli.records.events import DatasetRecord
+from ecrl_cli.training.live import rehearse
+
+RECORD = DatasetRecord("fake", size=64, classes=10, shape=(3, 16, 16))
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "vit"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_rehearsal_reaches_every_parameter_and_leaves_the_model_as_it_was(name: str, precision: str) -> None:
+    model = build(ModelConfig(name=name, width=32), RECORD.classes, RECORD.shape)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    reached = set[str]()
+    for key, parameter in model.named_parameters():
+        parameter.register_hook(lambda gradient, key=key: reached.add(key))
+    rehearse(model, RunConfig(precision=precision, global_batch=8, world_size=2), RECORD)
+    assert reached == {key for key, _ in model.named_parameters()}
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
