@@ -1,11 +1,11 @@
 """What failures cost under each recovery: `python -m bench.goodput` trains the same run with each under one trace of kills, and prints JSON.
 
 ResNet-18 on random images, processes forked from a zygote (gloo, CPU, one thread each). The trace is drawn from a seed: the run is cut into as
-many stretches as there are kills, and in each a random rank dies at a random step, somewhere in its forward or backward pass. Arms: `clean` (no
-failures, no checkpoints; first and last in a round: the A/A control), and conf/variant's `blk` (all ranks restart from the newest checkpoint),
-`spares` (a warm spare takes the dead rank's place, all load the checkpoint), `mem` (likewise, from a snapshot in memory), `rollback`
-(the interrupted mini-batch again, from the survivors' memory) and `forward` (the survivors finish it without the dead rank's samples), all with
-overlapped checkpoints.
+many stretches as there are kills, and in each a random rank dies at a random step, somewhere in its forward or backward pass. Arms, all with
+overlapped checkpoints: conf/variant's `blk` (all ranks restart from the newest checkpoint), `spares` (a warm spare takes the dead rank's place, all
+load the checkpoint), `mem` (likewise, from a snapshot in memory), `rollback` (the interrupted mini-batch again, from the survivors' memory) and
+`forward` (the survivors finish it without the dead rank's samples). `clean` (no failures, no checkpoints) is run before, between and behind them:
+each arm stands against its two neighbours, and these against each other are the A/A control.
 
 The bound is the least wall time that the trace leaves anybody: the wall time of `clean`, and per kill
 - the detection: from the kill to the supervisor's notice of it, as `blk` has it on record, where an attempt ends with the notice (under the other
@@ -116,11 +116,11 @@ def detection(records: RunRecords) -> float:
     return sum(end - at for end, at in ends if end is not None)
 
 
-def summary(found: dict[str, list[Found]]) -> dict[str, Any]:
-    clean = statistics.mean(each.wall_s for each in found["clean"])
-    control = statistics.median(b.wall_s / a.wall_s for a, b in zip(found["clean"][::2], found["clean"][1::2], strict=True))
-    detection_s = statistics.mean(each.detect_s for each in found["blk"])
-    arms = {arm: arm_summary(arm, runs, clean, detection_s) for arm, runs in found.items() if arm != "clean"}
+def summary(clean: list[Found], found: dict[str, list[tuple[Found, float]]]) -> dict[str, Any]:
+    """`found`: by arm its runs, each with what the clean runs before and behind it took on average."""
+    control = statistics.median(max(a.wall_s, b.wall_s) / min(a.wall_s, b.wall_s) for a, b in pairwise(clean))
+    detection_s = statistics.mean(run.detect_s for run, _ in found["blk"])
+    arms = {arm: arm_summary(arm, runs, detection_s) for arm, runs in found.items()}
     best = max(arms, key=lambda arm: float(arms[arm]["share of the bound"]))
     reached = arms[best]["share of the bound"]
     conclusive = abs(control - 1) <= CONCLUSIVE
@@ -129,21 +129,22 @@ def summary(found: dict[str, list[Found]]) -> dict[str, Any]:
         "goals": {"bound / wall of the best arm": {"at_least": GOAL, "reached": reached, "met": reached >= GOAL}},
         "arms": arms,
         "detection_s": round(detection_s, 4),
-        "clean_wall_s": [round(each.wall_s, 3) for each in found["clean"]],
-        "controls": {"A/A: clean / clean": round(control, 4)},
+        "clean_wall_s": [round(each.wall_s, 3) for each in clean],
+        "controls": {"A/A: slower / faster of two neighbours": round(control, 4)},
         "conclusive": conclusive,
         "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",
     }
 
 
-def arm_summary(arm: str, runs: list[Found], clean_s: float, detection_s: float) -> dict[str, Any]:
+def arm_summary(arm: str, against: list[tuple[Found, float]], detection_s: float) -> dict[str, Any]:
     """Medians over the rounds."""
+    runs, clean = [run for run, _ in against], [clean_s for _, clean_s in against]
     replay = [0.0 if arm == "forward" else each.interrupted_s for each in runs]
-    bounds = [clean_s + detection_s + replay_s for replay_s in replay]
+    bounds = [clean_s + detection_s + replay_s for clean_s, replay_s in zip(clean, replay, strict=True)]
     seconds = {name: statistics.median(each.seconds[name] for each in runs) for name in runs[0].seconds}
     return {
         "share of the bound": round(statistics.median(bound / each.wall_s for bound, each in zip(bounds, runs, strict=True)), 4),
-        "goodput / clean": round(statistics.median(clean_s / each.wall_s for each in runs), 4),
+        "goodput / clean": round(statistics.median(clean_s / each.wall_s for clean_s, each in zip(clean, runs, strict=True)), 4),
         "wall_s": [round(each.wall_s, 3) for each in runs],
         "inevitable_replay_s": round(statistics.median(replay), 4),
         "kill_to_next_step_s": [[round(value, 3) for value in each.back_s] for each in runs],
@@ -166,15 +167,17 @@ def main() -> int:
     try:
         steps = fill(root, Shape(options.ranks, options.width, options.batch, CALIBRATION, ()), options.seconds)
         shape = Shape(options.ranks, options.width, options.batch, steps, draw(options.seed, options.kills, steps, options.ranks))
-        found: dict[str, list[Found]] = {}
+        clean = [measure(root / "clean", shape, "clean")]
+        found: dict[str, list[tuple[Found, float]]] = {}
         for number in range(options.rounds):
-            order = ARMS if number % 2 == 0 else ARMS[::-1]
-            for place, arm in enumerate(["clean", *order, "clean"]):
-                found.setdefault(arm, []).append(measure(root / f"{number}-{place}-{arm}", shape, arm))
+            for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
+                run = measure(root / f"{number}-{arm}", shape, arm)
+                clean.append(measure(root / f"{number}-behind-{arm}", shape, "clean"))
+                found.setdefault(arm, []).append((run, statistics.mean(each.wall_s for each in clean[-2:])))
     finally:
         shutil.rmtree(root)
     settings = {"model": "resnet18", **{name: getattr(shape, name) for name in ("width", "batch", "ranks", "steps", "trace")}}
-    document = {"bench": "goodput", **summary(found), "settings": settings, "machine": machine()}
+    document = {"bench": "goodput", **summary(clean, found), "settings": settings, "machine": machine()}
     print(json.dumps(document, indent=2))
     return 0 if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"] else 1
 

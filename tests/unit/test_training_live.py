@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from ecrl_cli.config.schema import ModelConfig, RunConfig
+from ecrl_cli.errors import ConfigError
 from ecrl_cli.models import build
 from ecrl_cli.records.events import DatasetRecord
-from ecrl_cli.training.live import rehearse
+from ecrl_cli.training.live import refuse_cuda, rehearse
 
 RECORD = DatasetRecord("fake", size=64, classes=10, shape=(3, 16, 16))
+
+
+@pytest.mark.parametrize(("device", "found", "refused"), [("auto", True, True), ("auto", False, False), ("cpu", True, False)])
+def test_a_live_run_does_not_slip_onto_a_gpu(monkeypatch: pytest.MonkeyPatch, device: str, found: bool, refused: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: found)
+    with pytest.raises(ConfigError, match="set device=cpu") if refused else nullcontext():
+        refuse_cuda(RunConfig(device=device))
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "vit"])

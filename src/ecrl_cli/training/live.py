@@ -22,7 +22,7 @@ from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.data.sample_set import SampleSet
-from ecrl_cli.errors import EcrlError
+from ecrl_cli.errors import ConfigError, EcrlError
 from ecrl_cli.models import build as build_model
 from ecrl_cli.records.events import DatasetRecord
 from ecrl_cli.records.messages import Left
@@ -91,7 +91,10 @@ class LiveSession(Session):
         return self.order.memory == SURVIVORS and self.rank not in self.order.joined
 
     def settle(self) -> torch.device:
-        return torch.device("cpu") if self.took_along else super().settle()
+        if not self.took_along:
+            refuse_cuda(self.config)
+            return super().settle()
+        return torch.device("cpu")
 
     def join(self) -> Survivors:
         address, board = self.rendezvous.store, self.control.board
@@ -195,6 +198,12 @@ class LiveSession(Session):
         with suppress(Bereaved):
             super().leave(loop)
             self.peers.leave()
+
+
+def refuse_cuda(config: RunConfig) -> None:
+    """Where the machine decides: what else would be refused before anything starts."""
+    if config.device == "auto" and torch.cuda.is_available():
+        raise ConfigError("device", "ranks that outlive others work on the CPU only so far, and device=auto found CUDA", "set device=cpu")
 
 
 def allow_descriptors() -> None:
