@@ -15,6 +15,7 @@ from ecrl_cli.supervision.listener import Connection, Listener
 from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.supervision.zygote import ZygoteAttempt
 
+ANSWER_S = 10.0  # forking takes milliseconds
 STILLBORN = 3  # in a row that ended before they stood by: what cannot even start is not started for ever
 
 
@@ -126,14 +127,16 @@ class Spares:
             self.look()
 
     def settle(self) -> None:
-        """Know everyone that was asked for, milliseconds after the zygote was; or it has ended, and they with it."""
+        """Know everyone that was asked for, milliseconds after the zygote was; or it has ended, and they with it. One that is stopped is ended."""
         while self._asked and self._source:
             if self._source.zygote.over():
                 self._asked = 0
                 return
             self._hear()
-            if self._asked:
-                select.select([self._source.zygote.socket.fileno(), self._source.zygote.pidfd], [], [])
+            if self._asked and not any(select.select([self._source.zygote.socket.fileno(), self._source.zygote.pidfd], [], [], ANSWER_S)):
+                self._tell(f"the zygote has not answered for {ANSWER_S:g} s and is killed, with all that it forked")
+                self._source.zygote.kill()
+                processes.wait_all([self._source.zygote.pidfd], GONE_WITHIN_S)
 
     def take(self, count: int) -> list[Hand]:
         """Give so many that stand by: they are nobody's here any more."""
