@@ -55,7 +55,7 @@ class Shape:
 
     def overrides(self, variant: str) -> list[str]:
         workload = [f"model.width={self.width}", f"global_batch={self.batch}", f"world_size={self.ranks}", f"target_steps={self.steps}"]
-        common = ["dataset=fake", "model=resnet18", *workload, "supervision=zygote", f"variant={variant}"]
+        common = ["device=cpu", "dataset=fake", "model=resnet18", *workload, "supervision=zygote", f"variant={variant}"]
         if variant == "clean":
             return common
         # every arm writes its checkpoints in the background; the spares the others' variants ask for themselves

@@ -40,7 +40,8 @@ PARTS = ("over", "up", "met", "loaded", "back")
 
 
 def ours(run_dir: Path, model: str, batch: int, spares: int) -> dict[str, float]:
-    workload = ["dataset=fake", f"model={model}", "model.stem=imagenet", f"global_batch={batch}", f"world_size={RANKS}", f"target_steps={STEPS}"]
+    workload = ["device=cpu", "dataset=fake", f"model={model}", "model.stem=imagenet", f"global_batch={batch}"]
+    workload += [f"world_size={RANKS}", f"target_steps={STEPS}"]
     how = ["supervision=zygote", f"supervision.spares={spares}", f"checkpoint.every={EVERY}", "checkpoint.final=false"]
     records = train(run_dir, *workload, *how, "failure=listed", f"failure.entries=[kill@{DIES_AT}.forward/1:1]")
     verdict = judge(run_dir).status

@@ -12,7 +12,8 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.failures import failures_once
 from ecrl_cli.verify.verdict import INVALID, VALID, Finding
-from tests.runs.struck import FAILED, NOT_BEREFT, WRONG, build_bereft, build_struck
+from tests.runs.spoil import edit_lines
+from tests.runs.struck import FAILED, NOT_BEREFT, WRONG, ListedBuilder, build_bereft, build_struck, listed
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +65,13 @@ def test_a_supervisor_that_lived_on_is_told(killed_supervisor: RunLayout, tmp_pa
     spoil(run)
     finding = judged(run)
     assert finding.status == INVALID and any(said in text for text in (finding.message, *finding.evidence)), finding
+
+
+def test_damage_that_would_have_left_nothing_to_fall_back_to_is_not_owed(tmp_path: Path) -> None:
+    """A kill behind step 14; of the saves of steps 6 and 12 one has failed."""
+    run = ListedBuilder(tmp_path / "sole", listed("corrupt@14:1")).build()
+    assert judged(run).status == INVALID
+    edit_lines(
+        run.attempt(0).checkpoints, lambda line: line | {"event": "failed"} if (line["event"], line["global_step"]) == ("committed", 6) else line
+    )
+    assert "entry 1 did not fire: there was no other checkpoint to fall back to behind step 14" in judged(run).evidence

@@ -31,8 +31,8 @@ def wait_until_second_run_trains(folder: Path, process: subprocess.Popen[str]) -
     def second() -> Path:
         return folder / "all" / rows(folder)[1]["run"]
 
-    comes_true(lambda: process.poll() is not None or trains())
-    assert process.poll() is None, f"the second run did not get to step 10: {process.communicate()[0]}"
+    came = comes_true(lambda: process.poll() is not None or trains())
+    assert came and process.poll() is None, f"the second run did not get to step 10: {process.communicate()[0]}"
     return second()
 
 

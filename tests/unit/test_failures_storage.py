@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,16 +13,19 @@ import pytest
 import torch
 
 from ecrl_cli.checkpoint.make import make_strategy
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig, WriteMode
 from ecrl_cli.checkpoint.strategy import Strategy
+from ecrl_cli.config.schema import CheckpointConfig, RunConfig, WriteModeConfig
+from ecrl_cli.errors import StorageError
 from ecrl_cli.failures.fired import fired_indices, read_fired
 from ecrl_cli.failures.kinds import STRIKES
 from ecrl_cli.failures.storage import PlannedStore, store_for
-from ecrl_cli.failures.storage_kinds import SLOW_SAVES
+from ecrl_cli.failures.storage_kinds import POINTS, SLOW_SAVES, available, syncs, wrong_point
 from ecrl_cli.records.clock import SpanClock, monotonic
 from ecrl_cli.records.events import CheckpointLine, PlannedFailure
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
+from tests.unit.checkpoint_support import CONFIG, image
 from tests.unit.test_checkpoint_state import Run, config, lines
 
 
@@ -72,6 +76,25 @@ def test_one_save_fails_and_the_next_is_as_ever(tmp_path: Path, kind: str, name:
     assert (fired.kind, fired.global_step, fired.at_step, fired.attempt) == (kind, 2, 2, 0)
     assert not list(RunLayout(tmp_path).checkpoints.glob(".stage_*"))
     strategist.close()
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["group", "single"])
+@pytest.mark.parametrize("mode", [(True, True, True), (True, True, False), (False, False, False)], ids=["dirsync", "nodirsync", "unsafe"])
+def test_what_is_not_refused_fails_the_save_at_its_point_and_what_is_refused_would_not(tmp_path: Path, mode: tuple[bool, ...], single: bool) -> None:
+    settings = RunConfig(
+        write_mode=WriteModeConfig("mode", *mode), checkpoint=CheckpointConfig(layout="single" if single else "group", every=1), target_steps=50
+    )
+    for kind, refused in (("enospc", available), ("eio", syncs)):
+        for point in POINTS[: POINTS.index("after_rename") + 1]:
+            root = tmp_path / f"{kind}-{point}"
+            root.mkdir()
+            store = store_for(root, StoreConfig(WriteMode(*mode), guard=CONFIG.guard), RunLayout(root), (entry(kind, 1, point),))
+            store.claim(0)
+            with suppress(StorageError):
+                store.save(image(1, single=single), 0)
+            saved = store.newest_valid().report is not None
+            store.close()
+            assert saved is bool(refused(settings) or wrong_point(kind, point, settings)), (kind, point)
 
 
 def test_the_first_save_due_behind_its_step_is_struck_and_two_entries_take_two(tmp_path: Path) -> None:

@@ -150,6 +150,22 @@ def test_what_a_survivor_did_after_the_blow_is_detection() -> None:
     assert timeline(run).seconds["compute"] == pytest.approx(1.0)
 
 
+def test_a_blow_before_rank_0_began_to_work_is_detected_from_then_on() -> None:
+    """Attempt 1 has processes that were there before; at 7.2 one of them dies, and at 7.5 rank 0 begins."""
+    run = records(
+        [
+            attempt(0, outcome="died", launched_at=1.0, ended_at=6.0),
+            attempt(1, outcome="died", launched_at=6.5, ended_at=9.0, origins=(0, 1)),
+            attempt(2, outcome="completed", launched_at=9.5, ended_at=16.0),
+        ],
+        [life(0, 2.0, range(1, 4)), life(1, 7.5, range(0)), life(2, 10.0, range(1, 4), final=final(13.1))],
+        fired=(Fired(0, "kill", 1, 3, 0, 5.1, 5.1), Fired(1, "kill", 1, 0, 1, 7.2, 7.2)),
+    )
+    account = timeline(run)
+    assert account.overlaps() == [] and abs(account.residual_s) < 1e-9
+    assert account.seconds["detect"] == pytest.approx(0.9 + 0.5 + 0.7 + 1.8)
+
+
 def test_a_failure_that_ended_nothing_is_no_blow() -> None:
     """Rank 0 is slow from 1.0 on and does three steps more; what then kills it was not planned."""
     alive = life(0, 0.0, range(1, 4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from ecrl_cli.runs.run import RunResult
 from ecrl_cli.studies.elastic import findings as elastic_findings
 from ecrl_cli.studies.elastic.draw import SIZES, Course
 from ecrl_cli.studies.elastic.study import make as make_elastic
-from ecrl_cli.studies.failures.draw import KINDS, Setup
+from ecrl_cli.studies.failures.draw import EVERY, KINDS, TARGET, Setup, draw
 from ecrl_cli.studies.failures.findings import findings, who
 from ecrl_cli.studies.failures.study import make as make_failures
 from ecrl_cli.studies.remains import remaining
@@ -60,6 +61,12 @@ def test_a_plan_of_failures_holds_every_kind_and_moment_and_can_strike(tmp_path:
         assert len(plan(config)) >= 2 and config.supervision.launcher == "zygote"
         assert max(config.supervision.hang_timeout_s, config.supervision.start_timeout_s) < benches.RUN_S / 5, "what hangs is found in time, twice"
     assert [trial.facts for trial in failures_of(tmp_path, trials=150, planted=False).plan()] == [trial.facts for trial in trials]
+
+
+def test_no_two_failed_saves_leave_a_run_without_its_last_one() -> None:
+    drawn = [draw(random.Random(number), ("blocking", "overlapped"), ("eio", "enospc"))[1] for number in range(60)]
+    late = [[step for step in (parse(entry).step for entry in entries) if step > TARGET // EVERY * EVERY - EVERY] for entries in drawn]
+    assert {len(steps) for steps in late} == {0, 1}
 
 
 def test_a_plan_of_sizes_changes_them_and_kills_who_is_there(tmp_path: Path) -> None:

@@ -125,6 +125,12 @@ def test_survivors_that_are_not_alike_are_apart() -> None:
     assert "goes on behind step 1" in look.apart(retold(told, 1, attempt=late))
 
 
+def test_what_goes_back_to_a_checkpoint_need_not_say_what_state_it_gives_up() -> None:
+    told = spoken(spoken(story(), 0, state_digest=""), 2, state_digest="")
+    back = replace(told, config=replace(told.config, recovery=replace(told.config.recovery, name="checkpoint_restart")))
+    assert "logged" in look.apart(told) and look.apart(back) == ""
+
+
 def anew(told: Story, outcome: str = "died") -> Story:
     """All began anew from a checkpoint."""
     told = retold(told, attempt=replace(told.chapters[0].attempt, outcome=outcome))

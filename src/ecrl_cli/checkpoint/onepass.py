@@ -1,4 +1,4 @@
-"""The guard's answer at the price of one look at each byte: what a scrub of many checkpoints asks.
+"""The guard's answer at the price of one look at each byte: what a scrub of many checkpoints asks, and a restart.
 
 `guard.examine` hashes twice, each file and each tensor. Here the file's SHA-256 stands for both: bytes that match a MANIFEST that matches its
 COMMIT are the bytes that the writer hashed tensor by tensor. (Only `examine` would see a writer whose memory changed between the two.) All other

@@ -11,6 +11,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.strike import Scene, Strike
 
 MAX_FLIPS = 8  # bytes
+LEFT_TO_CHOOSE = 2  # valid checkpoints, or none is damaged: there must be one to fall back to
 
 
 @dataclass(frozen=True)

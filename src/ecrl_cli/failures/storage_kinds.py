@@ -14,7 +14,8 @@ from ecrl_cli.storage.faulty import Fault
 HALF = "half_part"  # the default point: half of the first part is written
 SLOW_SAVES = 3
 
-# The protocol's points without the part that some of them name, and those from which a write or a sync is still to come in every save.
+# The protocol's points without the part that some of them name, and those from which a write or a sync is still to come in every save. Each file is
+# synced where it has been written; only folders are synced later.
 POINTS = tuple(dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS))
 _WRITES_FOLLOW = POINTS[: POINTS.index("after_commit")]
 _SYNCS_FOLLOW = POINTS[: POINTS.index("after_rename") + 1]
@@ -48,8 +49,9 @@ def wrong_point(kind: str, point: str, config: RunConfig) -> str | None:
         return f"slow_disk slows down whole saves, it has no point, got {point!r}"
     if kind == "enospc" and name not in _WRITES_FOLLOW:
         return f"nothing need be written behind point {point}, use one up to {_WRITES_FOLLOW[-1]}"
-    if kind == "eio" and name not in _SYNCS_FOLLOW:
-        return f"a save needs no sync behind point {point}, use one up to {_SYNCS_FOLLOW[-1]}"
+    synced = _SYNCS_FOLLOW if config.write_mode.sync_directories else _WRITES_FOLLOW
+    if kind == "eio" and name not in synced:
+        return f"with write_mode={config.write_mode.name} a save needs no sync behind point {point}, use one up to {synced[-1]}"
     return f"point {point} does not occur: {why}" if (why := _absent(name, config)) else None
 
 

@@ -145,7 +145,8 @@ def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, se
     blows = blows_of(records, attempt) if died else []
     stop = min(ended, max(blows, default=ended))  # of several the last one: what ends an attempt is followed by nothing
     if logs.spans.events:
-        yield from _arrival(attempt, attempt.launched_at, logs.spans.events[0].start, "launch")
+        first = logs.spans.events[0].start
+        yield from _arrival(attempt, attempt.launched_at, first if survived else min(first, stop), "launch")
     elif not any(lines.events for lines in logs.ranks.values()):
         yield from _arrival(attempt, attempt.launched_at, stop, "launch")
     for span in _spans(logs):

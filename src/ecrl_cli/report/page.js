@@ -68,11 +68,12 @@ const show = (mark) => {
   tip.style.top = `${above > 4 ? above : Math.min(box.bottom + 8, innerHeight - tip.offsetHeight - 4)}px`;
 };
 const figureOf = (element) => element.closest?.("svg.marked");
-let resting = ""; // where the pointer is: an element that moves under it says pointerover too
+let resting = ""; // where the pointer is: an element that moves under it says pointerover too, and is not looked at before the pointer moves
+let seen = null;
 const rest = ({ clientX, clientY }) => `${Math.round(clientX)},${Math.round(clientY)}`;
 const over = (event) => {
   if (event.type === "pointerover" && rest(event) === resting) return;
-  resting = rest(event);
+  [resting, seen] = [rest(event), event.target];
   const figure = figureOf(event.target);
   if (figure) marks(figure);
   const mark = figure && event.target.closest(".mark");
@@ -81,7 +82,7 @@ const over = (event) => {
 };
 document.addEventListener("pointerover", over);
 document.addEventListener("pointerdown", over);
-document.addEventListener("pointermove", (event) => (resting = rest(event)), { passive: true });
+document.addEventListener("pointermove", (event) => (event.target === seen ? (resting = rest(event)) : over(event)), { passive: true });
 const follow = () => (document.activeElement.matches(".mark") && tip.classList.contains("shown") ? show(document.activeElement) : hide());
 document.addEventListener("scroll", follow, { passive: true, capture: true });
 document.addEventListener("focusin", ({ target }) => (target.matches(".mark") ? show(target) : hide()));

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.failures.fired import claim, fired_indices
-from ecrl_cli.failures.media import choose_damage, inflict
+from ecrl_cli.failures.media import LEFT_TO_CHOOSE, choose_damage, inflict
 from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.failures.signals import to_process
 from ecrl_cli.history.load import load
@@ -42,8 +42,8 @@ class RestStrikes:
             return
         reports = (self._store.examine(each.path) for each in self._store.entries())
         valid = [report.path for report in reports if report.ok]
-        if len(valid) < 2:
-            return  # later: what is damaged must leave something to fall back to
+        if len(valid) < LEFT_TO_CHOOSE:
+            return  # later
         damage = choose_damage(valid[0], self._seed + entry.index)
         if claim(self._layout, _fired(entry, attempt, damage.text(self._layout.root))):
             inflict(damage)

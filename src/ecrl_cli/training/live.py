@@ -218,7 +218,7 @@ def learner_of(config: RunConfig, model: torch.nn.Module, optimizer: torch.optim
 
 
 def warmed_up(config: RunConfig, address: TcpStoreAddress) -> Kept:
-    """What a spare can do before it is needed: imports, the data set, all that a rank trains with, and the work of a first step, the slow one."""
+    """What a spare can do before it is needed: imports, the data set, what a rank trains with, and a first forward and backward, the slow ones."""
     kept = Kept(address, config.supervision.collective_timeout_s)
     device = make_deterministic(config, 0)
     dataset = build_dataset(config.dataset)

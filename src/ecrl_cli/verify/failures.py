@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ecrl_cli.config.seats import may_shrink
+from ecrl_cli.failures.media import LEFT_TO_CHOOSE
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
 from ecrl_cli.records.recovery import SURVIVED, SURVIVORS
 from ecrl_cli.verify.blows import DEATHS, check_effect, death, ends_attempt
 from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.checkpoints import live_before
 from ecrl_cli.verify.survival import dead
 from ecrl_cli.verify.verdict import Finding, Notes
 
@@ -76,13 +78,16 @@ def _lived_until(a: Attempt, windows: tuple[tuple[float, float], ...]) -> float:
 
 
 def _never_chosen(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
-    """Of the entries that never fired, by index and in words, those that damage what an attempt resumes from, where none resumed behind their step:
-    the survivors went on with what they had in memory."""
+    """Of the entries that never fired, by index and in words, those that damage what an attempt resumes from, where none behind their step chose a
+    checkpoint (the survivors went on with what they had in memory), or had another one to fall back to."""
     told = {}
-    for entry in unfired:
+    for entry in (each for each in unfired if each.kind == "corrupt"):
         behind = [a for n, a in enumerate(case.attempts) if any((b.last_step or 0) >= entry.global_step for b in case.attempts[:n])]
-        if entry.kind == "corrupt" and behind and all(a.memory == SURVIVORS for a in behind):
+        chose = [a for a in behind if a.memory != SURVIVORS]
+        if behind and not chose:
             told[entry.index] = f"entry {entry.index} did not fire: no attempt behind step {entry.global_step} chose a checkpoint"
+        elif chose and all(len(live_before(case, a)) < LEFT_TO_CHOOSE for a in chose):
+            told[entry.index] = f"entry {entry.index} did not fire: there was no other checkpoint to fall back to behind step {entry.global_step}"
     return told
 
 

@@ -19,6 +19,7 @@ from ecrl_cli.failures.plan import plan
 TARGET, EVERY = 14, 4  # steps, and steps between checkpoints
 BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or more than a run
 LATEST = 11  # step that a failure is planned for: a checkpoint is still to come
+FAILS_A_SAVE = ("enospc", "eio")
 WORLDS = (2, 3, 4)
 HANG_S, START_S = 2.0, 20.0  # a save has as long as a start: what hangs in one is found before the trial is given up
 _POINTS = tuple(point.partition(":")[0] for point in CRASH_POINTS)
@@ -127,12 +128,25 @@ def _accepted(drawn: Callable[[], Entry], setup: Setup, before: tuple[str, ...])
     """The first that is drawn and available."""
     for _ in range(_DRAWS):
         text = str(drawn())
+        if _takes_the_last_save((*before, text)):
+            continue
         try:
             available(undisturbed(setup), (*before, text))
         except ConfigError:
             continue
         return text
     raise ValueError(f"no failure is available for {setup}")
+
+
+def _takes_the_last_save(entries: tuple[str, ...]) -> bool:
+    """Each failed save is of the first one due that is left: a run whose final state was not saved ends with that, and rightly."""
+    due = list(range(EVERY, TARGET, EVERY))
+    for entry in sorted((entry for entry in map(parse, entries) if entry.what in FAILS_A_SAVE), key=lambda entry: entry.step):
+        taken = next((step for step in due if step >= entry.step), None)
+        if taken is None:
+            return True
+        due.remove(taken)
+    return False
 
 
 def _entry(rng: random.Random, setup: Setup, kinds: tuple[str, ...], step: int) -> Entry:

@@ -17,7 +17,6 @@ Influence = tuple[int, int, str]  # step, sample, layer
 
 SURE = 0.9  # of the gradients: a rank that dies before that has not sent its last bucket
 LOSSY, RESTART = "lossy_forward", "checkpoint_restart"
-# Who lives through those has state in memory: it goes on.
 
 
 def apart(story: Story) -> str:
@@ -52,9 +51,8 @@ def _unlike_its_lines(story: Story, chapter: Chapter) -> str:
     for rank, said in chapter.testimonies.items():
         logged = [line.state_digest for line in chapter.lines[rank] if line.global_step == said.global_step]
         logged = logged or _logged_before(story, chapter, said)
-        if not said.state_digest and not chapter.lines[rank] and story.config.recovery.name == RESTART:
-            continue  # it had no state yet
-        if logged and said.state_digest not in logged:
+        goes_on = bool(said.state_digest) or story.config.recovery.name != RESTART  # else it goes back to a checkpoint and its state is nobody's
+        if goes_on and logged and said.state_digest not in logged:
             return f"rank {rank} says that its state behind step {said.global_step} is {said.state_digest[:12]}, and logged {str(logged[-1])[:12]}"
         if (said.attempt, said.rank) != (chapter.attempt.attempt, rank):
             return f"rank {rank} speaks of rank {said.rank} in attempt {said.attempt}"
