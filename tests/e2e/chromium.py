@@ -127,8 +127,12 @@ class Tab:
         box = f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
         at = self.run(box + " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()")
         self.settle()
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
+        self.move(at[0], at[1])
         return at[0], at[1]
+
+    def move(self, x: float, y: float) -> None:
+        """Move the pointer there."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def settle(self) -> None:
         """Two frames later: what a script has set off is drawn."""

@@ -130,6 +130,11 @@ def test_a_figure_says_its_values_under_the_pointer_and_to_the_keys(show: Show, 
     tab.run(f"document.body.dispatchEvent(new PointerEvent('pointerover', {{bubbles: true, clientX: {x}, clientY: {y}}}))")
     assert tab.run(said) == seen[-1], "the page has moved under the pointer, which rests"
     assert tab.run("document.activeElement.getAttribute('aria-label')") == seen[-1]
+    x, y = tab.point("#figures figure .mark path")
+    tab.run("(document.querySelector('#figures').style.paddingTop = '400px', 0)")
+    tab.settle()
+    tab.move(x + 1, y)
+    assert tab.run(said) == "", "the mark has moved away from under the pointer, which has moved since"
 
 
 def test_a_run_opens_from_the_table_and_shows_its_evidence(show: Show, page: Path) -> None:

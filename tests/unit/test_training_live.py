@@ -11,7 +11,9 @@ from ecrl_cli.config.schema import ModelConfig, RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.models import build
 from ecrl_cli.records.events import DatasetRecord
-from ecrl_cli.training.live import refuse_cuda, rehearse
+from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.training.live import LiveSession, rehearse
+from ecrl_cli.training.rendezvous import Rendezvous
 
 RECORD = DatasetRecord("fake", size=64, classes=10, shape=(3, 16, 16))
 
@@ -19,8 +21,11 @@ RECORD = DatasetRecord("fake", size=64, classes=10, shape=(3, 16, 16))
 @pytest.mark.parametrize(("device", "found", "refused"), [("auto", True, True), ("auto", False, False), ("cpu", True, False)])
 def test_a_live_run_does_not_slip_onto_a_gpu(monkeypatch: pytest.MonkeyPatch, device: str, found: bool, refused: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found)
+    session = LiveSession.__new__(LiveSession)
+    session.config, session.order, session.rank = RunConfig(device=device), LaunchOrder(0, 1, 0, None, 0, ()), 0
+    session.rendezvous = Rendezvous(0, 1)
     with pytest.raises(ConfigError, match="set device=cpu") if refused else nullcontext():
-        refuse_cuda(RunConfig(device=device))
+        assert session.settle() == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "vit"])
