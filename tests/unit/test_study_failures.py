@@ -69,6 +69,13 @@ def test_no_two_failed_saves_leave_a_run_without_its_last_one() -> None:
     assert {len(steps) for steps in late} == {0, 1}
 
 
+def test_what_is_damaged_leaves_a_save_to_fall_back_to() -> None:
+    drawn = [draw(random.Random(number), ("overlapped",), ("corrupt", "writer"))[1] for number in range(80)]
+    pairs = [sorted(map(parse, entries), key=lambda entry: entry.what) for entries in drawn]
+    both = [(damage.step, loss.step) for damage, loss in pairs if (damage.what, loss.what) == ("corrupt", "writer")]
+    assert both and all(damage // EVERY - (loss <= damage // EVERY * EVERY) >= 2 for damage, loss in both)
+
+
 def test_a_plan_of_sizes_changes_them_and_kills_who_is_there(tmp_path: Path) -> None:
     trials = make_elastic(Setting(StudyConfig(Elastic(trials=80, planted=False)), tmp_path)).plan()
     for trial in trials:

@@ -14,6 +14,7 @@ from ecrl_cli.config.entries import Entry, parse
 from ecrl_cli.config.failures import check_failures
 from ecrl_cli.config.schema import BACKGROUND, WRITE_MODES, FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError
+from ecrl_cli.failures.media import LEFT_TO_CHOOSE
 from ecrl_cli.failures.plan import plan
 
 TARGET, EVERY = 14, 4  # steps, and steps between checkpoints
@@ -128,7 +129,7 @@ def _accepted(drawn: Callable[[], Entry], setup: Setup, before: tuple[str, ...])
     """The first that is drawn and available."""
     for _ in range(_DRAWS):
         text = str(drawn())
-        if _takes_the_last_save((*before, text)):
+        if _takes_the_last_save((*before, text)) or _damages_the_only_save((*before, text)):
             continue
         try:
             available(undisturbed(setup), (*before, text))
@@ -146,6 +147,16 @@ def _takes_the_last_save(entries: tuple[str, ...]) -> bool:
         if taken is None:
             return True
         due.remove(taken)
+    return False
+
+
+def _damages_the_only_save(entries: tuple[str, ...]) -> bool:
+    """One that would have nothing to fall back to is not damaged: then nothing strikes."""
+    found = list(map(parse, entries))
+    for saves in (entry.step // EVERY for entry in found if entry.what == "corrupt"):
+        lost = sum(entry.what in (*FAILS_A_SAVE, "writer") and entry.step <= saves * EVERY for entry in found)
+        if saves - lost < LEFT_TO_CHOOSE:
+            return True
     return False
 
 
