@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ecrl_cli.records.events import FOUND, GONE, Attempt, CheckpointLine, Reject
 from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.ahead import LookAhead
 from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.resume import choose, order
 from tests.unit.checkpoint_support import CountingFs, commit, flip, store_at
@@ -63,6 +65,25 @@ def test_what_this_stay_committed_is_read_once_and_refused_all_the_same(layout: 
     choice = choose(layout, store, (TEN,), session=TEN.session)
     assert choice.report is not None and choice.report.global_step == 10
     assert [(each.path, each.layer) for each in choice.rejected] == [("checkpoints/step_00000020", "hash")]
+
+
+def test_a_look_that_was_begun_is_taken_for_what_it_was_of(layout: RunLayout, store: CheckpointStore) -> None:
+    """While the others leave; not where something has been written since, or another one is the newest."""
+    part = layout.checkpoints / "step_00000020" / MODEL
+    with closing(LookAhead(store)) as ahead:
+        for newest, again in ((20, False), (20, True), (10, False), (10, True)):
+            store.fs = fs = CountingFs()
+            if not again:
+                ahead.begin()
+            if (newest, again) == (10, False):
+                flip(part, part.stat().st_size - 1)
+            report = choose(layout, store, (TEN,), session=TEN.session, ahead=ahead).report
+            assert report is not None and report.ok and report.global_step == newest
+            assert bool(fs.read[MODEL]) is (again or newest == 10)
+        ahead.begin()
+        shutil.rmtree(part.parent)
+        found = choose(layout, store, (TEN,), session=TEN.session, ahead=ahead)
+        assert found.report is not None and found.report.global_step == 10 and found.rejected == (TWENTY,)
 
 
 def test_another_checkpoint_in_the_place_of_the_acknowledged_one_is_refused(layout: RunLayout, store: CheckpointStore, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from ecrl_cli.supervision.zygote import ZygoteAttempt
 
 
 class Crew:
-    """`spares`: how many are kept warm. `tell`: one line for a person."""
+    """`spares`: how many are kept warm. `tell`: one line for a person. `bereaved`: called when a rank has died."""
 
-    def __init__(self, listener: Listener, spares: int, tell: Callable[[str], None]) -> None:
-        self.listener, self.spares = listener, Spares(spares, tell)
+    def __init__(self, listener: Listener, spares: int, tell: Callable[[str], None], bereaved: Callable[[], None] = lambda: None) -> None:
+        self.listener, self.spares, self.bereaved = listener, Spares(spares, tell), bereaved
         self.survivors: dict[int, Hand] = {}
         self._called: tuple[Hand, ...] = ()
 

@@ -43,6 +43,7 @@ class LiveWatch(AttemptWatch):
                 self._vigil.bury(rank)
         if dead:
             self._buried |= dead
+            self._crew.bereaved()
             self._hear_what_is_left()
 
     @property

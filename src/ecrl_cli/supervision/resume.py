@@ -17,6 +17,7 @@ from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, Rejected, Res
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.recovery import SNAPSHOT
+from ecrl_cli.supervision.ahead import LookAhead
 from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.books import acknowledge, still_kept
 from ecrl_cli.supervision.going_on import GoingOn, begin, write_order
@@ -24,11 +25,16 @@ from ecrl_cli.supervision.recall import recall
 
 
 def choose(
-    layout: RunLayout, store: CheckpointStore, earlier: tuple[Attempt, ...], snapshots: Snapshots | None = None, session: int | None = None
+    layout: RunLayout,
+    store: CheckpointStore,
+    earlier: tuple[Attempt, ...],
+    snapshots: Snapshots | None = None,
+    session: int | None = None,
+    ahead: LookAhead | None = None,
 ) -> Choice:
     """What the attempt after `earlier` resumes from, on record as committed; newer acknowledged checkpoints that are gone count as refused.
     With `snapshots`, the state in memory that is newer. What was acknowledged in `session`, the stay of this very supervisor, is looked at once:
-    all wait for it, and each rank hashes what it loads.
+    all wait for it, and each rank hashes what it loads. `ahead`: where that look may have been begun.
 
     NoValidCheckpoint (exit 4) where checkpoints were acknowledged and none may be loaded.
     """
@@ -38,7 +44,10 @@ def choose(
     ours = {step_name(step) for step, line in kept.items() if line.attempt in mine}
 
     def look(path: Path) -> GuardReport:
-        return _recognized(store.examine_once(path) if path.stem in ours else store.examine(path), kept)
+        if path.stem not in ours:
+            return _recognized(store.examine(path), kept)
+        begun = ahead.take(path) if ahead else None
+        return _recognized(begun or store.examine_once(path), kept)
 
     choice = newest_valid(store.fs, store.root, look)
     there = {entry.global_step for entry in store.entries()}

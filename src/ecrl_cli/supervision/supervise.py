@@ -23,6 +23,7 @@ from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.recovery import SURVIVED
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.ahead import LookAhead
 from ecrl_cli.supervision.allocation import Seats, take_seats
 from ecrl_cli.supervision.attempt import AttemptWatch, Ended
 from ecrl_cli.supervision.books import close_books, still_kept
@@ -95,13 +96,15 @@ class Supervisor:
         self._seats = Seats((), config.world_size)
         self._crew: Crew | None = None
         self._going = GoingOn()
+        self._ahead = LookAhead(self._store)
         self._unsettled: tuple[int, ...] = ()  # attempts whose checkpoints the writer may still be at
 
     def run(self, lock: RunLock) -> SupervisorRecord:
         processes.sweep(processes.of_run(self._layout.root))
         self._listener = Listener(self._layout)
         if live(self._config):
-            self._crew = Crew(self._listener, self._config.supervision.spares, self._ui.note)
+            goes_back = self._config.recovery.name == "checkpoint_restart"
+            self._crew = Crew(self._listener, self._config.supervision.spares, self._ui.note, *([self._ahead.begin] if goes_back else []))
         for attempt in self._layout.attempts():  # all: whoever should have closed them may have been killed before it did
             close_books(self._layout, attempt, self._store)
         self._keeper.begin()
@@ -123,6 +126,7 @@ class Supervisor:
         if self._crew:
             self._crew.close()
         self._writer.close()
+        self._ahead.close()
         self._board.close()
         if self._snapshots:
             self._snapshots.close()
@@ -157,7 +161,8 @@ class Supervisor:
         if self._going.memory:
             todo = order_on(self._layout, earlier, self._going)
         else:
-            choice = choose(self._layout, self._store, earlier, self._snapshots, len(self._keeper.record.sessions) - 1)
+            session = len(self._keeper.record.sessions) - 1
+            choice = choose(self._layout, self._store, earlier, self._snapshots, session, self._ahead)
             todo = order(self._layout, self._config, earlier, choice, self._seats, self._going)
         attempt = Attempt(
             attempt=todo.attempt,
