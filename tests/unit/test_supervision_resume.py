@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ecrl_cli.checkpoint.guard import GuardReport
 from ecrl_cli.checkpoint.lines import CheckpointLog
+from ecrl_cli.checkpoint.onepass import examine_once
 from ecrl_cli.checkpoint.protocol import MODEL
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
@@ -20,6 +24,7 @@ from ecrl_cli.records.events import FOUND, GONE, Attempt, CheckpointLine, Reject
 from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision import ahead as module
 from ecrl_cli.supervision.ahead import LookAhead
 from ecrl_cli.supervision.allocation import Seats
 from ecrl_cli.supervision.resume import choose, order
@@ -67,14 +72,24 @@ def test_what_this_stay_committed_is_read_once_and_refused_all_the_same(layout: 
     assert [(each.path, each.layer) for each in choice.rejected] == [("checkpoints/step_00000020", "hash")]
 
 
-def test_a_look_that_was_begun_is_taken_for_what_it_was_of(layout: RunLayout, store: CheckpointStore) -> None:
+def test_a_look_that_was_begun_is_taken_for_what_it_was_of(layout: RunLayout, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the others leave; not where something has been written since, or another one is the newest."""
-    part = layout.checkpoints / "step_00000020" / MODEL
+    part, looked = layout.checkpoints / "step_00000020" / MODEL, threading.Event()
+
+    def look(*given: Any) -> GuardReport:
+        try:
+            return examine_once(*given)
+        finally:
+            looked.set()
+
+    monkeypatch.setattr(module, "examine_once", look)
     with closing(LookAhead(store)) as ahead:
         for newest, again in ((20, False), (20, True), (10, False), (10, True)):
             store.fs = fs = CountingFs()
             if not again:
+                looked.clear()
                 ahead.begin()
+                assert looked.wait(60)
             if (newest, again) == (10, False):
                 flip(part, part.stat().st_size - 1)
             report = choose(layout, store, (TEN,), session=TEN.session, ahead=ahead).report
