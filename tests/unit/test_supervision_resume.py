@@ -101,6 +101,17 @@ def test_a_look_that_was_begun_is_taken_for_what_it_was_of(layout: RunLayout, st
         assert found.report is not None and found.report.global_step == 10 and found.rejected == (TWENTY,)
 
 
+def test_a_look_that_was_begun_is_not_taken_for_another_checkpoints(layout: RunLayout, store: CheckpointStore) -> None:
+    """The background writer has ended one since."""
+    with closing(LookAhead(store)) as ahead:
+        ahead.begin()
+        log = CheckpointLog(Journal(layout.attempt(0).checkpoints), layout, 0)
+        log.committed(30, commit(store, 30))
+        log.close()
+        report = choose(layout, store, (TEN,), session=TEN.session, ahead=ahead).report
+        assert report is not None and report.global_step == 30
+
+
 def test_another_checkpoint_in_the_place_of_the_acknowledged_one_is_refused(layout: RunLayout, store: CheckpointStore, tmp_path: Path) -> None:
     """Whole and consistent, so that the guard alone cannot tell: the records outside the folder can."""
     (tmp_path / "other").mkdir()
