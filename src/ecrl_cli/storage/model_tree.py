@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ecrl_cli.errors import StorageError
 
-_LINKS = 40  # followed at most, as Linux does
+LINKS = 40  # followed at most, as Linux does
 _DEVICE = 1
 ROOT = 0  # the number of the folder that everything lies in
 
@@ -85,7 +85,7 @@ class Nodes:
         node = self.nodes[number]
         if not isinstance(node, Link):
             return number
-        if depth == _LINKS:
+        if depth == LINKS:
             raise refused(call, path, errno.ELOOP)
         if node.target.startswith("/"):
             place, name = self._place(call, Path(node.target))
