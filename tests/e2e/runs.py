@@ -43,6 +43,12 @@ def metrics(run: Path) -> dict[str, Any]:
     return document
 
 
+def steps_logged(run: Path, attempt: int = 0) -> int:
+    """How many steps rank 0 has logged so far."""
+    log = RunLayout(run).attempt(attempt).rank(0)
+    return log.read_text().count("\n") if log.exists() else 0
+
+
 def supervisor(run: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(RunLayout(run).supervisor.read_text())
     return document

@@ -15,7 +15,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.farewell import ECHO_S
 from ecrl_cli.supervision.processes import printing_to
 from tests.conftest import Ecrl, comes_true, command, processes_of, run_ecrl
-from tests.e2e.runs import end_state, metrics, supervisor, tiny
+from tests.e2e.runs import end_state, metrics, steps_logged, supervisor, tiny
 
 LONG = tiny("target_steps=60", "failure=none", "failure.steps=", "failure.rank=", "supervision.launcher=")
 SELDOM = [key if key != "checkpoint.every=6" else "checkpoint.every=25" for key in LONG]
@@ -38,13 +38,8 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen[str], attempt: int = 0) -> None:
     """Return once rank 0 has logged `step` lines (a bounded wait for an event, not a pause)."""
-    log = RunLayout(run).attempt(attempt).rank(0)
-
-    def reached() -> bool:
-        return log.exists() and log.read_text().count("\n") >= step
-
-    comes_true(lambda: reached() or process.poll() is not None)
-    assert process.poll() is None and reached(), f"step {step} was not reached: {process.communicate()[0]}"
+    comes_true(lambda: steps_logged(run, attempt) >= step or process.poll() is not None)
+    assert process.poll() is None and steps_logged(run, attempt) >= step, f"step {step} was not reached: {process.communicate()[0]}"
 
 
 def gone(folder: Path) -> bool:

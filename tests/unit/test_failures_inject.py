@@ -17,6 +17,7 @@ from ecrl_cli.failures.strike import Strike
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision import processes
+from tests.conftest import comes_true
 
 KILL, EXIT = PlannedFailure(0, "kill", 1, 7), PlannedFailure(1, "exit", 0, 9)
 
@@ -63,8 +64,8 @@ def test_a_stopped_rank_that_is_woken_goes_no_further(tmp_path: Path) -> None:
             os._exit(99)
     assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
     os.kill(pid, signal.SIGCONT)
-    while (state := processes.state(pid)) not in ("S", "Z"):
-        os.sched_yield()
+    assert comes_true(lambda: processes.state(pid) in ("S", "Z"))
+    state = processes.state(pid)
     os.kill(pid, signal.SIGKILL)
     assert (state, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) == ("S", -signal.SIGKILL)
 

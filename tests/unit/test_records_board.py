@@ -12,6 +12,7 @@ import pytest
 
 from ecrl_cli.records.board import PHASES, Beat, Board
 from ecrl_cli.training.pulse import Pulse
+from tests.conftest import comes_true
 
 
 @pytest.fixture
@@ -97,8 +98,7 @@ def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_c
         ]
         for fd in (a_read, a_write, b_read, b_write):
             os.close(fd)
-        while min(board.read(rank).global_step for rank in (0, 1)) < 3:
-            os.sched_yield()
+        assert comes_true(lambda: min(board.read(rank).global_step for rank in (0, 1)) >= 3)
         board.ask_to_stop()
         said = [int(rank.communicate(timeout=60)[0]) for rank in ranks]
         assert said[0] == said[1] == board.agreed

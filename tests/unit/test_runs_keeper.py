@@ -20,6 +20,7 @@ from ecrl_cli.runs import keeper
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.mortality import mortal_command
 from ecrl_cli.supervision.signals import StopSignals, held_back
+from tests.conftest import comes_true
 
 STOPPED = ["Stopped", "SIGTERM", "stopped; step 9 is durable", "go on", "stopped"]
 READONLY = ["StorageError", "rank 0", "append: EROFS at x", "", "storage"]
@@ -97,8 +98,7 @@ def test_a_stop_is_passed_on_once_and_ends_it_all(tmp_path: Path, monkeypatch: p
     """The supervisor waits for a SIGTERM that only the keeper gets, then ends as its planned failure would end it."""
 
     def stop() -> None:
-        while not (tmp_path / "stayed").exists():
-            os.sched_yield()
+        assert comes_true((tmp_path / "stayed").exists)
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=stop)

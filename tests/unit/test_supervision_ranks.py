@@ -12,6 +12,7 @@ import pytest
 
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.launcher import Ranks
+from tests.conftest import comes_true
 
 # The thread that began the process has gone, another is in a system call: on its way out, and not over.
 _HALF_GONE = """
@@ -25,8 +26,7 @@ def test_a_rank_on_its_way_out_is_noticed_with_the_peer_that_ended_because_of_it
     peer = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
     dying = subprocess.Popen([sys.executable, "-c", _HALF_GONE], stdin=subprocess.PIPE)
     try:
-        while not processes.exiting(dying.pid):
-            os.sched_yield()
+        assert comes_true(lambda: processes.exiting(dying.pid))
         os.waitid(os.P_PID, peer.pid, os.WEXITED | os.WNOWAIT)
         ranks, wait_all = Ranks(), processes.wait_all
         for rank, process in enumerate((peer, dying)):

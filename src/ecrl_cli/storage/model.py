@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ecrl_cli.storage.fs import Buffer
-from ecrl_cli.storage.model_tree import LINKS, File, Folder, Link, Node, Nodes, Tree, refused
+from ecrl_cli.storage.model_tree import File, Folder, Link, Node, Nodes, Tree, refused
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class ModelFs(Nodes):
             raise refused("open", path, errno.ENOTDIR)
         number = self._child(folder, name)
         if flags & os.O_CREAT and not flags & (os.O_EXCL | os.O_NOFOLLOW):
-            place, last = self._behind(path, folder, name)
+            place, last = self._behind("open", path, folder, name)
             if self._child(place, last) is None:
                 folder, name, number = place, last, None
         if number is None and flags & os.O_CREAT:
@@ -193,23 +193,6 @@ class ModelFs(Nodes):
         self._next_fd += 1
         self._open[self._next_fd] = _Open(number, flags)
         return self._next_fd
-
-    def _behind(self, path: object, folder: int, name: str, depth: int = 0) -> tuple[int, str]:
-        """Where the name lies that the link `name` in `folder` leads to, whether there is anything; the name itself where it is no link."""
-        number = self._child(folder, name)
-        node = None if number is None else self.nodes[number]
-        if not isinstance(node, Link):
-            return folder, name
-        if depth == LINKS:
-            raise refused("open", path, errno.ELOOP)
-        if node.target.startswith("/"):
-            return self._behind(path, *self._place("open", Path(node.target)), depth + 1)
-        *above, last = node.target.split("/")
-        for part in above:
-            folder = self._follow("open", path, folder, self._child(folder, part))
-            if not isinstance(self.nodes[folder], Folder):
-                raise refused("open", path, errno.ENOTDIR)
-        return self._behind(path, folder, last, depth + 1)
 
     def _openable(self, path: object, folder: int, number: int | None, flags: int) -> int:
         if number is not None and flags & os.O_CREAT and flags & os.O_EXCL:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ecrl_cli.errors import StorageError
 
-LINKS = 40  # followed at most, as Linux does
+_LINKS = 40  # followed at most, as Linux does
 _DEVICE = 1
 ROOT = 0  # the number of the folder that everything lies in
 
@@ -85,17 +85,31 @@ class Nodes:
         node = self.nodes[number]
         if not isinstance(node, Link):
             return number
-        if depth == LINKS:
+        if depth == _LINKS:
             raise refused(call, path, errno.ELOOP)
-        if node.target.startswith("/"):
-            place, name = self._place(call, Path(node.target))
-            return self._follow(call, path, place, self._child(place, name), depth + 1)
-        for part in node.target.split("/"):
-            below = self.nodes[folder]
-            if not isinstance(below, Folder):
+        place, name = self._named(call, path, folder, node, depth)
+        return self._follow(call, path, place, self._child(place, name), depth + 1)
+
+    def _named(self, call: str, path: object, folder: int, link: Link, depth: int) -> tuple[int, str]:
+        """The folder in which `link`, which lies in `folder`, names something, and its name there; whether there is anything."""
+        if link.target.startswith("/"):
+            return self._place(call, Path(link.target))
+        *above, name = link.target.split("/")
+        for part in above:
+            folder = self._follow(call, path, folder, self._child(folder, part), depth + 1)
+            if not isinstance(self.nodes[folder], Folder):
                 raise refused(call, path, errno.ENOTDIR)
-            folder = self._follow(call, path, folder, below.names.get(part), depth + 1)
-        return folder
+        return folder, name
+
+    def _behind(self, call: str, path: object, folder: int, name: str, depth: int = 0) -> tuple[int, str]:
+        """`name` in `folder`, or behind the links that it is the first of: where something is made that it leads to and that is not there."""
+        number = self._child(folder, name)
+        node = None if number is None else self.nodes[number]
+        if not isinstance(node, Link):
+            return folder, name
+        if depth == _LINKS:
+            raise refused(call, path, errno.ELOOP)
+        return self._behind(call, path, *self._named(call, path, folder, node, depth), depth + 1)
 
     def _existing(self, call: str, path: Path) -> tuple[int, str, int]:
         folder, name = self._place(call, path)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.messages import Assignment, Left
 from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.ahead import LookAhead
 from ecrl_cli.supervision.listener import Connection, Listener
 from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.supervision.spares import Hand, Spares, end
@@ -14,10 +15,11 @@ from ecrl_cli.supervision.zygote import ZygoteAttempt
 
 
 class Crew:
-    """`spares`: how many are kept warm. `tell`: one line for a person. `bereaved`: called when a rank has died."""
+    """`spares`: how many are kept warm. `tell`: one line for a person. `ahead`: to be begun when a rank has died, where all go
+    back to a checkpoint then."""
 
-    def __init__(self, listener: Listener, spares: int, tell: Callable[[str], None], bereaved: Callable[[], None] = lambda: None) -> None:
-        self.listener, self.spares, self.bereaved = listener, Spares(spares, tell), bereaved
+    def __init__(self, listener: Listener, spares: int, tell: Callable[[str], None], ahead: LookAhead | None) -> None:
+        self.listener, self.spares, self.ahead = listener, Spares(spares, tell), ahead
         self.survivors: dict[int, Hand] = {}
         self._called: tuple[Hand, ...] = ()
 

@@ -43,7 +43,8 @@ class LiveWatch(AttemptWatch):
                 self._vigil.bury(rank)
         if dead:
             self._buried |= dead
-            self._crew.bereaved()
+            if self._crew.ahead:
+                self._crew.ahead.begin()
             self._hear_what_is_left()
 
     @property

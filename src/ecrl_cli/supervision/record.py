@@ -27,13 +27,18 @@ class RecordKeeper:
         empty = SupervisorRecord(SCHEMA_VERSION, run_id, target_steps, "running", 0, (), ())
         self.record = read_record(layout) if layout.supervisor.exists() else empty
 
+    @property
+    def session(self) -> int:
+        """Which stay this is, as `Attempt.session` has it."""
+        return len(self.record.sessions) - 1
+
     def begin(self) -> None:
         attempts = tuple(self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts)
         session = Session(monotonic(), wall(), boot_id())
         self._write(attempts=taken_along(attempts), sessions=(*self.record.sessions, session), terminal_status="running", reason="")
 
     def open(self, attempt: Attempt) -> None:
-        self._write(attempts=(*self.record.attempts, replace(attempt, session=len(self.record.sessions) - 1)))
+        self._write(attempts=(*self.record.attempts, replace(attempt, session=self.session)))
 
     def update(self, **changes: Any) -> Attempt:
         """Change the last attempt."""

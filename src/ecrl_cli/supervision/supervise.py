@@ -103,8 +103,8 @@ class Supervisor:
         processes.sweep(processes.of_run(self._layout.root))
         self._listener = Listener(self._layout)
         if live(self._config):
-            goes_back = self._config.recovery.name == "checkpoint_restart"
-            self._crew = Crew(self._listener, self._config.supervision.spares, self._ui.note, *([self._ahead.begin] if goes_back else []))
+            ahead = self._ahead if self._config.recovery.name == "checkpoint_restart" else None
+            self._crew = Crew(self._listener, self._config.supervision.spares, self._ui.note, ahead)
         for attempt in self._layout.attempts():  # all: whoever should have closed them may have been killed before it did
             close_books(self._layout, attempt, self._store)
         self._keeper.begin()
@@ -161,8 +161,7 @@ class Supervisor:
         if self._going.memory:
             todo = order_on(self._layout, earlier, self._going)
         else:
-            session = len(self._keeper.record.sessions) - 1
-            choice = choose(self._layout, self._store, earlier, self._snapshots, session, self._ahead)
+            choice = choose(self._layout, self._store, earlier, self._snapshots, self._keeper.session, self._ahead)
             todo = order(self._layout, self._config, earlier, choice, self._seats, self._going)
         attempt = Attempt(
             attempt=todo.attempt,

@@ -30,7 +30,7 @@ from ecrl_cli.records.recovery import SURVIVORS
 from ecrl_cli.recovery.membership import BoardMembership
 from ecrl_cli.recovery.survivors import Bereaved, Survivors
 from ecrl_cli.training.learner import DataParallelLearner, Learner
-from ecrl_cli.training.live_learner import LiveLearner, remembered
+from ecrl_cli.training.live_learner import LiveLearner, put_back, remembered
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.pulse import Pulse
 from ecrl_cli.training.rendezvous import TcpStoreAddress
@@ -240,9 +240,7 @@ def rehearse(model: torch.nn.Module, config: RunConfig, record: DatasetRecord) -
         said = model(torch.zeros(config.global_batch // config.world_size, *record.shape))
     said.float().sum().backward()
     model.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for buffer, value in zip(model.buffers(), before, strict=True):
-            buffer.copy_(value)
+    put_back(model.buffers(), before)
 
 
 def _parts(pack: StatePack) -> tuple[torch.nn.Module, torch.optim.Optimizer, Stateful, Stateful | None, Sampler]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,11 +64,16 @@ class LiveLearner(DataParallelLearner):
             raise
 
     def _roll_back(self, before: list[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for buffer, value in zip(self._buffers, before, strict=True):
-                buffer.copy_(value)
+        put_back(self._buffers, before)
         restore_rng(self._states, self.device)
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def put_back(buffers: Iterable[torch.Tensor], before: Iterable[torch.Tensor]) -> None:
+    """Make `buffers` what they were."""
+    with torch.no_grad():
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
 
 
 def remembered(kept: bytes, device: torch.device) -> tuple[float, dict[str, torch.Tensor]]:

@@ -16,11 +16,11 @@ from ecrl_cli.config.schema import BACKGROUND, WRITE_MODES, FailureConfig, RunCo
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.media import LEFT_TO_CHOOSE
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.failures.storage_kinds import FAULTS
 
 TARGET, EVERY = 14, 4  # steps, and steps between checkpoints
 BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or more than a run
 LATEST = 11  # step that a failure is planned for: a checkpoint is still to come
-FAILS_A_SAVE = ("enospc", "eio")
 WORLDS = (2, 3, 4)
 HANG_S, START_S = 2.0, 20.0  # a save has as long as a start: what hangs in one is found before the trial is given up
 _POINTS = tuple(point.partition(":")[0] for point in CRASH_POINTS)
@@ -128,8 +128,9 @@ def available(config: RunConfig, entries: tuple[str, ...]) -> None:
 def _accepted(drawn: Callable[[], Entry], setup: Setup, before: tuple[str, ...]) -> str:
     """The first that is drawn and available."""
     for _ in range(_DRAWS):
-        text = str(drawn())
-        if _takes_the_last_save((*before, text)) or _damages_the_only_save((*before, text)):
+        entry = drawn()
+        text, together = str(entry), (*map(parse, before), entry)
+        if _takes_the_last_save(together) or _damages_the_only_save(together):
             continue
         try:
             available(undisturbed(setup), (*before, text))
@@ -139,10 +140,10 @@ def _accepted(drawn: Callable[[], Entry], setup: Setup, before: tuple[str, ...])
     raise ValueError(f"no failure is available for {setup}")
 
 
-def _takes_the_last_save(entries: tuple[str, ...]) -> bool:
+def _takes_the_last_save(entries: tuple[Entry, ...]) -> bool:
     """Each failed save is of the first one due that is left: a run whose final state was not saved ends with that, and rightly."""
     due = list(range(EVERY, TARGET, EVERY))
-    for entry in sorted((entry for entry in map(parse, entries) if entry.what in FAILS_A_SAVE), key=lambda entry: entry.step):
+    for entry in sorted((entry for entry in entries if entry.what in FAULTS), key=lambda entry: entry.step):
         taken = next((step for step in due if step >= entry.step), None)
         if taken is None:
             return True
@@ -150,14 +151,11 @@ def _takes_the_last_save(entries: tuple[str, ...]) -> bool:
     return False
 
 
-def _damages_the_only_save(entries: tuple[str, ...]) -> bool:
+def _damages_the_only_save(entries: tuple[Entry, ...]) -> bool:
     """One that would have nothing to fall back to is not damaged: then nothing strikes."""
-    found = list(map(parse, entries))
-    for saves in (entry.step // EVERY for entry in found if entry.what == "corrupt"):
-        lost = sum(entry.what in (*FAILS_A_SAVE, "writer") and entry.step <= saves * EVERY for entry in found)
-        if saves - lost < LEFT_TO_CHOOSE:
-            return True
-    return False
+    losses = [entry.step for entry in entries if entry.what in (*FAULTS, "writer")]
+    saves = [entry.step // EVERY for entry in entries if entry.what == "corrupt"]
+    return any(made - sum(step <= made * EVERY for step in losses) < LEFT_TO_CHOOSE for made in saves)
 
 
 def _entry(rng: random.Random, setup: Setup, kinds: tuple[str, ...], step: int) -> Entry:
