@@ -18,7 +18,7 @@ def claim(layout: RunLayout, fired: Fired) -> bool:
 
 
 def fired_indices(layout: RunLayout) -> frozenset[int]:
-    """The entries claimed so far, by the names of their files: a claim counts even if its content was cut off by the death it caused."""
+    """The entries claimed so far, by the names of their files."""
     names = (path.stem for path in layout.fired.glob("*.json")) if is_folder(layout.fired) else ()
     return frozenset(int(name) for name in names if name.isascii() and name.isdigit())
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.storage.durable import rename_over, sync
+from ecrl_cli.storage.durable import rename_new, rename_over, sync
 from ecrl_cli.storage.durable import sync_directory as _sync_directory
 
 
@@ -22,21 +23,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
 
     With `durable` the bytes and the name survive a power loss once this returns.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            _write_all(fd, data)
-            if durable:
-                sync(fd)
-        finally:
-            os.close(fd)
-        rename_over(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        sync_directory(path.parent)
+    _place(path, data, durable, rename_over)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
@@ -46,22 +33,33 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def create_once(path: Path, data: bytes) -> bool:
-    """Create `path` durably, or return False where it exists already: a claim that holds across processes."""
+    """Create `path` durably and whole, or return False where it exists already: a claim that holds across processes.
+
+    Whoever is killed on the way has claimed nothing: there is no name without its content.
+    """
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        _place(path, data, True, rename_new)
     except FileExistsError:
         return False
+    return True
+
+
+def _place(path: Path, data: bytes, durable: bool, rename: Callable[[Path, Path], None]) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         try:
             _write_all(fd, data)
-            sync(fd)
+            if durable:
+                sync(fd)
         finally:
             os.close(fd)
+        rename(temporary, path)
     except OSError:
-        path.unlink(missing_ok=True)  # an empty claim would hold, and say nothing
+        temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
-    return True
+    if durable:
+        sync_directory(path.parent)
 
 
 def _write_all(fd: int, data: bytes) -> None:
