@@ -69,6 +69,19 @@ def test_no_two_failed_saves_leave_a_run_without_its_last_one() -> None:
     assert {len(steps) for steps in late} == {0, 1}
 
 
+def test_a_fault_is_not_drawn_behind_the_death_of_a_background_writer() -> None:
+    """Its death may lose whatever waits for it: the fault would then be of the last save, behind which the run rightly ends with it."""
+
+    def both(strategy: str) -> list[tuple[int, int]]:
+        drawn = [draw(random.Random(number), (strategy,), ("enospc", "writer"))[1] for number in range(80)]
+        pairs = [sorted(map(parse, entries), key=lambda entry: entry.what) for entries in drawn]
+        return [(fault.step, death.step) for fault, death in pairs if (fault.what, death.what) == ("enospc", "writer")]
+
+    overlapped = both("overlapped")
+    assert overlapped and all(-(-fault // EVERY) < -(-death // EVERY) for fault, death in overlapped)
+    assert any(fault >= death for fault, death in both("blocking")), "there it is a rank that dies, and saves again"
+
+
 def test_what_is_damaged_leaves_a_save_to_fall_back_to() -> None:
     drawn = [draw(random.Random(number), ("overlapped",), ("corrupt", "writer"))[1] for number in range(80)]
     pairs = [sorted(map(parse, entries), key=lambda entry: entry.what) for entries in drawn]
