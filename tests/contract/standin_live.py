@@ -1,9 +1,9 @@
 """A rank that outlives others, and a spare, without torch: they speak the protocol of a live run. For the supervisor's tests.
 
 `script.json`: as for the stand-in worker, one object per attempt, rank to part `STEPS:END`. STEPS are logged as done, up to that step; then END:
-`kill`; `spoilt` (say that the state is no good, and end); `done` (the target is reached); an exit code; `hang`; `leave` (when a rank has died: say
-so behind that step, wait for an Assignment, play the part that it brings); `leave,kill` (and die right afterwards); `leave,last` (when two have
-died).
+`kill`; `obey` (go on, and stop when all are to); `spoilt` (say that the state is no good, and end); `done` (the target is reached); an exit code;
+`hang`; `leave` (when a rank has died: say so behind that step, wait for an Assignment, play the part that it brings); `leave,stop` (and ask the
+supervisor to stop before it has heard); `leave,kill` (and die right afterwards); `leave,last` (when two have died).
 `spareN`, beside the ranks of the first object: what that spare does: `kill`; `stop` (ask the supervisor to stop once rank 0 has left, and never
 stand by); one without a part stands by.
 """
@@ -59,12 +59,14 @@ def play(layout: RunLayout, told: Assignment | None) -> int:
         control.attach()
         (layout.attempt(told.attempt).folder / f"pid{told.rank}").write_text(f"{os.getpid()} {told.prefix}")
         steps, _, end = script(layout, told.attempt).get(str(told.rank), "0:leave").rpartition(":")
-        step(layout, order, told, control, int(steps or 0))
+        step(layout, order, told, control, int(steps or 0), obeys=end == "obey")
         if not end.startswith("leave"):
             return finish(end, layout, told, control)
         assert control.board is not None
         while control.board.epoch < (3 if end == "leave,last" else 2):
             time.sleep(0.001)
+        if end == "leave,stop":
+            os.kill(os.getppid(), signal.SIGTERM)
         control._socket.sendall(line_of(Left(told.rank, os.getpid(), told.attempt, int(steps), control.board.members)))
         (layout.root / f"left{told.rank}").touch()
         if end == "leave,kill":
@@ -74,12 +76,14 @@ def play(layout: RunLayout, told: Assignment | None) -> int:
     return 0
 
 
-def step(layout: RunLayout, order: LaunchOrder, told: Assignment, control: Control, last: int) -> None:
+def step(layout: RunLayout, order: LaunchOrder, told: Assignment, control: Control, last: int, obeys: bool) -> None:
     journal, pulse = Journal(layout.attempt(told.attempt).rank(told.rank)), Pulse(control.board, told.rank)
     for number in range(order.resume_step + 1, last + 1):
         pulse.step(number)
         pulse.phase("logging")
         journal.append(RankLine(number, 0, number - 1, told.rank, order.world_size, "", 0, 0.5, told.attempt, 0.0, 0.0, 0.0))
+        if obeys and pulse.stop_behind(number) == number:
+            break
 
 
 def finish(end: str, layout: RunLayout, told: Assignment, control: Control) -> int:
@@ -88,6 +92,8 @@ def finish(end: str, layout: RunLayout, told: Assignment, control: Control) -> i
     if end == "spoilt":
         control.trouble(Trouble(told.rank, "the loss is nan", 1, spoilt=True))
         return 1
+    if end == "obey":
+        return 0
     while end == "hang":
         signal.pause()
     if end == "done":

@@ -200,6 +200,15 @@ def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop
         assert farewell.over(160.0)
 
 
+def test_ranks_that_have_not_begun_are_waited_for_where_they_carry_what_is_nowhere_else() -> None:
+    stop = Received()
+    stop.numbers.append(signal.SIGTERM)
+    with closing(Board.create(1)) as board:
+        assert Farewell(cast(StopSignals, stop), board, 60.0).over(100.0) and not board.stop_asked
+        assert not Farewell(cast(StopSignals, stop), board, 60.0, carried=True).over(100.0) and board.stop_asked
+        assert Farewell(cast(StopSignals, stop), board, 0.0, carried=True).over(100.0), "there is no time for it"
+
+
 class Companion:
     """A writer that is a sleeping process."""
 

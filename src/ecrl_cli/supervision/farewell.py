@@ -14,15 +14,18 @@ _STEPPING = PHASES.index("forward")
 
 class Farewell:
     """The first signal asks the ranks to stop behind a step that they agree on, and to save it; the second, or `grace_s` after the first,
-    ends everything at once. So does the first where no rank hears it, where nothing is saved, or before the ranks have begun to step.
+    ends everything at once. So does the first where no rank hears it, where nothing is saved, or before the ranks have begun to step, unless
+    they have in memory (`carried`) what a new start would not find.
 
     One request may arrive several times: a wrapper passes on what a scheduler sends to everyone, and a terminal says twice that it closes. So
     nothing within ECHO_S of the first is the second, and SIGHUP never is. Ranks on another machine have no board: a run on several nodes stops
     at once. `tell`: one line for a person.
     """
 
-    def __init__(self, stop: StopSignals, board: Board | None, grace_s: float, tell: Callable[[str], None] = lambda line: None) -> None:
-        self._stop, self._board, self._grace_s, self._tell = stop, board, grace_s, tell
+    def __init__(
+        self, stop: StopSignals, board: Board | None, grace_s: float, tell: Callable[[str], None] = lambda line: None, carried: bool = False
+    ) -> None:
+        self._stop, self._board, self._grace_s, self._tell, self._carried = stop, board, grace_s, tell, carried
         self._asked_at: float | None = None
         self._echoes = 0
 
@@ -32,7 +35,7 @@ class Farewell:
         if not received:
             return False
         if self._asked_at is None:
-            if self._board is None or self._grace_s <= 0 or not stepping(self._board):
+            if self._board is None or self._grace_s <= 0 or not (self._carried or stepping(self._board)):
                 return True
             self._board.ask_to_stop()
             self._asked_at = now

@@ -18,7 +18,8 @@ from ecrl_cli.supervision.zygote import ZygoteAttempt
 
 class LiveWatch(AttemptWatch):
     """Over when every rank that lives has left, or ended well. As any other attempt where nobody is left, the store has gone with its process, a
-    rank says what no recovery cures or that what all have in memory is spoilt, or the run is to stop. Keeps the spares warm meanwhile."""
+    rank says what no recovery cures or that what all have in memory is spoilt, or the run is to stop and not all have left. Keeps the spares
+    warm meanwhile."""
 
     def __init__(self, running: ZygoteAttempt, crew: Crew, stop: StopSignals, companion: Companion | None, post: Post) -> None:
         super().__init__(running, post.order.attempt, crew.listener, stop, companion, post)
@@ -30,8 +31,10 @@ class LiveWatch(AttemptWatch):
     def _finished(self) -> bool:
         self._running.check()
         self._bury(self._live.dead - self._buried)
-        if self._live.orphaned or self._hopeless:
-            return True
+        return self._live.orphaned or self._hopeless or self._all_left
+
+    @property
+    def _all_left(self) -> bool:
         living = self._live.living
         return living is not None and living <= set(self._crew.survivors)
 
@@ -61,8 +64,8 @@ class LiveWatch(AttemptWatch):
         self._watch.keep("spares", spares.watched(), look)
 
     def _end(self) -> Ended:
-        stopped = self._stop.received() or self._hang or self._live.orphaned or self._hopeless
-        if stopped or not self._crew.survivors:
+        at_once = self._hang or self._live.orphaned or self._hopeless or not self._all_left
+        if at_once or not self._crew.survivors:
             ended = super()._end()
             self._crew.dismiss()
             return ended

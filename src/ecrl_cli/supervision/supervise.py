@@ -136,8 +136,9 @@ class Supervisor:
 
     def _attempt(self, lock: RunLock) -> Decision:
         """One attempt, from the choice of its checkpoint to the decision what follows it."""
-        if self._stop.received():
-            return self._stopped(self._stop.received()[0])
+        asked = self._stop.received()
+        if asked and not (self._going.memory and len(asked) == 1):  # asked once, those who go on save what they alone have, and stop
+            return self._stopped(asked[0])
         try:
             attempt, todo = self._prepare()
         except Stopped as error:

@@ -60,7 +60,7 @@ class Post:
     def farewell(self, stop: StopSignals) -> Farewell:
         """How this attempt is stopped."""
         heard = self.saves and not self.order.nodes  # ranks on another machine do not see the board
-        return Farewell(stop, self.board if heard else None, self.supervision.grace_s, self.tell)
+        return Farewell(stop, self.board if heard else None, self.supervision.grace_s, self.tell, bool(self.order.memory))
 
 
 class Vigil:
