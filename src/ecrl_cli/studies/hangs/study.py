@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -19,11 +18,11 @@ from ecrl_cli.studies.actors.stage import LIMIT_S, Prompter, Stage, settings
 from ecrl_cli.studies.hangs import stories
 from ecrl_cli.studies.hangs.cases import CASES, STEPS
 from ecrl_cli.studies.hangs.findings import findings
+from ecrl_cli.studies.remains import shared_memory
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
 
 SIDE_THREAD = "a heartbeat from a side thread"
-SHARED_MEMORY = Path("/dev/shm")
 # What is on record of a trial that the study had to end.
 OVERDUE: dict[str, Any] = {
     "good": False,
@@ -67,9 +66,9 @@ class HangsStudy:
 
     def _case(self, trial: Trial) -> dict[str, Any]:
         case = next(case for case in CASES if case.what == trial.facts["what"])
-        before = set(_names())
+        before = shared_memory()
         found = case.run(self._stage, self._setting.rng(trial.key))
-        return found | {"shared_memory": sorted(name for name in set(_names()) - before if "ecrl" in name)}
+        return found | {"shared_memory": sorted(shared_memory() - before)}
 
     def _story(self, trial: Trial) -> dict[str, Any]:
         rng = self._setting.rng(trial.key)
@@ -108,7 +107,3 @@ def _given_up_after(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _names() -> list[str]:
-    return [path.name for path in SHARED_MEMORY.iterdir()]
