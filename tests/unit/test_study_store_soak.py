@@ -105,6 +105,13 @@ def broken(name: str) -> Cell:
     return Cell(bug.mode, bug.layout, name)
 
 
+def test_what_was_taken_away_does_not_come_back_with_a_loss_of_power() -> None:
+    """As a loss of power would bring a file back whose removal nobody has synced: damage at rest is not the store's doing."""
+    damaged = [Op("hand over"), Op("save"), Op("damage", detail="remove", number=559501), Op("save"), Op("damage", detail="empty", number=290931)]
+    for at in range(12):
+        assert play([*damaged, Op("restart", "X", at, detail="all", number=4)], Cell("atomic_dirsync", "group")).wrong == ""
+
+
 def test_a_disagreement_is_found_and_shrunk_to_its_core() -> None:
     cell = broken("ack_before_root_sync")
     for number in range(20):

@@ -165,19 +165,20 @@ class Machine:
         return names + names[-1:]
 
     def _spoil(self, path: Path, how: str, rng: random.Random) -> bool:
+        """Also in the log from which a loss of power is worked out: what has rotted stays rotten, what is gone does not come back."""
         with suppress(StorageError):
-            number = self.disk._existing("damage", path)[2]
+            folder, _, number = self.disk._existing("damage", path)
             node = self.disk.nodes[number]
             if isinstance(node, File) and node.data:
                 if how == "remove":
                     self.disk.unlink(path)
+                    self.disk.log.append(Op("fsyncdir", folder))
                 else:
                     self._rewrite(number, node, _spoilt(bytes(node.data), how, rng))
                 return True
         return False
 
     def _rewrite(self, number: int, node: File, data: bytes) -> None:
-        """Also in the log from which a loss of power is worked out: what has rotted stays rotten."""
         node.data = node.synced = data
         self.disk.log += [Op("truncate", number), Op("write", number, data=data), Op("fsync", number)]
 
