@@ -70,12 +70,15 @@ def test_how_late_a_hang_was_found_is_told_by_the_ranks_and_not_by_the_superviso
         with closing(Journal(layout.attempt(0).rank(rank))) as journal:
             for step in range(1, last + 1):
                 journal.append(RankLine(step, 0, step - 1, rank, 2, "", 0, 0.5, 0, 0.0, 100.0 + 0.01 * step, 0.0))
-    attempt = {"attempt": 0, "world_size": 2, "launched_at": 99.0, "ended_at": 104.2, "hang": {"waited_s": 1.0, "limit_s": 1.0}}
+    attempt = {"attempt": 0, "world_size": 2, "launched_at": 99.0, "ended_at": 104.2, "hang": {"phase": "backward", "waited_s": 1.0, "limit_s": 1.0}}
     assert _found_after(layout, attempt) == pytest.approx(4.0)
     with closing(Journal(layout.attempt(0).rank(1))) as journal:  # woken up for its stacks
         journal.append(RankLine(21, 0, 20, 1, 2, "", 0, 0.5, 0, 0.0, 104.1, 0.0))
     assert _found_after(layout, attempt) == pytest.approx(3.9)
-    assert _limit([1.0, 1.1]) == 3.0 and _limit([0.2 * n for n in range(10)]) == pytest.approx(2.0), "ten times the longest step"
+    steps = [0.2 * n for n in range(10)]
+    assert _limit([1.0, 1.1], False) == 3.0 and _limit(steps, False) == pytest.approx(2.0), "ten times the longest step"
+    assert _limit(steps, True) == 3.0, "a save has as long as a start"
+    assert _found_after(layout, attempt | {"hang": {"phase": "saving"}}) == pytest.approx(1.3)
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ from ecrl_cli.supervision.zygote import ZygoteLauncher
 
 ACTOR = "ecrl_cli.studies.actors.actor"
 LIMIT_S = 1.0  # of silence: the least that can be configured
+START_S = 3 * LIMIT_S  # the same, in a start or a save
 TRIAL_S = 120.0  # a trial that takes longer hangs, whatever the supervisor makes of it
 
 
@@ -161,7 +162,7 @@ class Stage:
 
 def settings(target_steps: int, every: int = 5, strategy: str = "blocking", **supervision: Any) -> RunConfig:
     """A run of two actors whose hangs are found after LIMIT_S."""
-    chosen: dict[str, Any] = {"launcher": "zygote", "hang_timeout_s": LIMIT_S, "start_timeout_s": 3 * LIMIT_S, "max_restarts": 4} | supervision
+    chosen: dict[str, Any] = {"launcher": "zygote", "hang_timeout_s": LIMIT_S, "start_timeout_s": START_S, "max_restarts": 4} | supervision
     return RunConfig(
         target_steps=target_steps,
         checkpoint=CheckpointConfig(strategy=strategy, every=every),

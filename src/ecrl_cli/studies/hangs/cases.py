@@ -19,9 +19,10 @@ from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.actors.part import Part
-from ecrl_cli.studies.actors.stage import LIMIT_S, Cue, Ending, Prompter, Stage, lineage_whole, settings, whole
+from ecrl_cli.studies.actors.stage import LIMIT_S, START_S, Cue, Ending, Prompter, Stage, lineage_whole, settings, whole
 from ecrl_cli.studies.remains import remaining
 from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.hangs import SAVING
 
 STEPS = 40
 GONE_WITHIN_S = 2.0
@@ -63,13 +64,13 @@ def _found_after(layout: RunLayout, attempt: Mapping[str, Any]) -> float:
     times = sorted(at for each in lines for at in each) or [attempt["launched_at"]]
     began, ended = max(pairwise([*times, attempt["ended_at"]]), key=lambda stretch: stretch[1] - stretch[0])
     silent_s: float = ended - began
-    return silent_s / _limit([at for at in lines[0] if at <= began])
+    return silent_s / _limit([at for at in lines[0] if at <= began], attempt["hang"]["phase"] in SAVING)
 
 
-def _limit(lines: Sequence[float]) -> float:
-    """Of an attempt whose rank 0 did its steps at these times."""
-    if len(lines) < FEW:
-        return 3 * LIMIT_S
+def _limit(lines: Sequence[float], saving: bool) -> float:
+    """Of an attempt whose rank 0 did its steps at these times; a save, like a start, has START_S."""
+    if saving or len(lines) < FEW:
+        return START_S
     return max(LIMIT_S, SupervisionConfig().hang_factor * max(after - before for before, after in pairwise(lines)))
 
 
