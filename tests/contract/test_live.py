@@ -265,6 +265,14 @@ def test_a_stop_while_survivors_go_on_lets_them_save_what_they_alone_have(launch
     assert (second.first_step, second.last_step) == (41, 42), "agreed behind the first, stopped behind the second"
 
 
+def test_a_stop_while_survivors_leave_with_nothing_of_their_own_ends_the_attempt(launcher: Launcher, tmp_path: Path) -> None:
+    saving = replace(config("checkpoint_restart", 2, spares=1), checkpoint=CheckpointConfig(strategy="blocking"))
+    with pytest.raises(Stopped):
+        ran(launcher, tmp_path, saving, {0: "40:leave,stop", 1: "40:kill"}, {0: "100:done", 1: "100:0"})
+    (attempt,) = decode(SupervisorRecord, read_json(RunLayout(tmp_path / "run").supervisor)).attempts
+    assert attempt.outcome == "stopped"
+
+
 def test_at_the_end_no_spare_is_left(launcher: Launcher, tmp_path: Path) -> None:
     ran(launcher, tmp_path, config("immediate_rollback", 2, spares=2), {0: "40:leave", 1: "40:kill"}, {0: "100:done", 1: "100:0"})
     spares = [int(path.read_text()) for path in (tmp_path / "run").glob("standby*")]

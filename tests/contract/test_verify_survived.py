@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.blows import stopped
 from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
 from tests.contract.test_verify_resized import said
@@ -69,6 +71,14 @@ def test_with_spares_the_size_stays_and_the_distance_is_told_all_the_same(tmp_pa
     assert verdict.status == VALID, render(verdict)
     told = found(verdict, TRAJECTORY)
     assert "equal to ref in every loss of the 8 steps" in told.message and not any("world size" in text for text in told.evidence)
+
+
+def test_who_is_told_to_stop_may_leave_it_to_those_who_go_on() -> None:
+    died = Attempt(0, 2, outcome="survived")
+    on = Attempt(1, 1, continues=0, memory="survivors")
+    for outcome, right in (("stopped", True), ("completed", True), ("died", False)):
+        assert stopped((died, replace(on, outcome=outcome)), died) == right
+    assert not stopped((died,), died) and not stopped((replace(died, outcome="died"), replace(on, outcome="stopped")), replace(died, outcome="died"))
 
 
 @pytest.mark.parametrize("logged", [True, False])

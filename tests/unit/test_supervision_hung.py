@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -21,8 +20,8 @@ from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress
-from ecrl_cli.supervision import farewell
-from ecrl_cli.supervision.farewell import Farewell
+from ecrl_cli.supervision import signals
+from ecrl_cli.supervision.farewell import Farewell, to_stop
 from ecrl_cli.supervision.hangs import Limits
 from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.supervision.supervise import supervise
@@ -162,7 +161,7 @@ class AskAgain(StopAtFirstProgress):
 
 def test_a_second_stop_ends_a_farewell_that_hangs(launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that never come to the step that they were to stop behind; neither the grace nor the hang's limit would end them."""
-    monkeypatch.setattr(farewell, "ECHO_S", 1e-9)
+    monkeypatch.setattr(signals, "ECHO_S", 1e-9)
     config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=3600.0))
     layout, ui = prepared(tmp_path, {0: "7:wait", 1: "7:freeze"}, config=config), AskAgain(signal.SIGTERM)
     with pytest.raises(Stopped) as stopped:
@@ -173,40 +172,60 @@ def test_a_second_stop_ends_a_farewell_that_hangs(launcher: StandinLauncher, tmp
     assert (attempt.outcome, attempt.last_step, attempt.hang) == ("stopped", 7, None)
 
 
-class Received:
-    """Stop signals of the test's own."""
+def asked(stop: StopSignals, *numbers: int) -> None:
+    """As the kernel does it."""
+    stop._kernel.send(bytes(numbers))
 
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
 
-    def received(self) -> list[int]:
-        return list(self.numbers)
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be set."""
+    time = [100.0]
+    monkeypatch.setattr(signals, "monotonic", lambda: time[0])
+    return time
 
 
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop(again: int) -> None:
-    stop, said = Received(), list[str]()
-    with closing(Board.create(1)) as board:
+def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop(again: int, now: list[float]) -> None:
+    said = list[str]()
+    with closing(Board.create(1)) as board, StopSignals() as stop:
         board.beat(0, 7, "forward")
-        farewell = Farewell(cast(StopSignals, stop), board, 60.0, said.append)
+        farewell = Farewell(stop, board, 60.0, said.append)
         assert not farewell.over(100.0)
-        stop.numbers += [signal.SIGTERM, again]
+        asked(stop, signal.SIGTERM, again)
         assert not farewell.over(100.0)
-        stop.numbers += [again]
+        now[0] = 100.9
+        asked(stop, again)
         assert not farewell.over(100.9) and not farewell.over(159.0)
         assert board.stop_asked and len(said) == 1
-        stop.numbers += [again]
+        now[0] = 159.0
+        asked(stop, again)
         assert farewell.over(159.0) == (again != signal.SIGHUP)
         assert farewell.over(160.0)
+        stop.obeyed = True
 
 
-def test_ranks_that_have_not_begun_are_waited_for_where_they_carry_what_is_nowhere_else() -> None:
-    stop = Received()
-    stop.numbers.append(signal.SIGTERM)
-    with closing(Board.create(1)) as board:
-        assert Farewell(cast(StopSignals, stop), board, 60.0).over(100.0) and not board.stop_asked
-        assert not Farewell(cast(StopSignals, stop), board, 60.0, carried=True).over(100.0) and board.stop_asked
-        assert Farewell(cast(StopSignals, stop), board, 0.0, carried=True).over(100.0), "there is no time for it"
+def test_ranks_that_have_not_begun_are_waited_for_where_they_carry_what_is_nowhere_else(now: list[float]) -> None:
+    with closing(Board.create(1)) as board, StopSignals() as stop:
+        asked(stop, signal.SIGTERM)
+        assert Farewell(stop, board, 60.0).over(100.0) and not board.stop_asked
+        assert not Farewell(stop, board, 60.0, carried=True).over(100.0) and board.stop_asked
+        assert Farewell(stop, board, 0.0, carried=True).over(100.0), "there is no time for it"
+        assert not Farewell(stop, board, 60.0, carried=True).over(159.0) and Farewell(stop, board, 60.0, carried=True).over(160.0), (
+            "one grace for all"
+        )
+
+
+def test_asked_twice_at_once_those_who_carry_what_is_nowhere_else_go_on_and_no_others(now: list[float]) -> None:
+    mute = replace(SAVING, supervision=replace(QUICK, grace_s=0.0))
+    with StopSignals() as stop:
+        assert not to_stop(stop, SAVING, carried=False)
+        asked(stop, signal.SIGTERM, signal.SIGTERM)
+        assert [to_stop(stop, config, carried=True) for config in (SAVING, CONFIG, mute)] == [False, True, True]
+        assert to_stop(stop, SAVING, carried=False)
+        now[0] = 101.0
+        asked(stop, signal.SIGTERM)
+        assert to_stop(stop, SAVING, carried=True)
 
 
 class Companion:

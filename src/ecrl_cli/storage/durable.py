@@ -33,7 +33,7 @@ def rename_over(source: Path, target: Path) -> None:
 
 
 def rename_new(source: Path, target: Path) -> None:
-    """Rename without overwriting. Where the file system cannot (EINVAL), look first: the store has one writer at a time."""
+    """Rename without overwriting. Where the file system cannot (EINVAL), look first: then it holds for one writer at a time, as the store has."""
     call = getattr(_LIBC, "renameat2", None)
     if call is not None:
         if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:

@@ -33,7 +33,7 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def create_once(path: Path, data: bytes) -> bool:
-    """Create `path` durably and whole, or return False where it exists already: a claim that holds across processes.
+    """Create `path` durably and whole, or return False where it exists already: a claim that holds across processes (as far as `rename_new` does).
 
     Whoever is killed on the way has claimed nothing: there is no name without its content.
     """

@@ -64,8 +64,7 @@ class LiveWatch(AttemptWatch):
         self._watch.keep("spares", spares.watched(), look)
 
     def _end(self) -> Ended:
-        at_once = self._hang or self._live.orphaned or self._hopeless or not self._all_left
-        if at_once or not self._crew.survivors:
+        if self._live.orphaned or self._hopeless or not self._all_left or not self._crew.survivors:
             ended = super()._end()
             self._crew.dismiss()
             return ended

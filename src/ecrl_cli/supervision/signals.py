@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
+from ecrl_cli.records.clock import monotonic
+
+ECHO_S = 1.0
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -19,6 +22,9 @@ class StopSignals:
     A process may begin life with them blocked (`held_back`): then what came before this was entered is received too.
 
     A terminal that is closed stops the run as SIGTERM does, unless the command was started to outlive it (nohup).
+
+    One request may arrive several times: a wrapper passes on what a scheduler sends to everyone, and a terminal says twice that it closes. So
+    nothing within ECHO_S of the first is the second, and SIGHUP never is.
 
     `obeyed`: set by whoever stops because of one; `pass_on`, once this has been left, raises one that nobody obeyed.
     `delivered`: how many this process really got, in whichever of these.
@@ -31,7 +37,7 @@ class StopSignals:
         self._mine.setblocking(False)
         self._kernel.setblocking(False)
         self._before: dict[int, Any] = {}
-        self._count: list[int] = []
+        self._count: list[tuple[int, float]] = []
         self.obeyed = False
 
     def __enter__(self) -> StopSignals:
@@ -54,7 +60,7 @@ class StopSignals:
     def pass_on(self) -> None:
         """Raise the first signal that was received, by the handler that was there before, unless it was obeyed."""
         if self._count and not self.obeyed:
-            signal.raise_signal(self._count[0])
+            signal.raise_signal(self._count[0][0])
 
     def fileno(self) -> int:
         return self._mine.fileno()
@@ -62,8 +68,17 @@ class StopSignals:
     def received(self) -> list[int]:
         """Every stop signal since the beginning, in order."""
         with contextlib.suppress(BlockingIOError):
-            self._count += [number for number in self._mine.recv(64) if number in STOPPING]
-        return list(self._count)
+            self._count += [(number, monotonic()) for number in self._mine.recv(64) if number in STOPPING]
+        return [number for number, _ in self._count]
+
+    @property
+    def asked_at(self) -> float:
+        """When the first one was seen, which must be there."""
+        return self._count[0][1]
+
+    def again(self) -> bool:
+        """Whether there was a second request."""
+        return any(number != signal.SIGHUP and at >= self.asked_at + ECHO_S for number, at in self._count)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from ecrl_cli.supervision.allocation import Seats, take_seats
 from ecrl_cli.supervision.attempt import AttemptWatch, Ended
 from ecrl_cli.supervision.books import close_books, still_kept
 from ecrl_cli.supervision.crew import Crew
+from ecrl_cli.supervision.farewell import to_stop
 from ecrl_cli.supervision.going_on import GoingOn, going_on, order_on, steps_of, words
 from ecrl_cli.supervision.grace import GraceArithmetic
 from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
@@ -136,9 +137,8 @@ class Supervisor:
 
     def _attempt(self, lock: RunLock) -> Decision:
         """One attempt, from the choice of its checkpoint to the decision what follows it."""
-        asked = self._stop.received()
-        if asked and not (self._going.memory and len(asked) == 1):  # asked once, those who go on save what they alone have, and stop
-            return self._stopped(asked[0])
+        if to_stop(self._stop, self._config, carried=bool(self._going.memory)):
+            return self._stopped(self._stop.received()[0])
         try:
             attempt, todo = self._prepare()
         except Stopped as error:
@@ -151,6 +151,8 @@ class Supervisor:
         self._ui.launched(todo)
         ended = self._watch(attempt, todo)
         self._going = self._look_ahead(todo)
+        if not ended.stopped_by and not self._going.memory:  # asked while the survivors left, and nobody goes on with what they had
+            ended = replace(ended, stopped_by=next(iter(self._stop.received()), None))
         self._close_attempt(attempt.attempt, ended)
         return self._conclude(attempt, todo, ended)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from ecrl_cli.config.entries import STARTING
@@ -66,7 +67,7 @@ def _check_end(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, note
     fatal = [pair for pair in _fatal(case, a, fired, entry) if pair[1].kind not in _GOES_ON]
     explained = any(_ended_by(case, a, f, e) for f, e in fatal)
     if entry.kind == "term":
-        if a.outcome not in ("stopped", "completed") and not explained:
+        if not stopped(case.attempts, a) and not explained:
             notes.broken(f"{who} told the supervisor to stop in attempt {a.attempt}, which {a.outcome}: {death(a)}")
         return
     if a.outcome in ("completed", "resized"):
@@ -75,6 +76,12 @@ def _check_end(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, note
         notes.broken(f"{who} ({fired.kind} of rank {fired.rank}) is not how attempt {a.attempt} {a.outcome}: {death(a)}")
     if entry.kind in ("supervisor", "readonly") and case.completed and not any(later.session > a.session for later in case.attempts):
         notes.broken(f"{who} ({fired.kind}) ended the supervisor's stay, and no other followed")
+
+
+def stopped(attempts: Sequence[Attempt], a: Attempt) -> bool:
+    """Whether `a` ended as one that is told to stop, or its survivors went on and did."""
+    later = [each for each in attempts if each.continues == a.attempt and a.outcome == SURVIVED]
+    return a.outcome in ("stopped", "completed") or any(stopped(attempts, each) for each in later)
 
 
 def _fatal(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure) -> list[tuple[Fired, PlannedFailure]]:

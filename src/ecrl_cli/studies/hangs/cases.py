@@ -69,9 +69,9 @@ def _found_after(layout: RunLayout, attempt: Mapping[str, Any]) -> float:
 
 def _limit(lines: Sequence[float], saving: bool) -> float:
     """Of an attempt whose rank 0 did its steps at these times; a save, like a start, has START_S."""
-    if saving or len(lines) < FEW:
+    if len(lines) < FEW:
         return START_S
-    return max(LIMIT_S, SupervisionConfig().hang_factor * max(after - before for before, after in pairwise(lines)))
+    return max(START_S if saving else LIMIT_S, SupervisionConfig().hang_factor * max(after - before for before, after in pairwise(lines)))
 
 
 def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage, random.Random], Found]:

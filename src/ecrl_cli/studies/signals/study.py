@@ -21,7 +21,7 @@ from ecrl_cli.studies.actors.stage import TRIAL_S, Cue, Ending, Prompter, Stage,
 from ecrl_cli.studies.result import Findings
 from ecrl_cli.studies.signals.findings import findings
 from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
-from ecrl_cli.supervision.farewell import ECHO_S
+from ecrl_cli.supervision.signals import ECHO_S
 
 STEPS, EVERY, MOMENT_S = 40, 15, 0.02
 TERM, INT, HUP = "SIGTERM", "SIGINT", "SIGHUP"
