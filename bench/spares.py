@@ -71,6 +71,7 @@ def torchrun(folder: Path, model: str, batch: int) -> dict[str, float]:
     """The peer; RuntimeError where its restart did not bring it to its end."""
     folder.mkdir()
     agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "3"]
+    agent += ["--log-dir", str(folder / "agent")]  # else in the system's folder for temporary files, for ever
     script = [str(Path(__file__).with_name("plain_ddp.py")), model, str(folder), *map(str, (STEPS, EVERY, DIES_AT, batch))]
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *agent, *script], env=environment, capture_output=True, text=True, check=False, timeout=180)

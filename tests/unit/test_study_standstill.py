@@ -15,6 +15,7 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies import remains
 from ecrl_cli.studies.actors.stage import Stage
 from ecrl_cli.studies.hangs import stories
 from ecrl_cli.studies.hangs.cases import CASES, _found_after, _limit
@@ -61,6 +62,14 @@ def test_the_detector_passes_its_stories_and_broken_ones_do_not(hangs: HangsStud
     for seed in (3, quickest):
         for bug in stories.PLANTED:
             assert bug.shown(random.Random(seed)), (bug.name, seed)
+
+
+def test_what_is_left_in_shared_memory_is_found_by_whose_name_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remains, "_SHARED", tmp_path)
+    for name in ("ecrl-1", "sem.ecrl-2", "torch_3", "somebody-else"):
+        (tmp_path / name).touch()
+    (tmp_path / "ecrl-folder").mkdir()
+    assert remains.shared_memory() == {"ecrl-1", "sem.ecrl-2", "torch_3", "ecrl-folder"}
 
 
 def test_how_late_a_hang_was_found_is_told_by_the_ranks_and_not_by_the_supervisor(tmp_path: Path) -> None:

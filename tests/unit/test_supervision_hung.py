@@ -202,7 +202,6 @@ def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop
         asked(stop, again)
         assert farewell.over(159.0) == (again != signal.SIGHUP)
         assert farewell.over(160.0)
-        stop.obeyed = True
 
 
 def test_ranks_that_have_not_begun_are_waited_for_where_they_carry_what_is_nowhere_else(now: list[float]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ecrl_cli.supervision import processes
 
 _SHARED = Path("/dev/shm")
-_OURS = ("torch_", "ecrl", "gloo", "nccl")  # what torch and we call theirs; the rest is other people's
+_OURS = ("torch_", "gloo", "nccl")  # what torch calls its own; what we do has our name in it; the rest is other people's
 
 
 def remaining(root: Path) -> list[int]:
@@ -23,7 +23,8 @@ def shared_memory() -> set[str]:
     found = set()
     for path in _SHARED.iterdir() if _SHARED.is_dir() else ():
         try:
-            if path.name.startswith(_OURS) and path.lstat().st_uid == os.geteuid() and path.is_file():
+            ours = "ecrl" in path.name or (path.name.startswith(_OURS) and path.is_file())
+            if ours and path.lstat().st_uid == os.geteuid():
                 found.add(path.name)
         except OSError:
             continue

@@ -109,7 +109,7 @@ class AttemptWatch:
             self._watch.keep("companion", self._companion.watched(), look)
 
     def _end(self) -> Ended:
-        signals = self._stop.received()
+        asked = self._stop.first
         self._watch.keep("attempt", (), look)
         if self._hang and self._vigil:
             self._vigil.testify()
@@ -117,7 +117,7 @@ class AttemptWatch:
         self._reaped = True
         self._hear_what_is_left()
         stragglers = self._vigil.stragglers if self._vigil else ()
-        return Ended(exits, self._explanation(exits.first), signals[0] if signals else None, self._hang, stragglers)
+        return Ended(exits, self._explanation(exits.first), asked, self._hang, stragglers)
 
     def _hear_what_is_left(self) -> None:
         """What a rank said before it ended is still in its socket, which may not even have been accepted."""

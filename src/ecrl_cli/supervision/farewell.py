@@ -29,18 +29,21 @@ class Farewell:
         """Whether the attempt is to end at once."""
         if not self._stop.received():
             return False
-        left = self._stop.asked_at + self._grace_s - now
+        left = self._left(now)
         if not self._asked:
             if self._board is None or self._grace_s <= 0 or not (self._carried or stepping(self._board)):
                 return True
             self._board.ask_to_stop()
             self._asked = True
-            self._tell(f"asked to stop: a last checkpoint is made first, within {max(0.0, left):.3g} s; asked again, the run ends at once")
-        return self._stop.again() or left <= 0
+            self._tell(f"asked to stop: a last checkpoint is made first, within {left:.3g} s; asked again, the run ends at once")
+        return self._stop.again() or left == 0
 
     def left_s(self, now: float) -> float | None:
         """Until the time is over; None while nobody has asked."""
-        return max(0.0, self._stop.asked_at + self._grace_s - now) if self._asked else None
+        return self._left(now) if self._asked else None
+
+    def _left(self, now: float) -> float:
+        return max(0.0, self._stop.asked_at + self._grace_s - now)
 
 
 def to_stop(stop: StopSignals, config: RunConfig, carried: bool) -> bool:

@@ -72,6 +72,11 @@ class StopSignals:
         return [number for number, _ in self._count]
 
     @property
+    def first(self) -> int | None:
+        """What asked first."""
+        return next(iter(self.received()), None)
+
+    @property
     def asked_at(self) -> float:
         """When the first one was seen, which must be there."""
         return self._count[0][1]

@@ -152,7 +152,7 @@ class Supervisor:
         ended = self._watch(attempt, todo)
         self._going = self._look_ahead(todo)
         if not ended.stopped_by and not self._going.memory:  # asked while the survivors left, and nobody goes on with what they had
-            ended = replace(ended, stopped_by=next(iter(self._stop.received()), None))
+            ended = replace(ended, stopped_by=self._stop.first)
         self._close_attempt(attempt.attempt, ended)
         return self._conclude(attempt, todo, ended)
 
