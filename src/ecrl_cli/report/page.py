@@ -43,6 +43,7 @@ BADGES = {
     "invalid": ("bad", "\N{MULTIPLICATION X}", "invalid"),
     "unknown": ("doubt", "?", "unknown"),
     "missing": ("doubt", "?", "not verified"),
+    "not checked": ("doubt", "\N{EN DASH}", "not checked"),  # of a promise, never of a run
 }
 
 

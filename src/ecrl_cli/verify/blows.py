@@ -40,6 +40,8 @@ def check_effect(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) 
     a = case.attempt(fired.attempt)
     if entry.kind == "corrupt":
         _check_damage(case, fired, notes)
+    elif case.run.supervisor is None:
+        notes.missing(f"entry {fired.index} fired in attempt {fired.attempt}: supervisor.json, which would say how that ended, is missing")
     elif a is None:
         if entry.moment == "rest":  # the supervisor died before the next attempt began
             _check_stay(case, fired, notes)

@@ -32,6 +32,8 @@ def no_bad_checkpoint(case: Case) -> Finding:
         _check_loaded(case, a, by_path, notes)
     _check_set_aside(case, notes)
     rejected = sum(len(a.rejected) for a in case.attempts)
+    if len(case.attempts) < 2:
+        return notes.finding("nothing was resumed", checked=False)
     return notes.finding(f"{resumed} resumed from the newest checkpoint that was committed and not refused, {rejected} refused")
 
 
@@ -139,8 +141,9 @@ def no_acknowledged_loss(case: Case) -> Finding:
         if c.report.ok and c.previous is not None and c.previous not in known:
             notes.broken(f"{c.path} follows the commit {c.previous[:8]}, which no line acknowledges")
     if promised or not lost:
-        return notes.finding(f"{len(live)} committed checkpoints are there and whole")
-    return notes.finding(f"not promised under {case.run.stored.config.write_mode.name}; {len(lost)} lost, {len(live)} at the end", lost)
+        return notes.finding(f"{len(live)} committed checkpoints are there and whole", checked=bool(known or disk))
+    said = f"not promised under {case.run.stored.config.write_mode.name}; {len(lost)} lost, {len(live)} at the end"
+    return notes.finding(said, lost, checked=False)
 
 
 def _found_gone(case: Case) -> list[str]:
@@ -186,7 +189,7 @@ def checkpoints_accounted(case: Case) -> Finding:
             notes.broken(f"step {step} of attempt {a.attempt} was due and no checkpoint was submitted")
         if a.outcome == "resized" and not any(line.event == "committed" and line.global_step == a.last_step for line in lines):
             notes.broken(f"attempt {a.attempt} was resized behind step {a.last_step}, which it did not commit")
-    return notes.finding(f"{submitted} submitted, each ended once")
+    return notes.finding(f"{submitted} submitted, each ended once", checked=submitted > 0)
 
 
 def _taken_back(lines: tuple[CheckpointLine, ...]) -> Counter[int]:

@@ -28,7 +28,7 @@ def exactly_once(case: Case) -> Finding:
     furthest = max([case.path.last_step, *(line.global_step for _, _, line in every_line(case.run))])
     plan = schedule(case.run.stored.config, case.run.dataset.size, min(furthest, case.run.stored.config.target_steps), valid_sizes)
     for gap in case.path.gaps:
-        notes.broken(gap)
+        (notes.broken if case.run.supervisor else notes.missing)(gap)
     _check_logs(case, notes)
     excused = survivals(case, notes)
     for segment in case.path.segments:
@@ -37,7 +37,7 @@ def exactly_once(case: Case) -> Finding:
     counted = _check_epochs(case, plan, excused, notes)
     steps = sum(len(s.steps()) for s in case.path.segments)
     kept = f"{steps} steps, {counted} samples in the committed sequence: duplicates 0, missing 0, extra 0"
-    return notes.finding(kept + _accounts(case, counted))
+    return notes.finding(kept + _accounts(case, counted), checked=steps > 0)
 
 
 def _accounts(case: Case, counted: int) -> str:

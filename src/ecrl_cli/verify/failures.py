@@ -44,8 +44,8 @@ def failures_once(case: Case) -> Finding:
     excused = {index: words for rule in rules for index, words in rule(case, unfired.values()).items()}
     if (owed := sorted(unfired.keys() - excused.keys())) and case.completed:
         notes.broken(f"the run completed and entries {owed} never fired")
-    kept = f"{len(case.run.fired)} of {len(planned)} planned failures fired, each once"
-    return notes.finding(kept, [*excused.values(), *_unplanned(case, by_index)])
+    kept = f"{len(case.run.fired)} of {len(planned)} planned failures fired, each once" if planned else "no failure was planned, and none fired"
+    return notes.finding(kept, [*excused.values(), *_unplanned(case, by_index)], checked=bool(planned))
 
 
 def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:

@@ -37,7 +37,10 @@ def same_input(case: Case) -> Finding:
     recut = _check_windows(case, notes)
     said = f"{compared} shards computed again look as they did at first"
     said += f", {against} look as in the reference" if case.reference else ""
-    return notes.finding(said + (f", {recut} windows look the same cut for another number of ranks" if recut else ""))
+    said += f", {recut} windows look the same cut for another number of ranks" if recut else ""
+    if not compared + against + recut:
+        return notes.finding("no shard was computed twice, and there is no reference to compare with", checked=False)
+    return notes.finding(said)
 
 
 def _check_windows(case: Case, notes: Notes) -> int:

@@ -1,7 +1,8 @@
-"""What the judge says: valid, invalid or unknown, promise by promise, with the evidence."""
+"""What the judge says: valid, invalid, unknown or not checked, promise by promise, with the evidence."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +11,15 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.records.events import SCHEMA_VERSION
 
 VALID, UNKNOWN, INVALID = "valid", "unknown", "invalid"
-_WORST_LAST = (VALID, UNKNOWN, INVALID)
+NOT_CHECKED = "not checked"  # nothing of this promise could be held against anything, or nothing had to be: the promise is not claimed
+_WORST_LAST = (NOT_CHECKED, VALID, UNKNOWN, INVALID)
+_WIDTH = len(NOT_CHECKED) + 1
 SHOWN = 12  # lines of evidence per finding; the rest is counted
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One promise: `status`, a sentence, and what it rests on."""
+    """One promise: `status` (valid, invalid, unknown or not checked), a sentence, and what it rests on."""
 
     promise: str
     status: str
@@ -35,8 +38,9 @@ class Verdict:
 
     @property
     def status(self) -> str:
-        """The worst of the findings; unknown where nothing was judged."""
-        return worst(finding.status for finding in self.findings) if self.findings else UNKNOWN
+        """The worst of the findings: valid, unknown or invalid. Unknown where no promise was checked."""
+        found = worst(finding.status for finding in self.findings) if self.findings else NOT_CHECKED
+        return UNKNOWN if found == NOT_CHECKED else found
 
     def to_json(self) -> dict[str, Any]:
         """verdict.json."""
@@ -62,13 +66,13 @@ class Notes:
     def clean(self) -> bool:
         return not self._notes
 
-    def finding(self, kept: str, evidence: Iterable[str] = ()) -> Finding:
+    def finding(self, kept: str, evidence: Iterable[str] = (), *, checked: bool = True) -> Finding:
         """The finding: the worst note first and in the message; `kept` is the message where there is none.
 
-        `evidence` stands behind the notes.
+        `evidence` stands behind the notes. `checked`: False where nothing was compared; without a note the promise is then not checked.
         """
         if not self._notes:
-            return Finding(self.promise, VALID, kept, tuple(evidence))
+            return Finding(self.promise, VALID if checked else NOT_CHECKED, kept, tuple(evidence))
         notes = sorted(self._notes, key=lambda note: -_WORST_LAST.index(note[0]))
         status, first = notes[0]
         opening = "Broke promise" if status == INVALID else "Cannot tell"
@@ -78,15 +82,25 @@ class Notes:
 
 
 def worst(statuses: Iterable[str]) -> str:
-    """invalid before unknown before valid."""
+    """invalid before unknown before valid before not checked."""
     return max(statuses, key=_WORST_LAST.index)
+
+
+def counted(findings: Iterable[Finding]) -> str:
+    """How many promises were broken, are unknown, were kept and were not checked, in words; what there is none of is left out."""
+    numbers = Counter(finding.status for finding in findings)
+    words = ((INVALID, "broken"), (UNKNOWN, "not proven"), (VALID, "kept"), (NOT_CHECKED, "not checked"))
+    told = [(numbers[status], word) for status, word in words if numbers[status]]
+    first = [f"{number} {'promise' if number == 1 else 'promises'} {word}" for number, word in told[:1]]
+    return ", ".join([*first, *(f"{number} {word}" for number, word in told[1:])]) or "no promise checked"
 
 
 def render(verdict: Verdict) -> str:
     """For people: the status, then a line per promise with the evidence under those that were not kept."""
     against = f" (against {verdict.reference})" if verdict.reference else ""
-    lines = [f"{verdict.run}: {verdict.status}{against}"]
+    lines = [f"{verdict.run}: {verdict.status} ({counted(verdict.findings)}){against}"]
     for finding in verdict.findings:
-        lines.append(f"  {finding.status:<8}{finding.message if finding.status != VALID else f'{finding.promise}: {finding.message}'}")
-        lines += [f"          {text}" for text in finding.evidence]
+        named = finding.status in (INVALID, UNKNOWN)  # the message of these names the promise
+        lines.append(f"  {finding.status:<{_WIDTH}}{finding.message if named else f'{finding.promise}: {finding.message}'}")
+        lines += [f"  {'':<{_WIDTH}}{text}" for text in finding.evidence]
     return "\n".join(lines)

@@ -1,0 +1,54 @@
+"""What a verdict says in all: the worst of its findings, what was not checked counted apart, and a check that crashes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ecrl_cli.errors import RecordError
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.checks import guarded
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Notes, Verdict, render
+
+
+def verdict(*statuses: str) -> Verdict:
+    return Verdict("blk", "0" * 64, "ref", tuple(Finding(f"promise-{n}", status, f"said {n}") for n, status in enumerate(statuses)))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "headline"),
+    [
+        ((VALID, VALID, NOT_CHECKED), VALID, "blk: valid (2 promises kept, 1 not checked) (against ref)"),
+        ((VALID,), VALID, "blk: valid (1 promise kept) (against ref)"),
+        ((VALID, UNKNOWN, NOT_CHECKED), UNKNOWN, "blk: unknown (1 promise not proven, 1 kept, 1 not checked) (against ref)"),
+        ((VALID, UNKNOWN, INVALID, INVALID), INVALID, "blk: invalid (2 promises broken, 1 not proven, 1 kept) (against ref)"),
+        ((NOT_CHECKED, NOT_CHECKED), UNKNOWN, "blk: unknown (2 promises not checked) (against ref)"),
+        ((), UNKNOWN, "blk: unknown (no promise checked) (against ref)"),
+    ],
+)
+def test_the_headline_counts_what_was_kept_and_what_was_not_checked(statuses: tuple[str, ...], status: str, headline: str) -> None:
+    found = verdict(*statuses)
+    assert found.status == status == found.to_json()["status"]
+    assert render(found).splitlines()[0] == headline
+
+
+def test_what_was_not_checked_never_reads_valid() -> None:
+    finding = Notes("promise").finding("nothing to compare with", checked=False)
+    assert finding.status == NOT_CHECKED
+    line = render(Verdict("blk", "", "", (finding,))).splitlines()[1]
+    assert line == "  not checked promise: nothing to compare with"
+
+
+def test_a_note_outweighs_that_nothing_was_checked() -> None:
+    notes = Notes("promise")
+    notes.missing("no record")
+    assert notes.finding("", checked=False).status == UNKNOWN
+
+
+@pytest.mark.parametrize("error", [ValueError("out of range"), RecordError("logs", "out of range", "look")])
+def test_a_check_that_crashes_is_unknown(error: Exception) -> None:
+    def crash(case: Case) -> Finding:
+        raise error
+
+    finding = guarded("promise", crash, None)  # type: ignore[arg-type]
+    assert finding.status == UNKNOWN and finding.message.startswith("Cannot tell: promise - the check failed (")
+    assert "out of range" in finding.message
