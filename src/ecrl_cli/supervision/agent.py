@@ -16,6 +16,7 @@ from ecrl_cli.supervision.launcher import LaunchSpec, RankExit, Ranks
 from ecrl_cli.supervision.mortality import mortal_command
 from ecrl_cli.supervision.network import private
 
+AGENT = "ecrl_cli.supervision.torchrun_main"
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
 
 
@@ -51,7 +52,7 @@ class AgentAttempt:
                 stdin=stdin,
                 stdout=output,
                 stderr=output,
-                env=child_environment(spec.layout.root, spec.threads) | dict(known or {}),
+                env=child_environment(spec.layout.root, spec.threads, alone=not spec.nodes) | dict(known or {}),
                 start_new_session=True,
             )
         self._agent_fd = os.pidfd_open(self._agent.pid)

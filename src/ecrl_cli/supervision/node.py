@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 from ecrl_cli.supervision import processes
+from ecrl_cli.supervision.agent import AGENT
 from ecrl_cli.supervision.mortality import mortal_command
 
 CUT_OFF = 1
@@ -23,9 +24,9 @@ def main(arguments: list[str]) -> int:
     meeting, *rest = arguments
     node = os.environ["SLURM_PROCID"]
     processes.become_subreaper()
-    # The head hosts the meeting by order, not by guess: its name may resolve to an address that is not on the machine.
+    # The head hosts the store by order, not by guess: its name may resolve to an address that is not on the machine.
     agent = subprocess.Popen(
-        mortal_command([sys.executable, "-m", "torch.distributed.run", "--rdzv-conf", f"is_host={str(node == '0').lower()}", *rest]),
+        mortal_command([sys.executable, "-m", AGENT, "--rdzv-conf", f"node={node}", *rest]),
         stdin=subprocess.DEVNULL,
         env={**os.environ, SEATED: node, "ECRL_SUPERVISOR": str(os.getpid())},
         start_new_session=True,

@@ -1,4 +1,4 @@
-"""One attempt on several nodes: srun starts an agent on each, they meet by c10d, and the first of them is the supervisor's own.
+"""One attempt on several nodes: srun starts an agent on each, they meet in a store that the first hosts, which is the supervisor's own.
 
 The supervisor sees the ranks of its own node as they are born and die. Of the others it knows what their agents print, and that srun
 comes to its end: so once something has gone wrong, the agents get a moment to say what they saw before all is killed.
@@ -76,7 +76,7 @@ class NodesAttempt(AgentAttempt):
 def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
     """srun's argv. The head's port is free now, and is taken a moment later: an attempt that finds it gone dies, and the next one asks again."""
     each = spec.order.world_size // len(spec.nodes)
-    agent = f"--nnodes {len(spec.nodes)} --nproc-per-node {each} --max-restarts 0 --rdzv-backend c10d".split()
+    agent = f"--nnodes {len(spec.nodes)} --nproc-per-node {each} --max-restarts 0 --rdzv-backend ecrl".split()
     where = ["--rdzv-id", meeting, "--rdzv-endpoint", f"{socket.gethostname()}:{spec.port or free_port()}", "--log-dir", str(scratch)]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
     return srun(spec.nodes, [sys.executable, "-m", NODE, meeting, *agent, *where, *worker])

@@ -1,4 +1,4 @@
-"""The default launcher: `python -m torch.distributed.run`, once per attempt, which never restarts anything itself.
+"""The default launcher: torch.distributed.run (see `torchrun_main`), once per attempt, which never restarts anything itself.
 
 Its agent polls its workers ten times a second and then needs up to half a minute to stop the survivors. So the supervisor watches
 the workers itself (each says hello with its pid) and kills the agent as soon as one has died badly: the kernel then kills the survivors
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.supervision import processes
-from ecrl_cli.supervision.agent import AgentAttempt, as_exit, root_cause
+from ecrl_cli.supervision.agent import AGENT, AgentAttempt, as_exit, root_cause
 from ecrl_cli.supervision.launcher import Exits, LaunchSpec, Rank, RankExit, RunningAttempt
 from ecrl_cli.supervision.nodes import NodesAttempt
 
@@ -81,11 +81,11 @@ class TorchrunAttempt(AgentAttempt):
 
 def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
     """The agent's argv. The store takes a free port itself (0), so that nothing can take it in between; `scratch` keeps torchrun out of /tmp."""
-    agent = f"--nnodes 1 --nproc-per-node {spec.order.world_size} --max-restarts 0 --rdzv-backend c10d --local-addr 127.0.0.1".split()
+    agent = f"--nnodes 1 --nproc-per-node {spec.order.world_size} --max-restarts 0 --rdzv-backend ecrl --local-addr 127.0.0.1".split()
     agent += ["--signals-to-handle", "SIGQUIT"]  # its own list would undo that it is deaf
     where = ["--rdzv-id", meeting, "--rdzv-endpoint", f"127.0.0.1:{spec.port}", "--log-dir", str(scratch)]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
-    return [sys.executable, "-m", "torch.distributed.run", *agent, *where, *worker]
+    return [sys.executable, "-m", AGENT, *agent, *where, *worker]
 
 
 def first_failure(output: str) -> RankExit | None:

@@ -36,8 +36,8 @@ class Rendezvous:
 def from_environment(environment: Mapping[str, str]) -> Rendezvous:
     """The place of a rank that torchrun started.
 
-    On several nodes c10d numbers them as it likes, and rank 0 must be where the supervisor and its writer are: the number that srun gave
-    the node (ECRL_NODE, 0 for the supervisor's) decides. The group is then formed in the store that c10d's agents share.
+    On several nodes rank 0 must be where the supervisor and its writer are: the number that srun gave the node (ECRL_NODE, 0 for the
+    supervisor's) decides. The group is formed in the store that the agents share.
     """
     world_size, node = int(environment["WORLD_SIZE"]), environment.get("ECRL_NODE")
     if node is None:

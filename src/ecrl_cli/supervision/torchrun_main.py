@@ -1,0 +1,101 @@
+"""torch.distributed.run with a rendezvous of our own. A program of its own, because it imports torch: `python -m ...torchrun_main ARGUMENTS`.
+
+torch's c10d rendezvous has two holes: its store listens on every address of the machine, whatever the endpoint says, and it unpickles
+what lies under its key in that store, so that whoever reaches the port runs code in the job. Here who takes part is known beforehand (one agent
+per node, numbered), so nothing needs to be negotiated: the agent with number 0 hosts the store, the others connect, and torch keeps only text and
+JSON in it. On one machine the store is bound to the loopback.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
+
+BACKEND = "ecrl"
+LOOPBACK = "127.0.0.1"
+NODE = "node"  # in --rdzv-conf: the number of this agent
+JOINED_WITHIN_S = 600  # until the agents of all nodes have arrived
+
+
+class FixedRendezvous(RendezvousHandler):
+    """As many agents as nodes, each with a number; nothing is negotiated and nothing is unpickled."""
+
+    def __init__(self, host: str, port: int, node: int, nodes: int, run_id: str) -> None:
+        self._host, self._port, self._node, self._nodes, self._run_id = host, port, node, nodes, run_id
+        self._store: Any = None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._store is None:
+            self._store = self._host_store() if self._node == 0 else self._client()
+            self._port = self._store.port
+        where = RendezvousStoreInfo(self._host, self._port)
+        return RendezvousInfo(PrefixStore(self._run_id, self._store), self._node, self._nodes, where)
+
+    def _host_store(self) -> Any:
+        """The socket is ours: the store itself would listen on every address."""
+        listener = listen(self._host, self._port, alone=self._nodes == 1)
+        port = listener.getsockname()[1]
+        # torch takes the descriptor over and connects to its own server: by the address that is surely on this machine.
+        return TCPStore(LOOPBACK, port, is_master=True, timeout=_patience(), wait_for_workers=False, master_listen_fd=listener.detach())
+
+    def _client(self) -> Any:
+        return TCPStore(self._host, self._port, is_master=False, timeout=_patience())
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """An attempt is never started anew by its agents: nobody asks."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def listen(host: str, port: int, *, alone: bool) -> socket.socket:
+    """Where ranks knock: on the loopback where one machine holds them all (`alone`), else on every address, IPv4 and IPv6.
+
+    The name of a node may stand for an address that only others see, so a socket for several nodes cannot be bound to it.
+    """
+    if alone:
+        return socket.create_server((LOOPBACK, port))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def make(parameters: RendezvousParameters) -> RendezvousHandler:
+    host, _, port = parameters.endpoint.rpartition(":")
+    return FixedRendezvous(host, int(port), int(parameters.get(NODE, 0)), parameters.max_nodes, parameters.run_id)
+
+
+def _patience() -> timedelta:
+    return timedelta(seconds=JOINED_WITHIN_S)
+
+
+def main(arguments: list[str]) -> None:
+    registry.register(BACKEND, make)
+    torchrun.main(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

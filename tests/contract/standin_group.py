@@ -1,0 +1,33 @@
+"""A rank that joins the process group as a training rank does, says that it is there, and ends well when the file `go` appears."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.training.control import die_with_parent
+from ecrl_cli.training.rendezvous import Rendezvous, from_environment
+from ecrl_cli.training.session import join_group
+
+
+def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
+    del attempt, started
+    join_group(RunConfig(), rendezvous, torch.device("cpu"))
+    dist.barrier()
+    (run_dir / f".up{rendezvous.rank}").write_text(str(os.getpid()))
+    (run_dir / f".up{rendezvous.rank}").rename(run_dir / f"up{rendezvous.rank}")
+    while not (run_dir / "go").exists():
+        time.sleep(0.005)
+    return 0
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    code = run_rank(Path(sys.argv[1]), int(sys.argv[2]), from_environment(os.environ), 0.0)
+    os._exit(code)
