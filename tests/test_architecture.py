@@ -69,7 +69,9 @@ def test_imports_point_down() -> None:
                 continue
             there = parts[1]
             up = FLOORS.index(there) > FLOORS.index(here)
-            if up or {here, there} == {"metrics", "verify"}:
+            # Apart, so that a fast run with wrong samples cannot look good. One module of verify holds metrics.json against the fold that wrote it.
+            meet = {here, there} == {"metrics", "verify"} and path != PACKAGE / "verify" / "metrics_cache.py"
+            if up or meet:
                 wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {here} imports {there}")
     assert not wrong, "\n".join(wrong)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -45,7 +46,7 @@ class Timeline:
     @property
     def wall_s(self) -> float:
         """The goodput clock."""
-        return sum(end - start for start, end in self.windows)
+        return math.fsum(end - start for start, end in self.windows)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -58,7 +59,7 @@ class Timeline:
     @property
     def residual_s(self) -> float:
         """Wall time on no category's account; negative where time was counted twice."""
-        return self.wall_s - sum(self.seconds.values())
+        return self.wall_s - math.fsum(self.seconds.values())
 
     def overlaps(self, tolerance_s: float = 1e-6) -> list[tuple[Piece, Piece]]:
         """Pairs of neighbours that claim the same time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ class Account:
         return self.submitted == sum(self.count(end) for end in CHECKPOINT_ENDS)
 
     def total(self, time: str) -> float:
-        return sum(c.seconds[time] for c in self.checkpoints)
+        return math.fsum(c.seconds[time] for c in self.checkpoints)
 
     def document(self) -> dict[str, float]:
         """The `checkpoints` object of metrics.json. The times are sums over all submitted writes, not over those seen to end."""

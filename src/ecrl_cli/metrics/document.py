@@ -1,7 +1,8 @@
-"""metrics.json: everything that `report` needs of a run."""
+"""The metrics of a run, folded from its records. metrics.json keeps them for other tools: a cache, which neither `report` nor `verify` believes."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ecrl_cli.config.codec import encode
@@ -16,6 +17,8 @@ from ecrl_cli.metrics.recoveries import recoveries
 from ecrl_cli.metrics.snapshots import snapshots
 from ecrl_cli.records.events import SCHEMA_VERSION, Final
 
+METRICS_VERSION = 2  # of the fold: raised where a field changes its meaning. Without one (1): before every field was compared
+
 
 def metrics_document(records: RunRecords) -> dict[str, Any]:
     """The document of one run, finished or not. RecordError where a record is damaged: a total over what could be read is no total."""
@@ -25,6 +28,7 @@ def metrics_document(records: RunRecords) -> dict[str, Any]:
     path, times = lineage(records), timeline(records)
     return {
         "schema_version": SCHEMA_VERSION,
+        "metrics_version": METRICS_VERSION,
         **_names(records),
         **_size(records),
         "committed_steps": committed_steps(path),
@@ -96,5 +100,8 @@ def _restart_phases(records: RunRecords, times: Timeline) -> list[dict[str, Any]
 
 def _mean_losses(records: RunRecords, path: Lineage) -> dict[str, float | None]:
     """The committed sequence's loss by step, averaged over ranks; None where it is no finite number, which JSON cannot hold."""
-    means = {step: sum(by_rank.values()) / len(by_rank) for step, by_rank in losses(records, path).items()}
-    return {str(step): value if value - value == 0 else None for step, value in means.items()}
+    return {str(step): _mean(list(by_rank.values())) for step, by_rank in losses(records, path).items()}
+
+
+def _mean(values: list[float]) -> float | None:
+    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else None

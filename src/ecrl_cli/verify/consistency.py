@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ecrl_cli.checkpoint.manifest import components
 from ecrl_cli.checkpoint.protocol import COMPONENTS
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.seats import may_shrink, seated
-from ecrl_cli.errors import RecordError, shown
-from ecrl_cli.history.lineage import ancestry, line_chain, lines_of, replayed_steps
-from ecrl_cli.history.load import RunRecords
-from ecrl_cli.history.survival import lost_samples, survivals
-from ecrl_cli.history.timeline import timeline
-from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, Final, SupervisorRecord
+from ecrl_cli.history.lineage import ancestry, line_chain, lines_of
+from ecrl_cli.records.events import Attempt, Final, SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.verify.case import Case, checkpoint_events
 from ecrl_cli.verify.continued import check_continued, size_of_survivors
+from ecrl_cli.verify.metrics_cache import check_metrics
 from ecrl_cli.verify.recalled import check_recalled
 from ecrl_cli.verify.stored import OnDisk
 from ecrl_cli.verify.survival import excused_lines
@@ -39,7 +34,7 @@ def records_consistent(case: Case) -> Finding:
     else:
         _check_supervisor(case, case.run.supervisor, notes)
     chained = sum(_check_chain(case, c, notes) for c in case.disk if c.report.ok)
-    _check_metrics(case, notes)
+    check_metrics(case, notes)
     return notes.finding(f"{len(case.attempts)} attempts agree with their logs; {chained} checkpoints vouch for the lines before them")
 
 
@@ -148,80 +143,6 @@ def _check_chain(case: Case, c: OnDisk, notes: Notes) -> bool:
             else:
                 notes.broken(f"the lines of rank {rank} up to step {c.step} are not those that {c.path} was taken behind")
     return True
-
-
-def _check_metrics(case: Case, notes: Notes) -> None:
-    """What metrics.json says of this run is what its records fold to."""
-    path = case.run.layout.metrics
-    if case.run.unread or not case.completed:
-        return
-    if not path.exists():
-        notes.missing("the run is completed and metrics.json is missing")
-        return
-    try:
-        said = read_json(path)
-    except RecordError as error:
-        notes.missing(f"metrics.json cannot be read: {error.fact}")
-        return
-    said = said if isinstance(said, dict) else {}
-    for name, value in (_named(case) | _folded(case)).items():
-        if said.get(name) != value:
-            notes.broken(f"{name} in metrics.json is not what the records fold to ({shown(value)})")
-    counted = said.get("checkpoints")
-    for name, count in _checkpoint_counts(case.run).items():
-        if not isinstance(counted, dict) or counted.get(name) != count:
-            notes.broken(f"the {name} checkpoints in metrics.json are not the {count} of the journals")
-
-
-def _named(case: Case) -> dict[str, Any]:
-    """What metrics.json repeats of config.json."""
-    stored = case.run.stored
-    return {
-        "run_id": stored.run_id,
-        "reference_id": stored.reference_id,
-        "variant": stored.config.variant.name,
-        "seed": stored.config.seed,
-        "target_steps": stored.config.target_steps,
-    }
-
-
-def _folded(case: Case) -> dict[str, Any]:
-    account, steps = timeline(case.run), sum(len(segment.steps()) for segment in case.path.segments)
-    folded: dict[str, Any] = {
-        "committed_steps": steps,
-        "replayed_steps": replayed_steps(case.run),
-        "wall_s": account.wall_s,
-        "goodput": steps / account.wall_s if account.wall_s > 0 else 0.0,
-        "seconds": account.seconds | {"residual": account.residual_s},
-    }
-    if case.run.supervisor:
-        folded["restarts"] = case.run.supervisor.restarts
-    if count := survivals(case.run):
-        folded |= {"survivals": count, "lost_samples": lost_samples(case.run, case.path)}
-    final = case.run.logs(case.attempts[-1].attempt).final if case.attempts else None
-    return folded | ({"final": _end_state(final)} if final else {})
-
-
-def _end_state(final: Final) -> dict[str, Any]:
-    """final.json as metrics.json repeats it: a loss that is NaN is null, an accuracy only where there is one."""
-    stated: dict[str, Any] = {"global_step": final.global_step, "loss": final.loss if final.loss == final.loss else None}
-    stated |= {f"{name}_digest": getattr(final, f"{name}_digest") for name in COMPONENTS}
-    return stated | ({} if final.accuracy is None else {"accuracy": final.accuracy})
-
-
-def _checkpoint_counts(run: RunRecords) -> dict[str, int]:
-    """How many checkpoints were submitted, and as what they ended by the first line that says so."""
-    counts = dict.fromkeys(("submitted", *CHECKPOINT_ENDS), 0)
-    for a in run.attempts:
-        ends: dict[int, str] = {}
-        for line in a.checkpoints.events:
-            if line.event in CHECKPOINT_ENDS:
-                ends.setdefault(line.global_step, line.event)
-        for step in {line.global_step for line in a.checkpoints.events if line.event == "submitted"}:
-            counts["submitted"] += 1
-            if step in ends:
-                counts[ends[step]] += 1
-    return counts
 
 
 def target_reached(case: Case) -> Finding:

@@ -1,0 +1,64 @@
+"""metrics.json is a cache of what the records fold to. Here the file is held against the fold, field by field, without a list of fields."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ecrl_cli.errors import shown
+from ecrl_cli.metrics.document import METRICS_VERSION
+
+# A version without `metrics_version` added floats with sum(), whose last bits depend on Python's version. Since then fsum() does, which rounds once.
+_RELATIVE, _ABSOLUTE_S = 1e-9, 1e-6
+_ABSENT = object()
+
+
+class NewerMetrics(Exception):
+    """metrics.json was written by a later version, whose fields may mean something else."""
+
+
+def differences(said: object, document: dict[str, Any]) -> list[str]:
+    """What metrics.json (`said`) has otherwise than `document`, the fold of the records, as "FIELD is A, the records fold to B"; empty: nothing.
+
+    Every field counts, and its type: one that is changed, that the fold does not have, or that is missing. A file of an earlier version may lack
+    fields, and its floats may differ in their last bits. NewerMetrics for a file of a later one.
+    """
+    if not isinstance(said, dict):
+        return ["it is no JSON object"]
+    version = said.get("metrics_version", 1)
+    if type(version) is not int or version < 1:
+        return [f"metrics_version is {shown(version)}, the records fold to {METRICS_VERSION}"]
+    if version > METRICS_VERSION:
+        raise NewerMetrics(f"version {version}, this ECRL folds version {METRICS_VERSION}")
+    old = version < METRICS_VERSION
+    folded = json.loads(json.dumps(document))
+    if old:
+        folded.pop("metrics_version")
+        said = {name: value for name, value in said.items() if name != "metrics_version"}
+    return [f"{name} is {_shown(a)}, the records fold to {_shown(b)}" for name, a, b in _unequal("", said, folded, old)]
+
+
+def _unequal(name: str, said: object, folded: object, old: bool) -> Iterator[tuple[str, object, object]]:
+    """(field, value in the file, value of the fold) of every leaf that differs."""
+    if isinstance(said, dict) and isinstance(folded, dict):
+        for key in dict.fromkeys([*folded, *said]):
+            inner = f"{name}.{key}" if name else str(key)
+            if not (old and key not in said):
+                yield from _unequal(inner, said.get(key, _ABSENT), folded.get(key, _ABSENT), old)
+    elif isinstance(said, list) and isinstance(folded, list) and len(said) == len(folded):
+        for place, (a, b) in enumerate(zip(said, folded, strict=True)):
+            yield from _unequal(f"{name}[{place}]", a, b, old)
+    elif not _same(said, folded, old):
+        yield name, said, folded
+
+
+def _same(said: object, folded: object, old: bool) -> bool:
+    if old and isinstance(said, float | int) and isinstance(folded, float):
+        return math.isclose(said, folded, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE_S) or (said != said and folded != folded)
+    return type(said) is type(folded) and (said == folded or (said != said and folded != folded))
+
+
+def _shown(value: object) -> str:
+    return "missing" if value is _ABSENT else shown(value)

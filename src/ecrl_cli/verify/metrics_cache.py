@@ -1,0 +1,71 @@
+"""metrics.json says exactly what the records fold to.
+
+The fold itself is counted a second time here, by code of its own, as far as a promise rests on it: one wrong count would else vouch for itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ecrl_cli.errors import EcrlError, RecordError, shown
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.timeline import timeline
+from ecrl_cli.metrics.cache import NewerMetrics, differences
+from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.records.events import CHECKPOINT_ENDS
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.verdict import Notes
+
+SHOWN = 4  # fields that are named; what else this promise found must be seen beside them
+
+
+def check_metrics(case: Case, notes: Notes) -> None:
+    """Of a run that has ended. While it goes on there may be none: whoever goes on with a run removes the one of its earlier end."""
+    path = case.run.layout.metrics
+    if case.run.unread or not case.ended:
+        return
+    if not path.exists():
+        if case.completed:
+            notes.missing("the run is completed and metrics.json is missing")
+        return
+    try:
+        said, folded = read_json(path), metrics_document(case.run)
+        wrong = differences(said, folded)
+        for text in wrong[:SHOWN]:
+            notes.broken(f"in metrics.json {text}")
+        if len(wrong) > SHOWN:
+            notes.broken(f"in metrics.json {len(wrong) - SHOWN} more fields are not what the records fold to")
+    except NewerMetrics as error:
+        notes.missing(f"metrics.json cannot be compared: {error}")
+        return
+    except (RecordError, OSError) as error:
+        notes.missing(f"metrics.json cannot be read: {error.fact if isinstance(error, EcrlError) else error}")
+        return
+    for name, count in _counted_again(case).items():
+        if folded[name] != count:
+            notes.broken(f"the records fold to {name} {shown(folded[name])}, counted again it is {shown(count)}")
+    for name, count in _checkpoint_counts(case.run).items():
+        if folded["checkpoints"][name] != count:
+            notes.broken(f"the records fold to {folded['checkpoints'][name]} {name} checkpoints, the journals have {count}")
+
+
+def _counted_again(case: Case) -> dict[str, Any]:
+    wall, steps = timeline(case.run).wall_s, sum(len(segment.steps()) for segment in case.path.segments)
+    counted: dict[str, Any] = {"committed_steps": steps, "wall_s": wall, "goodput": steps / wall if wall > 0 else 0.0}
+    return counted | ({"restarts": case.run.supervisor.restarts} if case.run.supervisor else {})
+
+
+def _checkpoint_counts(run: RunRecords) -> dict[str, int]:
+    """How many checkpoints were submitted, and as what they ended by the first line that says so."""
+    counts = dict.fromkeys(("submitted", *CHECKPOINT_ENDS), 0)
+    for a in run.attempts:
+        ends: dict[int, str] = {}
+        for line in a.checkpoints.events:
+            if line.event in CHECKPOINT_ENDS:
+                ends.setdefault(line.global_step, line.event)
+        for step in {line.global_step for line in a.checkpoints.events if line.event == "submitted"}:
+            counts["submitted"] += 1
+            if step in ends:
+                counts[ends[step]] += 1
+    return counts
