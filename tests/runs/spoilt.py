@@ -214,7 +214,7 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
     "the learning rate changed": (lambda run: edit_json(run.config, lambda c: c["config"]["optimizer"].update(lr=0.2)), RECORDS, INVALID),
     "a line forged": (forge_the_log_of_step_5, RECORDS, INVALID),
     "an attempt dropped": (drop_attempt, RECORDS, INVALID),
-    "an attempt's logs dropped": (lambda run: shutil.rmtree(run.attempt(1).folder), RECORDS, INVALID),
+    "an attempt's logs dropped": (lambda run: shutil.rmtree(run.attempt(1).folder), RECORDS, UNKNOWN),
     "another target": (lambda run: edit_json(run.supervisor, lambda s: s | {"target_steps": 30}), RECORDS, INVALID),
     "an attempt of no session": (lambda run: attempts(run, lambda a: a[1].update(session=3)), RECORDS, INVALID),
     "an attempt of three ranks": (lambda run: attempts(run, lambda a: a[1].update(world_size=3)), RECORDS, INVALID),
@@ -258,11 +258,11 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
 }
 # Where evidence of the promise is missing, and what is left contradicts another one: the verdict is invalid, the finding unknown.
 ALSO_BROKEN = {
+    "not completed",
     "inputs of a replayed step not hashed",
-    "spans removed",
     "sessions removed",
     "a replayed state not hashed",
-    "final.json gone",
+    "an attempt's logs dropped",
 }
 # What only a reference can tell: the status of the finding without one. Another promise, or the missing reference itself, is seen instead.
 ALONE = {

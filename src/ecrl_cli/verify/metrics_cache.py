@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ecrl_cli.errors import EcrlError, RecordError, shown
+from ecrl_cli.history.lineage import lines_of
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.metrics.cache import NewerMetrics, differences
@@ -30,24 +31,53 @@ def check_metrics(case: Case, notes: Notes) -> None:
             notes.missing("the run is completed and metrics.json is missing")
         return
     try:
-        said, folded = read_json(path), metrics_document(case.run)
-        wrong = differences(said, folded)
-        for text in wrong[:SHOWN]:
-            notes.broken(f"in metrics.json {text}")
-        if len(wrong) > SHOWN:
-            notes.broken(f"in metrics.json {len(wrong) - SHOWN} more fields are not what the records fold to")
+        folded = metrics_document(case.run)
+        wrong = differences(read_json(path), folded)
     except NewerMetrics as error:
         notes.missing(f"metrics.json cannot be compared: {error}")
         return
     except (RecordError, OSError) as error:
         notes.missing(f"metrics.json cannot be read: {error.fact if isinstance(error, EcrlError) else error}")
         return
+    _note(wrong, _lacking(case), notes)
     for name, count in _counted_again(case).items():
         if folded[name] != count:
             notes.broken(f"the records fold to {name} {shown(folded[name])}, counted again it is {shown(count)}")
     for name, count in _checkpoint_counts(case.run).items():
         if folded["checkpoints"][name] != count:
             notes.broken(f"the records fold to {folded['checkpoints'][name]} {name} checkpoints, the journals have {count}")
+
+
+def _note(wrong: list[str], lacking: str, notes: Notes) -> None:
+    note = notes.missing if lacking else notes.broken
+    beside = f" ({lacking})" if lacking else ""
+    for text in wrong[:SHOWN]:
+        note(f"in metrics.json {text}{beside}")
+    if len(wrong) > SHOWN:
+        note(f"in metrics.json {len(wrong) - SHOWN} more fields are not what the records fold to{beside}")
+
+
+def _lacking(case: Case) -> str:
+    """Which records the fold would need and does not find, in words: metrics.json is durable when a run ends, logs may lose lines to a power loss."""
+    if case.run.dataset is None:
+        return "dataset.json is missing"
+    if case.path.gaps:
+        return case.path.gaps[0]
+    for a in case.attempts:
+        logs = case.run.logs(a.attempt)
+        if a.outcome == "completed" and logs.final is None:
+            return f"attempt {a.attempt} left no final.json"
+        if a.last_step is None:
+            continue
+        if not logs.spans.events:
+            return f"attempt {a.attempt} left no spans of rank 0"
+        for rank in range(a.world_size):
+            if rank not in logs.ranks or not logs.ranks[rank].events:
+                return f"attempt {a.attempt} left no log of rank {rank}"
+    for segment in case.path.segments:
+        if len(lines_of(case.run, segment)) < len(segment.steps()) * segment.world_size:
+            return f"lines of attempt {segment.attempt} are missing"
+    return ""
 
 
 def _counted_again(case: Case) -> dict[str, Any]:
