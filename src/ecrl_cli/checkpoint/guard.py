@@ -17,8 +17,8 @@ from ecrl_cli.checkpoint.canonical import canonical, parse, parse_canonical
 from ecrl_cli.checkpoint.hashing import tensor_prefix, workers
 from ecrl_cli.checkpoint.image import TensorPlace
 from ecrl_cli.checkpoint.manifest import MAX_COMMIT, MAX_MANIFEST, Commit, Manifest, PartEntry, read_commit, read_manifest
-from ecrl_cli.checkpoint.protocol import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN
-from ecrl_cli.checkpoint.safetensors_header import header_length, longest_header, places
+from ecrl_cli.checkpoint.protocol import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN, must_be_finite
+from ecrl_cli.checkpoint.tensor_table import TENSOR_FILES, tensor_table
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.reading import RefusedFile, fill, open_regular, pieces, read_small
@@ -32,7 +32,8 @@ MAX_SIDECAR = MAX_COMMIT + MAX_MANIFEST + 2 * MAX_TRAIN
 class GuardConfig:
     """`run_id`: whose checkpoint it must be (empty: anyone's). `contents` False looks at names, sizes and records only.
 
-    `hmac_key`: the key under which the commit record must carry a MAC (empty: a MAC is not looked at).
+    `hmac_key`: the key under which the commit record must carry a MAC (empty: a MAC is not looked at). `finite`: checkpoint.finite, which
+    tensors may hold neither NaN nor infinity.
     """
 
     run_id: str = ""
@@ -40,6 +41,7 @@ class GuardConfig:
     trust_owner: bool = False
     contents: bool = True
     hmac_key: bytes = field(default=b"", repr=False)
+    finite: str = "all"
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def examine(path: Path, config: GuardConfig | None = None, fs: Fs | None = None)
     try:
         with opened(path, config, fs, found):
             if config.contents:
-                _check_contents(fs, found)
+                _check_contents(fs, found, config.finite)
     except Refused as refused:
         return report_of(path, found, refused)
     return report_of(path, found)
@@ -218,7 +220,7 @@ class _Reader:
             self.found.files[name] = fd
 
 
-def _check_contents(fs: Fs, found: OpenCheckpoint) -> None:
+def _check_contents(fs: Fs, found: OpenCheckpoint, finite: str) -> None:
     """Hash every part, then read headers and tensors; one thread per part, as many at once as there are cores."""
     assert found.manifest is not None
     entries = found.manifest.parts
@@ -227,9 +229,8 @@ def _check_contents(fs: Fs, found: OpenCheckpoint) -> None:
         _all(pool, [partial(_check_hash, fs, name, fd, entries[name]) for name, fd in found.files.items()])
         with layer("schema"):
             parse(found.train)
-        tensors = [(name, fd) for name, fd in found.files.items() if name.endswith(".safetensors")]
-        laid_out = [(fd, entries[name], check_header(fs, name, fd, entries[name])) for name, fd in tensors]
-        _all(pool, [partial(_check_tensor, fs, fd, entry, place) for fd, entry, found_places in laid_out for place in found_places])
+        laid_out = [(fd, entries[name], tensor_places(fs, name, fd, entries[name], found.train)) for name, fd in tensor_files(found)]
+        _all(pool, [partial(_check_tensor, fs, fd, entry, place, finite) for fd, entry, found_places in laid_out for place in found_places])
 
 
 def _all(pool: ThreadPoolExecutor | None, jobs: list[Callable[[], None]]) -> None:
@@ -245,31 +246,31 @@ def _check_hash(fs: Fs, name: str, fd: int, entry: PartEntry) -> None:
         _expect_hash(name, state.hexdigest(), entry)
 
 
-def check_header(fs: Fs, name: str, fd: int, entry: PartEntry) -> list[TensorPlace]:
-    """Where the tensors of a part lie whose hash has been checked; Refused where its header does not agree with the manifest."""
+def tensor_files(found: OpenCheckpoint) -> list[tuple[str, int]]:
+    """Name and descriptor of each open part that holds tensors."""
+    return [(name, fd) for name, fd in found.files.items() if name.endswith(TENSOR_FILES)]
+
+
+def tensor_places(fs: Fs, name: str, fd: int, entry: PartEntry, train: bytes) -> list[TensorPlace]:
+    """Where the tensors of a part lie whose hash has been checked; Refused where the file's own table does not agree with the manifest."""
     with layer("schema"):
-        if entry.bytes < 8:
-            raise ValueError(f"{name} is no safetensors file")
-        length = header_length(bytes(fill(fs, fd, memoryview(bytearray(8)), 0)), entry.bytes)
-        if length > longest_header(entry):
-            raise ValueError(f"{name} has a header of {length} bytes for {len(entry.tensors)} tensors")
-        return places(bytes(fill(fs, fd, memoryview(bytearray(length)), 8)), entry)
+        return tensor_table(lambda offset, count: bytes(fill(fs, fd, memoryview(bytearray(count)), offset)), name, entry, train)
 
 
-def _check_tensor(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace) -> None:
+def _check_tensor(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, finite: str) -> None:
     # numpy costs a tenth of a second, which the writer need not wait for at its start
     from ecrl_cli.checkpoint.finite import all_finite
 
     spec = place.spec
-    state, finite = hashlib.sha256(tensor_prefix(spec.dtype, spec.shape)), True
-    of_model = spec.name.startswith(("parameters.", "buffers."))
+    state, sound = hashlib.sha256(tensor_prefix(spec.dtype, spec.shape)), True
+    looked_at = must_be_finite(spec.name, finite)
     with layer("tensors"):
         for piece in pieces(fs, fd, place.offset, place.offset + spec.nbytes):
             state.update(piece)
-            finite = finite and (not of_model or all_finite(spec.dtype, piece))
+            sound = sound and (not looked_at or all_finite(spec.dtype, piece))
         if state.hexdigest() != entry.tensors[spec.name].sha256:
             raise ValueError(f"{spec.name[:80]} does not match its digest")
-    if not finite:
+    if not sound:
         raise Refused("finite", f"{spec.name[:80]} holds NaN or infinity")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,15 @@ from typing import Any
 import torch
 
 from ecrl_cli.checkpoint.canonical import parse
+from ecrl_cli.checkpoint.finite import all_finite
 from ecrl_cli.checkpoint.guard import GuardConfig, OpenCheckpoint, Refused, layer, opened
 from ecrl_cli.checkpoint.hashing import workers
 from ecrl_cli.checkpoint.image import TensorPlace
 from ecrl_cli.checkpoint.live import dtype_of
-from ecrl_cli.checkpoint.manifest import Manifest, PartEntry
-from ecrl_cli.checkpoint.protocol import TRAIN
-from ecrl_cli.checkpoint.safetensors_header import header_length, longest_header, places
+from ecrl_cli.checkpoint.manifest import Manifest
+from ecrl_cli.checkpoint.protocol import TRAIN, must_be_finite
 from ecrl_cli.checkpoint.snapshots import Snapshots
+from ecrl_cli.checkpoint.tensor_table import tensor_table
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.reading import PIECE, fill
@@ -41,17 +41,20 @@ class LoadedCheckpoint(Loaded):
     manifest: Manifest
 
 
-def load_checkpoint(path: Path, commit_sha256: str | None = None) -> LoadedCheckpoint:
-    """Read the checkpoint at `path`; StorageError, naming the layer, unless it is whole and (if given) committed as `commit_sha256`."""
+def load_checkpoint(path: Path, commit_sha256: str | None = None, finite: str = "all") -> LoadedCheckpoint:
+    """Read the checkpoint at `path`; StorageError, naming the layer, unless it is whole and (if given) committed as `commit_sha256`.
+
+    Every layer of the guard holds, except that the file's hash stands for those of its tensors (see onepass). `finite`: checkpoint.finite.
+    """
     fs, found = PosixFs(), OpenCheckpoint()
     try:
         with opened(path, _PINNED, fs, found):
             assert found.commit is not None and found.manifest is not None
             if commit_sha256 is not None and found.commit.self_sha256 != commit_sha256:
                 raise Refused("commit", f"is {found.commit.self_sha256[:8]}, not {commit_sha256[:8]}")
-            parts = {name: found.manifest.parts[name] for name in found.files if name != TRAIN}
+            parts = [name for name in found.files if name != TRAIN]
             with ThreadPoolExecutor(workers()) as pool:
-                jobs = [pool.submit(_read_part, fs, name, found.files[name], entry) for name, entry in parts.items()]
+                jobs = [pool.submit(_read_part, fs, name, found, finite) for name in parts]
                 tensors = {name: tensor for job in jobs for name, tensor in job.result().items()}
             with layer("schema"):
                 train = parse(found.train)
@@ -71,7 +74,9 @@ def load_snapshot(snapshots: Snapshots, global_step: int, sha256: str) -> Loaded
     raise EcrlError("restore", f"the snapshot of step {global_step} in memory is not the one that was chosen", "resume the run", code="snapshot")
 
 
-def _read_part(fs: Fs, name: str, fd: int, entry: PartEntry) -> dict[str, torch.Tensor]:
+def _read_part(fs: Fs, name: str, found: OpenCheckpoint, finite: str) -> dict[str, torch.Tensor]:
+    assert found.manifest is not None
+    fd, entry = found.files[name], found.manifest.parts[name]
     with layer("hash"):
         data, state = bytearray(entry.bytes), hashlib.sha256()
         view = memoryview(data)
@@ -80,12 +85,12 @@ def _read_part(fs: Fs, name: str, fd: int, entry: PartEntry) -> dict[str, torch.
         if state.hexdigest() != entry.sha256:
             raise ValueError(f"{name} does not match its SHA-256")
     with layer("schema"):
-        if name.endswith(".pt"):
-            return _unpacked(data, entry)
-        length = header_length(bytes(view[:8]), len(view))
-        if length > longest_header(entry):
-            raise ValueError(f"{name} has a header of {length} bytes for {len(entry.tensors)} tensors")
-        return {place.spec.name: tensor_at(data, place) for place in places(bytes(view[8 : 8 + length]), entry)}
+        laid_out = tensor_table(lambda offset, count: bytes(view[offset : offset + count]), name, entry, found.train)
+    for place in laid_out:
+        piece = view[place.offset : place.offset + place.spec.nbytes]
+        if must_be_finite(place.spec.name, finite) and not all_finite(place.spec.dtype, piece):
+            raise Refused("finite", f"{place.spec.name[:80]} holds NaN or infinity")
+    return {place.spec.name: tensor_at(data, place) for place in laid_out}
 
 
 def tensor_at(memory: Any, place: TensorPlace) -> torch.Tensor:
@@ -95,14 +100,3 @@ def tensor_at(memory: Any, place: TensorPlace) -> torch.Tensor:
         return torch.empty(place.spec.shape, dtype=dtype)
     count = place.spec.nbytes // dtype.itemsize
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=place.offset).view(place.spec.shape)
-
-
-def _unpacked(data: bytearray, entry: PartEntry) -> dict[str, torch.Tensor]:
-    """format=torch: already hashed, and read by torch's restricted reader, which makes tensors and plain containers only."""
-    try:
-        tensors: dict[str, torch.Tensor] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)["tensors"]
-    except Exception as error:  # whatever torch makes of a damaged file
-        raise ValueError(f"torch cannot read it ({str(error)[:80]})") from error
-    if {name: (str(t.dtype), tuple(t.shape)) for name, t in tensors.items()} != {name: (e.dtype, e.shape) for name, e in entry.tensors.items()}:
-        raise ValueError("file and manifest hold different tensors")
-    return tensors

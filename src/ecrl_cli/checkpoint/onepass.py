@@ -3,7 +3,8 @@
 `guard.examine` hashes twice, each file and each tensor. Here the file's SHA-256 stands for both: bytes that match a MANIFEST that matches its
 COMMIT are the bytes that the writer hashed tensor by tensor. (Only `examine` would see a writer whose memory changed between the two.) All other
 layers are the guard's: names, records, sizes, hashes, headers, NaN and infinities. The numbers are looked at while they are hashed, where by the
-manifest they must lie; the header, which is parsed only after its hash is known, has to confirm that, else they are read again.
+manifest they must lie; the header, which is parsed only after its hash is known, has to confirm that, else they are read again. So are those of a
+`.pt` file, whose layout the manifest does not tell.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.canonical import parse
 from ecrl_cli.checkpoint.damage import expected_places
-from ecrl_cli.checkpoint.guard import GuardConfig, GuardReport, OpenCheckpoint, Refused, check_header, layer, opened, report_of
+from ecrl_cli.checkpoint.guard import GuardConfig, GuardReport, OpenCheckpoint, Refused, layer, opened, report_of, tensor_files, tensor_places
 from ecrl_cli.checkpoint.hashing import workers
 from ecrl_cli.checkpoint.image import DTYPES, TensorPlace
 from ecrl_cli.checkpoint.manifest import PartEntry
+from ecrl_cli.checkpoint.protocol import must_be_finite
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.reading import pieces
 
@@ -29,30 +31,31 @@ def examine_once(path: Path, config: GuardConfig | None = None, fs: Fs | None = 
     config, fs = config or GuardConfig(), fs or PosixFs()
     try:
         with opened(path, config, fs, found):
-            _check_contents(fs, found)
+            _check_contents(fs, found, config.finite)
     except Refused as refused:
         return report_of(path, found, refused)
     return report_of(path, found)
 
 
-def _check_contents(fs: Fs, found: OpenCheckpoint) -> None:
+def _check_contents(fs: Fs, found: OpenCheckpoint, finite: str) -> None:
     assert found.manifest is not None
     entries = found.manifest.parts
     with ThreadPoolExecutor(workers()) as pool:
-        looks = {name: pool.submit(partial(_look, fs, name, fd, entries[name])) for name, fd in found.files.items()}
+        looks = {name: pool.submit(partial(_look, fs, name, fd, entries[name], finite)) for name, fd in found.files.items()}
         guesses = {name: look.result() for name, look in looks.items()}
     with layer("schema"):
         parse(found.train)
-    tensors = [name for name in found.files if name.endswith(".safetensors")]
-    laid_out = {name: check_header(fs, name, found.files[name], entries[name]) for name in tensors}
+    laid_out = {name: tensor_places(fs, name, fd, entries[name], found.train) for name, fd in tensor_files(found)}
     for name, found_places in laid_out.items():
-        _check_finite(fs, found.files[name], found_places, guesses[name])
+        wanted = [place for place in found_places if must_be_finite(place.spec.name, finite)]
+        _check_finite(fs, found.files[name], wanted, guesses[name])
 
 
-def _look(fs: Fs, name: str, fd: int, entry: PartEntry) -> dict[TensorPlace, bool]:
-    """Hash a part; gives, for each place where the manifest lets expect numbers of the model, whether all are finite."""
+def _look(fs: Fs, name: str, fd: int, entry: PartEntry, finite: str) -> dict[TensorPlace, bool]:
+    """Hash a part; gives, for each place where the manifest lets expect numbers that must be finite, whether all are."""
     state, start = hashlib.sha256(), 0
-    numbers = _Numbers([place for place in expected_places(entry) if _has_numbers(place)] if name.endswith(".safetensors") else [])
+    expected = expected_places(entry) if name.endswith(".safetensors") else []
+    numbers = _Numbers([place for place in expected if must_be_finite(place.spec.name, finite) and _aligned(place)])
     with layer("hash"):
         for piece in pieces(fs, fd, 0, entry.bytes):
             state.update(piece)
@@ -89,16 +92,14 @@ def _all_finite(place: TensorPlace, piece: memoryview, start: int) -> bool:
     return first >= last or all_finite(place.spec.dtype, piece[first - start : last - start])
 
 
-def _has_numbers(place: TensorPlace) -> bool:
-    """Of the model, and aligned, so that no number is cut in two between pieces."""
-    return place.spec.name.startswith(("parameters.", "buffers.")) and place.offset % DTYPES[place.spec.dtype][1] == 0
+def _aligned(place: TensorPlace) -> bool:
+    """So that no number is cut in two between pieces."""
+    return place.offset % DTYPES[place.spec.dtype][1] == 0
 
 
-def _check_finite(fs: Fs, fd: int, laid_out: list[TensorPlace], seen: dict[TensorPlace, bool]) -> None:
+def _check_finite(fs: Fs, fd: int, wanted: list[TensorPlace], seen: dict[TensorPlace, bool]) -> None:
     with layer("tensors"):
-        for place in laid_out:
-            if not place.spec.name.startswith(("parameters.", "buffers.")):
-                continue
+        for place in wanted:
             finite = seen[place] if place in seen else _read_finite(fs, fd, place)
             if not finite:
                 raise Refused("finite", f"{place.spec.name[:80]} holds NaN or infinity")

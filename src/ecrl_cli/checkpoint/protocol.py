@@ -17,10 +17,23 @@ MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safet
 COMPONENTS = ("parameters", "buffers", "optimizer", "rng")
 PART_OF = {"parameters": MODEL, "buffers": MODEL, "optimizer": OPTIMIZER, "rng": RNG}
 
+# checkpoint.finite: the components whose numbers must all be finite in a checkpoint that is to be loaded.
+FINITE = {
+    "all": ("parameters", "buffers", "optimizer"),
+    "model": ("parameters", "buffers"),
+    "parameters": ("parameters",),
+    "off": (),
+}
+
 STEP_NAME = re.compile(r"^step_([0-9]{8})(\.safetensors|\.pt)?\Z")
 PART_NAME = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,63}$")
 
 CHUNK = 64 * 1024  # bytes per CRC in the manifest
+
+
+def must_be_finite(tensor: str, setting: str) -> bool:
+    """Whether `checkpoint.finite=setting` forbids NaN and infinity in the tensor of that name."""
+    return tensor.partition(".")[0] in FINITE[setting]
 
 
 def step_name(step: int) -> str:

@@ -20,6 +20,7 @@ from ecrl_cli.checkpoint.canonical import digest
 from ecrl_cli.checkpoint.finite import all_finite
 from ecrl_cli.checkpoint.hashing import tensor_sha256, workers
 from ecrl_cli.checkpoint.image import PartPlace, TensorPlace, round_up
+from ecrl_cli.checkpoint.protocol import must_be_finite
 from ecrl_cli.checkpoint.wire import decode_parts, encode_parts
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.writing import BLOCK
@@ -61,10 +62,10 @@ class Snapshot:
         state = [pair for pair in found if not pair[0].startswith("rng.")]
         return Content(digest([hashlib.sha256(self.train).hexdigest(), found]), digest(state))
 
-    def refuse_what_is_not_finite(self) -> None:
-        """Unsound, naming the tensor: a state that holds a NaN or an infinity is no state to go on with, as with a checkpoint."""
+    def refuse_what_is_not_finite(self, setting: str = "all") -> None:
+        """Unsound, naming the tensor: what checkpoint.finite=`setting` forbids in a checkpoint is forbidden here too."""
         for place in self.tensors:
-            if not all_finite(place.spec.dtype, self._bytes(place)):
+            if must_be_finite(place.spec.name, setting) and not all_finite(place.spec.dtype, self._bytes(place)):
                 raise Unsound(f"{place.spec.name} holds a NaN or an infinity")
 
     def _bytes(self, place: TensorPlace) -> memoryview:

@@ -116,13 +116,13 @@ class StatePack:
         """One digest of parameters, buffers and optimizer on this rank: equal on all ranks as long as they agree. No collective."""
         return digest(sorted(self._tensor_digests().items()))
 
-    def restore(self, path: Path, commit_sha256: str) -> Progress:
+    def restore(self, path: Path, commit_sha256: str, finite: str = "all") -> Progress:
         """Become what the checkpoint at `path` holds, bit for bit, generators last; gives where this rank stands.
 
         Every byte is read once and hashed as it is read. StorageError if it is not the checkpoint that was committed as
         `commit_sha256`; ConfigError if it is the state of another model or optimizer.
         """
-        loaded = load_checkpoint(path, commit_sha256)
+        loaded = load_checkpoint(path, commit_sha256, finite)
         try:
             return self.become(loaded.tensors, loaded.train)
         except (KeyError, TypeError) as error:

@@ -49,7 +49,9 @@ class StoreConfig:
         return cls(
             mode=WriteMode(mode.sync_files, mode.atomic, mode.sync_directories),
             keep=checkpoint.keep,
-            guard=GuardConfig(run_id, checkpoint.max_bytes, checkpoint.trust_owner, hmac_key=read_key(checkpoint.hmac_key_file)),
+            guard=GuardConfig(
+                run_id, checkpoint.max_bytes, checkpoint.trust_owner, hmac_key=read_key(checkpoint.hmac_key_file), finite=checkpoint.finite
+            ),
             bytes_per_s=config.storage.bytes_per_s,
         )
 

@@ -67,13 +67,14 @@ def _parser() -> Parser:
 
 
 def _guard(folder: Path, max_bytes: int) -> GuardConfig:
-    """Whoever owns the files. Where `folder` lies in its run, the checkpoints must be that run's, and may be as large as it allows."""
-    layout, run_id, allowed = RunLayout(folder.parent), "", GuardConfig.max_bytes
+    """Whoever owns the files. Where `folder` lies in its run, the checkpoints must be that run's, and may be as large as it allows; what must be
+    finite in them is as it says."""
+    layout, run_id, allowed, finite = RunLayout(folder.parent), "", GuardConfig.max_bytes, GuardConfig.finite
     if layout.checkpoints == folder:
         with suppress(EcrlError, OSError):  # without its config.json, nobody's
             stored = read_run_config(layout)
-            run_id, allowed = stored.run_id, stored.config.checkpoint.max_bytes
-    return GuardConfig(run_id, max_bytes or allowed, trust_owner=True)
+            run_id, allowed, finite = stored.run_id, stored.config.checkpoint.max_bytes, stored.config.checkpoint.finite
+    return GuardConfig(run_id, max_bytes or allowed, trust_owner=True, finite=finite)
 
 
 def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:

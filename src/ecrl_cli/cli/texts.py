@@ -78,7 +78,9 @@ Examples
                      OUT_DIR must be new or empty. The damaged ones stay as they are, and so does the exit code (5: the disk refused).
   --max-bytes N      read checkpoints of up to N bytes, not of what their run allows (64 GiB by default)
 
-In a run's checkpoints/, a checkpoint of another run is refused. A MAC (checkpoint.hmac_key_file) is not looked at: only who has the key can.
+In a run's checkpoints/, a checkpoint of another run is refused, and so is one that holds NaN or infinity where the run's checkpoint.finite forbids
+it (elsewhere: in parameters, buffers and optimizer). A .pt file is read without unpickling. A MAC (checkpoint.hmac_key_file) is not looked at:
+only who has the key can.
 
 """
 

@@ -96,6 +96,8 @@ class CheckpointConfig:
     `memory_every`: with in_memory, steps between the snapshots in memory from which an attempt goes on where the one before it died.
 
     `on_error`: after a failed save training goes on, or stops with exit code 5, to be resumed once the cause is gone.
+    `finite`: which tensors of a checkpoint must hold finite numbers only, or it is refused: all (parameters, buffers, the optimizer's state), model
+    (parameters and buffers), parameters, or off (for a model whose buffers hold infinities, say).
     `hmac_key_file`: a key of 32 bytes or more under which each COMMIT carries a MAC; what has none is then refused.
     """
 
@@ -109,6 +111,7 @@ class CheckpointConfig:
     final: bool = True
     max_bytes: int = at_least(64 * 2**30, 1)
     trust_owner: bool = False
+    finite: str = one_of("all", ("all", "model", "parameters", "off"))
     hmac_key_file: str = ""
     on_error: str = one_of("continue", ("continue", "stop"))
 

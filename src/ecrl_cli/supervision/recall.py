@@ -10,8 +10,9 @@ from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 
 
-def recall(layout: RunLayout, snapshots: Snapshots, behind: int) -> tuple[Recalled | None, tuple[Forgone, ...]]:
+def recall(layout: RunLayout, snapshots: Snapshots, behind: int, finite: str = "all") -> tuple[Recalled | None, tuple[Forgone, ...]]:
     """The newest sound snapshot behind a later step than `behind`, and the newer ones that were refused: these are withdrawn.
+    `finite`: checkpoint.finite.
 
     Only while nobody writes: no rank lives.
     """
@@ -20,16 +21,16 @@ def recall(layout: RunLayout, snapshots: Snapshots, behind: int) -> tuple[Recall
         if snapshot.global_step <= behind:
             break
         try:
-            return Recalled(snapshot.attempt, snapshot.global_step, _sound(layout, snapshot)), tuple(forgone)
+            return Recalled(snapshot.attempt, snapshot.global_step, _sound(layout, snapshot, finite)), tuple(forgone)
         except Unsound as unsound:
             snapshots.withdraw(snapshot.number)
             forgone.append(Forgone(snapshot.global_step, snapshot.attempt, str(unsound)))
     return None, tuple(forgone)
 
 
-def _sound(layout: RunLayout, snapshot: Snapshot) -> Content:
+def _sound(layout: RunLayout, snapshot: Snapshot, finite: str) -> Content:
     """What it holds. Unsound where that is not finite, or not what rank 0 had, where its lines say what it had (`state_digests`)."""
-    snapshot.refuse_what_is_not_finite()
+    snapshot.refuse_what_is_not_finite(finite)
     try:
         step = parse(snapshot.train)["global_step"]
     except (ValueError, KeyError, TypeError) as error:

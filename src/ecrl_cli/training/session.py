@@ -186,7 +186,7 @@ class Session:
         if self.order.resume_from is None:
             return NOWHERE
         path = self.layout.root / self.order.resume_from.path
-        return pack.restore(path, self.order.resume_from.commit_sha256)
+        return pack.restore(path, self.order.resume_from.commit_sha256, self.config.checkpoint.finite)
 
     def agree_on(self, record: DatasetRecord) -> None:
         """Write dataset.json once; refuse a data set of another size later: the windows would not match."""

@@ -60,8 +60,8 @@ def _committed_step(path: Path) -> int | None:
 
 def guard_config(records: RunRecords, contents: bool) -> GuardConfig:
     """Whoever owns the files: a run that was copied from another machine is judged like any other."""
-    limit = records.stored.config.checkpoint.max_bytes
-    return GuardConfig(run_id=records.stored.run_id, max_bytes=limit, trust_owner=True, contents=contents)
+    checkpoint = records.stored.config.checkpoint
+    return GuardConfig(records.stored.run_id, checkpoint.max_bytes, trust_owner=True, contents=contents, finite=checkpoint.finite)
 
 
 def tensor_digests(records: RunRecords) -> dict[int, dict[str, str]]:

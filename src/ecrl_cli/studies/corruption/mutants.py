@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from ecrl_cli.checkpoint import canonical, catalog, finite, guard, manifest
+from ecrl_cli.checkpoint import canonical, catalog, finite, guard, manifest, tensor_table
 from ecrl_cli.checkpoint.image import DTYPES, TensorPlace, TensorSpec
 from ecrl_cli.checkpoint.manifest import Commit, Manifest, PartEntry
+from ecrl_cli.checkpoint.protocol import must_be_finite
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.reading import open_regular, pieces
 
@@ -72,11 +73,11 @@ def _places_as_told(header: bytes, part: PartEntry) -> list[TensorPlace]:
     return found
 
 
-def _tensor_unchecked(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace) -> None:
+def _tensor_unchecked(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, setting: str) -> None:
     """Looks for NaN, and not at the digest."""
     spec = place.spec
     data = b"".join(pieces(fs, fd, place.offset, place.offset + spec.nbytes))
-    if spec.name.startswith(("parameters.", "buffers.")) and not finite.all_finite(spec.dtype, data):
+    if must_be_finite(spec.name, setting) and not finite.all_finite(spec.dtype, data):
         raise guard.Refused("finite", "holds NaN or infinity")
 
 
@@ -112,7 +113,7 @@ MUTANTS: dict[str, Patches] = {
     "sizes": [(guard._Reader, "open_parts", _of_any_size)],
     "all hashes of files": [(guard, "_expect_hash", _nothing)],
     "hashes of tensor files": [(guard, "_check_hash", _nothing)],
-    "headers": [(guard, "places", _places_as_told)],
+    "headers": [(tensor_table, "places", _places_as_told)],
     "train.json's JSON": [(guard, "parse", _nothing)],
     "tensor digests": [(guard, "_check_tensor", _tensor_unchecked)],
     "NaN": [(finite, "all_finite", _always)],

@@ -1,0 +1,69 @@
+"""Checkpoints of `checkpoint.format=torch` for tests, and how one is forged: every hash made right again, so that only what it holds is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ecrl_cli.checkpoint.canonical import canonical
+from ecrl_cli.checkpoint.hashing import chunk_sums, tensor_sha256
+from ecrl_cli.checkpoint.manifest import make_commit, read_manifest
+
+Tensors = dict[str, torch.Tensor]
+
+
+def with_hashes_made_right(path: Path, data: bytes, digests: dict[str, str] | None = None) -> str:
+    """Let `data` be the file, with size, hashes, manifest and commit that say so; `digests` by tensor as well. Gives the commit."""
+    sidecar = path.with_suffix(".json")
+    document = json.loads(sidecar.read_bytes())
+    entry = document["manifest"]["parts"][path.name]
+    entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), chunk_crc32=list(chunk_sums(data)))
+    for name, sha256 in (digests or {}).items():
+        entry["tensors"][name]["sha256"] = sha256
+    manifest = canonical(document["manifest"])
+    commit = make_commit(read_manifest(manifest), hashlib.sha256(manifest).hexdigest(), document["commit"]["prev_commit_sha256"])
+    path.write_bytes(data)
+    sidecar.write_bytes(canonical(document | {"commit": commit.document()}))
+    return commit.self_sha256
+
+
+def content(path: Path) -> dict[str, Any]:
+    return dict(torch.load(path, weights_only=True))
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def with_tensors(path: Path, change: Callable[[Tensors], Any], *, digests: bool = True) -> str:
+    """Change the tensors in the file. With `digests` those of the tensors are made right too."""
+    value = content(path)
+    change(value["tensors"])
+    found = {name: _sha256(tensor) for name, tensor in value["tensors"].items()} if digests else {}
+    return with_hashes_made_right(path, saved(value), found)
+
+
+def rezipped(data: bytes, change: Callable[[dict[str, bytes]], Any], compression: int = zipfile.ZIP_STORED) -> bytes:
+    """The same zip file with its entries changed, by their names behind the first folder."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = {info.filename: archive.read(info) for info in archive.infolist()}
+    change(entries)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, value in entries.items():
+            archive.writestr(name, value)
+    return file.getvalue()
+
+
+def _sha256(tensor: torch.Tensor) -> str:
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return tensor_sha256(str(tensor.dtype), tuple(tensor.shape), flat)
