@@ -32,7 +32,7 @@ _OURS = {
 class Arguments:
     """`overrides` without hydra.searchpath, whose folders stand in `search`; `show`: print the configuration and stop.
 
-    `mix`: runs that another code or machine began may stand beside new ones. `engine`: Hydra's launcher and its settings, where the jobs
+    `mix`: runs that another code or machine began may stand beside new ones. `yes`: a long run is not asked about. `engine`: Hydra's launcher and its settings, where the jobs
     are to run on an engine of their own.
     """
 
@@ -42,6 +42,7 @@ class Arguments:
     show: bool
     json: bool
     mix: bool = False
+    yes: bool = False
     engine: tuple[Override, ...] = ()
 
 
@@ -59,6 +60,7 @@ def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
     parser.add_argument("--json", action="store_true")
     if verb == "train":
         parser.add_argument("--mix", action="store_true")
+        parser.add_argument("--yes", "-y", action="store_true")
     parser.add_argument("overrides", nargs="*")
     flags = parser.parse_intermixed_args(list(argv))
     parsed = read_overrides(_opened(text) for text in flags.overrides)
@@ -69,7 +71,9 @@ def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
     runs, engine = split(rest)
     if engine and verb != "train":
         raise ConfigError(engine[0].key_or_group, "serves `ecrl train` only", "leave it out")
-    return Arguments(runs, (*folder, *search), flags.multirun, bool(flags.cfg), flags.json, getattr(flags, "mix", False), engine)
+    return Arguments(
+        runs, (*folder, *search), flags.multirun, bool(flags.cfg), flags.json, getattr(flags, "mix", False), getattr(flags, "yes", False), engine
+    )
 
 
 def _opened(text: str) -> str:

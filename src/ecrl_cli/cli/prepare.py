@@ -11,7 +11,7 @@ from ecrl_cli.cli.compose import Cell, Grid, compose_grid
 from ecrl_cli.cli.engine import check_engine, check_shape, chosen
 from ecrl_cli.config.elastic import common_multiple
 from ecrl_cli.config.identity import run_name
-from ecrl_cli.config.machine import check_machine
+from ecrl_cli.config.machine import check_machine, visible_gpus
 from ecrl_cli.config.schema import DatasetConfig, RunConfig
 from ecrl_cli.config.size import human_seconds, seconds
 from ecrl_cli.data.preflight import known_size
@@ -129,3 +129,10 @@ def estimate(plan: Plan) -> str:
     cpu, gpu = (human_seconds(sum(seconds(config, gpu=kind) for config in configs)) for kind in (False, True))
     steps = sum(config.target_steps for config in configs)
     return f"scale=paper: {steps} steps in {len(configs)} run(s), roughly {cpu} on this CPU or {gpu} on a GPU; scale=smoke takes seconds"
+
+
+def expected_seconds(plan: Plan) -> float:
+    """About how long what is left of `plan` takes on this machine: runs that have their metrics.json are done."""
+    left = [config for name, config in plan.configs().items() if not RunLayout(plan.run_dir(name)).metrics.exists()]
+    gpus = visible_gpus()
+    return sum(seconds(config, gpu=gpus > 0 and config.device != "cpu") for config in left)

@@ -28,7 +28,7 @@ Examples
 """
 
 _TRAIN = """\
-ecrl train [-m] [--config-dir DIR] [--cfg job] [--json] [--mix] [GROUP=OPTION ...] [KEY=VALUE ...]
+ecrl train [-m] [--config-dir DIR] [--cfg job] [--json] [--mix] [--yes] [GROUP=OPTION ...] [KEY=VALUE ...]
 
 Trains under a supervisor that brings the job back after each planned failure. Nothing is written before everything is checked.
 Started again, the same command goes on where the run stopped.
@@ -38,6 +38,7 @@ Examples
   ecrl train dataset=digits model=small_cnn target_steps=200 failure=kill failure.steps=[40,70] failure.rank=1
   ecrl -m +suite=cifar10-r18-base variant=ref,blk,ovl seed=1337,2027,4242
   ecrl -m +matrix=exp4 scale=smoke                     a published matrix at its smallest scale
+  ecrl -m dataset=cifar10,cifar100 model=resnet18,resnet50 schedule=base,late variant=ref,blk,ovl seed=1337,2027,4242 world_size=4   the same by its axes
   ecrl -m +matrix=exp4 hydra/launcher=submitit_slurm hydra.launcher.partition=gpu      a Slurm job per run
   ecrl train --config-dir my_conf +suite=mine run_dir=outputs/mine
 
@@ -46,6 +47,7 @@ Examples
   --cfg job          show the resolved configuration and stop
   --json             print how each run ended as JSON
   --mix              a sweep may take up runs that another code or machine began; manifest.csv names them, the report averages no such suite
+  --yes, -y          start without asking where it takes longer than ten minutes (asked at a terminal only; never in CI or a batch job)
   --debug            add the traceback to an error
 
 Groups

@@ -11,10 +11,14 @@ import hydra
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import PRIMARY, VERSION_BASE, quote, search_override
-from ecrl_cli.cli.engine import overrides_for_hydra
-from ecrl_cli.cli.prepare import Plan, Say, estimate, prepare
+from ecrl_cli.cli.engine import chosen, overrides_for_hydra
+from ecrl_cli.cli.prepare import Plan, Say, estimate, expected_seconds, prepare
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.places import conf_dir
+from ecrl_cli.config.size import human_seconds
+from ecrl_cli.errors import ConfigError
+
+LONG_S = 600.0  # what takes longer is asked about first
 
 
 def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
@@ -26,9 +30,27 @@ def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
         return 0
     if any(config.scale.name == "paper" for config in plan.configs().values()):
         say(estimate(plan))
+    if not arguments.yes and chosen(arguments.engine) != "submitit_slurm":
+        confirm_long_run(expected_seconds(plan), say)
     texts = [override.input_line or "" for override in arguments.overrides]
     texts += [*search_override(arguments.search), *overrides_for_hydra(arguments.engine)]
     return _hand_over(plan, texts, debug=debug, as_json=arguments.json, say=say)
+
+
+def confirm_long_run(expected_s: float, say: Say) -> None:
+    """Say where a run is expected to take longer than LONG_S, and ask a person at a terminal. Elsewhere (CI, a batch job, a pipe) nobody could
+    answer: it goes on. ConfigError where the answer is no; nothing was written then.
+    """
+    if expected_s <= LONG_S:
+        return
+    expected = f"this takes roughly {human_seconds(expected_s)} on this machine; it can be stopped at any time and goes on when started again"
+    if os.environ.get("CI") or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        say(expected)
+        return
+    sys.stderr.write(f"ecrl: {expected}. Start? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError("ecrl train", "not started", "add --yes, or a smaller scale: scale=cpu takes minutes, scale=smoke seconds")
 
 
 def _show(plan: Plan) -> None:

@@ -11,6 +11,7 @@ from ecrl_cli.config.elastic import Say, lowered, settled
 from ecrl_cli.config.failures import fitting
 from ecrl_cli.config.fields import convert
 from ecrl_cli.config.scale import apply_scale
+from ecrl_cli.config.schedule import apply_schedule, name_the_suite, reapply_schedule
 from ecrl_cli.config.schema import LAUNCHERS, FailureConfig, RunConfig
 from ecrl_cli.config.tree import plain
 from ecrl_cli.errors import ConfigError, shown
@@ -28,7 +29,10 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say:
     if config.scale.launcher not in ("", *LAUNCHERS):
         raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
     # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
-    scaled = lowered(apply_scale(settled(config, typed), typed), say)
+    config = name_the_suite(apply_schedule(config, typed), typed)
+    scaled = reapply_schedule(lowered(apply_scale(settled(config, typed), typed), say), typed)
+    if scaled.supervision.launcher != config.supervision.launcher:
+        say(f"scale={config.scale.name}: ranks are forked by {scaled.supervision.launcher}; add supervision=torchrun for the default launcher")
     config = _apply_variant(replace(scaled, failure=fitting(scaled.failure, typed)), typed)
     check(config)
     return config

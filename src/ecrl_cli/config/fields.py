@@ -54,6 +54,8 @@ def _field(field: dataclasses.Field[Any], hint: Any, value: Any, prefix: str) ->
 def _converter(hint: Any) -> Callable[[str, Any], Any]:
     if typing.get_args(hint)[:1] == (str,):
         return _texts
+    if typing.get_args(hint)[:1] == (float,):
+        return _numbers
     return _CONVERTERS[typing.get_origin(hint) or hint]
 
 
@@ -88,6 +90,12 @@ def _integers(key: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigError(key, f"must be a list of integers, got {shown(value)}", f"write {key}=[{value}]")
     return tuple(_integer(key, item) for item in value)
+
+
+def _numbers(key: str, value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(key, f"must be a list of numbers, got {shown(value)}", f"write {key}=[{value}]")
+    return tuple(_number(key, item) for item in value)
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ from typing import Any
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
 
-# Where a run lives and where its data lies do not change what it computes; names only label it.
+# Where a run lives and where its data lies do not change what it computes; names only label it. A schedule has become `failure.steps`.
 NOT_IDENTITY = (
-    *("run_dir", "suite_name", "dataset.root", "dataset.download", "scale"),
+    *("run_dir", "suite_name", "dataset.root", "dataset.download", "scale", "schedule"),
     *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s", "checkpoint.hmac_key_file", "checkpoint.finite"),
     *("supervision.hang_timeout_s", "supervision.hang_factor", "supervision.start_timeout_s", "supervision.grace_s"),
     "elastic.on_indivisible",  # the sizes that it leads to are what counts

@@ -160,6 +160,19 @@ class FailureConfig:
 
 
 @dataclass(frozen=True)
+class ScheduleConfig:
+    """When failures strike, as shares of `target_steps`, so that one schedule fits every length of run.
+
+    `at`: increasing shares, each above 0 and below 1. Each is moved to the nearest checkpoint boundary, and from there by `offset` of a checkpoint
+    interval: 0 strikes right behind a checkpoint (nothing is lost), 0.5 half-way to the next. Empty: `failure.steps` says it, or nothing is planned.
+    """
+
+    name: str = "none"
+    at: tuple[float, ...] = field(default=(), metadata={"positive": True, "below": 1.0})
+    offset: float = field(default=0.0, metadata={"minimum": 0.0, "below": 1.0})
+
+
+@dataclass(frozen=True)
 class RecoveryConfig:
     name: str = one_of("checkpoint_restart", RECOVERIES)
 
@@ -212,7 +225,8 @@ class VariantConfig:
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """Factors that `config.build` applies to what the user did not type: fewer steps, a smaller batch or width, never another path."""
+    """Factors that `config.build` applies to what the user did not type: fewer steps, a smaller batch or width. `world_size`, `launcher`: of that
+    scale, where not 0 or empty (smoke forks its ranks by zygote, because importing torch for each attempt would take most of its time)."""
 
     name: str = one_of("paper", SCALES)
     steps: float = positive(1.0)
@@ -246,6 +260,7 @@ class RunConfig:
     write_mode: WriteModeConfig = field(default_factory=WriteModeConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     failure: FailureConfig = field(default_factory=FailureConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)

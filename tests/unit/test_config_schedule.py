@@ -1,0 +1,152 @@
+"""`schedule=`: shares of a run become steps; the axes make the published matrix; a long run is asked about."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.cli import train
+from ecrl_cli.cli.arguments import parse
+from ecrl_cli.cli.compose import compose_grid
+from ecrl_cli.config.identity import run_name
+from ecrl_cli.config.schedule import steps_at
+from ecrl_cli.config.schema import RunConfig, ScheduleConfig
+from ecrl_cli.errors import ConfigError
+
+
+def one(line: str) -> RunConfig:
+    (cell,) = compose_grid(parse(line.split())).cells
+    return cell.config
+
+
+@pytest.mark.parametrize(("name", "steps"), [("base", (400, 1200)), ("late", (800, 1400)), ("between", (425, 1225))])
+def test_a_schedule_is_shares_of_the_run(name: str, steps: tuple[int, ...]) -> None:
+    config = one(f"dataset=digits schedule={name}")
+    assert (config.failure.kind, config.failure.steps) == ("exit", steps)
+
+
+@pytest.mark.parametrize(("target", "every", "steps"), [(160, 20, (80, 140)), (1600, 50, (800, 1400)), (100, 30, (60, 90)), (20, 50, (10, 18))])
+def test_it_follows_target_steps_and_stays_on_a_checkpoint_where_one_fits(target: int, every: int, steps: tuple[int, ...]) -> None:
+    config = one(f"dataset=digits schedule=late target_steps={target} checkpoint.every={every} failure=kill failure.rank=1")
+    assert (config.failure.kind, config.failure.rank, config.failure.steps) == ("kill", 1, steps)
+
+
+def test_between_two_checkpoints_is_never_on_one() -> None:
+    for target, every in itertools.product(range(8, 200, 7), range(2, 12)):
+        steps = steps_at(ScheduleConfig("between", (0.25, 0.75), 0.5), target, every)
+        assert steps[0] < steps[1] and (target < 4 * every or all(step % every for step in steps)), (target, every, steps)
+
+
+def test_the_axes_are_the_published_matrix() -> None:
+    axes = "dataset=cifar10,cifar100 model=resnet18,resnet50 schedule=base,late variant=blk seed=1337"
+    suites = (
+        "cifar10-r18-base,cifar10-r18-late,cifar10-r50-base,cifar10-r50-late,cifar100-r18-base,cifar100-r18-late,cifar100-r50-base,cifar100-r50-late"
+    )
+    for scale in ("paper world_size=4", "smoke"):
+        by_axes = [cell.config for cell in compose_grid(parse(f"-m {axes} scale={scale}".split())).cells]
+        by_suite = [cell.config for cell in compose_grid(parse(f"-m +suite={suites} variant=blk seed=1337 scale={scale}".split())).cells]
+        assert [run_name(config) for config in by_axes] == [run_name(config) for config in by_suite]
+        assert by_axes == by_suite
+
+
+def test_a_schedule_typed_over_a_suite_renames_it() -> None:
+    config = one("+suite=cifar10-r50-late schedule=base")
+    assert (config.suite_name, config.failure.steps) == ("cifar10-r50-base", (400, 1200))
+
+
+def test_steps_typed_over_a_suites_schedule_win() -> None:
+    config = one("+suite=cifar10-r50-late failure.steps=[5,9]")
+    assert (config.failure.steps, config.schedule, config.suite_name) == ((5, 9), ScheduleConfig(), "cifar10-r50-late")
+
+
+@pytest.mark.parametrize("line", ["+suite=cifar10-r50-late schedule=none", "+suite=cifar10-r50-late failure=none", "+suite=digits-cnn schedule=none"])
+def test_no_schedule_over_a_suite_plans_nothing(line: str) -> None:
+    config = one(line)
+    assert (config.failure.kind, config.failure.steps) == ("none", ())
+
+
+def test_an_arm_without_failures_has_no_steps() -> None:
+    assert one("schedule=late variant=ref").failure.steps == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "fact"),
+    [
+        ("schedule=late failure=kill failure.steps=[5]", "schedule: late says when failures strike, and failure.steps is given"),
+        ("schedule=late failure=mtbf failure.mtbf_steps=9", "failure=mtbf says itself when it strikes"),
+        ("schedule=late schedule.at=[0.5,0.2]", "schedule.at: must be strictly increasing"),
+        ("schedule=late schedule.at=[1.5]", "schedule.at: must be a finite number > 0 and < 1"),
+        ("schedule=late schedule.at=[half]", "schedule.at: must be a number"),
+        ("schedule=never", "schedule: must be one of base, between, late, none"),
+    ],
+)
+def test_what_contradicts_a_schedule_is_refused(line: str, fact: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        one(line)
+    assert fact in raised.value.line()
+
+
+def test_as_published_writes_one_unsynced_directory_of_pt_files_in_bf16() -> None:
+    config = one("+suite=cifar10-r50-late variant=ovl setting=published")
+    assert (config.precision, config.checkpoint.format, config.checkpoint.layout, config.checkpoint.strategy) == (
+        "bf16",
+        "torch",
+        "single",
+        "overlapped",
+    )
+    assert (config.write_mode.name, config.write_mode.sync_directories, config.write_mode.sync_files) == ("atomic_nodirsync", False, True)
+
+
+def test_smoke_says_that_it_launches_another_way(capsys: pytest.CaptureFixture[str]) -> None:
+    notes: list[str] = []
+    compose_grid(parse(["scale=smoke"]), notes.append)
+    assert notes == ["scale=smoke: ranks are forked by zygote; add supervision=torchrun for the default launcher"]
+    notes.clear()
+    compose_grid(parse(["scale=smoke", "supervision=torchrun"]), notes.append)
+    assert notes == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "starts"), [("y\n", True), ("yes\n", True), ("\n", False), ("n\n", False), ("", False)])
+def test_a_long_run_is_asked_about_at_a_terminal(monkeypatch: pytest.MonkeyPatch, answer: str, starts: bool) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    monkeypatch.setattr("sys.stderr", asked := Terminal())
+    if starts:
+        train.confirm_long_run(3600.0, lambda line: None)
+    else:
+        with pytest.raises(ConfigError, match="not started; add --yes"):
+            train.confirm_long_run(3600.0, lambda line: None)
+    assert "this takes roughly 60 min on this machine" in asked.getvalue()
+
+
+@pytest.mark.parametrize("ci", [True, False])
+def test_where_nobody_can_answer_it_is_said_and_goes_on(monkeypatch: pytest.MonkeyPatch, ci: bool) -> None:
+    if ci:
+        monkeypatch.setenv("CI", "true")
+        monkeypatch.setattr("sys.stdin", Terminal())
+        monkeypatch.setattr("sys.stderr", Terminal())
+    else:
+        monkeypatch.delenv("CI", raising=False)
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+    said: list[str] = []
+    train.confirm_long_run(601.0, said.append)
+    train.confirm_long_run(599.0, said.append)
+    assert len(said) == 1 and said[0].startswith("this takes roughly 10 min on this machine")
+
+
+def test_a_refusal_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with pytest.raises(ConfigError, match="not started"):
+        train.train(["dataset=fake", "model=resnet50", "run_dir=here"], debug=False, say=lambda line: None)
+    assert list(tmp_path.iterdir()) == []
