@@ -32,8 +32,8 @@ _OURS = {
 class Arguments:
     """`overrides` without hydra.searchpath, whose folders stand in `search`; `show`: print the configuration and stop.
 
-    `mix`: runs that another code or machine began may stand beside new ones. `yes`: a long run is not asked about. `engine`: Hydra's launcher and its settings, where the jobs
-    are to run on an engine of their own.
+    `mix`: runs that another code or machine began may stand beside new ones. `yes`: a long run is not asked about.
+    `engine`: Hydra's launcher and its settings, where the jobs are to run on an engine of their own.
     """
 
     overrides: tuple[Override, ...]

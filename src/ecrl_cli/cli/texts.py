@@ -38,7 +38,7 @@ Examples
   ecrl train dataset=digits model=small_cnn target_steps=200 failure=kill failure.steps=[40,70] failure.rank=1
   ecrl -m +suite=cifar10-r18-base variant=ref,blk,ovl seed=1337,2027,4242
   ecrl -m +matrix=exp4 scale=smoke                     a published matrix at its smallest scale
-  ecrl -m dataset=cifar10,cifar100 model=resnet18,resnet50 schedule=base,late variant=ref,blk,ovl seed=1337,2027,4242 world_size=4   the same by its axes
+  ecrl -m dataset=cifar10,cifar100 model=resnet18,resnet50 schedule=base,late variant=ref,blk,ovl world_size=4      its suites, by their axes
   ecrl -m +matrix=exp4 hydra/launcher=submitit_slurm hydra.launcher.partition=gpu      a Slurm job per run
   ecrl train --config-dir my_conf +suite=mine run_dir=outputs/mine
 

@@ -90,6 +90,13 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class DdpConfig:
+    """`find_unused_parameters`: DDP's own switch, for models of which a step may leave parameters out; each step then walks the graph once more."""
+
+    find_unused_parameters: bool = False
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """`every`: steps between checkpoints. `keep`: how many valid ones retention leaves (>= 2). `final`: also one at the target.
 
@@ -256,6 +263,7 @@ class RunConfig:
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    ddp: DdpConfig = field(default_factory=DdpConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     write_mode: WriteModeConfig = field(default_factory=WriteModeConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)

@@ -29,6 +29,7 @@ from ecrl_cli.records.messages import Left
 from ecrl_cli.records.recovery import SURVIVORS
 from ecrl_cli.recovery.membership import BoardMembership
 from ecrl_cli.recovery.survivors import Bereaved, Survivors
+from ecrl_cli.training.ddp import WarmUp
 from ecrl_cli.training.learner import DataParallelLearner, Learner
 from ecrl_cli.training.live_learner import LiveLearner, put_back, remembered
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
@@ -127,8 +128,8 @@ class LiveSession(Session):
         seed_rank(self.config.seed, self.rank, self.order.resume_step)
         return ready.learner, ready.sampler, StatePack(*_parts(ready.pack), self.rank, self.world_size, self.peers)
 
-    def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> DataParallelLearner:
-        return learner_of(self.config, model, optimizer, self.device, self.pulse)
+    def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]) -> DataParallelLearner:
+        return learner_of(self.config, model, optimizer, WarmUp.of(self.config, shape, self.device), self.pulse)
 
     def restore(self, pack: StatePack) -> Restored:
         if self.order.memory != SURVIVORS:
@@ -212,9 +213,10 @@ def allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def learner_of(config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, pulse: Pulse) -> LiveLearner:
+def learner_of(config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, pulse: Pulse) -> LiveLearner:
+    device = warm_up.device
     scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
-    return LiveLearner(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), pulse)
+    return LiveLearner(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), pulse, warm_up=warm_up)
 
 
 def warmed_up(config: RunConfig, address: TcpStoreAddress) -> Kept:
@@ -227,7 +229,7 @@ def warmed_up(config: RunConfig, address: TcpStoreAddress) -> Kept:
     model = build_model(config.model, record.classes, record.shape)
     optimizer = build_optimizer(config.optimizer, model.parameters())
     rehearse(model, config, record)
-    learner = learner_of(config, model, optimizer, device, Pulse(None, 0))
+    learner = learner_of(config, model, optimizer, WarmUp.of(config, record.shape, device), Pulse(None, 0))
     sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
     kept.ready = Ready(learner, sampler, StatePack(model, optimizer, learner.scheduler, learner.scaler, sampler, 0, 1))
     return kept

@@ -5,14 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ecrl_cli.checkpoint.rng import capture_rng, packed, restore_rng, unpacked
 from ecrl_cli.data.loading import Batch
 from ecrl_cli.recovery.survivors import Bereaved, Survivors, group_of_one
+from ecrl_cli.training.ddp import WarmUp, wrap
 from ecrl_cli.training.learner import DataParallelLearner, Learned
 from ecrl_cli.training.pulse import Pulse
 
@@ -24,13 +23,14 @@ _LOSS = struct.Struct("<d")
 class LiveLearner(DataParallelLearner):
     """`model` is the bare one. It serves attempt after attempt, each time from another `seat`."""
 
-    ddp: Any = field(init=False)
+    warm_up: WarmUp = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self._bare = self.model
         self._buffers = [buffer for buffer in self._bare.buffers() if buffer.numel()]
         self._states: dict[str, torch.Tensor] = {}
-        self.model = wrap_alone(self._bare)
+        # DDP with the buckets of every other run and nobody to talk to: all ranks build the same weights, or receive them.
+        self.model = wrap(self._bare, self.warm_up, process_group=group_of_one(), gradient_as_bucket_view=True, init_sync=False)
         self.model.register_comm_hook(None, lambda state, bucket: self._peers.hook(bucket))  # other annotations than DDP's would be refused
         self._bare.register_forward_pre_hook(lambda *given: self.pulse.work())
 
@@ -79,8 +79,3 @@ def put_back(buffers: Iterable[torch.Tensor], before: Iterable[torch.Tensor]) ->
 def remembered(kept: bytes, device: torch.device) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and generators, from what `remember` kept."""
     return _LOSS.unpack_from(kept)[0], unpacked(kept[_LOSS.size :], device)
-
-
-def wrap_alone(model: torch.nn.Module) -> DistributedDataParallel:
-    """DDP with the buckets of `session.wrap` and nobody to talk to: all ranks build the same weights, or receive them."""
-    return DistributedDataParallel(model, process_group=group_of_one(), find_unused_parameters=True, gradient_as_bucket_view=True, init_sync=False)

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.nn.parallel import DistributedDataParallel
 
 from ecrl_cli.checkpoint.loading import load_snapshot
 from ecrl_cli.checkpoint.make import make_in_memory, make_strategy
@@ -40,6 +39,7 @@ from ecrl_cli.records.recovery import SNAPSHOT
 from ecrl_cli.storage.beating import beating
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training.control import Control
+from ecrl_cli.training.ddp import WarmUp, wrap
 from ecrl_cli.training.exchange import BetweenRanks, alone
 from ecrl_cli.training.learner import DataParallelLearner, Learner
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
@@ -127,7 +127,7 @@ class Session:
         config = self.config
         model = self.model(record)
         optimizer = build_optimizer(config.optimizer, model.parameters())
-        learner = self.learner(model, optimizer)
+        learner = self.learner(model, optimizer, record.shape)
         replicas = config.elastic.replicas
         sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
         parts = (model, optimizer, learner.scheduler, learner.scaler, sampler)
@@ -141,14 +141,15 @@ class Session:
     def model(self, record: DatasetRecord) -> torch.nn.Module:
         return build_model(self.config.model, record.classes, record.shape).to(self.device)
 
-    def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> DataParallelLearner | ReplicaLearner:
-        """Plain data parallelism, or `elastic.replicas` fixed replicas."""
+    def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]) -> DataParallelLearner | ReplicaLearner:
+        """Plain data parallelism, or `elastic.replicas` fixed replicas. `shape`: of one sample."""
         config, device = self.config, self.device
         scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
         cast, count = autocast(config.precision, device), config.elastic.replicas
         if not count:
+            ddp = wrap(model, WarmUp.of(config, shape, device), device_ids=[device.index] if device.type == "cuda" else None)
             model.register_forward_pre_hook(lambda *given: self.pulse.work())  # what DDP does before it is a wait for others
-            return DataParallelLearner(wrap(model, device), optimizer, scheduler, scaler, device, cast, self.pulse)
+            return DataParallelLearner(ddp, optimizer, scheduler, scaler, device, cast, self.pulse)
         return ReplicaLearner(
             model=model,
             optimizer=optimizer,
@@ -273,9 +274,3 @@ def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) 
 def process_ids(peers: Peers) -> list[int]:
     """Of all ranks, in order; collective."""
     return [int(pid) for pid in peers.all_gather(torch.tensor([os.getpid()]))]
-
-
-def wrap(model: torch.nn.Module, device: torch.device) -> DistributedDataParallel:
-    """DDP whose buckets never change: stock DDP rebuilds them after its first iteration, so that a resumed process of three or
-    more would add up gradients in another order than the run it continues; with find_unused_parameters it does not rebuild."""
-    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None, find_unused_parameters=True)
