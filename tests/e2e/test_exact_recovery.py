@@ -69,6 +69,7 @@ def check_arms(arms: dict[str, Path], ranks: int, deaths: int) -> None:
     for arm, run in arms.items():
         verdict = judge(run, None if arm == "ref" else arms["ref"])
         assert verdict.status == VALID, render(verdict)
+        assert any(f.promise == "records-sealed" and f.status == VALID for f in verdict.findings), render(verdict)
 
 
 @pytest.fixture(scope="module")

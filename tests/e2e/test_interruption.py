@@ -109,9 +109,10 @@ def test_the_second_ctrl_c_ends_everything_at_once_and_the_run_resumes(ecrl: Ecr
     assert not processes_of(tmp_path / "run")
     assert supervisor(tmp_path / "run")["terminal_status"] == "stopped"
     assert "Traceback" not in said
+    assert "records-sealed: sealed" in ecrl("verify", "run", check=3).stdout  # also a run that was stopped; going on breaks the seal
     ecrl("train", *arguments)
     assert metrics(tmp_path / "run")["committed_steps"] == 60
-    ecrl("verify", "run")
+    assert "records-sealed: sealed" in ecrl("verify", "run").stdout
 
 
 def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:

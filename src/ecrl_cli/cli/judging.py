@@ -16,6 +16,7 @@ from ecrl_cli.checkpoint.scrub import ScrubConfig
 from ecrl_cli.cli.answers import Answer
 from ecrl_cli.cli.folders import Checkpoints, Parser, checked, checkpoints_of, sorted_out
 from ecrl_cli.cli.scrubbing import scrubbed
+from ecrl_cli.config.secret import read_key
 from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RecordError, StorageError
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
@@ -35,11 +36,12 @@ def verify(argv: Sequence[str]) -> int:
     run's records cannot be read, 3 evidence is missing for one. 5 where a folder could not be looked at or a repaired copy not be written."""
     flags = _parser().parse_args(list(argv))
     reference = checked(flags.reference) if flags.reference else None
+    key = read_key(str(flags.seal_key), "--seal-key") if flags.seal_key else b""
     runs, folders = sorted_out(flags.folders)
     if flags.scrub:
         folders += [found for run in runs if (found := checkpoints_of(run)) is not None]
     _check_flags(flags, folders)
-    answers = {str(run): _answer(run, reference) for run in runs}
+    answers = {str(run): _answer(run, reference, key) for run in runs}
     for folder in folders:
         config = ScrubConfig(flags.sample, flags.deep, _guard(folder.folder.resolve(), flags.max_bytes))
         try:
@@ -57,6 +59,7 @@ def _parser() -> Parser:
     parser = Parser(prog="ecrl verify", add_help=False, allow_abbrev=False)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--reference", type=Path)
+    parser.add_argument("--seal-key", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--scrub", action="store_true")
     parser.add_argument("--deep", action="store_true")
@@ -90,9 +93,9 @@ def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
         check_folder(flags.repair, folders[0].folder)
 
 
-def _answer(run: Path, reference: Path | None) -> Answer:
+def _answer(run: Path, reference: Path | None, seal_key: bytes) -> Answer:
     try:
-        verdict = judge(run, reference)
+        verdict = judge(run, reference, seal_key)
     except (EvidenceMissing, RecordError) as error:  # this run cannot be judged; the others can
         return _unreadable(str(run), error)
     document = verdict.to_json()

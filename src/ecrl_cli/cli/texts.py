@@ -56,7 +56,7 @@ Groups
 """
 
 _VERIFY = """\
-ecrl verify DIR... [--reference DIR] [--scrub] [--json]
+ecrl verify DIR... [--reference DIR] [--seal-key FILE] [--scrub] [--json]
 ecrl verify CHECKPOINT... [--sample N] [--deep] [--repair OUT_DIR] [--max-bytes N] [--json]
 
 Judges recorded runs by their records alone. A sweep folder stands for all its runs. 0 valid, 1 invalid, 3 unknown.
@@ -72,6 +72,7 @@ Examples
   ecrl verify RUN/checkpoints
   ecrl verify /backup/step_00000050 --repair repaired
 
+  --seal-key FILE    every run must be sealed and signed with the key in FILE; else the one of its seal.key_file is used, where it is there
   --scrub            scrub the checkpoints of the runs too
   --sample N         look at N checkpoints (the newest, others evenly spread); one bad one, and all are looked at
   --deep             digest each tensor as well: twice the time. Without it the file's SHA-256 stands for its tensors: bytes that match the

@@ -25,6 +25,7 @@ def check_machine(config: RunConfig) -> None:
     elif config.device == "cpu" and config.backend == "nccl":
         raise ConfigError("backend", "nccl needs CUDA, device is cpu", "leave it out")
     read_key(config.checkpoint.hmac_key_file)
+    read_key(config.seal.key_file, "seal.key_file")
     if config.supervision.master_port:
         _check_port(config.supervision.master_port)
     if config.checkpoint.strategy in BACKGROUND:

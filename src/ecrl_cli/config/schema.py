@@ -222,6 +222,13 @@ class SupervisionConfig:
 
 
 @dataclass(frozen=True)
+class SealConfig:
+    """seal.json, written when a run ends. `key_file`: a key of 32 bytes or more that signs it; empty: it is not signed."""
+
+    key_file: str = ""
+
+
+@dataclass(frozen=True)
 class VariantConfig:
     """One arm of a comparison. `failures`: whether the suite's plan applies to it; `resizes`: whether the suite's changes of size do."""
 
@@ -272,5 +279,6 @@ class RunConfig:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    seal: SealConfig = field(default_factory=SealConfig)
     variant: VariantConfig = field(default_factory=VariantConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)

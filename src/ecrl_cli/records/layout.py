@@ -111,6 +111,11 @@ class RunLayout:
         return self.root / "verdict.json"
 
     @property
+    def seal(self) -> Path:
+        """The digests of all records, written last when the run ends."""
+        return self.root / "seal.json"
+
+    @property
     def divergence(self) -> Path:
         """How far the run ended from its reference, written when it is verified."""
         return self.root / "divergence.json"

@@ -16,7 +16,6 @@ from ecrl_cli.errors import EcrlError, NoProgress, NoValidCheckpoint, RecordErro
 from ecrl_cli.failures.plan import describe, plan
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.disk import sampled
-from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.journal import read_json
@@ -25,9 +24,11 @@ from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.runs import keeper
 from ecrl_cli.runs.directory import claim
 from ecrl_cli.runs.environment import environment
+from ecrl_cli.runs.sealing import end_run, write_metrics
 from ecrl_cli.storage.files import sync_directory, write_json
 from ecrl_cli.supervision.launcher import Launcher
 from ecrl_cli.supervision.launchers import Launchers
+from ecrl_cli.supervision.lock import held
 from ecrl_cli.supervision.record import read_record
 from ecrl_cli.supervision.supervise import supervise
 from ecrl_cli.supervision.ui import UI, make_ui
@@ -82,7 +83,8 @@ def _run(config: RunConfig, layout: RunLayout, desk: Desk) -> RunResult:
         return FINISHED
     claim(layout, config)
     if completed(layout):  # whoever completed it was killed before it could measure it
-        write_metrics(layout)
+        with held(layout):
+            write_metrics(layout)  # no seal: what may have changed between then and now, nobody knows
         return RunResult(0, "completed", "target reached")
     prepare(config.dataset, say)
     if layout.config.exists():
@@ -94,9 +96,9 @@ def _run(config: RunConfig, layout: RunLayout, desk: Desk) -> RunResult:
     try:
         record = _supervised(config, layout, desk)
     except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
-        write_metrics(layout)  # what it came to is shown too, and never averaged
+        end_run(layout, say)  # what it came to is shown too, and never averaged
         raise
-    write_metrics(layout)
+    end_run(layout, say)
     return RunResult(0, record.terminal_status, record.reason)
 
 
@@ -158,7 +160,3 @@ def make_durably(folder: Path) -> None:
     for made in (folder.absolute(), *missing):
         with contextlib.suppress(PermissionError):  # a folder above that may be entered and not read
             sync_directory(made.parent)
-
-
-def write_metrics(layout: RunLayout) -> None:
-    write_json(layout.metrics, metrics_document(load(layout)))

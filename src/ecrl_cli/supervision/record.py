@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import phases, timeline
@@ -15,8 +16,18 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.reading import MAX_JOURNAL, parsed, read_whole
 from ecrl_cli.records.recovery import SURVIVED
+from ecrl_cli.records.run_config import read_run_config, write_run_config
+from ecrl_cli.records.seal import reopen
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.policy import restarts
+
+
+def take_up(config: RunConfig, layout: RunLayout) -> None:
+    """The run goes on: its seal is broken, and config.json says where the data lies now and what else may have changed without making this
+    another run. Only under the run's lock."""
+    reopen(layout)
+    if read_run_config(layout).config != replace(config, run_dir=""):
+        write_run_config(layout, config)
 
 
 class RecordKeeper:

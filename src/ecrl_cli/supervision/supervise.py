@@ -21,7 +21,7 @@ from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.recovery import SURVIVED
-from ecrl_cli.records.run_config import read_run_config, write_run_config
+from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.supervision import processes
 from ecrl_cli.supervision.ahead import LookAhead
 from ecrl_cli.supervision.allocation import Seats, take_seats
@@ -38,7 +38,7 @@ from ecrl_cli.supervision.live import LiveWatch
 from ecrl_cli.supervision.lock import RunLock, held
 from ecrl_cli.supervision.network import parts
 from ecrl_cli.supervision.policy import Decision, counted, decide
-from ecrl_cli.supervision.record import RecordKeeper, step_range
+from ecrl_cli.supervision.record import RecordKeeper, step_range, take_up
 from ecrl_cli.supervision.resume import choose, order, set_aside
 from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.supervision.strikes import RestStrikes, WallStrikes, supervised_s
@@ -72,12 +72,6 @@ def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher |
                 return supervisor.run(lock)
     except OSError as error:
         raise StorageError.of("supervise", error.filename or layout.root, error) from error
-
-
-def take_up(config: RunConfig, layout: RunLayout) -> None:
-    """Let config.json say where the data lies and what else may have changed without making this another run. Only under the run's lock."""
-    if read_run_config(layout).config != replace(config, run_dir=""):
-        write_run_config(layout, config)
 
 
 class Supervisor:

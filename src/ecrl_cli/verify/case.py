@@ -15,11 +15,15 @@ from ecrl_cli.verify.stored import OnDisk, on_disk
 
 @dataclass(frozen=True)
 class Case:
-    """`reference`: the undisturbed run that this one must equal; `floor`: two such runs, whose difference is the noise floor."""
+    """`reference`: the undisturbed run that this one must equal; `floor`: two such runs, whose difference is the noise floor.
+
+    `seal_key`: the key that signed the seals, if it was given.
+    """
 
     run: RunRecords
     reference: RunRecords | None = None
     floor: tuple[RunRecords, RunRecords] | None = None
+    seal_key: bytes = b""
 
     @cached_property
     def path(self) -> Lineage:

@@ -16,6 +16,8 @@ from ecrl_cli.verify.failures import PROMISE as FAILURES
 from ecrl_cli.verify.failures import failures_once
 from ecrl_cli.verify.same_input import PROMISE as INPUT
 from ecrl_cli.verify.same_input import same_input
+from ecrl_cli.verify.seal import PROMISE as SEALED
+from ecrl_cli.verify.seal import records_sealed
 from ecrl_cli.verify.trajectory import PROMISE as TRAJECTORY
 from ecrl_cli.verify.trajectory import same_trajectory
 from ecrl_cli.verify.verdict import UNKNOWN, Finding
@@ -33,6 +35,7 @@ CHECKS: dict[str, Check] = {
     FAILURES: failures_once,
     RECORDS: records_consistent,
     TARGET: target_reached,
+    SEALED: records_sealed,
 }
 
 

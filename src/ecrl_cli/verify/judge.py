@@ -16,15 +16,16 @@ from ecrl_cli.verify.verdict import Verdict
 PREFERRED = ("ref", "clean")  # variants, best reference first
 
 
-def judge(run_dir: Path, reference: Path | None = None) -> Verdict:
+def judge(run_dir: Path, reference: Path | None = None, seal_key: bytes = b"") -> Verdict:
     """The verdict over `run_dir`. The reference is `reference`, else a sibling that must end in the same state, if there is one.
+    `seal_key`: the key under which the run must be sealed; empty: the one that its configuration names, if it is at hand.
 
     RecordError and EvidenceMissing where `run_dir` is no readable run; RunDirectoryError where `reference` is none or cannot be compared.
     """
     run = load(RunLayout(named(run_dir)))
     siblings = _siblings(run)
     chosen = _given(run, reference) if reference else _chosen(run, siblings)
-    case = Case(run, chosen, _floor(run, siblings))
+    case = Case(run, chosen, _floor(run, siblings), seal_key)
     name = chosen.layout.root.name if chosen else ""
     return Verdict(run.layout.root.name, run.stored.run_id, name, run_checks(case))
 

@@ -1,0 +1,123 @@
+"""seal.json: written last when a run ends, the digest of every record file and the commits of its checkpoints; with a key, signed.
+
+Without a key a seal shows that something was changed by somebody who did not seal anew; with one, also by somebody who did, unless they have the
+key. See docs/decisions/seal.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.errors import RecordError
+from ecrl_cli.records.digests import FileDigest, file_digest, record_files
+from ecrl_cli.records.events import SCHEMA_VERSION
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.storage.files import sync_directory, write_whole
+
+_DOMAIN = b"ecrl seal 1\0"  # a key that also signs commits cannot be made to sign a seal
+
+
+@dataclass(frozen=True)
+class Seal:
+    """`files`: by path in the run directory. `checkpoints`: SHA-256 of the commit by path, of those that were there; `final`: the newest of them.
+
+    `seal_sha256`: over the rest in canonical form. `hmac_sha256`: over the same bytes under the key; empty: not signed.
+    """
+
+    schema_version: int
+    run_id: str
+    terminal_status: str
+    files: dict[str, FileDigest]
+    checkpoints: dict[str, str]
+    final: str
+    seal_sha256: str = ""
+    hmac_sha256: str = ""
+
+    def body(self) -> bytes:
+        """What is hashed and signed."""
+        document = encode(replace(self, seal_sha256="", hmac_sha256=""))
+        return _DOMAIN + _canonical(document)
+
+    def whole(self) -> bool:
+        """Whether it is as it was written, by its own hash."""
+        return hmac.compare_digest(self.seal_sha256, hashlib.sha256(self.body()).hexdigest())
+
+    def signed_with(self, key: bytes) -> bool:
+        return hmac.compare_digest(self.hmac_sha256, _mac(self.body(), key))
+
+
+def make_seal(layout: RunLayout, run_id: str, terminal_status: str, commits: Mapping[str, str], key: bytes = b"") -> Seal:
+    """The seal of the records as they are now. `commits`: by path, in the order of the steps. RecordError or OSError where one cannot be read."""
+    files = {layout.relative(path): file_digest(path) for path in record_files(layout)}
+    final = list(commits.values())[-1] if commits else ""
+    bare = Seal(SCHEMA_VERSION, run_id, terminal_status, files, dict(commits), final)
+    return replace(bare, seal_sha256=hashlib.sha256(bare.body()).hexdigest(), hmac_sha256=_mac(bare.body(), key) if key else "")
+
+
+def write_seal(layout: RunLayout, seal: Seal) -> None:
+    """Durably."""
+    write_whole(layout.seal, _canonical(encode(seal)))
+
+
+def read_seal(layout: RunLayout) -> Seal | None:
+    """seal.json, None where there is none; RecordError where it is none that this ECRL wrote."""
+    if not (layout.seal.exists() or layout.seal.is_symlink()):
+        return None
+    try:
+        seal = decode(Seal, read_json(layout.seal))
+    except (KeyError, TypeError) as error:
+        raise RecordError("seal.json", f"not a seal ({error})", "restore the file") from error
+    if seal.schema_version != SCHEMA_VERSION:
+        raise RecordError("seal.json", f"schema version {seal.schema_version}, this ECRL reads {SCHEMA_VERSION}")
+    return seal
+
+
+def reopen(layout: RunLayout) -> None:
+    """The run goes on: what was written when it ended last goes first. Under the run's lock, before any record changes."""
+    gone = [path for path in (layout.seal, layout.metrics) if _removed(path)]
+    if gone:
+        sync_directory(layout.root)
+
+
+def changed_files(layout: RunLayout, seal: Seal) -> tuple[list[str], list[str]]:
+    """(changed, gone): record files that are not what the seal has, with what is wrong in words, and those that it has and that are not there."""
+    there = {layout.relative(path): path for path in record_files(layout)}
+    changed = [f"{name} (was not there)" for name in there if name not in seal.files]
+    for name, sealed in seal.files.items():
+        if name in there and (wrong := _wrong(there[name], sealed)):
+            changed.append(f"{name}{wrong}")
+    return sorted(changed), sorted(set(seal.files) - set(there))
+
+
+def _wrong(path: Path, sealed: FileDigest) -> str | None:
+    try:
+        found = file_digest(path)
+    except RecordError as error:
+        return f" ({error.fact})"
+    if found == sealed:
+        return None
+    return f" ({sealed.bytes} bytes then, {found.bytes} now)" if found.bytes != sealed.bytes else " (other content of the same length)"
+
+
+def _removed(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        return True
+    return False
+
+
+def _mac(body: bytes, key: bytes) -> str:
+    return hmac.new(key, body, hashlib.sha256).hexdigest()
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

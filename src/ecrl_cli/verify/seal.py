@@ -1,0 +1,86 @@
+"""Promise records-sealed: the records are those that the run ended with."""
+
+from __future__ import annotations
+
+from ecrl_cli.config.secret import read_key
+from ecrl_cli.errors import ConfigError, RecordError
+from ecrl_cli.records.seal import Seal, changed_files, read_seal
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.verdict import Finding, Notes
+
+PROMISE = "records-sealed"
+
+
+def records_sealed(case: Case) -> Finding:
+    """Every record file has the digest that seal.json has of it, none came to them, and the seal carries the signature that was asked for.
+
+    Not checked where there is no seal, unless one is owed: the configuration names a key, or one was given.
+    """
+    notes = Notes(PROMISE)
+    asked = bool(case.run.stored.config.seal.key_file)
+    try:
+        seal = read_seal(case.run.layout)
+    except (RecordError, OSError) as error:
+        notes.broken(f"seal.json cannot be read: {error.fact if isinstance(error, RecordError) else error.strerror}")
+        return notes.finding("")
+    if seal is None:
+        if case.ended and (asked or case.seal_key):
+            why = "seal.key_file is set" if asked else "a key was given"
+            notes.missing(f"not sealed, and {why}: the seal was removed, or the run was killed before it was written")
+        return notes.finding("not sealed" if case.ended else "not sealed: the run has not ended", checked=False)
+    _check_content(case, seal, notes)
+    said = _signature(case, seal, asked, notes)
+    return notes.finding(f"{said}: {len(seal.files)} files and {len(seal.checkpoints)} checkpoints are as they were when the run ended")
+
+
+def _check_content(case: Case, seal: Seal, notes: Notes) -> None:
+    if not seal.whole():
+        notes.broken("seal.json does not match its own hash: it was changed after it was written")
+    if seal.run_id != case.run.stored.run_id:
+        notes.broken(f"seal.json is of run {seal.run_id[:8]}")
+    changed, gone = changed_files(case.run.layout, seal)
+    for name in changed:
+        notes.broken(f"changed since it was sealed: {name}")
+    for name in gone:
+        notes.missing(f"gone since it was sealed: {name}")
+    _check_checkpoints(case, seal, notes)
+
+
+def _check_checkpoints(case: Case, seal: Seal, notes: Notes) -> None:
+    """One may go (`no-acknowledged-loss` says what that means), none may come or be replaced by another commit.
+
+    Damage is `no-bad-checkpoint`'s: here it is enough that what the guard passes is what was sealed.
+    """
+    if seal.final != (list(seal.checkpoints.values()) or [""])[-1]:
+        notes.broken("seal.json names another final checkpoint than its newest")
+    for c in case.disk:
+        if c.path not in seal.checkpoints:
+            notes.broken(f"changed since it was sealed: {c.path} (was not there)")
+        elif c.report.ok and c.report.commit_sha256 != seal.checkpoints[c.path]:
+            notes.broken(f"changed since it was sealed: {c.path} (another commit)")
+
+
+def _signature(case: Case, seal: Seal, asked: bool, notes: Notes) -> str:
+    """How far the signature was checked, in words."""
+    if not seal.hmac_sha256:
+        if asked or case.seal_key:
+            why = "seal.key_file asks for a signature" if asked else "a key was given"
+            notes.broken(f"seal.json is not signed, and {why}")
+        return "sealed"
+    key, why = (case.seal_key, "") if case.seal_key else _own_key(case)
+    if not key:
+        return f"sealed, signature not checked ({why})"
+    if not seal.signed_with(key):
+        notes.broken("the signature of seal.json is not of this key")
+    return "sealed and signed"
+
+
+def _own_key(case: Case) -> tuple[bytes, str]:
+    """The key that the configuration names, where it is at hand; else why it is not."""
+    name = case.run.stored.config.seal.key_file
+    if not name:
+        return b"", "no key given: --seal-key FILE"
+    try:
+        return read_key(name, "seal.key_file"), ""
+    except ConfigError as error:
+        return b"", f"seal.key_file: {error.fact}"

@@ -1,0 +1,161 @@
+"""A sealed run is the run that ended; what comes to it afterwards in good faith does not break the seal."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.history.load import load
+from ecrl_cli.metrics.cache import differences
+from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.seal import reopen
+from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
+from tests.runs.builder import build_blk, flip
+from tests.runs.spoil import edit_json
+from tests.runs.spoilt_metrics import KEY, OTHER_KEY, SEALED, ask_for_signature, key_file, names_in, seal
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_blk(tmp_path_factory.mktemp("runs")).root
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> RunLayout:
+    return RunLayout(Path(shutil.copytree(recorded, tmp_path / "blk", symlinks=True)))
+
+
+def sealed(run: RunLayout, key: bytes = b"") -> Finding:
+    return next(finding for finding in judge(run.root, None, key).findings if finding.promise == SEALED)
+
+
+def test_every_record_is_under_the_seal(run: RunLayout) -> None:
+    seal(run)
+    expected = {path.relative_to(run.root).as_posix() for path in run.root.rglob("*") if path.is_file()}
+    outside = {"seal.json", *(name for name in expected if name.startswith("checkpoints/"))}
+    assert names_in(run) == {name for name in expected - outside if not Path(name).name.startswith(".")}
+    assert {"config.json", "supervisor.json", "metrics.json", "fired/000.json", "logs/attempt-00/spans_rank0.jsonl"} <= names_in(run)
+
+
+def test_an_untouched_run_is_sealed(run: RunLayout) -> None:
+    seal(run)
+    found = sealed(run)
+    assert found.status == VALID and found.message.startswith("sealed: ")
+
+
+def test_a_run_without_a_seal_is_not_checked(run: RunLayout) -> None:
+    assert sealed(run).status == NOT_CHECKED and sealed(run).message == "not sealed"
+    edit_json(run.supervisor, lambda s: s | {"terminal_status": "running"})
+    ask_for_signature(run)
+    assert sealed(run).status == NOT_CHECKED and sealed(run).message == "not sealed: the run has not ended"
+
+
+def test_a_seal_that_is_owed_is_unknown_where_it_is_missing(run: RunLayout) -> None:
+    assert sealed(run, KEY).status == UNKNOWN and "not sealed, and a key was given" in sealed(run, KEY).message
+    ask_for_signature(run)
+    assert sealed(run).status == UNKNOWN and "not sealed, and seal.key_file is set" in sealed(run).message
+
+
+def test_a_signature_is_checked_where_the_key_is_at_hand(run: RunLayout) -> None:
+    seal(run, KEY)
+    assert sealed(run, KEY).message.startswith("sealed and signed: ")
+    assert sealed(run).status == VALID and sealed(run).message.startswith("sealed, signature not checked (no key given: --seal-key FILE): ")
+    wrong = sealed(run, OTHER_KEY)
+    assert wrong.status == INVALID and "the signature of seal.json is not of this key" in wrong.message
+
+
+def test_the_key_of_the_configuration_is_taken_where_it_is_there(run: RunLayout) -> None:
+    ask_for_signature(run)
+    seal(run, KEY)
+    assert sealed(run).message.startswith("sealed and signed: ")
+    key_file(run).unlink()
+    assert sealed(run).status == VALID and "signature not checked (seal.key_file: " in sealed(run).message
+
+
+def test_a_key_that_others_may_read_is_none(run: RunLayout) -> None:
+    ask_for_signature(run)
+    seal(run, KEY)
+    key_file(run).chmod(0o644)
+    assert "signature not checked (seal.key_file: " in sealed(run).message
+
+
+def test_an_unsigned_seal_is_not_enough_where_a_key_is_given(run: RunLayout) -> None:
+    seal(run)
+    found = sealed(run, KEY)
+    assert found.status == INVALID and "seal.json is not signed, and a key was given" in found.message
+
+
+def test_what_comes_in_good_faith_does_not_break_it(run: RunLayout, tmp_path: Path) -> None:
+    """A verdict, distances, a report, what others put beside the records, a copy, a move."""
+    seal(run)
+    run.verdict.write_text("{}")
+    run.divergence.write_text("{}")
+    (run.root / "report").mkdir()
+    (run.root / "notes.txt").write_text("good run")
+    (run.root / ".lock").write_text("{}")
+    (run.fired / ".000.json.1234.tmp").write_text("{}")
+    moved = RunLayout(Path(shutil.move(run.root, tmp_path / "elsewhere")))
+    assert sealed(moved).status == VALID
+
+
+@pytest.mark.parametrize("spoil", [shutil.rmtree, lambda folder: flip(folder / "model.safetensors")], ids=["gone", "damaged"])
+def test_a_lost_or_damaged_checkpoint_is_told_by_another_promise(run: RunLayout, spoil) -> None:  # type: ignore[no-untyped-def]
+    seal(run)
+    spoil(run.checkpoints / "step_00000012")
+    verdict = judge(run.root)
+    assert {f.promise for f in verdict.findings if f.status == INVALID} == {"no-acknowledged-loss"}
+
+
+def test_a_replaced_checkpoint_breaks_it(run: RunLayout, tmp_path: Path) -> None:
+    seal(run)
+    other, name = build_blk(tmp_path / "other", bug_from=12), "step_00000024"
+    shutil.rmtree(run.checkpoints / name)
+    shutil.copytree(other.checkpoints / name, run.checkpoints / name)
+    found = sealed(run)
+    assert found.status == INVALID and "changed since it was sealed: checkpoints/step_00000024 (another commit)" in found.message
+
+
+def test_a_file_is_named_with_what_is_wrong(run: RunLayout) -> None:
+    seal(run)
+    flip(run.attempt(0).spans(0))
+    with run.failures.open("a") as file:
+        file.write("\n")
+    run.environment.write_text("{}")
+    run.attempt(1).launch.unlink()
+    told = [text.removeprefix(f"Broke promise: {SEALED} - ") for text in (sealed(run).message, *sealed(run).evidence)]
+    size = run.failures.stat().st_size
+    assert told == [
+        "changed since it was sealed: environment.json (was not there)",
+        f"changed since it was sealed: failures.json ({size - 1} bytes then, {size} now)",
+        "changed since it was sealed: logs/attempt-00/spans_rank0.jsonl (other content of the same length)",
+        "gone since it was sealed: logs/attempt-01/launch.json",
+    ]
+
+
+def test_a_run_that_goes_on_has_neither_seal_nor_metrics(run: RunLayout) -> None:
+    seal(run)
+    reopen(run)
+    assert not run.seal.exists() and not run.metrics.exists()
+    reopen(run)
+
+
+def test_a_key_file_is_refused_by_its_name(run: RunLayout) -> None:
+    from ecrl_cli.config.secret import read_key
+
+    with pytest.raises(ConfigError, match="--seal-key"):
+        read_key(str(run.root / "missing"), "--seal-key")
+
+
+def test_metrics_of_an_earlier_version_are_no_false_alarm(run: RunLayout) -> None:
+    """Fields that it did not have, sums in another last bit."""
+    document = metrics_document(load(run))
+    said = {name: value for name, value in document.items() if name not in ("metrics_version", "recoveries", "snapshots", "world_size")}
+    assert differences(said | {"wall_s": document["wall_s"] * (1 + 1e-13)}, document) == []
+    assert len(differences(said | {"wall_s": document["wall_s"] * 1.0001}, document)) == 1
+    assert len(differences(said | {"invented": 1}, document)) == 1
+    assert len(differences(said | {"restarts": 2.0}, document)) == 1
