@@ -1,4 +1,5 @@
-"""What every test may use: the real command in its own process, and a look for processes it left behind."""
+"""What every test may use: the real command in its own process, and a look for processes it left behind. What no test depends on: how the
+signals of the process that started pytest were disposed of, and who interrupts it."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,10 +17,52 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests import reaper
+
 Ecrl = Callable[..., subprocess.CompletedProcess[str]]
 
 settings.register_profile("any-machine", deadline=None)  # how fast an example is depends on what else runs
 settings.load_profile("any-machine")
+
+
+MARK = "ECRL_TEST_SESSION_"  # begins the name of a variable that each session puts into its environment
+pytest_plugins = ("tests.time_limit",)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Signals as on a terminal, and an end for all that this session starts."""
+    define_signals()
+    if not hasattr(config, "workerinput"):
+        watch_over_session()
+
+
+def define_signals() -> None:
+    """What a test and its children begin with, also where pytest was started with signals ignored or blocked (`nohup`, `&` in a script, CI runners).
+
+    Where SIGHUP was ignored, pytest itself goes on surviving it: it gets a handler that does nothing, which no program that it starts inherits.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else lambda number, frame: None)
+
+
+def watch_over_session() -> None:
+    """However this session ends (Ctrl-C, SIGKILL, a crash), nothing that it started lives on."""
+    mark = f"{MARK}{os.getpid()}_{time.time_ns()}"
+    running = tempfile.mkdtemp(prefix="ecrl-tests-")
+    command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), mark, running]
+    watching = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={}, cwd="/", start_new_session=True)
+    assert watching.stdout is not None and watching.stdout.readline() == b"ready\n"
+    watching.stdout.close()
+    watching.returncode = 0  # it outlives this process on purpose
+    os.environ |= {mark: "1", reaper.RUNNING: running}
+
+
+def pytest_keyboard_interrupt() -> None:
+    """pytest-xdist would wait for each worker's test to be interrupted; what they leave is ended with the session."""
+    for mark in [name for name in os.environ if name.startswith(MARK)]:
+        reaper.kill([pid for pid in reaper.marked(mark) if reaper.is_worker(pid) and psutil.Process(pid).ppid() == os.getpid()])
 
 
 # What takes longest, longest first: two workers that take file after file then end together. Any other order costs time and nothing else.
@@ -49,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def run_ecrl(
-    folder: Path, *arguments: str, check: int | None = 0, environment: dict[str, str] | None = None, timeout: float = 170
+    folder: Path, *arguments: str, check: int | None = 0, environment: dict[str, str] | None = None, timeout: float = 550
 ) -> subprocess.CompletedProcess[str]:
     """Run `ecrl ARGS...` in `folder` as a user would; gives the finished process with its text. `check`: the exit code that is due."""
     settings = {**os.environ, **(environment or {})}
@@ -69,7 +113,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "ecrl_cli.cli.main", *arguments]
 
 
-def comes_true(condition: Callable[[], bool], seconds: float = 90) -> bool:
+def comes_true(condition: Callable[[], bool], seconds: float = 240) -> bool:
     """Whether it does (a bounded wait for an event, not a pause): asked so seldom that what is waited for has the processor."""
     deadline = time.monotonic() + seconds
     while not condition():

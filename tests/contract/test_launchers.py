@@ -193,7 +193,7 @@ zygote_main.fork_ranks(request, zygote_main.Parents(theirs, os.getpid(), 1))
 
 
 def test_a_zygote_that_cannot_fork_ends_and_does_not_wait_for_ever() -> None:
-    ended = subprocess.run([sys.executable, "-c", FAILING_FORK], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", FAILING_FORK], capture_output=True, text=True, timeout=180)
     assert ended.returncode == 1
     assert "Resource temporarily unavailable" in ended.stderr
 

@@ -146,7 +146,7 @@ def test_no_write_permission(unwritable: Path) -> None:
         cwd=unwritable,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
         preexec_fn=_give_up_the_right_to_write_anywhere,
     )

@@ -34,7 +34,7 @@ SUITES = {
     "fp16": {"world_size": 2, "precision": "fp16", "checkpoint.layout": "single", "checkpoint.format": "torch"},
 }
 GROUPS = ("model", "optimizer", "write_mode")
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def write_suite(folder: Path, name: str, keys: dict[str, object]) -> None:
@@ -83,7 +83,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pat
         for keys in (("model=small_cnn", "model.width=8"), ()):
             named = ",".join(suite for suite in suites if ("model" in SUITES[suite]) != bool(keys))
             if named:
-                run_ecrl(folder, "-m", "--config-dir", "conf", *common, *keys, f"+suite={named}", f"variant={arm}", "run_dir=sweep", timeout=500)
+                run_ecrl(folder, "-m", "--config-dir", "conf", *common, *keys, f"+suite={named}", f"variant={arm}", "run_dir=sweep", timeout=1700)
     return runs_of(folder / "sweep")
 
 

@@ -134,7 +134,7 @@ def test_a_stop_from_outside_ends_the_keeper_too(ecrl: Ecrl, tmp_path: Path) -> 
     assert process.stderr is not None
     next(line for line in process.stderr if "step " in line)
     process.terminate()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=180)
     assert process.returncode == 143, said
     assert supervisor(tmp_path / "run")["terminal_status"] == "stopped" and not processes_of(tmp_path / "run")
 

@@ -50,7 +50,7 @@ def test_a_full_disk_stops_the_run_and_room_brings_it_back(tmp_path: Path) -> No
         "cp -r run kept\n"
     )
     done = subprocess.run(
-        [*IN_PRIVATE, "bash", "-c", script], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=170, check=False
+        [*IN_PRIVATE, "bash", "-c", script], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=550, check=False
     )
     assert done.returncode == 0, done.stderr
     said = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}

@@ -21,7 +21,7 @@ VIT = ("model=vit", "model.width=16", "model.depth=1", "model.dropout=0.2")
 SHAPE = tiny(*VIT, "target_steps=12", "failure.steps=[9]", "world_size=2", "state_digests=true")
 # The learning rate of the first step after a recovery is restored with the optimizer: a schedule that starts anew shows one step later.
 FIRST_WRONG = {"schedule reset": 8}
-pytestmark = pytest.mark.timeout(600)  # one sweep of all
+pytestmark = pytest.mark.timeout(1800)  # one sweep of all
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Killed, with each bug."""
     folder = tmp_path_factory.mktemp("spoilt")
     named = f"suite_name={','.join(map(suite_of, BUGS))}"
-    run_ecrl(folder, "-m", *SHAPE, named, "variant=blk", "run_dir=sweep", environment=plant(folder / "plant", BUGS), timeout=500)
+    run_ecrl(folder, "-m", *SHAPE, named, "variant=blk", "run_dir=sweep", environment=plant(folder / "plant", BUGS), timeout=1700)
     return folder / "sweep"
 
 

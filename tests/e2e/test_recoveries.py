@@ -13,14 +13,14 @@ from tests.e2e.runs import end_state, manifest, metrics, supervisor
 DIED, SURVIVED = ["died"] * 3 + ["completed"], ["survived"] * 3 + ["completed"]
 OUTCOMES = {"blk": DIED, "spares": DIED, "mem": DIED, "rollback": SURVIVED, "forward": SURVIVED}
 UNDISTURBED = ("clean", "ref")
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Judged and reported on."""
     folder = tmp_path_factory.mktemp("recoveries")
-    run_ecrl(folder, "-m", "+matrix=recoveries", "scale=smoke", "run_dir=sweep", timeout=500)
+    run_ecrl(folder, "-m", "+matrix=recoveries", "scale=smoke", "run_dir=sweep", timeout=1700)
     said = run_ecrl(folder, "verify", "sweep").stdout
     assert said.count(": valid (") == said.count(" (against ") == len(OUTCOMES) + len(UNDISTURBED), said
     run_ecrl(folder, "report", "sweep")

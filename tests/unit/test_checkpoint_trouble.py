@@ -74,7 +74,7 @@ def test_a_defect_in_the_receiving_thread_is_told_to_the_training_thread(tmp_pat
 
         waiting = threading.Thread(target=take, daemon=True)
         waiting.start()
-        waiting.join(30)
+        waiting.join(120)
         assert [str(error) for error in told] == ["E-storage slot: RuntimeError: out of memory; resume the run"]
         client.close()
         writer.close()

@@ -37,7 +37,7 @@ class Rank:
 
     def __init__(self, layout: RunLayout, attempt: int = 0, slots: int = 2, plan: ImagePlan | None = None) -> None:
         self.channel = Channel(connect(layout.writer))
-        self.channel.socket.settimeout(60)
+        self.channel.socket.settimeout(180)
         self.plan = plan or synthetic_plan(40_000, 20_000)
         self.memory: dict[int, Memory] = {}
         self.waiting: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def events(layout: RunLayout, attempt: int = 0) -> list[tuple[str, int]]:
 def drained(layout: RunLayout) -> None:
     """Ask on a connection of our own, as the supervisor does."""
     channel = Channel(connect(layout.writer))
-    channel.socket.settimeout(60)
+    channel.socket.settimeout(180)
     channel.send({"kind": "drain"})
     assert channel.receive(wait=True) == [{"kind": "drained"}]
     channel.close()
@@ -256,7 +256,7 @@ def test_it_finishes_what_it_received_before_it_dies_of_a_line_that_does_not_fit
     rank = Rank(layout)
     for step in (10, 20):
         rank.submit(step)
-    assert process.wait(60) == 1
+    assert process.wait(180) == 1
     rank.die()
     assert events(layout) == [("received", 10), ("committed", 10)]
 
@@ -271,5 +271,5 @@ def test_a_defect_in_a_thread_ends_the_process_so_that_nobody_waits_for_ever(tmp
         "thread.join()\n"
         "threading.Event().wait()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=180)
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr

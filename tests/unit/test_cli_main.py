@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,20 @@ def test_the_help_of_train_lists_the_groups(capsys: pytest.CaptureFixture[str]) 
     main(["train", "--help"])
     text = capsys.readouterr().out
     assert "cifar10-r50-late" in text and "atomic_nodirsync" in text
+
+
+def test_what_takes_long_hears_ctrl_c_where_it_was_ignored_and_only_that() -> None:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        assert main(["verify", "nowhere"]) == 2 and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        for words in (["train", "seed=-1"], ["study", "seed=-1"], ["seed=-1"]):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            assert main(words) == 2
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

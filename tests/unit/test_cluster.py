@@ -346,7 +346,7 @@ def test_a_lost_job_ends_nothing_but_itself(tmp_path: Path, queue: set[str]) -> 
 
     def long(layout: RunLayout) -> None:
         says(8, "running", "its job is at work")(layout)
-        assert told.wait(20), "nobody follows any more"
+        assert told.wait(120), "nobody follows any more"
         says(0, "completed", "target reached")(layout)
 
     does = {

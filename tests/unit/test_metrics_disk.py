@@ -116,7 +116,7 @@ def test_the_sampler_reads_at_once_again_and_at_the_end() -> None:
             enough.set()
 
     with Sampler(0.001, lambda: line(len(kept)), keep) as sampler:
-        assert enough.wait(10)
+        assert enough.wait(120)
     there = len(kept)
     assert there >= 5 and sampler.trouble is None and not sampling()
     with Sampler(1e6, lambda: line(len(kept)), kept.append):

@@ -100,7 +100,7 @@ def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_c
             os.close(fd)
         assert comes_true(lambda: min(board.read(rank).global_step for rank in (0, 1)) >= 3)
         board.ask_to_stop()
-        said = [int(rank.communicate(timeout=60)[0]) for rank in ranks]
+        said = [int(rank.communicate(timeout=180)[0]) for rank in ranks]
         assert said[0] == said[1] == board.agreed
 
 

@@ -185,7 +185,6 @@ def test_who_dies_in_backward_cannot_have_contributed_whatever_is_said() -> None
     assert look.ledger(retold(told, testimonies=said, blows=(late,))) == "", "its gradients were with all"
 
 
-@pytest.mark.timeout(300)
 def test_where_two_ranks_end_is_foretold_and_depends_on_who_contributed() -> None:
     told = story()
     config = build(replace(COURSE, world_size=2, dropout=0.2).keys(("kill@2.backward/0.5:1",)))

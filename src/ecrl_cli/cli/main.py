@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 
@@ -71,8 +73,16 @@ def _train_help() -> str:
     return HELP["train"].replace("{groups}", options)
 
 
+def _hear_interrupt() -> None:
+    """SIGINT stops what takes long, in order, also where it was ignored when the command began (`ecrl ... &` in a script, many CI runners):
+    it is what such a runner sends first, and SIGKILL comes next. SIGHUP stays ignored, as nohup wants it."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 # Each verb is imported when it is asked for: `ecrl --help` starts in a blink, and `verify` needs no Hydra.
 def _train(words: list[str], debug: bool) -> int:
+    _hear_interrupt()
     from ecrl_cli.cli.train import train
 
     return train(words, debug=debug, say=say)
@@ -93,6 +103,7 @@ def _report(words: list[str], debug: bool) -> int:
 
 
 def _study(words: list[str], debug: bool) -> int:
+    _hear_interrupt()
     from ecrl_cli.cli.study import study
 
     del debug
