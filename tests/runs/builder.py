@@ -44,10 +44,18 @@ from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.record import with_phases
 
 SAMPLES = 80
+WALL = 1_790_000_000.0  # by which the wall clock is ahead of the monotonic one
+BOOT = "boot"
 PARTS = {
-    MODEL: [TensorSpec("parameters.weight", "torch.float32", (4, 3)), TensorSpec("buffers.running_mean", "torch.float32", (4,))],
+    MODEL: [
+        TensorSpec("parameters.bias", "torch.float32", (4,)),
+        TensorSpec("parameters.scale", "torch.float32", (4,)),
+        TensorSpec("parameters.weight", "torch.float32", (4, 3)),
+        TensorSpec("buffers.running_mean", "torch.float32", (4,)),
+    ],
     OPTIMIZER: [TensorSpec("optimizer.weight.momentum_buffer", "torch.float32", (4, 3))],
     RNG: [TensorSpec("rng.rank0.torch", "torch.uint8", (16,)), TensorSpec("rng.rank1.torch", "torch.uint8", (16,))],
 }
@@ -91,12 +99,15 @@ class RunBuilder:
         write_json(self.layout.failures, encode(plan(self.config)))
         write_run_config(self.layout, self.config)
         write_json(self.layout.dataset, encode(DatasetRecord("fake", SAMPLES, 10, (3, 32, 32))))
-        session = Session(self.now, self.now, "boot")
+        write_json(self.layout.environment, {"ecrl": "0.1.0", "packages": {"torch": "2.10.0"}, "machine": "x86_64", "source_sha256": "5" * 64})
+        began = self.now
         while not self.attempts or self.attempts[-1].outcome != "completed":
             self.attempts.append(self.attempt(len(self.attempts)))
         deaths = sum(a.outcome == "died" for a in self.attempts)
+        session = Session(began, began + WALL, BOOT, self.tick(0.05))
         record = SupervisorRecord(1, self.run_id, self.config.target_steps, "completed", deaths, tuple(self.attempts), (session,), "target reached")
         write_json(self.layout.supervisor, encode(record))
+        write_json(self.layout.supervisor, encode(replace(record, attempts=with_phases(self.layout, record.attempts))))
         self.store.close()
         write_json(self.layout.metrics, metrics_document(load(self.layout)))
         return self.layout
@@ -108,7 +119,7 @@ class RunBuilder:
         pending = tuple(entry for entry in plan(self.config) if entry.index not in self.fired)
         seen = max((a.last_step or 0 for a in self.attempts), default=0)
         worker = Worker(self, number, step, {entry.global_step: entry for entry in pending if entry.moment == "boundary"})
-        write_json(worker.logs.launch, encode(LaunchOrder(number, worker.ranks, step, resumed, seen, pending, worker.until)))
+        self.order(LaunchOrder(number, worker.ranks, step, resumed, seen, pending, worker.until), launched)
         self.store.claim(number)
         blow, last = worker.live()
         ended = self.tick(0.2)
@@ -144,6 +155,11 @@ class RunBuilder:
             return None, choice.rejected
         return ResumedFrom(self.layout.relative(report.path), report.commit_sha256), choice.rejected
 
+    def order(self, order: LaunchOrder, launched: float) -> None:
+        """Write launch.json, a few milliseconds before the launch."""
+        dated = replace(order, at=launched - 0.005, time=launched - 0.005 + WALL, boot_id=BOOT)
+        write_json(self.layout.attempt(order.attempt).launch, encode(dated))
+
     def parted(self, step: int) -> str:
         """What made "training" go another way before `step`."""
         return ""
@@ -164,7 +180,9 @@ class Worker:
         self.logs = run.layout.attempt(attempt)
         self.ranks, self.until = run.ranks_behind(step), next_change(run.config, step)
         self.journals = [Journal(self.logs.rank(rank)) for rank in range(self.ranks)]
-        self.spans, self.checkpoints = Journal(self.logs.spans(0)), Journal(self.logs.checkpoints)
+        self.spans, self.checkpoints = {rank: Journal(self.logs.spans(rank)) for rank in range(self.ranks)}, Journal(self.logs.checkpoints)
+        self.booking = set(range(self.ranks))  # those that have not died
+        self.begun: float | None = None  # when a step began that somebody died in
         self.chain = run.chains[step] + [""] * (self.ranks - len(run.chains[step]))  # one that has left keeps its place
         self.sampler = ResumableGlobalBatchSampler(SAMPLES, run.config.global_batch, run.config.seed, run.config.elastic.replicas)
         for _ in range(step):
@@ -183,12 +201,16 @@ class Worker:
             blow = self.strike()
         if blow is None and self.until is None:
             self.finish()
-        for journal in (*self.journals, self.spans, self.checkpoints):
-            journal.close()
+        self.close()
         return blow, self.step
+
+    def close(self) -> None:
+        for journal in (*self.journals, *self.spans.values(), self.checkpoints):
+            journal.close()
 
     def one_step(self) -> None:
         epoch, cursor = self.sampler.epoch, self.sampler.cursor_step
+        began, self.begun = self.run.now if self.begun is None else self.begun, None
         self.step += 1
         self.spend("compute", 0.02, self.step)
         for rank, journal in enumerate(self.journals):
@@ -203,9 +225,9 @@ class Worker:
                 sample_ids_count=len(ids),
                 loss=self.loss_of(rank),
                 attempt=self.number,
-                seconds=0.02,
+                seconds=self.run.now - began,
                 at=self.run.now,
-                time=self.run.now,
+                time=self.run.now + WALL,
                 inputs_hash=inputs_of(epoch, ids.tolist()),
             )
             written = journal.append(line)
@@ -232,16 +254,24 @@ class Worker:
         return b"".join(struct.pack("<f", self.number_at(name, i)) for i in range(-(-count // 4)))[:count]
 
     def checkpoint(self) -> None:
+        """Copy, write, meet again: rank 0's seconds part by part, the others' as one wait. The step's own `sync` gathered the state."""
+        began, image = self.run.now, self.image()
+        self.run.tick(0.004)
+        self.book(0, "snapshot", began)
+        writing = self.run.now
         self.event("submitted", snapshot_s=0.004, bytes=1000, inflight=1)
-        self.spend("snapshot", 0.004, self.step)
-        image = self.image()
+        self.event("received")
+        self.run.tick(0.03)
         saved = self.run.store.save(image, self.number)
         self.run.chains[self.step] = list(self.chain)
-        self.spend("write_wait", 0.03, self.step)
-        self.event("committed", write_s=0.02, commit_s=0.01, path=self.run.layout.relative(saved.path), commit_sha256=saved.commit_sha256)
-        self.event("released", stall_s=0.034)
+        path = self.run.layout.relative(saved.path)
+        self.event("committed", write_s=0.02, commit_s=0.01, path=path, commit_sha256=saved.commit_sha256)
         for retired in self.run.store.settle(saved, image):
             self.event("retired", step=retired.global_step)
+        self.book(0, "write_wait", writing)
+        self.event("released", stall_s=self.run.now - began)
+        for rank in self.booking - {0}:
+            self.book(rank, "sync", began)
 
     def image(self) -> Image:
         layout = plan_image(PARTS)
@@ -257,7 +287,7 @@ class Worker:
         entry = self.armed.get(self.step)
         if entry is None:
             return None
-        fired = Fired(entry.index, entry.kind, entry.rank, entry.global_step, self.number, self.run.now, self.run.now)
+        fired = Fired(entry.index, entry.kind, entry.rank, entry.global_step, self.number, self.run.now, self.run.now + WALL)
         assert claim(self.run.layout, fired)
         self.run.fired.add(entry.index)
         return fired
@@ -265,7 +295,7 @@ class Worker:
     def finish(self) -> None:
         digests = self.final_digests()
         loss = self.number_at("loss", 0, 0 if self.run.config.elastic.replicas else self.ranks)
-        write_json(self.logs.final, encode(Final(self.step, self.number, self.run.now, self.run.now, *digests, loss)))
+        write_json(self.logs.final, encode(Final(self.step, self.number, self.run.now, self.run.now + WALL, *digests, loss)))
         self.spend("idle", 0.01, self.step)
 
     def final_digests(self) -> tuple[str, str, str, str]:
@@ -280,11 +310,19 @@ class Worker:
         return found.parameters, found.buffers, found.optimizer, found.rng
 
     def spend(self, category: str, seconds: float, step: int) -> None:
+        """All ranks alike."""
         start = self.run.now
-        self.spans.append(Span(category, start, self.run.tick(seconds), self.number, step))
+        self.run.tick(seconds)
+        for rank in sorted(self.booking):
+            self.book(rank, category, start, step)
+
+    def book(self, rank: int, category: str, start: float, step: int | None = None) -> None:
+        """From `start` to now, for a rank that lives."""
+        if rank in self.booking:
+            self.spans[rank].append(Span(category, start, self.run.now, self.number, self.step if step is None else step))
 
     def event(self, event: str, step: int = 0, **values: object) -> None:
-        self.checkpoints.append(CheckpointLine(event, step or self.step, self.number, self.run.now, self.run.now, **values))  # type: ignore[arg-type]
+        self.checkpoints.append(CheckpointLine(event, step or self.step, self.number, self.run.now, self.run.now + WALL, **values))  # type: ignore[arg-type]
 
 
 def inputs_of(epoch: int, ids: list[int]) -> str:

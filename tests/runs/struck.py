@@ -9,14 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import FailureConfig, RunConfig
 from ecrl_cli.failures.fired import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import Attempt, Fired
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
-from ecrl_cli.supervision.record import read_record
-from tests.runs.builder import RunBuilder, config_of
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.record import read_record, with_phases
+from tests.runs.builder import BOOT, WALL, RunBuilder, config_of
 from tests.runs.spoil import at_step, edit_json, edit_lines
 
 ENTRIES = ("slow_rank@3:1*0.01", "corrupt@20:1", "enospc@9", "kill@900.5s:1")
@@ -29,7 +31,7 @@ class ListedBuilder(RunBuilder):
 
     def struck(self, index: int, attempt: int, **more: Any) -> None:
         entry = plan(self.config)[index]
-        assert claim(self.layout, Fired(index, entry.kind, entry.rank, entry.global_step, attempt, self.now, self.now, **more))
+        assert claim(self.layout, Fired(index, entry.kind, entry.rank, entry.global_step, attempt, self.now, self.now + WALL, **more))
         self.fired.add(index)
 
 
@@ -116,9 +118,10 @@ class BereftBuilder(ListedBuilder):
 def build_bereft(folder: Path) -> RunLayout:
     """Each stay begins with its attempt; the last one alone has an end."""
     run = BereftBuilder(folder / "struck", listed("supervisor@9", "kill@15:1", "supervisor@15.rest")).build()
-    stays = [(a.launched_at, None) for a in read_record(run).attempts]
-    sessions = [{"started_at": began, "time": began, "boot_id": "boot", "ended_at": end} for began, end in (*stays[:2], (stays[2][0], 2000.0))]
+    begun = [a.launched_at - 0.01 for a in read_record(run).attempts]
+    sessions = [{"started_at": at, "time": at + WALL, "boot_id": BOOT, "ended_at": end} for at, end in zip(begun, (None, None, 2000.0), strict=True)]
     edit_json(run.supervisor, lambda record: record | {"sessions": sessions})
+    write_json(run.supervisor, encode(replace(read_record(run), attempts=with_phases(run, read_record(run).attempts))))
     return run
 
 

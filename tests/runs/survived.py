@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import FailureConfig, RecoveryConfig, SupervisionConfig
 from ecrl_cli.data.order import epoch_order, shard, window
 from ecrl_cli.failures.fired import claim
@@ -16,8 +15,7 @@ from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.recovery import LOST, LedgerLine, Redone, Testimony
-from ecrl_cli.storage.files import write_json
-from tests.runs.builder import SAMPLES, RunBuilder, Worker, config_of
+from tests.runs.builder import SAMPLES, WALL, RunBuilder, Worker, config_of
 
 # Two buckets of "layers"; the one layer of the built checkpoints among them.
 LAYERS = (("weight",), ("bias", "scale"))
@@ -89,7 +87,7 @@ class SurvivedBuilder(RunBuilder):
         seen = max((a.last_step or 0 for a in self.attempts), default=0)
         worker = LiveWorker(self, number, step, self.deaths[number] if number < len(self.deaths) else None)
         order = LaunchOrder(number, worker.ranks, step, resumed, seen, pending, **taken)  # type: ignore[arg-type]
-        write_json(worker.logs.launch, encode(order))
+        self.order(order, launched)
         self.store.claim(number)
         died = worker.lived(bool(taken["origins"]))
         ended = self.tick(0.2)
@@ -144,13 +142,10 @@ class LiveWorker(Worker):
         self.close()
         return False
 
-    def close(self) -> None:
-        for journal in (*self.journals, self.spans, self.checkpoints):
-            journal.close()
-
     def die(self, fate: Death) -> None:
         """In lossy_forward, or where nothing was missing, the step is finished; else it is given up."""
         self.struck(fate)
+        self.booking -= set() if fate.logged else set(fate.lost)
         if fate.all_anew:
             return
         lossy = self.live_run.config.recovery.name == LOSSY
@@ -173,9 +168,11 @@ class LiveWorker(Worker):
         if not self.live_run.planned:
             return
         entry = plan(self.run.config)[len(self.run.fired)]
+        self.begun = self.run.now
         self.spend("compute", 0.01, fate.step)
         now = self.run.now
-        assert claim(self.run.layout, Fired(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, now, at_step=fate.step))
+        blow = Fired(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, now + WALL, at_step=fate.step)
+        assert claim(self.run.layout, blow)
         self.run.fired.add(entry.index)
 
     def step_of(self, ranks: list[int]) -> None:
@@ -201,7 +198,7 @@ class LiveWorker(Worker):
         for rank in alive:
             each = tuple(replace(one, seconds=0.01 * (rank + 1)) for one in redone)
             now = self.run.now
-            said = Testimony(self.step, self.number, rank, alive, each, LAYERS if redone else (), "ab" * 32, now, now)
+            said = Testimony(self.step, self.number, rank, alive, each, LAYERS if redone else (), "ab" * 32, now, now + WALL)
             journals = [(self.logs.testimony(rank), [said])] + ([(self.logs.ledger(rank), lines)] if lines else [])
             for path, entries in journals:
                 journal = Journal(path)

@@ -20,7 +20,7 @@ def processor() -> float:
 
 
 def wall() -> float:
-    """Unix time in seconds; recorded, never compared."""
+    """Unix time in seconds: recorded as a witness of `monotonic`; no figure comes from it."""
     return time.time()
 
 

@@ -10,6 +10,7 @@ _ATTEMPT = re.compile(r"^attempt-([0-9]{2,9})\Z")
 _RANK_LOG = re.compile(r"^rank([0-9]{1,9})\.jsonl\Z")
 _TESTIMONY = re.compile(r"^recovery_rank([0-9]{1,9})\.jsonl\Z")
 _LEDGER = re.compile(r"^ledger_rank([0-9]{1,9})\.jsonl\Z")
+_SPANS = re.compile(r"^spans_rank([0-9]{1,9})\.jsonl\Z")
 
 
 def is_folder(path: Path) -> bool:
@@ -61,6 +62,10 @@ class AttemptLayout:
     def ranks(self) -> list[int]:
         """The ranks that left a log, in order."""
         return self._ranks_of(_RANK_LOG)
+
+    def spanned(self) -> list[int]:
+        """The ranks that left spans, in order."""
+        return self._ranks_of(_SPANS)
 
     def testified(self) -> list[int]:
         """The ranks that left a testimony, in order."""

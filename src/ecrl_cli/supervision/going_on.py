@@ -1,4 +1,4 @@
-"""Behind an attempt that some ranks have outlived: who goes on, from where, and with what. Pure, but for the order that is written."""
+"""Behind an attempt that some ranks have outlived: who goes on, from where, and with what. Pure, but for the order, which is dated and written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.fired import fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
+from ecrl_cli.records.clock import boot_id, monotonic, wall
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
@@ -73,6 +74,8 @@ def begin(layout: RunLayout, earlier: tuple[Attempt, ...], world_size: int, step
 
 
 def write_order(layout: RunLayout, made: LaunchOrder) -> LaunchOrder:
+    """Write launch.json, durably and dated."""
+    made = replace(made, at=monotonic(), time=wall(), boot_id=boot_id())
     logs = layout.attempt(made.attempt)
     logs.folder.mkdir(parents=True, exist_ok=True)
     write_json(logs.launch, encode(made))

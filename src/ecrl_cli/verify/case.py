@@ -10,6 +10,7 @@ from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.lineage import Lineage, lineage
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
+from ecrl_cli.verify.rank_spans import RankSpans, read_spans
 from ecrl_cli.verify.stored import OnDisk, on_disk
 
 
@@ -33,6 +34,11 @@ class Case:
     def disk(self) -> tuple[OnDisk, ...]:
         """The checkpoints that are still there, each hashed once."""
         return on_disk(self.run)
+
+    @cached_property
+    def spans(self) -> RankSpans:
+        """The spans of every rank, not of rank 0 alone."""
+        return read_spans(self.run)
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:

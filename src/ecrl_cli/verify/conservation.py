@@ -5,6 +5,8 @@ from __future__ import annotations
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import CATEGORIES
 from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.clocks import check_clocks
+from ecrl_cli.verify.spans import check_spans
 from ecrl_cli.verify.verdict import Finding, Notes
 
 PROMISE = "time-conserved"
@@ -17,6 +19,8 @@ def time_conserved(case: Case) -> Finding:
     if case.run.supervisor is None or not case.run.supervisor.sessions:
         notes.missing("supervisor.json names no session: the wall time is not known")
         return notes.finding("")
+    check_clocks(case, notes)
+    check_spans(case, notes)
     if not _known_spans(case, notes):
         return notes.finding("")
     account = timeline(case.run)

@@ -14,11 +14,14 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.verify.case import Case, checkpoint_events
 from ecrl_cli.verify.continued import check_continued, size_of_survivors
+from ecrl_cli.verify.labels import check_labels, other_environment
 from ecrl_cli.verify.metrics_cache import check_metrics
 from ecrl_cli.verify.recalled import check_recalled
 from ecrl_cli.verify.stored import OnDisk
+from ecrl_cli.verify.supervisor_record import check_supervisor_record
 from ecrl_cli.verify.survival import excused_lines
 from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.vocabulary import check_words
 
 RECORDS, TARGET = "records-consistent", "target-reached"
 
@@ -29,13 +32,17 @@ def records_consistent(case: Case) -> Finding:
     for file in case.run.unread:
         notes.missing(f"{file.path} cannot be read: {file.reason}")
     _check_identity(case, notes)
+    check_words(case, notes)
+    check_labels(case, notes)
     if case.run.supervisor is None:
         notes.missing("supervisor.json is missing")
     else:
         _check_supervisor(case, case.run.supervisor, notes)
+        check_supervisor_record(case, case.run.supervisor, notes)
     chained = sum(_check_chain(case, c, notes) for c in case.disk if c.report.ok)
     check_metrics(case, notes)
-    return notes.finding(f"{len(case.attempts)} attempts agree with their logs; {chained} checkpoints vouch for the lines before them")
+    kept = f"{len(case.attempts)} attempts agree with their logs; {chained} checkpoints vouch for the lines before them"
+    return notes.finding(kept, other_environment(case))
 
 
 def _check_identity(case: Case, notes: Notes) -> None:

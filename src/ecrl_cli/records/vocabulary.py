@@ -1,0 +1,20 @@
+"""The words that records may use, one tuple per enumeration. A word that is not here is an error, wherever it stands."""
+
+from __future__ import annotations
+
+from ecrl_cli.records.board import PHASES
+from ecrl_cli.records.events import CATEGORIES, CHECKPOINT_ENDS
+from ecrl_cli.records.recovery import EFFECTS, SNAPSHOT, SURVIVED, SURVIVORS
+
+OUTCOMES = ("running", "completed", "died", "stopped", "resized", "hung", SURVIVED)
+TERMINAL_STATUSES = ("running", "completed", "stopped", "gave_up", "refused")
+MEMORIES = ("", SURVIVORS, SNAPSHOT)
+CHECKPOINT_EVENTS = ("submitted", "received", "released", *CHECKPOINT_ENDS, "retired")
+LEDGER_EFFECTS = EFFECTS
+HANG_PHASES = PHASES
+
+# Categories that no rank books: they are derived from the supervisor's book, or from which steps are done again.
+DERIVED = ("launch", "detect", "replay")
+RANK_CATEGORIES = tuple(category for category in CATEGORIES if category not in DERIVED)
+
+TARGET_REACHED = "target reached"  # the reason of every completed run

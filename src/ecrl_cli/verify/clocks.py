@@ -1,0 +1,281 @@
+"""Two independent clocks: every instant is on record by the monotonic clock (`at`) and by the wall clock (`time`); they must advance together.
+
+Also what the monotonic clock alone forbids: instants out of order, outside of their session or attempt, or closer together than the work
+between them took. See docs/decisions/cross-checks.md for the tolerances and for what no record can contradict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ecrl_cli.records.events import Attempt, CheckpointLine, Session
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.rank_spans import ROUNDING_S
+from ecrl_cli.verify.verdict import Notes
+
+APART_S = 0.05  # by which the two clocks may differ at one instant: both are read within microseconds of each other
+SLEW = 0.1  # the most that a daemon speeds a wall clock up or slows it down by (chrony: 8.3%; the kernel's own slew: 0.05%)
+STEPS, STEP_EVERY_S = 3, 600.0  # how often a wall clock may be set, or a machine be suspended, in one run
+LATE, LATE_SHARE = 2, 0.02  # how many instants, and what share, may have had their second clock read late: a process was held in between
+LARGE_STEP_S = 3600.0  # a clock that was wrong by this much is set right once; it does not become wrong again
+EARLIEST = 1_704_067_200.0  # 2024-01-01: earlier than anything that could have recorded a run
+
+
+@dataclass(frozen=True)
+class Instant:
+    """One reading of both clocks. `process`: who read them; `what`: where it stands, in words."""
+
+    at: float
+    time: float
+    process: tuple[int, int | str]
+    what: str
+
+    @property
+    def offset(self) -> float:
+        """The wall clock's distance from the monotonic one: the same throughout a boot."""
+        return self.time - self.at
+
+
+def local_ranks(case: Case, attempt: int) -> int:
+    """How many ranks of `attempt`, the first ones, are on the supervisor's machine and share its clocks."""
+    order, a = case.run.logs(attempt).order, case.attempt(attempt)
+    ranks = order.world_size if order else a.world_size if a else 0
+    return ranks // max(1, len(order.nodes)) if order else ranks
+
+
+def check_clocks(case: Case, notes: Notes) -> None:
+    """All of it."""
+    _check_sessions(case, notes)
+    for a in case.attempts:
+        _check_attempt_instants(case, a, notes)
+        _check_line_order(case, a, notes)
+        _check_save_order(case, a, notes)
+    _check_fired(case, notes)
+    for clock, instants in sorted(_by_clock(case).items()):
+        _check_agreement(clock, instants, notes)
+
+
+def _check_sessions(case: Case, notes: Notes) -> None:
+    """Sessions follow one another, each has a length, and holds its attempts."""
+    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    for number, session in enumerate(sessions):
+        if session.ended_at is not None and session.ended_at <= session.started_at:
+            notes.broken(f"session {number} began at {session.started_at:.3f} s and ended at {session.ended_at:.3f} s")
+        held = [a for a in case.attempts if a.session == number]
+        for a in held:
+            if a.launched_at < session.started_at - ROUNDING_S:
+                notes.broken(f"attempt {a.attempt} was launched {session.started_at - a.launched_at:.3f} s before its session began")
+            over = a.launched_at if a.ended_at is None else a.ended_at
+            if session.ended_at is not None and over > session.ended_at + ROUNDING_S:
+                notes.broken(f"attempt {a.attempt} ended {over - session.ended_at:.3f} s after its session")
+    for number, (before, after) in enumerate(pairwise(sessions)):
+        last = before.started_at if before.ended_at is None else before.ended_at
+        if before.boot_id == after.boot_id and after.started_at < last - ROUNDING_S:
+            notes.broken(f"session {number + 1} began {last - after.started_at:.3f} s before session {number} was over")
+        _check_reboot(number, before, after, notes)
+
+
+def _check_reboot(number: int, before: Session, after: Session, notes: Notes) -> None:
+    """Two boots do not begin in the same millisecond: a boot is told apart by its id and by the wall time at which its clock began."""
+    offsets = before.time - before.started_at, after.time - after.started_at
+    if before.boot_id != after.boot_id and abs(offsets[0] - offsets[1]) < 1e-3:
+        notes.broken(f"sessions {number} and {number + 1} name two boots, and their clocks began at the same instant")
+
+
+def _check_attempt_instants(case: Case, a: Attempt, notes: Notes) -> None:
+    """Attempts of a session follow one another; what an attempt's ranks recorded lies between its launch and the next one's."""
+    if a.ended_at is not None and a.ended_at < a.launched_at - ROUNDING_S:
+        notes.broken(f"attempt {a.attempt} ended {a.launched_at - a.ended_at:.3f} s before it was launched")
+    following = next((b for b in case.attempts if b.attempt == a.attempt + 1 and b.session == a.session), None)
+    if following and a.ended_at is not None and following.launched_at < a.ended_at - ROUNDING_S:
+        notes.broken(f"attempt {following.attempt} was launched {a.ended_at - following.launched_at:.3f} s before attempt {a.attempt} ended")
+    _check_order(case, a, notes)
+    until = _until(case, a, following)
+    for instant in _of_ranks(case, a):
+        if instant.at < a.launched_at - ROUNDING_S:
+            notes.broken(f"{instant.what} is dated {a.launched_at - instant.at:.3f} s before the attempt was launched")
+            break
+        if until is not None and instant.at > until + ROUNDING_S:
+            notes.broken(f"{instant.what} is dated {instant.at - until:.3f} s after the attempt was over")
+            break
+
+
+def _check_order(case: Case, a: Attempt, notes: Notes) -> None:
+    """The order for an attempt is written behind the end of the one before and ahead of the launch, in the boot of its session."""
+    order, sessions = case.run.logs(a.attempt).order, case.run.supervisor.sessions if case.run.supervisor else ()
+    if order is None or not order.at:
+        return
+    before = next((b for b in case.attempts if b.attempt == a.attempt - 1 and b.session == a.session), None)
+    if order.at > a.launched_at + ROUNDING_S:
+        notes.broken(f"launch.json of attempt {a.attempt} was written {order.at - a.launched_at:.3f} s after the launch")
+    if before and before.ended_at is not None and order.at < before.ended_at - ROUNDING_S:
+        notes.broken(f"launch.json of attempt {a.attempt} was written {before.ended_at - order.at:.3f} s before attempt {before.attempt} ended")
+    if 0 <= a.session < len(sessions):
+        if sessions[a.session].boot_id != order.boot_id:
+            notes.broken(f"attempt {a.attempt} was ordered in boot {order.boot_id[:8]}, its session is of boot {sessions[a.session].boot_id[:8]}")
+        elif order.at < sessions[a.session].started_at - ROUNDING_S:
+            notes.broken(f"launch.json of attempt {a.attempt} was written before its session began")
+
+
+def _until(case: Case, a: Attempt, following: Attempt | None) -> float | None:
+    """By when every rank of `a` had ended or left it: the next launch, else the end of the session; None where the supervisor was killed."""
+    if following:
+        return following.launched_at
+    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    return sessions[a.session].ended_at if 0 <= a.session < len(sessions) else None
+
+
+def _of_ranks(case: Case, a: Attempt) -> Iterator[Instant]:
+    """What the ranks that share the supervisor's clock recorded in `a`."""
+    logs, who = case.run.logs(a.attempt), f"attempt {a.attempt}"
+    for rank, lines in sorted(logs.ranks.items()):
+        if rank < local_ranks(case, a.attempt):
+            for line in lines.events:
+                yield Instant(line.at, line.time, (a.attempt, rank), f"step {line.global_step} of {who} rank {rank}")
+    for saved in logs.checkpoints.events:
+        if saved.event in ("submitted", "released"):
+            yield Instant(saved.at, saved.time, (a.attempt, 0), f"the {saved.event} line of step {saved.global_step} of {who}")
+    for rank, told in sorted(logs.testimonies.items()):
+        for each in told.events:
+            yield Instant(each.at, each.time, (a.attempt, rank), f"the survivor report of {who} rank {rank}")
+    if logs.final:
+        yield Instant(logs.final.at, logs.final.time, (a.attempt, 0), f"final.json of {who}")
+
+
+def _check_line_order(case: Case, a: Attempt, notes: Notes) -> None:
+    """A step takes `seconds` and ends at `at`: it cannot have begun before the one before had ended."""
+    for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
+        who = f"attempt {a.attempt} rank {rank}"
+        before = a.launched_at if rank < local_ranks(case, a.attempt) else None
+        for line in lines.events:
+            if line.seconds <= 0:
+                notes.broken(f"step {line.global_step} of {who} took {line.seconds:g} s")
+                break
+            if before is not None and line.at - line.seconds < before - ROUNDING_S:
+                early = before - (line.at - line.seconds)
+                notes.broken(
+                    f"step {line.global_step} of {who} began {early:.6f} s before what came before it was over, by its own {line.seconds:.6f} s"
+                )
+                break
+            before = line.at
+
+
+def _check_save_order(case: Case, a: Attempt, notes: Notes) -> None:
+    """A checkpoint is submitted, then received, then ends; the write lies between the last two; the training thread goes on afterwards."""
+    by_step: dict[int, dict[str, CheckpointLine]] = {}
+    for line in case.run.logs(a.attempt).checkpoints.events:
+        by_step.setdefault(line.global_step, {}).setdefault(line.event, line)
+    for step, found in sorted(by_step.items()):
+        for first, then in (("submitted", "received"), ("received", "committed"), ("submitted", "released"), ("committed", "retired")):
+            late, early = found.get(first), found.get(then)
+            if late and early and early.at < late.at - ROUNDING_S:
+                notes.broken(f"step {step} of attempt {a.attempt} was {then} {late.at - early.at:.6f} s before it was {first}")
+        received, committed = found.get("received"), found.get("committed")
+        if received and committed and committed.write_s + committed.commit_s > committed.at - received.at + ROUNDING_S:
+            text = f"{committed.write_s + committed.commit_s:.6f} s of writing between two instants {committed.at - received.at:.6f} s apart"
+            notes.broken(f"step {step} of attempt {a.attempt} was saved in {text}")
+
+
+def _check_fired(case: Case, notes: Notes) -> None:
+    """Planned failures fired while a supervisor was there."""
+    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    for fired in case.run.fired:
+        remote = fired.rank >= local_ranks(case, fired.attempt) > 0
+        if sessions and not remote and not any(_within(number, sessions, fired.at) for number in range(len(sessions))):
+            notes.broken(f"entry {fired.index} fired at {fired.at:.3f} s, when no supervisor was there")
+
+
+def _within(number: int, sessions: tuple[Session, ...], at: float) -> bool:
+    """Whether `at` may lie in a session; one that was killed lasts at most until the next one of its boot."""
+    session, rest = sessions[number], sessions[number + 1 :]
+    if session.ended_at is not None:
+        end = session.ended_at
+    else:
+        end = next((later.started_at for later in rest if later.boot_id == session.boot_id), float("inf"))
+    return session.started_at - ROUNDING_S <= at <= end + ROUNDING_S
+
+
+def _by_clock(case: Case) -> dict[str, list[Instant]]:
+    """Every instant of the run, by the clock that it was read from: a boot of the supervisor's machine, or a rank's process on another one."""
+    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    found: dict[str, list[Instant]] = {}
+    for number, session in enumerate(sessions):
+        begun = Instant(session.started_at, session.time, (-1, "supervisor"), f"session {number}")
+        found.setdefault(f"boot {session.boot_id[:8]}", []).append(begun)
+    for a in case.attempts:
+        boot = f"boot {sessions[a.session].boot_id[:8]}" if 0 <= a.session < len(sessions) else f"session {a.session}"
+        logs, order = case.run.logs(a.attempt), case.run.logs(a.attempt).order
+        found.setdefault(boot, []).extend(_of_ranks(case, a))
+        if order and order.at:
+            found[boot].append(Instant(order.at, order.time, (-1, "supervisor"), f"launch.json of attempt {a.attempt}"))
+        for line in logs.checkpoints.events:
+            if line.event not in ("submitted", "released"):
+                what = f"the {line.event} line of step {line.global_step} of attempt {a.attempt}"
+                found[boot].append(Instant(line.at, line.time, (a.attempt, "writer"), what))
+        for fired in (f for f in case.run.fired if f.attempt == a.attempt and f.rank < local_ranks(case, a.attempt)):
+            found[boot].append(Instant(fired.at, fired.time, (a.attempt, fired.rank), f"entry {fired.index}, fired,"))
+        for rank, lines in logs.ranks.items():
+            if rank >= local_ranks(case, a.attempt):
+                name = f"attempt {a.attempt} rank {rank}"
+                found[name] = [Instant(x.at, x.time, (a.attempt, rank), f"step {x.global_step} of {name}") for x in lines.events]
+    return found
+
+
+def _check_agreement(clock: str, instants: list[Instant], notes: Notes) -> None:
+    """The wall clock may be slewed, now and then be set, and be read late; it may not run at another rate, or be set to and fro."""
+    if early := next((each for each in instants if each.time < EARLIEST), None):
+        notes.missing(f"{early.what} is dated {early.time:.0f} s after 1970 by the wall clock, which had not been set")
+    ordered = sorted(instants, key=lambda each: (each.at, each.time))
+    steps, late = _disagreements(ordered)
+    if not ordered:
+        return
+    allowed = STEPS + int((ordered[-1].at - ordered[0].at) / STEP_EVERY_S)
+    large = [step for step in steps if abs(step[1]) > LARGE_STEP_S]
+    if len(steps) > allowed or (any(by > 0 for _, by in large) and any(by < 0 for _, by in large)):
+        where, by = (large or steps)[0]
+        text = f"{clock}: the wall clock and the monotonic one part {len(steps)} times in {ordered[-1].at - ordered[0].at:.3f} s"
+        notes.broken(f"{text}, the first time at {where.what}, by {by:+.3f} s")
+    elif len(late) > LATE + LATE_SHARE * len(ordered):
+        notes.broken(f"{clock}: {len(late)} of {len(ordered)} instants have a wall time that was read late, the first is {late[0].what}")
+
+
+def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]], list[Instant]]:
+    """(where the wall clock was set, and by how much), and the instants whose wall time was read late.
+
+    Greedy: an instant agrees with those since the last step, or was read late by a process that was held up until then, or is a step.
+    """
+    steps: list[tuple[Instant, float]] = []
+    late: list[Instant] = []
+    free_until = _next_of_process(ordered)
+    base: Instant | None = None
+    for number, each in enumerate(ordered):
+        if base is None:
+            base = each
+            continue
+        apart = each.offset - base.offset
+        if abs(apart) <= APART_S + SLEW * (each.at - base.at):
+            continue
+        if apart > 0 and each.at + apart <= free_until[number] + APART_S and _returns(ordered, number, base):
+            late.append(each)
+            continue
+        steps.append((each, apart))
+        base = each
+    return steps, late
+
+
+def _next_of_process(ordered: list[Instant]) -> list[float]:
+    """For each instant, when its process read the clocks again: until then it may have been held up."""
+    following: dict[tuple[int, int | str], float] = {}
+    found = []
+    for each in reversed(ordered):
+        found.append(following.get(each.process, float("inf")))
+        following[each.process] = each.at
+    return list(reversed(found))
+
+
+def _returns(ordered: list[Instant], number: int, base: Instant) -> bool:
+    """Whether the instant behind `number` agrees with those before: then the clock itself was not set. True at the end."""
+    behind = ordered[number + 1 : number + 2]
+    return all(abs(each.offset - base.offset) <= APART_S + SLEW * (each.at - base.at) for each in behind)

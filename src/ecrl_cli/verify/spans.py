@@ -1,0 +1,206 @@
+"""What every rank booked its seconds as, held against what else says the same: its own lines, the checkpoint lines, and the other ranks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine, Span
+from ecrl_cli.records.vocabulary import RANK_CATEGORIES
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.clocks import local_ranks
+from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
+from ecrl_cli.verify.verdict import Notes
+
+_FREE = ("compute", "warm_up", "idle", "import", "rendezvous", "load")  # what a stall is not
+_AFTERWARDS_S = 0.05  # computing behind the last step: a few statements
+
+
+def check_spans(case: Case, notes: Notes) -> None:
+    """All of it, attempt by attempt."""
+    for reason in case.spans.unread:
+        notes.missing(reason)
+    for a in case.attempts:
+        logs = case.run.logs(a.attempt)
+        for rank, lines in sorted(logs.ranks.items()):
+            account = case.spans.of(a.attempt, rank)
+            if account is None:
+                if lines.events and rank:  # of rank 0 another check tells
+                    notes.missing(f"attempt {a.attempt} left no spans of rank {rank}")
+                continue
+            if _check_account(a, rank, account, notes):
+                _check_lines(f"attempt {a.attempt} rank {rank}", lines.events, account, notes)
+        for key in sorted(key for key in case.spans.accounts if key[0] == a.attempt):
+            if key[1] >= a.world_size:
+                notes.broken(f"attempt {a.attempt} rank {key[1]} left spans, the attempt had {a.world_size} ranks")
+            elif key[1] < local_ranks(case, a.attempt) and case.spans.accounts[key].start < a.launched_at - ROUNDING_S:
+                notes.broken(f"the spans of attempt {a.attempt} rank {key[1]} begin before the launch")
+        _check_steps_together(case, a, notes)
+        _check_saves(case, a, notes)
+        _check_final(case, a, notes)
+
+
+def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: Notes) -> bool:
+    """Spans touch, have a length, and a category that a rank books; gives whether they can be built on."""
+    who = f"attempt {a.attempt} rank {rank}"
+    for span in account.spans:
+        if span.category not in RANK_CATEGORIES or span.attempt != a.attempt or not span.end > span.start:
+            notes.broken(f"{who} has a span that cannot be: {span.category} of attempt {span.attempt}, {span.start} to {span.end}")
+            return False
+    for before, after in pairwise(account.spans):
+        if abs(after.start - before.end) > ROUNDING_S:
+            how = f"{after.start - before.end:.6f} s open" if after.start > before.end else f"{before.end - after.start:.6f} s counted twice"
+            notes.broken(f"{who} leaves {how} between {before.category} and {after.category} (step {after.global_step})")
+            return False
+        if after.global_step < before.global_step:
+            notes.broken(f"{who} books step {after.global_step} behind step {before.global_step}")
+            return False
+    return True
+
+
+def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, notes: Notes) -> None:
+    """A step is computing from its beginning to its line. Of the last line alone the span may be missing: it was open when the rank died."""
+    for number, line in enumerate(lines):
+        step = f"step {line.global_step} of {who}"
+        if line.at > account.end + ROUNDING_S:
+            if number < len(lines) - 1:
+                notes.broken(f"the spans of {who} end before {step} does, and later steps are on record")
+                return
+            continue
+        spans = account.covering(line.at)
+        if not any(span.category == "compute" and span.global_step == line.global_step for span in spans):
+            booked = f"{spans[-1].category} of step {spans[-1].global_step}" if spans else "nothing"
+            notes.broken(f"{step} was logged at an instant that is booked as {booked}")
+            return
+        other = next((span for span in account.between(line.at - line.seconds, line.at) if span.category != "compute"), None)
+        if other is not None:
+            notes.broken(f"{step} took {line.seconds:.6f} s, and part of that is booked as {other.category}")
+            return
+        began = account.step_starts.get(line.global_step)
+        if began is not None and line.at - line.seconds > began + ROUNDING_S:
+            notes.broken(f"{step} took {line.seconds:.6f} s by its line, {line.at - began:.6f} s by its spans")
+            return
+
+
+def _check_steps_together(case: Case, a: Attempt, notes: Notes) -> None:
+    """Ranks exchange gradients in every step: none ends it before all have begun it. Of ranks on one machine, which share a clock."""
+    latest: dict[int, tuple[float, int]] = {}
+    earliest: dict[int, tuple[float, int]] = {}
+    for rank, lines in case.run.logs(a.attempt).ranks.items():
+        for line in lines.events if rank < local_ranks(case, a.attempt) else ():
+            step = line.global_step
+            latest[step] = max(latest.get(step, (line.at - line.seconds, rank)), (line.at - line.seconds, rank))
+            earliest[step] = min(earliest.get(step, (line.at, rank)), (line.at, rank))
+    for step in sorted(latest):
+        (began, late), (ended, early) = latest[step], earliest[step]
+        if began > ended + ROUNDING_S:
+            text = f"rank {late} began step {step} of attempt {a.attempt} {began - ended:.6f} s after rank {early} had ended it"
+            notes.broken(f"{text}: they exchange gradients in between")
+            return
+
+
+def _check_saves(case: Case, a: Attempt, notes: Notes) -> None:
+    """The parts of each stall, as the checkpoint lines say and as rank 0's spans do."""
+    account, lines = case.spans.of(a.attempt, 0), case.run.logs(a.attempt).checkpoints.events
+    if account is None:
+        return
+    for submitted in (line for line in lines if line.event == "submitted" and line.at <= account.end):
+        released = next((line for line in lines if line.event == "released" and line.global_step == submitted.global_step), None)
+        _check_save(case, a, account, (submitted, released), notes)
+    _check_flush(case, a, account, notes)
+
+
+def _check_save(case: Case, a: Attempt, account: SpanAccount, lines: tuple[CheckpointLine, CheckpointLine | None], notes: Notes) -> None:
+    submitted, released = lines
+    who = f"the save of step {submitted.global_step} in attempt {a.attempt}"
+    here = account.index_at(submitted.at)
+    if here is None or account.spans[here].global_step != submitted.global_step or account.spans[here].category in (*_FREE, "sync"):
+        booked = "nothing" if here is None else f"{account.spans[here].category} of step {account.spans[here].global_step}"
+        notes.broken(f"{who} was submitted at an instant that is booked as {booked}")
+        return
+    first, last = _extent(account, here)
+    before, behind = account.spans[first:here], account.spans[here : last + 1]
+    for name, said, spans in (
+        ("snapshot", submitted.snapshot_s, before),
+        ("serialize", submitted.serialize_s, before),
+        ("backpressure", submitted.backpressure_s, before),
+        ("enqueue", released.enqueue_s if released else None, behind),
+    ):
+        spent = sum(span.end - span.start for span in spans if span.category == name)
+        if said is not None and all(abs(said - spent - more) > ROUNDING_S for more in (0.0, _left_over(account, first, name))):
+            notes.broken(f"{who} has {said:.6f} s of {name} by its line, {spent:.6f} s by the spans of rank 0")
+    if released and released.at <= account.end + ROUNDING_S:
+        _check_stall(who, account, (first, last), released, notes)
+        _check_barrier(case, a, account.spans[last].end, released, notes)
+
+
+def _extent(account: SpanAccount, here: int) -> tuple[int, int]:
+    """The spans of one save, from the one behind the gathering of all ranks' state to the one ahead of the barrier: those between two of `sync`."""
+    first, last, step = here, here, account.spans[here].global_step
+
+    def inside(span: Span) -> bool:
+        return span.global_step == step and span.category not in (*_FREE, "sync")
+
+    while first > 0 and inside(account.spans[first - 1]):
+        first -= 1
+    while last + 1 < len(account.spans) and inside(account.spans[last + 1]):
+        last += 1
+    return first, last
+
+
+def _left_over(account: SpanAccount, first: int, category: str) -> float:
+    """Seconds of `category` right ahead of the gathering: where a snapshot in memory came first, a save begins while that is still booked."""
+    before = [span for span in account.spans[max(0, first - 2) : first] if span.category != "sync"]
+    return before[-1].end - before[-1].start if before and before[-1].category == category else 0.0
+
+
+def _check_stall(who: str, account: SpanAccount, extent: tuple[int, int], released: CheckpointLine, notes: Notes) -> None:
+    """A stall reaches from the gathered state over all that rank 0 does to the barrier behind it, and no further."""
+    spans, (first, last) = account.spans, extent
+    least = spans[last].end - spans[first].start
+    if released.stall_s < least - ROUNDING_S:
+        notes.broken(f"{who} stalled for {released.stall_s:.6f} s by its line, for {least:.6f} s at least by the spans of rank 0")
+        return
+    free = [span for span in account.between(released.at - released.stall_s, released.at) if span.category in _FREE]
+    if free:
+        notes.broken(f"{who} stalled for {released.stall_s:.6f} s by its line, and part of that is booked as {free[0].category}")
+
+
+def _check_barrier(case: Case, a: Attempt, reached: float, released: CheckpointLine, notes: Notes) -> None:
+    """The other ranks wait until rank 0 comes to the barrier: they are booked as doing so."""
+    step = released.global_step
+    for rank in range(1, min(a.world_size, local_ranks(case, a.attempt))):
+        account = case.spans.of(a.attempt, rank)
+        if account is None or account.end <= released.at:
+            continue  # it died there, or before
+        waited = [span for span in account.spans if span.category == "sync" and span.global_step == step]
+        if not waited or waited[-1].end < reached - ROUNDING_S:
+            text = f"rank {rank} waited for the save of step {step} in attempt {a.attempt} until rank 0 had come to the barrier"
+            notes.broken(f"{text}, and its spans do not have it")
+
+
+def _check_flush(case: Case, a: Attempt, account: SpanAccount, notes: Notes) -> None:
+    """Behind its last step an attempt that ends well computes no more: it waits for what the writer still has."""
+    logs = case.run.logs(a.attempt)
+    lines = logs.ranks[0].events if 0 in logs.ranks else ()
+    if not lines or a.outcome not in ("completed", "resized"):
+        return
+    for end in (line for line in logs.checkpoints.events if line.event == "committed" and lines[-1].at + _AFTERWARDS_S < line.at < account.end):
+        computing = [span for span in account.covering(end.at) if span.category in ("compute", "idle")]
+        if len(computing) == len(account.covering(end.at)) and end.at - computing[-1].start > _AFTERWARDS_S:
+            notes.broken(f"step {end.global_step} was committed while rank 0 waited for it, which is booked as {computing[-1].category}")
+
+
+def _check_final(case: Case, a: Attempt, notes: Notes) -> None:
+    """The end of the goodput clock is where rank 0 turns from its last work to idling."""
+    final, account = case.run.logs(a.attempt).final, case.spans.of(a.attempt, 0)
+    if final is None or account is None:
+        return
+    last = account.spans[-1]
+    boundary = last.start if last.category == "idle" else last.end
+    if abs(final.at - boundary) > ROUNDING_S:
+        notes.broken(f"final.json ends the clock {boundary - final.at:+.6f} s from where rank 0 of attempt {a.attempt} ended its work")
+    for rank, lines in case.run.logs(a.attempt).ranks.items():
+        if rank < local_ranks(case, a.attempt) and lines.events and lines.events[-1].at > final.at + ROUNDING_S:
+            notes.broken(
+                f"rank {rank} logged step {lines.events[-1].global_step} {lines.events[-1].at - final.at:.6f} s behind the end of final.json"
+            )

@@ -1,0 +1,166 @@
+"""supervisor.json, held against itself and against the logs: how attempts and sessions ended, which hangs there were, what the phases took."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ecrl_cli.history.lineage import furthest
+from ecrl_cli.history.timeline import phases, timeline
+from ecrl_cli.records.events import Attempt, Forgone, SupervisorRecord
+from ecrl_cli.records.recovery import SNAPSHOT, SURVIVED
+from ecrl_cli.records.vocabulary import TARGET_REACHED
+from ecrl_cli.supervision.policy import counted, restarts
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.clocks import local_ranks
+from ecrl_cli.verify.rank_spans import ROUNDING_S
+from ecrl_cli.verify.verdict import Notes
+
+_PHASE_S = 1e-6  # a phase is a sum of differences that are on record
+
+
+def check_supervisor_record(case: Case, record: SupervisorRecord, notes: Notes) -> None:
+    """All of it."""
+    _check_end(case, record, notes)
+    _check_budget(case, record, notes)
+    for before, after in pairwise(record.attempts):
+        if after.session < before.session:
+            notes.broken(f"attempt {after.attempt} is of session {after.session}, attempt {before.attempt} of session {before.session}")
+        if after.session == before.session and before.outcome in ("stopped", "running"):
+            how = "was stopped" if before.outcome == "stopped" else "is still running"
+            notes.broken(f"attempt {before.attempt} {how}, and attempt {after.attempt} follows it in the same session")
+    for a in record.attempts:
+        _check_exit(case, record, a, notes)
+        _check_hang(case, a, notes)
+        _check_stragglers(a, notes)
+        for each in a.forgone:
+            _check_forgone(case, a, each, notes)
+    _check_phases(case, record, notes)
+
+
+def _check_end(case: Case, record: SupervisorRecord, notes: Notes) -> None:
+    """The terminal status is written with the end of the last session, and says how the last attempt ended."""
+    status, last = record.terminal_status, record.attempts[-1] if record.attempts else None
+    if record.sessions and (record.sessions[-1].ended_at is None) != (status == "running"):
+        how = "has no end" if record.sessions[-1].ended_at is None else "has ended"
+        notes.broken(f"the run is {status}, and its last session {how}")
+    if status == "completed" and record.reason != TARGET_REACHED:
+        notes.broken("the run is completed, and the reason on record is another one than that")
+    if status not in ("completed", "running") and last and last.outcome == "completed":
+        notes.broken(f"the last attempt completed, and the run {status}")
+    if status in ("gave_up", "refused") and last and last.outcome == "stopped":
+        notes.broken(f"the last attempt was stopped, and the run {status}")
+
+
+def _check_budget(case: Case, record: SupervisorRecord, notes: Notes) -> None:
+    """No supervisor restarts a run more often than it may."""
+    spent, most = restarts(counted(record.attempts, record.sessions)), case.run.stored.config.supervision.max_restarts
+    if spent > most:
+        notes.broken(f"supervisor.json has {spent} restarts since the run was last started, supervision.max_restarts is {most}")
+
+
+def _check_exit(case: Case, record: SupervisorRecord, a: Attempt, notes: Notes) -> None:
+    """An exit code or a signal, of a rank where one ended badly; and the one that goes with the outcome."""
+    who, code = f"attempt {a.attempt}", a.exit_code
+    if code is not None and a.signal is not None:
+        notes.broken(f"{who} has both exit code {code} and signal {a.signal}")
+    if a.signal is not None and not 0 < a.signal < 65:
+        notes.broken(f"{who} ended by signal {a.signal}, which there is none of")
+    if a.rank is not None and (not 0 <= a.rank < a.world_size or (code == 0 and a.signal is None)):
+        notes.broken(f"{who} of {a.world_size} ranks names rank {a.rank} as the one that ended it, with exit code {code}")
+    if a.outcome in ("stopped", "hung", SURVIVED) and code == 0:
+        notes.broken(f"{who} {a.outcome} and has exit code 0, which only ranks have that came to their end by themselves")
+    if a.outcome == "resized" and (code, a.signal) != (0, None):
+        notes.broken(f"{who} ended well to be resized, with exit code {code} and signal {a.signal}")
+    if a.outcome == "completed":
+        _check_completed(case, a, notes)
+    if a.outcome == "died" and (code, a.signal, a.rank) == (None, None, None):
+        killed = 0 <= a.session < len(record.sessions) and record.sessions[a.session].ended_at is None
+        if not killed:
+            notes.broken(f"{who} died, nothing says of what, and its supervisor lived to see it")
+    if a.ended_at is None and a.outcome != "running" and 0 <= a.session < len(record.sessions) and record.sessions[a.session].ended_at is not None:
+        notes.broken(f"{who} {a.outcome} and has no end, and its supervisor lived to see it")
+
+
+def _check_completed(case: Case, a: Attempt, notes: Notes) -> None:
+    """A rank may end badly behind the target; what did that, a planned failure or nobody knows what, decides whether the record is believed."""
+    if a.signal is None and a.exit_code in (0, None):
+        return
+    final = case.run.logs(a.attempt).final
+    late = [f for f in case.run.fired if f.attempt == a.attempt and final and f.at >= final.at - ROUNDING_S]
+    if not late:
+        how = f"signal {a.signal}" if a.signal is not None else f"exit code {a.exit_code}"
+        notes.missing(f"attempt {a.attempt} completed, and rank {a.rank} ended with {how}: nothing on record explains that")
+
+
+def _check_hang(case: Case, a: Attempt, notes: Notes) -> None:
+    """An attempt that hung was silent for as long as its hang says, at its end."""
+    who, hang = f"attempt {a.attempt}", a.hang
+    if a.outcome == "hung" and hang is None:
+        notes.broken(f"{who} hung, and nothing says how")
+    if hang is None:
+        return
+    if a.outcome not in ("hung", "stopped", "completed"):
+        notes.broken(f"{who} {a.outcome}, and has a hang on record")
+    if hang.waited_s < hang.limit_s - ROUNDING_S or hang.limit_s <= 0:
+        notes.broken(f"{who} was taken for hung after {hang.waited_s:.3f} s of silence, {hang.limit_s:.3f} s were allowed")
+    if not set(hang.ranks) <= set(range(a.world_size)):
+        notes.broken(f"{who} of {a.world_size} ranks hung because of ranks {list(hang.ranks)}")
+    if a.ended_at is None:
+        return
+    if hang.waited_s > a.ended_at - a.launched_at + ROUNDING_S:
+        notes.broken(f"{who} was silent for {hang.waited_s:.3f} s and lasted for {a.ended_at - a.launched_at:.3f} s")
+    for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
+        silent = [line for line in lines.events if line.at > a.ended_at - hang.waited_s] if rank < local_ranks(case, a.attempt) else []
+        if len(silent) > 1:  # one may be written by a rank that has said where it is, and says no more
+            notes.broken(f"{who} hung: nothing moved in its last {hang.waited_s:.3f} s, in which rank {rank} logged {len(silent)} steps")
+
+
+def _check_stragglers(a: Attempt, notes: Notes) -> None:
+    for each in a.stragglers:
+        inside = a.resumed_from_step < each.global_step <= (a.last_step or a.resumed_from_step) + 1
+        if not (0 <= each.rank < a.world_size and each.own_s > each.others_s >= 0 and inside):
+            text = f"rank {each.rank} in step {each.global_step}, {each.own_s:.3f} s to the others' {each.others_s:.3f} s"
+            notes.broken(f"attempt {a.attempt} has a straggler that cannot be: {text}")
+
+
+def _check_forgone(case: Case, a: Attempt, each: Forgone, notes: Notes) -> None:
+    """A snapshot that was refused had been taken: by an attempt before, of a step that it did, newer than what was gone on with."""
+    who, config = f"attempt {a.attempt} refused a snapshot of step {each.global_step} of attempt {each.attempt}", case.run.stored.config
+    before = case.attempt(each.attempt)
+    if config.checkpoint.strategy != "in_memory":
+        notes.broken(f"{who}, its configuration takes none")
+    elif before is None or each.attempt >= a.attempt or before.session != a.session:
+        notes.broken(f"{who}, which was not before it under the same supervisor")
+    elif not a.resumed_from_step < each.global_step <= furthest(case.run, each.attempt):
+        notes.broken(f"{who}, which went on behind step {a.resumed_from_step} and had come to step {furthest(case.run, each.attempt)}")
+    elif each.global_step % config.checkpoint.memory_every and each.global_step % config.checkpoint.every:
+        notes.broken(f"{who}, and none is due there")
+    elif a.memory == SNAPSHOT and (a.continues or 0) > each.attempt:
+        notes.broken(f"{who}, and went on with one of attempt {a.continues}")
+    else:
+        _check_taken(case, each, who, notes)
+
+
+def _check_taken(case: Case, each: Forgone, who: str, notes: Notes) -> None:
+    """Rank 0 has booked the snapshot; unless it died before the span was closed."""
+    account = case.spans.of(each.attempt, 0)
+    if account is None or account.spans[-1].global_step <= each.global_step:
+        return
+    if not any(span.category == "snapshot" and span.global_step == each.global_step for span in account.spans):
+        notes.broken(f"{who}, and rank 0 has booked none in that step")
+
+
+def _check_phases(case: Case, record: SupervisorRecord, notes: Notes) -> None:
+    """What supervisor.json says of an attempt's start is what the records fold to; none where its supervisor was killed and nobody came after."""
+    if case.run.unread or not record.sessions or record.sessions[-1].ended_at is None:
+        return
+    folded = phases(case.run, timeline(case.run))
+    for a in record.attempts:
+        expected = folded.get(a.attempt, {})
+        if not a.phases:
+            continue
+        for name in sorted(a.phases.keys() | expected.keys()):
+            said, found = a.phases.get(name, 0.0), expected.get(name, 0.0)
+            if abs(said - found) > _PHASE_S:
+                notes.broken(f"attempt {a.attempt} took {said:.6f} s for {name} by supervisor.json, {found:.6f} s by the records")
+                return

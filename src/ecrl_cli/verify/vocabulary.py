@@ -1,0 +1,91 @@
+"""Every word of every record is one that the records have, and every number one that can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from ecrl_cli.errors import shown
+from ecrl_cli.history.load import AttemptRecords
+from ecrl_cli.records.events import RankLine, SupervisorRecord
+from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS, HANG_PHASES, LEDGER_EFFECTS, MEMORIES, OUTCOMES, TERMINAL_STATUSES
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.verdict import Notes
+
+_MAY_BE_NAN = ("loss",)  # of final.json, where the last attempt did no step itself
+_MAY_BE_NEGATIVE = ("loss", "origins")  # a newcomer that takes nobody's place is -1
+
+
+def check_words(case: Case, notes: Notes) -> None:
+    """Of supervisor.json and of every attempt's journals; one note per file."""
+    if case.run.supervisor:
+        _check_file("supervisor.json", [*_of_supervisor(case.run.supervisor), *_bad_numbers(case.run.supervisor)], notes)
+    for fired in case.run.fired:
+        _check_file(case.run.layout.relative(case.run.layout.fired_entry(fired.index)), list(_bad_numbers(fired)), notes)
+    for logs in case.run.attempts:
+        _check_attempt(case, logs, notes)
+
+
+def _check_attempt(case: Case, logs: AttemptRecords, notes: Notes) -> None:
+    paths, relative = case.run.layout.attempt(logs.attempt), case.run.layout.relative
+    for rank, lines in sorted(logs.ranks.items()):
+        _check_file(relative(paths.rank(rank)), [text for line in lines.events for text in _of_line(line)], notes)
+    words = [_word("an event", line.event, CHECKPOINT_EVENTS) for line in logs.checkpoints.events]
+    found = [*filter(None, words), *(text for line in logs.checkpoints.events for text in _bad_numbers(line))]
+    _check_file(relative(paths.checkpoints), found, notes)
+    for rank, told in sorted(logs.testimonies.items()):
+        _check_file(relative(paths.testimony(rank)), [text for each in told.events for text in _bad_numbers(each)], notes)
+    for rank, ledger in sorted(logs.ledgers.items()):
+        effects = [_word("an effect", line.effect, LEDGER_EFFECTS) for line in ledger.events]
+        _check_file(relative(paths.ledger(rank)), list(filter(None, effects)), notes)
+    if logs.order:
+        memory = _word("a memory", logs.order.memory, MEMORIES)
+        _check_file(relative(paths.launch), [*filter(None, [memory]), *_bad_numbers(logs.order)], notes)
+    if logs.final:
+        _check_file(relative(paths.final), list(_bad_numbers(logs.final)), notes)
+
+
+def _check_file(path: str, found: list[str], notes: Notes) -> None:
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        notes.broken(f"{path}: {found[0]}{more}")
+
+
+def _of_supervisor(record: SupervisorRecord) -> Iterator[str]:
+    words = [_word("a terminal status", record.terminal_status, TERMINAL_STATUSES)]
+    for a in record.attempts:
+        words += [_word("an outcome", a.outcome, OUTCOMES), _word("a memory", a.memory, MEMORIES)]
+        words += [_word("a phase", a.hang.phase, HANG_PHASES)] if a.hang else []
+    yield from filter(None, words)
+
+
+def _word(what: str, word: str, known: tuple[str, ...]) -> str:
+    """Empty where `word` is one of `known`."""
+    return "" if word in known else f"{shown(word)} is not {what}"
+
+
+def _of_line(line: RankLine) -> Iterator[str]:
+    """As `_bad_numbers`; written out, for there is a line per rank and step. A step whose loss is not finite is never logged."""
+    losses = line.loss if isinstance(line.loss, tuple) else (line.loss,)
+    if not all(map(math.isfinite, (*losses, line.seconds, line.at, line.time))) or min(line.seconds, line.at, line.time) < 0:
+        yield f"step {line.global_step} has a number that cannot be"
+
+
+def _bad_numbers(record: Any, name: str = "") -> Iterator[str]:
+    """The numbers of a record that are not finite, or negative where nothing can be, by the names of their fields."""
+    if is_dataclass(record):
+        for each in fields(record):
+            yield from _bad_numbers(getattr(record, each.name), each.name)
+    elif isinstance(record, tuple):
+        for item in record:
+            yield from _bad_numbers(item, name)
+    elif isinstance(record, dict):
+        for key, item in record.items():
+            yield from _bad_numbers(item, str(key))
+    elif isinstance(record, (int, float)) and not isinstance(record, bool):
+        if not math.isfinite(record) and not (math.isnan(record) and name in _MAY_BE_NAN):
+            yield f"{name} is {record}"
+        elif record < 0 and name not in _MAY_BE_NEGATIVE:
+            yield f"{name} is {record}, below 0"
