@@ -39,7 +39,7 @@ def check_metrics(case: Case, notes: Notes) -> None:
     except (RecordError, OSError) as error:
         notes.missing(f"metrics.json cannot be read: {error.fact if isinstance(error, EcrlError) else error}")
         return
-    _note(wrong, _lacking(case), notes)
+    _note(wrong, lacking(case), notes)
     for name, count in _counted_again(case).items():
         if folded[name] != count:
             notes.broken(f"the records fold to {name} {shown(folded[name])}, counted again it is {shown(count)}")
@@ -57,7 +57,7 @@ def _note(wrong: list[str], lacking: str, notes: Notes) -> None:
         note(f"in metrics.json {len(wrong) - SHOWN} more fields are not what the records fold to{beside}")
 
 
-def _lacking(case: Case) -> str:
+def lacking(case: Case) -> str:
     """Which records the fold would need and does not find, in words: metrics.json is durable when a run ends, logs may lose lines to a power loss."""
     if case.run.dataset is None:
         return "dataset.json is missing"

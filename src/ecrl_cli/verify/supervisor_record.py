@@ -12,6 +12,7 @@ from ecrl_cli.records.vocabulary import TARGET_REACHED
 from ecrl_cli.supervision.policy import counted, restarts
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.clocks import local_ranks
+from ecrl_cli.verify.metrics_cache import lacking
 from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.verdict import Notes
 
@@ -154,7 +155,7 @@ def _check_phases(case: Case, record: SupervisorRecord, notes: Notes) -> None:
     """What supervisor.json says of an attempt's start is what the records fold to; none where its supervisor was killed and nobody came after."""
     if case.run.unread or not record.sessions or record.sessions[-1].ended_at is None:
         return
-    folded = phases(case.run, timeline(case.run))
+    folded, absent = phases(case.run, timeline(case.run)), lacking(case)
     for a in record.attempts:
         expected = folded.get(a.attempt, {})
         if not a.phases:
@@ -162,5 +163,9 @@ def _check_phases(case: Case, record: SupervisorRecord, notes: Notes) -> None:
         for name in sorted(a.phases.keys() | expected.keys()):
             said, found = a.phases.get(name, 0.0), expected.get(name, 0.0)
             if abs(said - found) > _PHASE_S:
-                notes.broken(f"attempt {a.attempt} took {said:.6f} s for {name} by supervisor.json, {found:.6f} s by the records")
+                text = f"attempt {a.attempt} took {said:.6f} s for {name} by supervisor.json, {found:.6f} s by the records"
+                if absent:
+                    notes.missing(f"{text} ({absent})")
+                else:
+                    notes.broken(text)
                 return
