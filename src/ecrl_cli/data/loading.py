@@ -18,7 +18,11 @@ Inputs = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Batch:
-    """`x`: float32 (n, c, h, w). `y`: int64 (n). `ids`: in the same order. `inputs_hash`: `inputs_hash(x, ids)`."""
+    """`x`: float32 (n, c, h, w). `y`: int64 (n). `ids`: in the same order. `inputs_hash`: `inputs_hash(x, ids)`.
+
+    `x` and `y` lie in memory that torch allocated, at a multiple of 64 bytes. NumPy's lies at any multiple of 16, which depends on what the process
+    did before; a matrix product may choose its kernel by that, and then a resumed run would have other bits.
+    """
 
     x: torch.Tensor
     y: torch.Tensor
@@ -38,7 +42,7 @@ class BatchLoader:
         if self._augment:
             pixels = augmented(pixels, self._seed, epoch, ids, traits.flip)
         x = normalised(pixels, traits)
-        return Batch(torch.from_numpy(x), torch.from_numpy(labels), ids, inputs_hash(x, ids))
+        return Batch(torch.from_numpy(x).clone(), torch.from_numpy(labels).clone(), ids, inputs_hash(x, ids))
 
 
 def inputs_hash(x: Inputs, ids: Ids) -> str:
