@@ -139,7 +139,7 @@ def test_files_and_functions_stay_small() -> None:
     wrong = []
     for path in modules():
         text = path.read_text()
-        if text.count("\n") > 300:
+        if text.count("\n") > 400:
             wrong.append(f"{path.relative_to(PACKAGE)}: {text.count(chr(10))} lines")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

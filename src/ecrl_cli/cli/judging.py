@@ -17,7 +17,7 @@ from ecrl_cli.cli.answers import Answer
 from ecrl_cli.cli.folders import Checkpoints, Parser, checked, checkpoints_of, sorted_out
 from ecrl_cli.cli.scrubbing import scrubbed
 from ecrl_cli.config.secret import read_key
-from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RecordError, StorageError
+from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.fingerprint import fingerprint
@@ -96,8 +96,15 @@ def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
 def _answer(run: Path, reference: Path | None, seal_key: bytes) -> Answer:
     try:
         verdict = judge(run, reference, seal_key)
-    except (EvidenceMissing, RecordError) as error:  # this run cannot be judged; the others can
+    except RunDirectoryError:  # it is the reference that was named which cannot be used
+        raise
+    except EcrlError as error:  # this run cannot be judged; the others can
         return _unreadable(str(run), error)
+    except OSError as error:
+        return _unreadable(str(run), EvidenceMissing("records", f"cannot be read ({error.strerror})", "restore the run directory"))
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return _unreadable(str(run), EvidenceMissing("records", f"cannot be judged ({what})", "restore the run directory, or report this"))
     document = verdict.to_json()
     _keep(run, document, _apart(run, reference, document.get("reference", "")))
     return Answer(render(verdict).rstrip(), document, _EXIT[verdict.status])
@@ -109,7 +116,7 @@ def _apart(run: Path, reference: Path | None, name: str) -> dict[str, Any] | Non
         return None
     try:
         return divergence_document(load(RunLayout(run)), load(RunLayout(reference or named(run).parent / name)))
-    except (EcrlError, OSError) as error:  # the verdict stands without the distances: a damaged file is its finding, not its end
+    except Exception as error:  # the verdict stands without the distances: a damaged file is its finding, not its end
         sys.stderr.write(f"ecrl: {run}: no divergence ({error})\n")
         return None
 

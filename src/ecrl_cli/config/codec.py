@@ -1,4 +1,4 @@
-"""Dataclasses to JSON values and back, strictly: an unknown or missing key, or a value of another type, is an error."""
+"""Dataclasses to JSON values and back, strictly: an unknown or missing key, a value of another type, or a number out of range, is an error."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import typing
 from functools import cache
 from typing import Any, TypeVar, Union
 
+from ecrl_cli.config.limits import LIMITS, WHOLE, out_of_range
+from ecrl_cli.errors import shown
+
 T = TypeVar("T")
 _PLAIN = (str, int, float, bool, type(None))
-_WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
 def encode(value: Any) -> Any:
@@ -36,7 +39,7 @@ def _names(kind: type) -> tuple[str, ...] | None:
 
 
 def decode(kind: type[T], value: Any) -> T:
-    """`value` (from JSON) as a `kind`. Raises TypeError or KeyError, naming the key."""
+    """`value` (from JSON) as a `kind`. Raises TypeError or KeyError, naming the key. See `config.limits` for the range of numbers."""
     return typing.cast(T, _decode(kind, value, kind.__name__))
 
 
@@ -56,6 +59,12 @@ def _required(kind: type) -> tuple[str, ...]:
 def _plain(kind: type) -> dict[str, tuple[type, ...]]:
     """By field, the types of which a value is taken as it stands."""
     return {name: tuple(t for t in _alternatives(hint) if t in _PLAIN) for name, hint in _hints(kind).items()}
+
+
+@cache
+def _bounded(kind: type) -> tuple[tuple[str, int, int], ...]:
+    """The fields that may be whole numbers, with the least and the greatest."""
+    return tuple((name, *LIMITS.get(name, (-WHOLE, WHOLE))) for name, types_ in _plain(kind).items() if int in types_)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -78,19 +87,23 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
 def _key(kind: Any, key: str, where: str) -> Any:
     """A mapping's key, which JSON has as text: one number has one way to be written."""
     if kind is int and not _WHOLE.fullmatch(key):
-        raise TypeError(f"{where} has the key {key!r}, not a whole number")
+        raise TypeError(f"{where} has the key {shown(key)}, not a whole number")
     return kind(key)
 
 
 def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
     given, hints = _expect(dict, value, where), _hints(kind)
     if not given.keys() <= hints.keys():
-        raise KeyError(f"{where} has no field {sorted(given.keys() - hints.keys())[0]!r}")
+        raise KeyError(f"{where} has no field {shown(sorted(given.keys() - hints.keys())[0])}")
     for name in _required(kind):
         if name not in given:
             raise KeyError(f"{where} lacks {name!r}")
     # The plain case without a call: a long run has hundreds of thousands of lines.
     plain = _plain(kind)
+    for name, low, high in _bounded(kind):
+        item = given.get(name)
+        if type(item) is int and not low <= item <= high:
+            raise TypeError(f"{where}.{name} is {shown(item)}, {out_of_range(name, item)}")
     return kind(**{name: item if type(item) in plain[name] else _decode(hints[name], item, f"{where}.{name}") for name, item in given.items()})
 
 
@@ -103,14 +116,14 @@ def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
     if isinstance(value, bool) and kind is not bool:
         raise TypeError(f"{where} is {value!r}, not {kind.__name__}")
-    return _expect(kind, value, where)
+    if kind in (int, float) and isinstance(value, int) and abs(value) > WHOLE:
+        raise TypeError(f"{where} is {shown(value)}, not a number of 64 bits")
+    return float(value) if kind is float and isinstance(value, int) else _expect(kind, value, where)
 
 
 def _expect(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"{where} is {value!r}, not {kind.__name__}")
+        raise TypeError(f"{where} is {shown(value)}, not {kind.__name__}")
     return value

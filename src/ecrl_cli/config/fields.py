@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from ecrl_cli.config.keys import unknown_key
+from ecrl_cli.config.limits import LIMITS, RANKS, STEPS, out_of_range
 from ecrl_cli.errors import ConfigError, shown
 
 T = TypeVar("T")
@@ -48,6 +49,10 @@ def _field(field: dataclasses.Field[Any], hint: Any, value: Any, prefix: str) ->
     converted = _converter(hint)(key, value)
     for item in converted if isinstance(converted, tuple) else (converted,):
         _check_range(key, item, field.metadata)
+        if isinstance(item, int) and (wrong := out_of_range(field.name, item)):
+            raise ConfigError(
+                key, f"must be at most {LIMITS[field.name][1]}, got {shown(item)}" if field.name in LIMITS else f"{shown(item)} is {wrong}"
+            )
     return converted
 
 
@@ -107,7 +112,10 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 def _schedule(key: str, value: Any) -> dict[int, int]:
     if not isinstance(value, Mapping):
         raise ConfigError(key, f"must be a mapping of steps to world sizes, got {shown(value)}", f"write {key}={{100: 2}}")
-    return {_integer(key, step): _integer(key, size) for step, size in value.items()}
+    found = {_integer(key, step): _integer(key, size) for step, size in value.items()}
+    if wrong := [f"{step}: {size}" for step, size in found.items() if step > STEPS or size > RANKS]:
+        raise ConfigError(key, f"steps are at most {STEPS} and world sizes at most {RANKS}, got {wrong[0]}")
+    return found
 
 
 _CONVERTERS: dict[Any, Callable[[str, Any], Any]] = {

@@ -12,6 +12,7 @@ import numpy as np
 
 from ecrl_cli.config.elastic import ranks_at, sizes
 from ecrl_cli.config.entries import Entry
+from ecrl_cli.config.limits import MOST_FAILURES
 from ecrl_cli.config.schema import RunConfig
 
 STREAM = 0x6D746266  # "mtbf": a stream of the seed that nothing else draws from (epochs and ranks are small numbers)
@@ -38,7 +39,7 @@ def _by_steps(config: RunConfig) -> tuple[Entry, ...]:
         instant += config.failure.mtbf_steps * generator.exponential()
         share = generator.random()
         step = max(step + 1, math.ceil(instant))
-        if step >= config.target_steps:
+        if step >= config.target_steps or len(found) > MOST_FAILURES:  # more are refused
             return tuple(found)
         found.append(Entry("kill", step, who=(int(share * ranks_at(config, step)),)))
 
@@ -48,7 +49,7 @@ def _by_time(config: RunConfig) -> tuple[Entry, ...]:
     generator = _generator(config)
     found: list[Entry] = []
     instant = 0.0
-    for _ in range(config.supervision.max_restarts):
+    for _ in range(min(config.supervision.max_restarts, MOST_FAILURES)):
         instant += config.failure.mtbf_s * generator.exponential()
         found.append(Entry("kill", moment="wall", who=(int(generator.random() * min(sizes(config))),), after_s=instant))
     return tuple(found)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.entries import STARTING
+from ecrl_cli.config.limits import MOST_FAILURES
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, RecordError
 from ecrl_cli.failures.kinds import KINDS, STRIKES
@@ -45,15 +47,23 @@ def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
     kind = KINDS.get(name)
     if kind is None:
         raise ConfigError("failure.kind", f"unknown kind {name!r}", f"known: {', '.join(['none', *KINDS])}")
+    if max(len(config.failure.steps), len(config.failure.entries)) > MOST_FAILURES:
+        raise too_many()
     refused = kind.available(config)
     if refused:
         raise ConfigError("failure", refused)
     entries = (each for entry in kind.entries(config) for each in planned(entry, config))
-    found = tuple(replace(entry, index=index) for index, entry in enumerate(entries))
+    found = tuple(replace(entry, index=index) for index, entry in enumerate(islice(entries, MOST_FAILURES + 1)))
+    if len(found) > MOST_FAILURES:
+        raise too_many()
     for entry in found:
         _check_occasion(entry, found, config)
     check_sizes(found, config)
     return found
+
+
+def too_many() -> ConfigError:
+    return ConfigError("failure", f"plans more than {MOST_FAILURES} failures", "plan fewer, or raise the mean between two of them")
 
 
 def _check_occasion(entry: PlannedFailure, found: tuple[PlannedFailure, ...], config: RunConfig) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ecrl_cli.config.codec import decode
+from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.errors import RecordError
 from ecrl_cli.records.events import (
     SCHEMA_VERSION,
@@ -24,10 +25,11 @@ from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.recovery import LedgerLine, Testimony
-from ecrl_cli.records.run_config import StoredConfig, read_run_config
+from ecrl_cli.records.run_config import StoredConfig, journal_bytes, read_run_config
 
 T = TypeVar("T")
 NOTHING: Lines[Any] = Lines((), (), 0)
+SPARE_LOGS = SPARE_CLAIMS = 16  # more logs or claims than a run can have left are looked at up to so many, to name them
 
 
 @dataclass(frozen=True)
@@ -110,33 +112,45 @@ class _Loader:
 
     def load(self) -> RunRecords:
         stored = read_run_config(self.layout)
+        self.limit = journal_bytes(stored.config)
+        self.most_ranks = max([stored.config.world_size, *stored.config.elastic.schedule.values()]) + SPARE_LOGS
         supervisor = self.document(self.layout.supervisor, _supervisor)
         dataset = self.document(self.layout.dataset, lambda value: decode(DatasetRecord, value))
-        plan = self.document(self.layout.failures, lambda value: tuple(decode(PlannedFailure, entry) for entry in value))
-        attempts = tuple(self.attempt(n) for n in self.layout.attempts())
-        return RunRecords(self.layout, stored, supervisor, dataset, plan, self.fired(), attempts, tuple(self.unread))
+        plan = self.document(self.layout.failures, _plan)
+        attempts = tuple(self.attempt(n) for n in self.first(self.layout.attempts(), MOST_ATTEMPTS, self.layout.logs))
+        fired = self.fired(len(plan or ()) + SPARE_CLAIMS)
+        return RunRecords(self.layout, stored, supervisor, dataset, plan, fired, attempts, tuple(self.unread))
 
     def attempt(self, number: int) -> AttemptRecords:
         paths = self.layout.attempt(number)
         return AttemptRecords(
             attempt=number,
-            ranks={rank: self.journal(paths.rank(rank), RankLine) for rank in paths.ranks()},
+            ranks={rank: self.journal(paths.rank(rank), RankLine) for rank in self.first(paths.ranks(), self.most_ranks, paths.folder)},
             checkpoints=self.journal(paths.checkpoints, CheckpointLine),
             spans=self.journal(paths.spans(0), Span),
             final=self.document(paths.final, lambda value: decode(Final, value)),
             order=self.document(paths.launch, lambda value: decode(LaunchOrder, value)),
-            testimonies={rank: self.journal(paths.testimony(rank), Testimony) for rank in paths.testified()},
-            ledgers={rank: self.journal(paths.ledger(rank), LedgerLine) for rank in paths.ledgered()},
+            testimonies={
+                rank: self.journal(paths.testimony(rank), Testimony) for rank in self.first(paths.testified(), self.most_ranks, paths.folder)
+            },
+            ledgers={rank: self.journal(paths.ledger(rank), LedgerLine) for rank in self.first(paths.ledgered(), self.most_ranks, paths.folder)},
         )
 
-    def fired(self) -> tuple[Fired, ...]:
+    def fired(self, most: int) -> tuple[Fired, ...]:
         files = sorted(self.layout.fired.glob("*.json")) if is_folder(self.layout.fired) else []
+        files = self.first(files, most, self.layout.fired)
         entries = (self.document(path, lambda value: decode(Fired, value)) for path in files)
         return tuple(entry for entry in entries if entry is not None)
 
+    def first(self, there: list[T], most: int, folder: Path) -> list[T]:
+        """As many of what lies in `folder` as the run can have left there; that there are more is said."""
+        if len(there) > most:
+            self.unread.append(Unread(self.layout.relative(folder), f"holds {len(there)} entries of one kind, this run leaves at most {most}"))
+        return there[:most]
+
     def journal(self, path: Path, kind: type[T]) -> Lines[T]:
         try:
-            return read_journal(path, kind)
+            return read_journal(path, kind, self.limit)
         except (RecordError, OSError) as error:
             self.damaged(path, error)
             return NOTHING
@@ -146,16 +160,24 @@ class _Loader:
             return None
         try:
             return parse(read_json(path))
-        except (RecordError, KeyError, TypeError, OSError) as error:
+        except (RecordError, KeyError, TypeError, ValueError, OSError) as error:
             self.damaged(path, error)
             return None
 
     def damaged(self, path: Path, error: Exception) -> None:
-        reason = error.fact if isinstance(error, RecordError) else str(error)
+        reason = error.fact if isinstance(error, RecordError) else str(error.strerror) if isinstance(error, OSError) else str(error)
         self.unread.append(Unread(self.layout.relative(path), reason))
 
 
+def _plan(value: Any) -> tuple[PlannedFailure, ...]:
+    if not isinstance(value, list) or len(value) > MOST_FAILURES:
+        raise RecordError("failures.json", f"is no list of at most {MOST_FAILURES} entries")
+    return tuple(decode(PlannedFailure, entry) for entry in value)
+
+
 def _supervisor(value: Any) -> SupervisorRecord:
+    if isinstance(value, dict) and len(value.get("attempts") or ()) > MOST_ATTEMPTS:
+        raise RecordError("supervisor.json", f"names more than {MOST_ATTEMPTS} attempts")
     record = decode(SupervisorRecord, value)
     if record.schema_version != SCHEMA_VERSION:
         raise RecordError("supervisor.json", f"schema version {record.schema_version}, this ECRL reads {SCHEMA_VERSION}")

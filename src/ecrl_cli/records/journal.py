@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import RecordError, StorageError
-from ecrl_cli.records.reading import MAX_JOURNAL, parsed, read_whole
+from ecrl_cli.records.reading import MAX_JOURNAL, parsed, read_lines, read_whole
 
 T = TypeVar("T")
+MOST_TORN = 1000  # each is a process that died in the middle of a write
 
 
 def line_of(event: object) -> bytes:
@@ -65,20 +66,27 @@ class Lines(Generic[T]):
     torn: int
 
 
-def read_journal(path: Path, kind: type[T]) -> Lines[T]:
-    """All events of `path` (none where it is missing). A torn last line is counted; damage before it is a RecordError.
+def read_journal(path: Path, kind: type[T], limit: int = MAX_JOURNAL) -> Lines[T]:
+    """All events of `path` (none where it is missing), of at most `limit` bytes. A torn last line is counted; damage before it is a RecordError.
 
     Where several processes write (`kind.SHARED`), one's torn line may stand before another's whole ones: a line that is no JSON is
     counted there, too. What it said is missing, and the account of the checkpoints shows that.
     """
     if not path.exists():
         return Lines((), (), 0)
-    *whole, tail = read_whole(path, MAX_JOURNAL).split(b"\n")
-    numbered = list(enumerate(whole, start=1))
-    if getattr(kind, "SHARED", False):
-        numbered = [(number, line) for number, line in numbered if _is_json(line)]
-    events = tuple(_parsed(path, number, line, kind) for number, line in numbered)
-    return Lines(events, tuple(line + b"\n" for _, line in numbered), len(whole) - len(numbered) + (1 if tail else 0))
+    shared = getattr(kind, "SHARED", False)
+    events: list[T] = []
+    raw: list[bytes] = []
+    torn = 0
+    for number, (line, whole) in enumerate(read_lines(path, limit), start=1):
+        if not whole or (shared and not _is_json(line)):
+            torn += 1
+            if torn > MOST_TORN:
+                raise RecordError(f"{path.name}:{number}", f"more than {MOST_TORN} lines are torn", "restore the file")
+            continue
+        events.append(_parsed(path, number, line, kind))
+        raw.append(line + b"\n")
+    return Lines(tuple(events), tuple(raw), torn)
 
 
 def _is_json(line: bytes) -> bool:

@@ -5,18 +5,42 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ecrl_cli.errors import RecordError
 
-MAX_DOCUMENT = 64 * 2**20
+MAX_DOCUMENT = 16 * 2**20  # of JSON: what takes a second to parse, and some 400 MB at the worst
 MAX_JOURNAL = 2**30
+MAX_LINE = 4 * 2**20
 _PIECE = 2**20
 
 
 def read_whole(path: Path, limit: int = MAX_DOCUMENT) -> bytes:
     """The bytes of `path`. RecordError unless it is a plain file of at most `limit` bytes, which is seen before any is read; OSError as `open`."""
+    with _opened(path, limit) as fd:
+        return _read(fd, limit)
+
+
+def read_lines(path: Path, limit: int = MAX_JOURNAL) -> Iterator[tuple[bytes, bool]]:
+    """Line by line, without its newline, and whether there was one: the last may be torn. RecordError as `read_whole`, and for a line without end."""
+    with _opened(path, limit) as fd:
+        rest, left = b"", limit
+        while left > 0 and (piece := os.read(fd, min(_PIECE, left))):
+            left -= len(piece)
+            *whole, rest = (rest + piece).split(b"\n")
+            for line in whole:
+                yield line, True
+            if len(rest) > MAX_LINE:
+                raise RecordError(path.name, f"has a line of more than {MAX_LINE} bytes", "restore the file")
+        if rest:
+            yield rest, False
+
+
+@contextmanager
+def _opened(path: Path, limit: int) -> Iterator[int]:
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         raise RecordError(path.name, "is a symbolic link", "put the file itself there")
@@ -29,7 +53,7 @@ def read_whole(path: Path, limit: int = MAX_DOCUMENT) -> bytes:
             raise RecordError(path.name, "is not a regular file", "restore the file")
         if status.st_size > limit:
             raise RecordError(path.name, f"has {status.st_size} bytes, at most {limit} are read", "restore the file")
-        return _read(fd, limit)
+        yield fd
     finally:
         os.close(fd)
 

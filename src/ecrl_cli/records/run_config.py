@@ -11,6 +11,7 @@ from ecrl_cli.errors import EvidenceMissing, RecordError
 from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.reading import MAX_JOURNAL
 from ecrl_cli.storage.files import write_json
 
 
@@ -46,5 +47,12 @@ def read_run_config(layout: RunLayout) -> StoredConfig:
         raise RecordError("config.json", f"schema version {version}, this ECRL reads {SCHEMA_VERSION}", "use the version that wrote the run")
     try:
         return decode(StoredConfig, value)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise RecordError("config.json", f"not a run configuration ({error})", "restore the file") from error
+
+
+def journal_bytes(config: RunConfig) -> int:
+    """How large a log of one attempt may be: so many bytes for each step that it can have. A line is a few hundred, with replicas a number more for
+    each; of spans and checkpoint lines there are a dozen per step; ledgers name the samples of a step."""
+    per_step = 4096 + 32 * config.elastic.replicas + (64 * config.global_batch if config.recovery.name != "checkpoint_restart" else 0)
+    return min(MAX_JOURNAL, 2**20 + per_step * config.target_steps)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.errors import EcrlError, RecordError
+from ecrl_cli.history.extent import check_extent
 from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.metrics.checkpoints import Checkpoint
@@ -21,13 +23,14 @@ from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.recovery import Testimony
-from ecrl_cli.records.run_config import StoredConfig, read_run_config
+from ecrl_cli.records.run_config import StoredConfig, journal_bytes, read_run_config
 from ecrl_cli.report.find import Place
 from ecrl_cli.report.palette import CATEGORY_COLOURS
 from ecrl_cli.report.view import View, view
 
 T = TypeVar("T")
 CHECKPOINT_TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "stall_s")
+MOST_NAMED = 1000  # ranks of an attempt whose logs are looked for
 CHECKPOINT_KEYS = ("submitted", *CHECKPOINT_ENDS, "bytes", *CHECKPOINT_TIMES)
 
 
@@ -165,7 +168,7 @@ class _Reader:
     def attempt(self, read: Callable[[], T], otherwise: T) -> T:
         try:
             return read()
-        except (EcrlError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:  # whatever one run's records do, the others are shown
             self.troubles.append(error.line() if isinstance(error, EcrlError) else f"{type(error).__name__}: {error}")
             return otherwise
 
@@ -176,7 +179,7 @@ class _Reader:
         stored = self.attempt(lambda: read_run_config(layout) if layout.config.exists() else None, None)
         supervisor = self.attempt(lambda: decode(SupervisorRecord, read_json(layout.supervisor)) if layout.supervisor.exists() else None, None)
         config = encode(stored.config) if stored else {}
-        records = self.records(stored, supervisor)
+        records = self.attempt(lambda: self.records(stored, supervisor), None)
         told = records if records and supervisor else None
         account = self.attempt(lambda: timeline(told) if told else None, None)
         return Run(
@@ -191,7 +194,14 @@ class _Reader:
             records.fired if records else (),
             config,
             self.attempt(lambda: known_environment(dict(read_json(layout.environment))) if layout.environment.exists() else {}, {}),
-            self.attempt(lambda: view(told, self.disk(), account) if told and account else None, None),
+            self.attempt(
+                lambda: (
+                    view(told, self.attempt(lambda: read_journal(layout.disk, DiskLine, 2**26), NOTHING).events, account)
+                    if told and account
+                    else None
+                ),
+                None,
+            ),
             self.attempt(lambda: dict(read_json(layout.divergence)) if layout.divergence.exists() else None, None),
             tuple(self.troubles),
             self.attempt(lambda: checkpoint_account(records).checkpoints if records else (), ()),
@@ -203,28 +213,27 @@ class _Reader:
         """What the time line needs: rank 0's logs, not those of the other ranks, which would be most of the reading."""
         if stored is None:
             return None
-        attempts = tuple(self.logs(number) for number in self.layout.attempts())
-        return RunRecords(self.layout, stored, supervisor, None, None, self.attempt(self.fired, ()), attempts, ())
+        self.limit = journal_bytes(stored.config)
+        attempts = tuple(self.logs(number) for number in self.layout.attempts()[:MOST_ATTEMPTS])
+        check_extent(found := RunRecords(self.layout, stored, supervisor, None, None, self.attempt(self.fired, ()), attempts, ()))
+        return found
 
     def logs(self, number: int) -> AttemptRecords:
         paths = self.layout.attempt(number)
-        lines: Lines[RankLine] = self.attempt(lambda: read_journal(paths.rank(0), RankLine), NOTHING)
+        lines: Lines[RankLine] = self.attempt(lambda: read_journal(paths.rank(0), RankLine, self.limit), NOTHING)
         return AttemptRecords(
             attempt=number,
             ranks={0: lines},
-            checkpoints=self.attempt(lambda: read_journal(paths.checkpoints, CheckpointLine), NOTHING),
-            spans=self.attempt(lambda: read_journal(paths.spans(0), Span), NOTHING),
+            checkpoints=self.attempt(lambda: read_journal(paths.checkpoints, CheckpointLine, self.limit), NOTHING),
+            spans=self.attempt(lambda: read_journal(paths.spans(0), Span, self.limit), NOTHING),
             final=self.attempt(lambda: decode(Final, read_json(paths.final)) if paths.final.exists() else None, None),
             order=None,
-            testimonies=self.attempt(lambda: {rank: read_journal(paths.testimony(rank), Testimony) for rank in paths.testified()}, {}),
+            testimonies=self.attempt(lambda: {rank: read_journal(paths.testimony(rank), Testimony, self.limit) for rank in paths.testified()}, {}),
         )
-
-    def disk(self) -> tuple[DiskLine, ...]:
-        return self.attempt(lambda: read_journal(self.layout.disk, DiskLine), NOTHING).events
 
     def fired(self) -> tuple[Fired, ...]:
         folder = self.layout.fired
-        return tuple(decode(Fired, read_json(path)) for path in sorted(folder.glob("*.json"))) if is_folder(folder) else ()
+        return tuple(decode(Fired, read_json(path)) for path in sorted(folder.glob("*.json"))[:MOST_FAILURES]) if is_folder(folder) else ()
 
 
 def _missing(layout: RunLayout, supervisor: SupervisorRecord | None) -> list[str]:
@@ -232,7 +241,7 @@ def _missing(layout: RunLayout, supervisor: SupervisorRecord | None) -> list[str
     wanted = [layout.config, layout.environment, layout.dataset, layout.failures, layout.supervisor]
     for a in supervisor.attempts if supervisor else ():
         logs = layout.attempt(a.attempt)
-        wanted += [logs.rank(rank) for rank in range(a.world_size)] if a.last_step else []
+        wanted += [logs.rank(rank) for rank in range(min(a.world_size, MOST_NAMED))] if a.last_step else []
     return [layout.relative(path) for path in wanted if not path.exists()]
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ecrl_cli.errors import EcrlError, EvidenceMissing, RunDirectoryError
+from ecrl_cli.history.extent import check_extent
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
@@ -22,12 +23,19 @@ def judge(run_dir: Path, reference: Path | None = None, seal_key: bytes = b"") -
 
     RecordError and EvidenceMissing where `run_dir` is no readable run; RunDirectoryError where `reference` is none or cannot be compared.
     """
-    run = load(RunLayout(named(run_dir)))
+    run = _bounded(RunLayout(named(run_dir)))
     siblings = _siblings(run)
     chosen = _given(run, reference) if reference else _chosen(run, siblings)
     case = Case(run, chosen, _floor(run, siblings), seal_key)
     name = chosen.layout.root.name if chosen else ""
     return Verdict(run.layout.root.name, run.stored.run_id, name, run_checks(case))
+
+
+def _bounded(layout: RunLayout) -> RunRecords:
+    """The records under `layout`; RecordError where judging them would cost out of all proportion to what they hold."""
+    records = load(layout)
+    check_extent(records)
+    return records
 
 
 def named(folder: Path) -> Path:
@@ -40,7 +48,7 @@ def _given(run: RunRecords, reference: Path) -> RunRecords:
     if reference.resolve() == run.layout.root.resolve():
         raise RunDirectoryError(str(reference), "is the run itself", "name another run of the same configuration without failures")
     try:
-        records = load(RunLayout(named(reference)))
+        records = _bounded(RunLayout(named(reference)))
     except EvidenceMissing as error:
         raise RunDirectoryError(str(reference), error.fact, "name the run directory of a run without failures") from error
     if records.stored.reference_id != run.stored.reference_id:
@@ -76,7 +84,7 @@ def _siblings(run: RunRecords) -> list[RunRecords]:
         try:
             if read_run_config(layout).reference_id != run.stored.reference_id:
                 continue
-            records = load(layout)
+            records = _bounded(layout)
         except (EcrlError, OSError):
             continue  # not this run's evidence: its own verdict will say what is wrong with it
         if not same_sizes(run, records) and records.stored.config.elastic.schedule:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import epoch_order, ids_hash, position, shard, steps_per_epoch, window
 
+AHEAD = 64  # steps behind the last one that are planned at least, where the epoch has so many
+
 
 @dataclass(frozen=True)
 class Place:
@@ -31,13 +33,14 @@ class Schedule:
 
 
 def schedule(config: RunConfig, size: int, last_step: int, world_sizes: Iterable[int]) -> Schedule:
-    """The plan up to the end of the epoch of `last_step`, for every world size."""
+    """The plan up to the end of the epoch of `last_step` (of a very long one, the next steps), for every world size."""
     per_epoch = steps_per_epoch(size, config.global_batch)
     sizes = sorted(set(world_sizes))
     hashes: dict[Place, str] = {}
+    beyond = 2 * last_step + AHEAD
     for epoch in range(position(max(last_step, 1), per_epoch)[0] + 1):
         order = epoch_order(config.seed, epoch, size, config.global_batch)
-        for cursor in range(per_epoch):
+        for cursor in range(min(per_epoch, beyond - epoch * per_epoch)):
             ids = window(order, cursor, config.global_batch)
             for world_size in sizes:
                 for rank in range(world_size):

@@ -1,0 +1,32 @@
+"""How large a number may be, by the name of its field: for what a user types and for what a record of somebody else's says.
+
+One place for all, so that no loop over steps or ranks and no array of samples is as long as whoever wrote a record likes. The bounds lie far beyond
+what this tool is for; a number past them is a mistake or an attack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+STEPS = 10**8
+RANKS = 2**16
+SAMPLES = 2**25  # an order of so many takes 270 MB
+MOST_FAILURES = 2**14  # of a plan
+MOST_ATTEMPTS = 4096  # on record
+WHOLE = 2**63 - 1  # of any other whole number, either sign
+
+LIMITS: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(("target_steps", "global_step", "first_step", "last_step", "resumed_from_step", "resume_step", "until"), (0, STEPS)),
+    **dict.fromkeys(("max_step_seen", "committed_steps", "replayed_steps", "at_step", "max_restarts"), (0, STEPS)),
+    **dict.fromkeys(("world_size", "ranks", "replicas", "nodes", "spares"), (0, RANKS)),
+    **dict.fromkeys(("size", "dataset_size", "global_batch"), (0, SAMPLES)),
+    **dict.fromkeys(("attempt", "continues"), (-1, STEPS)),
+}
+
+
+def out_of_range(name: str, value: int) -> str:
+    """What is wrong with `value` for a field of that `name`, in words; empty where nothing is."""
+    low, high = LIMITS.get(name, (-WHOLE, WHOLE))
+    if low <= value <= high:
+        return ""
+    return f"not in {low} .. {high}" if name in LIMITS else "not a number of 64 bits"

@@ -1,0 +1,63 @@
+"""What somebody else wrote into one run costs little, and never the verdicts on the others."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.records.layout import RunLayout
+from tests.runs.builder import build_blk, build_ref
+from tests.runs.hostile import ATTACKS
+
+SECONDS, BYTES = 10, 2**30  # of processor time and of addresses: a judgement takes a tenth, on its own; a slow machine may take longer
+JUDGE = """
+import json, resource, sys
+from pathlib import Path
+from ecrl_cli.cli.judging import verify
+base = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+found = {}
+for sweep in sorted(Path(sys.argv[1]).iterdir()):
+    soft = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime + resource.getrusage(resource.RUSAGE_SELF).ru_stime) + SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+    Path(sys.argv[2]).write_text(sweep.name)
+    found[sweep.name] = verify([str(sweep), "--json"])
+    sys.stdout.write("\\n--\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """By attack and run, the status; all attacks in one process, each within the bounds."""
+    folder = tmp_path_factory.mktemp("hostile")
+    build_blk(folder / "base")
+    build_ref(folder / "base")
+    for number, attack in enumerate(ATTACKS.values()):
+        sweep = folder / "sweeps" / f"{number:03d}"
+        shutil.copytree(folder / "base", sweep, symlinks=True)
+        attack(RunLayout(sweep / "blk"))
+    command = [sys.executable, "-c", JUDGE.replace("SECONDS", str(SECONDS)), str(folder / "sweeps"), str(folder / "at")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=_bounded)
+    at = list(ATTACKS)[int((folder / "at").read_text())]
+    assert ended.returncode == 0, f"{at}: {ended.returncode}: {ended.stderr[-2000:]}"
+    assert "Traceback" not in ended.stderr
+    said = [json.loads(text) for text in ended.stdout.split("\n--\n") if text.strip()]
+    return {name: {Path(run).name: answer["status"] for run, answer in answers.items()} for name, answers in zip(ATTACKS, said, strict=True)}
+
+
+def _bounded() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_one_run_costs_little_and_never_the_verdict_on_another(judged: dict[str, dict[str, str]], attack: str) -> None:
+    statuses = judged[attack]
+    assert statuses["ref"] == "valid"
+    assert statuses["blk"] in ("valid", "unknown", "invalid")
+    harmless = attack.startswith(("an odd file", "a verdict", "environment.json"))
+    assert (statuses["blk"] == "valid") == harmless
