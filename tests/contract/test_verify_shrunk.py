@@ -12,7 +12,7 @@ from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.judge import judge
-from ecrl_cli.verify.verdict import INVALID, VALID, Finding, Verdict, render
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
 from tests.runs import builder
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt import attempts
@@ -55,9 +55,15 @@ def finding(verdict: Verdict, promise: str) -> Finding:
     return next(finding for finding in verdict.findings if finding.promise == promise)
 
 
+def assert_kept(verdict: Verdict) -> None:
+    """All promises, as far as a run alone can keep them."""
+    assert {found.promise for found in verdict.findings if found.status not in (VALID, NOT_CHECKED)} == {"same-trajectory"}, render(verdict)
+    assert finding(verdict, "same-trajectory").status == UNKNOWN
+
+
 def test_one_that_may_shrink_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = judge(shrunk(tmp_path, monkeypatch, 2, "shrink").root)
-    assert verdict.status == VALID, render(verdict)
+    assert_kept(verdict)
 
 
 @pytest.mark.parametrize(("nodes", "on_node_loss"), [(2, "requeue"), (1, "shrink")])
@@ -84,7 +90,7 @@ def test_none_shrinks_without_a_node_that_did_not_answer(
 
 def test_a_planned_failure_of_a_rank_that_went_with_its_node_is_excused_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = judge(shrunk(tmp_path, monkeypatch, 2, "shrink", (15, 20)).root)
-    assert verdict.status == VALID, render(verdict)
+    assert_kept(verdict)
     assert "entry 1 did not fire: rank 1 had gone with a node, 1 ranks did step 20" in finding(verdict, "failures-once").evidence
 
 

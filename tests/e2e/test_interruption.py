@@ -95,7 +95,7 @@ def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(ecrl: Ecrl, t
     ecrl("verify", "run", "--reference", str(reference))
 
 
-def test_the_second_ctrl_c_ends_everything_at_once_and_the_run_resumes(ecrl: Ecrl, tmp_path: Path) -> None:
+def test_the_second_ctrl_c_ends_everything_at_once_and_the_run_resumes(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:
     arguments = [*LONG, "supervision.launcher=zygote", "supervision.grace_s=3600", "supervision.hang_timeout_s=3600", "variant=ovl", "run_dir=run"]
     process = start(tmp_path, *arguments)
     wait_for_step(tmp_path / "run", 20, process)
@@ -115,7 +115,7 @@ def test_the_second_ctrl_c_ends_everything_at_once_and_the_run_resumes(ecrl: Ecr
     assert "records-sealed: sealed" in ecrl("verify", "run", check=3).stdout  # also a run that was stopped; going on breaks the seal
     ecrl("train", *arguments)
     assert metrics(tmp_path / "run")["committed_steps"] == 60
-    assert "records-sealed: sealed" in ecrl("verify", "run").stdout
+    assert "records-sealed: sealed" in ecrl("verify", "run", "--reference", str(reference)).stdout
 
 
 def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(ecrl: Ecr
     ecrl("train", *arguments)
     rejected = [r for a in supervisor(tmp_path / "run")["attempts"] for r in a["rejected"]]
     assert [newest.name in r["path"] and r["layer"] == "hash" for r in rejected] == [True]
-    ecrl("verify", "run")
+    ecrl("verify", "run", "--reference", str(reference))
     assert end_state(tmp_path / "run") == end_state(reference)
 
 

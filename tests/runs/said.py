@@ -29,7 +29,7 @@ SAID: tuple[tuple[str, str], ...] = (
     ("a bit flipped in what was resumed from", "which the guard refuses: hash: model.safetensors does not match its SHA-256"),
     ("a committed checkpoint is gone", "step 24 was committed (attempt 2) and is gone"),
     ("another run's checkpoint", "checkpoints/step_00000018 belongs to run"),
-    ("a loss changed", "the first differing step is step 21, component loss"),
+    ("a loss changed", "the first differing step is step 21 at the latest, component loss"),
     ("a replayed loss changed", "step 8 rank 0: loss"),
     ("a final digest changed", "the final optimizer differ"),
     ("the final generators changed", "the final rng differ"),

@@ -120,7 +120,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "sweep" / name / ("supervisor.json" if name == "gone" else "config.json")).write_text("{}")
     (tmp_path / "sweep" / "report").mkdir()
 
-    def judge(run: Path, reference: Path | None) -> SimpleNamespace:
+    def judge(run: Path, reference: Path | None, known: object) -> SimpleNamespace:
         if run.name in ("unreadable", "gone"):
             raise RecordError("rank0.jsonl:3", "torn") if run.name == "unreadable" else EvidenceMissing(run.name, "has no config.json")
         return SimpleNamespace(status=run.name, to_json=lambda: {"status": run.name})

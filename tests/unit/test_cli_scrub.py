@@ -172,7 +172,7 @@ def test_a_run_is_judged_as_ever_and_scrubbed_when_asked(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(judging, "judge", lambda run, reference: SimpleNamespace(status="valid", to_json=lambda: {"status": "valid"}))
+    monkeypatch.setattr(judging, "judge", lambda run, reference, known: SimpleNamespace(status="valid", to_json=lambda: {"status": "valid"}))
     monkeypatch.setattr(judging, "render", lambda verdict: "it is valid")
     flip(folder / "step_00000020" / MODEL, 9000)
     assert main(["verify", str(tmp_path)]) == 0

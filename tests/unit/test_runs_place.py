@@ -17,7 +17,7 @@ from ecrl_cli.runs.run import Desk, RunResult
 from ecrl_cli.storage import throttled
 from ecrl_cli.storage.fs import CREATE
 from ecrl_cli.verify.judge import judge
-from tests.runs.builder import build_ref
+from tests.runs.builder import RunBuilder, config_of
 
 
 def config_in(folder: Path) -> RunConfig:
@@ -137,8 +137,8 @@ def test_a_throttled_storage_takes_the_time_that_its_bandwidth_says(tmp_path: Pa
 
 def test_a_run_that_lies_elsewhere_is_judged_among_its_neighbours_here(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
-    for name in ("one", "two"):
-        build_ref(tmp_path / name).root.rename(tmp_path / f"elsewhere-{name}")
+    for name, launched in (("one", 1000.0), ("two", 2000.0)):
+        RunBuilder(tmp_path / name / "ref", config_of("ref"), now=launched).build().root.rename(tmp_path / f"elsewhere-{name}")
     sweep.mkdir()
     (tmp_path / "elsewhere-two").rename(sweep / "reference")
     (sweep / "run").symlink_to(tmp_path / "elsewhere-one")

@@ -25,6 +25,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.verify.judge import judge, named
+from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import render
 
 _EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
@@ -41,7 +42,8 @@ def verify(argv: Sequence[str]) -> int:
     if flags.scrub:
         folders += [found for run in runs if (found := checkpoints_of(run)) is not None]
     _check_flags(flags, folders)
-    answers = {str(run): _answer(run, reference, key) for run in runs}
+    known = References(key)
+    answers = {str(run): _answer(run, reference, known) for run in runs}
     for folder in folders:
         config = ScrubConfig(flags.sample, flags.deep, _guard(folder.folder.resolve(), flags.max_bytes))
         try:
@@ -93,9 +95,9 @@ def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
         check_folder(flags.repair, folders[0].folder)
 
 
-def _answer(run: Path, reference: Path | None, seal_key: bytes) -> Answer:
+def _answer(run: Path, reference: Path | None, known: References) -> Answer:
     try:
-        verdict = judge(run, reference, seal_key)
+        verdict = judge(run, reference, known)
     except RunDirectoryError:  # it is the reference that was named which cannot be used
         raise
     except EcrlError as error:  # this run cannot be judged; the others can

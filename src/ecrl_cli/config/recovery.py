@@ -8,6 +8,14 @@ from ecrl_cli.errors import ConfigError
 MOST_RANKS = 64  # as many as the board's mask of who lives can hold
 
 
+LOSSY = "lossy_forward"
+
+
+def claims_trajectory(config: RunConfig) -> bool:
+    """Whether a run of `config` must go where an undisturbed one goes: a lossy recovery promises no such thing."""
+    return config.recovery.name != LOSSY
+
+
 def live(config: RunConfig) -> bool:
     return config.recovery.name != "checkpoint_restart" or config.supervision.spares > 0
 

@@ -13,6 +13,9 @@ _LEDGER = re.compile(r"^ledger_rank([0-9]{1,9})\.jsonl\Z")
 _SPANS = re.compile(r"^spans_rank([0-9]{1,9})\.jsonl\Z")
 
 
+REFERENCES = "references"  # beside runs: the undisturbed runs that were trained to hold them against; no arms of a comparison
+
+
 def is_folder(path: Path) -> bool:
     """Whether `path` is a folder itself: a link in a run directory leads nowhere that is read."""
     return path.is_dir() and not path.is_symlink()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.lineage import Lineage, lineage
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
@@ -19,12 +18,17 @@ class Case:
     """`reference`: the undisturbed run that this one must equal; `floor`: two such runs, whose difference is the noise floor.
 
     `seal_key`: the key that signed the seals, if it was given.
+    `others`: further references, which must all say the same. `doubts`: why other runs are none. `kin`: runs that must end in the same state and
+    were disturbed too.
     """
 
     run: RunRecords
     reference: RunRecords | None = None
     floor: tuple[RunRecords, RunRecords] | None = None
     seal_key: bytes = b""
+    others: tuple[RunRecords, ...] = ()
+    doubts: tuple[str, ...] = ()
+    kin: tuple[str, ...] = ()
 
     @cached_property
     def path(self) -> Lineage:
@@ -55,15 +59,6 @@ class Case:
 
     def attempt(self, number: int) -> Attempt | None:
         return next((a for a in self.attempts if a.attempt == number), None)
-
-
-def undisturbed(records: RunRecords) -> bool:
-    """Whether nothing was planned against the run and nothing brought it down: it needs no reference, it is one.
-
-    A planned change of the world size disturbs nothing.
-    """
-    attempts = records.supervisor.attempts if records.supervisor else ()
-    return len(attempts) > 0 and all(a.outcome == "resized" for a in attempts[:-1]) and not plan(records.stored.config)
 
 
 def same_sizes(run: RunRecords, other: RunRecords) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ecrl_cli.checkpoint.canonical import digest
 from ecrl_cli.checkpoint.protocol import COMPONENTS
-from ecrl_cli.config.recovery import live
+from ecrl_cli.config.recovery import claims_trajectory, live
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.survival import History, first_loss, lost_lines, pasts
-from ecrl_cli.verify.case import Case, every_line, undisturbed
+from ecrl_cli.verify.case import Case, every_line
+from ecrl_cli.verify.disturbance import disturbance
+from ecrl_cli.verify.reference_data import disagreement, other_environment
 from ecrl_cli.verify.stored import tensor_digests
 from ecrl_cli.verify.survival import excused_lines
-from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, Notes
 
 PROMISE = "same-trajectory"
 Again = tuple[int, int, int, History]  # step, part of the batch, number of ranks, and what was lost before: what is the same comes out the same
@@ -22,8 +26,8 @@ NO_TENSORS = digest([])  # what a component that holds nothing hashes to
 def same_trajectory(case: Case) -> Finding:
     """Losses, state digests, checkpoints and the final digests against the reference; replayed steps against their first pass.
 
-    Claimed for runs that have a reference. Without one only the replayed steps are compared and the finding says so; a run that a
-    reference exists for but whose reference did not come to its end stays unknown. Where the world size begins to differ from the
+    A run that was disturbed and that no reference vouches for stays unknown: its replayed steps say too little. Not checked is one that was not
+    disturbed and has no other beside it, or whose recovery claims no trajectory. Where the world size begins to differ from the
     reference's, the claim of plain DDP ends: how far the runs come apart from there is told, with what makes them. With replicas it goes on.
     It ends, too, before the first step that was finished without samples of ranks that died in it (lossy_forward).
     """
@@ -32,12 +36,43 @@ def same_trajectory(case: Case) -> Finding:
     _check_ranks(case, notes)
     again = f"{replayed} replayed lines repeated their losses"
     if case.reference is None:
-        return notes.finding(f"{_alone(case)}; {again}", checked=False)
-    return _compare(case, case.reference, notes, again)
+        return _alone(case, notes, again)
+    finding = _compare(case, case.reference, notes, again)
+    for other in case.others:
+        if said := disagreement(case.reference, other):
+            return _torn(case, finding, other, said)
+    return finding
 
 
-def _alone(case: Case) -> str:
-    return "undisturbed, no other such run ended beside it" if undisturbed(case.run) else "not claimed, no run shares its reference_id"
+def _alone(case: Case, notes: Notes, again: str) -> Finding:
+    """Without a reference: a run that needs none, or whose recovery claims nothing, is not checked; for any other evidence is missing."""
+    disturbed = disturbance(case.run)
+    if not disturbed:
+        return notes.finding(f"undisturbed, no other such run ended beside it; {again}", checked=False)
+    if not claims_trajectory(case.run.stored.config):
+        return notes.finding(f"not claimed under recovery={case.run.stored.config.recovery.name}; {again}", case.doubts, checked=False)
+    for doubt in case.doubts:
+        notes.missing(doubt)
+    if not case.doubts:
+        notes.missing(f"not proven: {_nobody(case.kin)}; `ecrl verify --with-reference {case.run.layout.root.name}` runs one")
+    return notes.finding("", [f"disturbed: {disturbed}; {again}"])
+
+
+def _nobody(kin: tuple[str, ...]) -> str:
+    if not kin:
+        return "no undisturbed run to compare with"
+    which = f"{kin[0]} and {len(kin) - 1} more share" if len(kin) > 1 else f"{kin[0]} shares"
+    return f"{which} its reference_id, and none of them is undisturbed"
+
+
+def _torn(case: Case, finding: Finding, other: RunRecords, said: str) -> Finding:
+    """Two references disagree. A run that equals neither is wrong; of one that equals either nobody can tell."""
+    assert case.reference is not None
+    text = f"the references {case.reference.layout.root.name} and {other.layout.root.name} disagree: {said}"
+    second = same_trajectory(replace(case, reference=other, others=()))
+    if finding.status == second.status == INVALID:
+        return replace(finding, evidence=(*finding.evidence, text))
+    return Finding(PROMISE, UNKNOWN, f"Cannot tell: {PROMISE} - {text}", (finding.message, second.message))
 
 
 def _compare(case: Case, reference: RunRecords, notes: Notes, again: str) -> Finding:
@@ -54,10 +89,18 @@ def _compare(case: Case, reference: RunRecords, notes: Notes, again: str) -> Fin
     if claimed < case.path.last_step:
         evidence = [*_extent(case, reference, theirs), *_reasons(case, reference, theirs)]
         which = "with as many ranks" if lost is None or claimed < lost - 1 else "before samples were lost"
+        evidence += _doubts(case, reference)
         return notes.finding(f"equal to {name} in every loss of the {claimed} steps {which}; not claimed behind them; {again}", evidence)
     _check_finals(case, reference, notes)
     evidence = [] if notes.clean else _extent(case, reference, theirs)
+    evidence += _doubts(case, reference)
     return notes.finding(f"equal to {name} in every loss of {case.path.last_step} steps and in the final state; {again}", evidence)
+
+
+def _doubts(case: Case, reference: RunRecords) -> list[str]:
+    """What a reader should know of the reference, and of runs that were none."""
+    differing = other_environment(case.run, reference)
+    return [*case.doubts, *([f"the reference ran in another environment: {differing}"] if differing else [])]
 
 
 def _reasons(case: Case, reference: RunRecords, theirs: Lineage) -> list[str]:
@@ -155,9 +198,13 @@ def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: in
     """Losses, and the state after a step where both runs logged its digest: the first differing step comes first."""
     ours, others = ({s: each for s, each in losses(r, p).items() if s <= claimed} for r, p in ((case.run, case.path), (reference, theirs)))
     states = {key: state for key, state in _states(case.run, case.path).items() if key[0] <= claimed}
-    differing = [*_differing_loss(ours, others, _unit(case)), *_differing_state(_comparable(states, case, reference), _states(reference, theirs))]
+    theirs_states = _states(reference, theirs)
+    differing = [*_differing_loss(ours, others, _unit(case)), *_differing_state(_comparable(states, case, reference), theirs_states)]
     for step, component in sorted(differing):
-        notes.broken(f"the first differing step is step {step}, component {component}")
+        late = "" if step == 1 or any(state == theirs_states.get(key) for key, state in states.items() if key[0] == step - 1) else " at the latest"
+        notes.broken(f"the first differing step is step {step}{late}, component {component}")
+    if not theirs_states and str(reference.stored.config.state_digests).lower() == "true":
+        notes.missing("the reference was to log digests of its state, and has none")
     excused = {(step, rank) for attempt, rank, step in excused_lines(case) if (done := case.path.of(step)) and done.attempt == attempt}
     for step in range(1, claimed + 1):
         pair = set(ours.get(step, {})), {rank for rank in others.get(step, {}) if (step, rank) not in excused}
@@ -205,7 +252,8 @@ def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: N
         names = differing_names(ours[step], others[step])
         if names:
             parts = sorted({name.partition(".")[0] for name in names})
-            notes.broken(f"the checkpoints of step {step} differ in {', '.join(parts)} ({len(names)} tensors, first {names[0]})")
+            what = f"the checkpoints of step {step} differ in {', '.join(parts)} ({len(names)} tensors, first {names[0]})"
+            notes.broken(what + (f": the runs are apart from step {step} on at the latest" if notes.clean else ""))
             return
 
 
@@ -222,7 +270,7 @@ def _check_finals(case: Case, reference: RunRecords, notes: Notes) -> None:
         return
     for component in COMPONENTS:
         if getattr(ours, f"{component}_digest") != getattr(others, f"{component}_digest"):
-            notes.broken(f"the final {component} differ")
+            notes.broken(f"the final {component} differ" + (f": apart by step {ours.global_step} at the latest" if notes.clean else ""))
     if not same_float(ours.loss, others.loss):
         notes.broken(f"the final loss is {ours.loss!r}, the reference's {others.loss!r}")
 

@@ -1,0 +1,83 @@
+"""Whether a run went through undisturbed, shown by its records and not by its plan."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.lineage import lineage
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.events import Attempt
+
+_WELL = ("completed", "resized")
+
+
+def undisturbed(records: RunRecords) -> bool:
+    return not disturbance(records)
+
+
+def disturbance(records: RunRecords) -> str:
+    """The first thing that kept the run from going through in one piece, or that keeps its records from showing that it did; empty where they do.
+
+    Planned changes of the world size disturb nothing. A failure that brought nobody down (a slow rank, a full disk) disturbs too: what it did to
+    the state is what a reference has to show.
+    """
+    attempts = records.supervisor.attempts if records.supervisor else ()
+    if not attempts:
+        return "no attempt is on record"
+    if records.fired:
+        return f"{len(records.fired)} failures fired, the first in attempt {records.fired[0].attempt}"
+    on_record = {a.attempt for a in attempts}
+    for logs in records.attempts:
+        if logs.attempt not in on_record and logs.ranks:
+            return f"attempt {logs.attempt} left logs and is not in supervisor.json"
+    for a in attempts:
+        if reason := _interruption(records, a, last=a is attempts[-1]):
+            return reason
+    return _gap(records, attempts)
+
+
+def one_pass(records: RunRecords) -> bool:
+    """Whether the run may stand as a reference: nothing planned against it, nothing fired, and its steps done in one piece from the first.
+
+    An earlier attempt that was cut short is no matter where nothing of it was carried over: the last one began with step 1.
+    """
+    if plan(records.stored.config) or records.fired or records.supervisor is None:
+        return False
+    path = lineage(records)
+    done = {segment.attempt for segment in path.segments}
+    attempts = [a for a in records.supervisor.attempts if a.attempt in done]
+    whole = bool(attempts) and all(not _interruption(records, a, last=a is attempts[-1]) for a in attempts)
+    return whole and not _gap(records, tuple(attempts))
+
+
+def _interruption(records: RunRecords, a: Attempt, *, last: bool) -> str:
+    """What ended `a`, or was carried into it, otherwise than in an undisturbed run."""
+    who = f"attempt {a.attempt}"
+    if a.outcome not in _WELL and not (last and a.outcome == "running"):
+        return f"{who} {a.outcome}"
+    if a.outcome in _WELL and (a.exit_code or a.signal is not None):
+        return f"{who} {a.outcome} with exit code {a.exit_code}, signal {a.signal}"
+    if a.hang or a.rejected or a.forgone:
+        return f"{who} " + ("hung" if a.hang else "refused a checkpoint or a snapshot")
+    if a.continues is not None or a.memory or records.logs(a.attempt).testimonies:
+        return f"{who} went on from memory"
+    return ""
+
+
+def _gap(records: RunRecords, attempts: tuple[Attempt, ...]) -> str:
+    """Where one attempt does not follow the one before it, or a log does not go from step to step."""
+    path = lineage(records)
+    if path.gaps:
+        return path.gaps[0]
+    if attempts[0].resumed_from is not None or attempts[0].resumed_from_step:
+        return f"attempt {attempts[0].attempt} began behind step {attempts[0].resumed_from_step}"
+    for before, after in pairwise(attempts):
+        if after.resumed_from_step != before.last_step:
+            return f"attempt {after.attempt} began behind step {after.resumed_from_step}, attempt {before.attempt} reached step {before.last_step}"
+    for a in attempts:
+        for rank, lines in records.logs(a.attempt).ranks.items():
+            steps = [line.global_step for line in lines.events]
+            if steps != list(range(a.resumed_from_step + 1, a.resumed_from_step + 1 + len(steps))):
+                return f"the log of rank {rank} in attempt {a.attempt} does not go from step to step"
+    return ""

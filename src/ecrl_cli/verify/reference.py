@@ -1,0 +1,121 @@
+"""Who may vouch for a run's trajectory: runs that must end in the same state, undisturbed, valid themselves, each counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.extent import check_extent
+from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.records.layout import REFERENCES, RunLayout
+from ecrl_cli.records.run_config import StoredConfig, read_run_config
+from ecrl_cli.verify.case import Case, same_sizes
+from ecrl_cli.verify.checks import run_checks
+from ecrl_cli.verify.disturbance import one_pass
+from ecrl_cli.verify.verdict import VALID, worst
+
+PREFERRED = ("ref", "clean")  # variants, best reference first
+_MOST = 4  # references that one run is compared with
+
+
+@dataclass
+class References:
+    """What is known of runs as references, for all runs that one command judges: each is judged once.
+
+    `seal_key`: the key under which a run must be sealed; empty: the one that its configuration names, if it is at hand.
+    """
+
+    seal_key: bytes = b""
+    _stored: dict[Path, StoredConfig | None] = field(default_factory=dict)
+    _doubts: dict[Path, str] = field(default_factory=dict)
+
+    def stored(self, layout: RunLayout) -> StoredConfig | None:
+        """The configuration of the run at `layout`; None where there is none to read."""
+        if layout.root not in self._stored:
+            try:
+                self._stored[layout.root] = read_run_config(layout) if layout.config.exists() else None
+            except (EcrlError, OSError):
+                self._stored[layout.root] = None  # not this run's evidence: its own verdict says what is wrong with it
+        return self._stored[layout.root]
+
+    def doubt(self, records: RunRecords) -> str:
+        """Why the run cannot vouch for another: it is itself not valid. Empty where it can. Judged without a reference: nothing goes in circles."""
+        root = records.layout.root
+        if root not in self._doubts:
+            findings = run_checks(Case(records, seal_key=self.seal_key))
+            status = worst(finding.status for finding in findings)
+            first = next(finding.message for finding in findings if finding.status == status)
+            self._doubts[root] = "" if status == VALID else f"the reference {root.name} is {status}: {first}"
+        return self._doubts[root]
+
+
+@dataclass(frozen=True)
+class Witnesses:
+    """`sound`: the best reference first. `doubts`: why others are none. `kin`: names of runs that must end alike and were disturbed themselves."""
+
+    sound: tuple[RunRecords, ...] = ()
+    doubts: tuple[str, ...] = ()
+    kin: tuple[str, ...] = ()
+
+
+def bounded(layout: RunLayout) -> RunRecords:
+    """The records under `layout`; RecordError where judging them would cost out of all proportion to what they hold."""
+    records = load(layout)
+    check_extent(records)
+    return records
+
+
+def witnesses(run: RunRecords, known: References) -> Witnesses:
+    """The runs beside `run`, and in the folder of references there, that may vouch for it."""
+    found: dict[tuple[object, ...], RunRecords] = {}
+    doubts, kin = [], []
+    for layout, stored in _alike(run, known):
+        try:
+            records = None if plan(stored.config) else bounded(layout)
+        except (EcrlError, OSError):
+            continue
+        if records is None or not one_pass(records):
+            kin.append(layout.root.name)
+        elif not same_sizes(run, records) and stored.config.elastic.schedule:
+            continue  # one that changed its world size is no reference for a run that does not
+        elif origin(records) in (origin(run), *found):
+            doubts.append(f"{layout.root.name} is a copy of a run that was counted: no second witness")
+        elif doubt := known.doubt(records):
+            doubts.append(doubt)
+        else:
+            found[origin(records)] = records
+    best = sorted(found.values(), key=lambda records: (not same_sizes(run, records), _preference(records)))
+    return Witnesses(tuple(best[:_MOST]), tuple(doubts), tuple(kin))
+
+
+def _alike(run: RunRecords, known: References) -> Iterator[tuple[RunLayout, StoredConfig]]:
+    """Other runs beside `run` with its reference id."""
+    root = run.layout.root
+    for folder in [*_folders(root.parent), *_folders(root.parent / REFERENCES)]:
+        stored = known.stored(RunLayout(folder)) if folder != root else None
+        if stored is not None and stored.reference_id == run.stored.reference_id:
+            yield RunLayout(folder), stored
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return sorted(parent.iterdir())
+    except OSError:
+        return []
+
+
+def origin(records: RunRecords) -> tuple[object, ...]:
+    """What tells a run from its copies, whatever they are called: when it was launched, by the clock of which boot, and what it is."""
+    supervisor = records.supervisor
+    sessions = [(stay.boot_id, stay.started_at) for stay in supervisor.sessions] if supervisor else []
+    launches = [a.launched_at for a in supervisor.attempts] if supervisor else []
+    return records.stored.run_id, *sessions[:1], *launches[:1]
+
+
+def _preference(records: RunRecords) -> tuple[bool, int, str]:
+    name = records.stored.config.variant.name
+    rank = PREFERRED.index(name) if name in PREFERRED else len(PREFERRED)
+    return records.layout.root.parent.name == REFERENCES, rank, records.layout.root.name

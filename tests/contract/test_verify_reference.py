@@ -1,0 +1,203 @@
+"""Who may vouch for a struck run's trajectory: an undisturbed run, shown to be so by its records, valid itself, counted once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.errors import RunDirectoryError
+from ecrl_cli.failures.fired import claim
+from ecrl_cli.history.load import load
+from ecrl_cli.records.events import Fired
+from ecrl_cli.records.layout import REFERENCES, RunLayout
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.verify.checks import run_checks
+from ecrl_cli.verify.disturbance import disturbance, one_pass
+from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.reference import References
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
+from tests.runs.builder import RunBuilder, build_blk, build_clean, build_ref, config_of
+from tests.runs.spoil import at_step, edit_json, edit_lines, line_at, without
+from tests.runs.spoilt import TRAJECTORY, Spoil, attempts
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run with and one without checkpoints, and a struck one."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for build in (build_ref, build_clean, build_blk):
+        build(folder)
+    return folder
+
+
+@pytest.fixture
+def sweep(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of the sweep, to be spoilt."""
+    shutil.copytree(recorded, tmp_path / "sweep", symlinks=True)
+    return tmp_path / "sweep"
+
+
+def found(verdict: Verdict, promise: str) -> Finding:
+    return next(finding for finding in verdict.findings if finding.promise == promise)
+
+
+def test_a_struck_run_that_nobody_vouches_for_is_not_proven(tmp_path: Path) -> None:
+    """Every other promise is kept, and the recovery was wrong."""
+    verdict = judge(build_blk(tmp_path, bug_from=12).root)
+    finding = found(verdict, TRAJECTORY)
+    assert (verdict.status, finding.status) == (UNKNOWN, UNKNOWN), render(verdict)
+    assert "not proven: no undisturbed run to compare with; `ecrl verify --with-reference blk` runs one" in finding.message
+    assert any(text.startswith("disturbed: 2 failures fired, the first in attempt 0") for text in finding.evidence)
+    build_ref(tmp_path)
+    assert found(judge(tmp_path / "blk"), TRAJECTORY).status == INVALID
+
+
+def test_runs_that_share_the_reference_id_are_named_where_none_is_undisturbed(tmp_path: Path) -> None:
+    for name in ("blk", "ovl", "mem"):
+        build_blk(tmp_path, name)
+    assert "not proven: mem and 1 more share its reference_id, and none of them is undisturbed" in found(judge(tmp_path / "blk"), TRAJECTORY).message
+
+
+def test_a_death_exactly_on_a_checkpoint_proves_no_more(tmp_path: Path) -> None:
+    """Nothing is replayed: no step was done twice."""
+    run = RunBuilder(tmp_path / "blk", config_of("blk", "kill", (12,), 1), bug_from=13).build()
+    verdict = judge(run.root)
+    assert verdict.status == UNKNOWN and "not proven" in found(verdict, TRAJECTORY).message
+
+
+def test_a_reference_that_is_itself_not_valid_vouches_for_nobody(sweep: Path) -> None:
+    """Its losses forged to those of a buggy run: its own chain knows."""
+    shutil.rmtree(sweep / "clean")
+    build_blk(sweep, "buggy", bug_from=22)
+    for step in (22, 23, 24):
+        for rank in range(2):
+            wrong = line_at(RunLayout(sweep / "buggy").attempt(2).rank(rank), step)
+            edit_lines(RunLayout(sweep / "ref").attempt(0).rank(rank), at_step(step, loss=wrong["loss"]))
+    final = json.loads(RunLayout(sweep / "buggy").attempt(2).final.read_text())
+    edit_json(RunLayout(sweep / "ref").attempt(0).final, lambda there: there | {k: v for k, v in final.items() if "digest" in k or k == "loss"})
+    verdict = judge(sweep / "buggy")
+    assert verdict.status == UNKNOWN and verdict.reference == "", render(verdict)
+    assert "the reference ref is invalid: Broke promise: records-consistent - " in found(verdict, TRAJECTORY).message
+    assert judge(sweep / "buggy", sweep / "ref").status == UNKNOWN
+
+
+def test_another_seed_under_this_ones_id_is_no_reference(sweep: Path, tmp_path: Path) -> None:
+    for name in ("ref", "clean"):
+        shutil.rmtree(sweep / name)
+    wanted = json.loads((sweep / "blk" / "config.json").read_text())["reference_id"]
+    other = RunBuilder(sweep / "ref", replace(config_of("ref"), seed=8)).build()
+    edit_json(other.config, lambda c: c | {"reference_id": wanted})
+    finding = found(judge(sweep / "blk"), TRAJECTORY)
+    assert finding.status == UNKNOWN and "the reference ref is invalid" in finding.message
+
+
+def test_two_references_that_disagree_prove_nothing_for_a_run_that_equals_one(sweep: Path) -> None:
+    clean = RunLayout(sweep / "clean")  # with no checkpoint to contradict it
+    edit_json(clean.attempt(0).final, lambda final: final | {"parameters_digest": "0" * 64})
+    edit_json(clean.metrics, lambda m: m | {"final": m["final"] | {"parameters_digest": "0" * 64}})
+    finding = found(judge(sweep / "blk"), TRAJECTORY)
+    assert finding.status == UNKNOWN and "the references ref and clean disagree: the final parameters differ" in finding.message
+    build_blk(sweep, "buggy", bug_from=22)
+    finding = found(judge(sweep / "buggy"), TRAJECTORY)
+    assert finding.status == INVALID and "the references ref and clean disagree: the final parameters differ" in finding.evidence
+
+
+@pytest.mark.parametrize("made", [lambda ref, copy: shutil.copytree(ref, copy), lambda ref, copy: copy.symlink_to(ref)], ids=["copy", "link"])
+def test_a_copy_of_a_reference_is_no_second_witness(sweep: Path, made: Callable[[Path, Path], object]) -> None:
+    shutil.rmtree(sweep / "clean")
+    made(sweep / "ref", sweep / "again")
+    build_blk(sweep, "buggy", bug_from=22)
+    finding = found(judge(sweep / "buggy"), TRAJECTORY)
+    assert "noise floor: not known, it takes two undisturbed runs beside this one" in finding.evidence
+    assert any(text.endswith("is a copy of a run that was counted: no second witness") for text in finding.evidence)
+
+
+def test_a_copy_of_the_run_itself_vouches_for_nothing(sweep: Path, tmp_path: Path) -> None:
+    alone = Path(shutil.copytree(sweep / "ref", tmp_path / "alone" / "ref"))
+    shutil.copytree(alone, alone.parent / "twin")
+    assert found(judge(alone), TRAJECTORY).status == NOT_CHECKED
+    with pytest.raises(RunDirectoryError):
+        judge(alone, alone.parent / "twin")
+
+
+def test_a_reference_of_another_environment_is_named(sweep: Path) -> None:
+    for name, version in (("ref", "2.10.0"), ("blk", "2.14.0")):
+        write_json(sweep / name / "environment.json", {"packages": {"torch": version}, "file_system": {"type": name}, "git_revision": "a"})
+    finding = found(judge(sweep / "blk"), TRAJECTORY)
+    assert finding.status == VALID
+    assert "the reference ran in another environment: packages.torch '2.10.0' there, '2.14.0' here" in finding.evidence
+
+
+def test_digests_that_were_asked_for_and_that_the_reference_lacks_are_missed(sweep: Path) -> None:
+    for name in ("ref", "clean"):
+        shutil.rmtree(sweep / name)
+    RunBuilder(sweep / "ref", replace(config_of("ref"), state_digests=True)).build()
+    finding = found(judge(sweep / "blk"), TRAJECTORY)
+    assert finding.status == UNKNOWN and "the reference was to log digests of its state, and has none" in finding.message
+
+
+def test_a_reference_in_the_folder_of_references_is_found(sweep: Path) -> None:
+    shutil.rmtree(sweep / "clean")
+    (sweep / REFERENCES).mkdir()
+    shutil.move(sweep / "ref", sweep / REFERENCES / "digits-ref")
+    verdict = judge(sweep / "blk")
+    assert (verdict.status, verdict.reference) == (VALID, "references/digits-ref"), render(verdict)
+
+
+def test_each_reference_is_judged_once_for_all_runs(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = []
+    monkeypatch.setattr("ecrl_cli.verify.reference.run_checks", lambda case: judged.append(case.run.layout.root.name) or run_checks(case))
+    known = References()
+    for name in ("blk", "blk", "ref"):
+        judge(sweep / name, None, known)
+    assert sorted(judged) == ["clean", "ref"]
+
+
+HANG = {"ranks": [1], "phase": "step", "global_step": 3, "waited_s": 9.0, "limit_s": 5.0, "text": "stands still"}
+DISTURBED: dict[str, tuple[Spoil, str]] = {
+    "died": (lambda run: attempts(run, lambda a: a[0].update(outcome="died")), "attempt 0 died"),
+    "hung": (
+        lambda run: attempts(run, lambda a: a[0].update(hang=HANG)),
+        "attempt 0 hung",
+    ),
+    "killed when it had completed": (lambda run: attempts(run, lambda a: a[0].update(signal=9)), "attempt 0 completed with exit code 0, signal 9"),
+    "went on from memory": (lambda run: attempts(run, lambda a: a[0].update(memory="snapshot", continues=0)), "attempt 0 went on from memory"),
+    "a failure fired": (
+        lambda run: claim(run, Fired(0, "slow_rank", 0, 3, 0, 1000.5, 1000.5)),
+        "1 failures fired, the first in attempt 0",
+    ),
+    "logs of an attempt on no record": (lambda run: shutil.copytree(run.attempt(0).folder, run.attempt(1).folder), "attempt 1 left logs"),
+    "a gap in a log": (
+        lambda run: edit_lines(run.attempt(0).rank(1), without(global_step=4)),
+        "the log of rank 1 in attempt 0",
+    ),
+    "began behind a step": (
+        lambda run: attempts(run, lambda a: a[0].update(resumed_from_step=6)),
+        "attempt 0 began at step 6",
+    ),
+    "no book": (lambda run: run.supervisor.unlink(), "no attempt is on record"),
+}
+
+
+@pytest.mark.parametrize("name", DISTURBED)
+def test_that_nothing_disturbed_a_run_is_shown_by_its_records(sweep: Path, name: str) -> None:
+    spoil, why = DISTURBED[name]
+    layout = RunLayout(sweep / "clean")
+    assert disturbance(load(layout)) == "" and one_pass(load(layout))
+    spoil(layout)
+    assert disturbance(load(layout)).startswith(why)
+    assert not one_pass(load(layout)) or name == "logs of an attempt on no record"
+
+
+def test_a_reference_that_began_anew_from_its_first_step_may_vouch(sweep: Path) -> None:
+    """Stopped, and trained again from nothing: nothing of the first attempt is in its end."""
+    layout = RunLayout(sweep / "clean")
+    shutil.copytree(layout.attempt(0).folder, layout.attempt(1).folder)
+    attempts(layout, lambda a: a.insert(0, a[0] | {"outcome": "stopped", "exit_code": None}))
+    attempts(layout, lambda a: a[1].update(attempt=1))
+    assert disturbance(load(layout)) == "attempt 0 stopped" and one_pass(load(layout))
