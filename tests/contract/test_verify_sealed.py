@@ -14,6 +14,7 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.seal import reopen
 from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
 from tests.runs.builder import build_blk, flip
 from tests.runs.spoil import edit_json
@@ -31,7 +32,7 @@ def run(recorded: Path, tmp_path: Path) -> RunLayout:
 
 
 def sealed(run: RunLayout, key: bytes = b"") -> Finding:
-    return next(finding for finding in judge(run.root, None, key).findings if finding.promise == SEALED)
+    return next(finding for finding in judge(run.root, None, References(key)).findings if finding.promise == SEALED)
 
 
 def test_every_record_is_under_the_seal(run: RunLayout) -> None:
