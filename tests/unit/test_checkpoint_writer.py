@@ -174,6 +174,15 @@ def test_no_more_than_the_slots_are_in_flight(layout: RunLayout, writer: subproc
     rank.die()
 
 
+def test_a_slot_is_granted_again_only_when_its_end_was_told(layout: RunLayout, writer: subprocess.Popen[bytes]) -> None:
+    """Who takes a slot counts what is in flight: the save that had it before must not be among them."""
+    rank = Rank(layout, slots=1)
+    rank.submit(10)
+    rank.drain()
+    assert [message["kind"] for message in rank.waiting] == ["ended", "grant"]
+    rank.die()
+
+
 def test_a_failed_write_is_on_record_with_its_errno_and_the_next_one_works(layout: RunLayout, writer: subprocess.Popen[bytes]) -> None:
     rank = Rank(layout)
     rank.submit(10)

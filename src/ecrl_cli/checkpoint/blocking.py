@@ -11,7 +11,6 @@ from ecrl_cli.checkpoint.saving import save_and_record
 from ecrl_cli.checkpoint.slots import Slot
 from ecrl_cli.checkpoint.state import Gathered
 from ecrl_cli.checkpoint.store import CheckpointStore
-from ecrl_cli.records.clock import monotonic
 
 
 class BlockingStrategy:
@@ -29,16 +28,15 @@ class BlockingStrategy:
 
     def save(self, progress: Progress) -> None:
         context = self._context
-        context.clock.mark()
         context.clock.switch("sync")
         gathered = context.pack.gather(progress)
-        began = monotonic()
+        context.clock.mark()
         if context.writes:
             self._write(progress, gathered)
             context.clock.switch("sync")
         context.pack.barrier()
         if context.writes:
-            context.log.write("released", progress.global_step, stall_s=monotonic() - began)
+            context.released(progress.global_step, context.log.last_save)
 
     def remember(self, progress: Progress) -> None:
         """Only what is durable is kept."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ecrl_cli.checkpoint.image import PartPlace, Stamp
-from ecrl_cli.checkpoint.lines import CheckpointLog
+from ecrl_cli.checkpoint.lines import CheckpointLog, SaveTimes
 from ecrl_cli.checkpoint.progress import Progress
 from ecrl_cli.checkpoint.slots import Slot, Snapshotter
 from ecrl_cli.checkpoint.state import Gathered, StatePack
 from ecrl_cli.errors import StorageError
 from ecrl_cli.records.clock import SpanClock
+from ecrl_cli.records.events import STALL_PARTS
 from ecrl_cli.records.layout import RunLayout
 
 
@@ -50,6 +51,16 @@ class Context:
         if self.log.failure and self.on_error == "stop":
             remedy = "checkpoint.on_error=stop: once the cause is gone, the same command resumes the run"
             raise StorageError("checkpoint", self.log.failure, remedy)
+
+    def released(self, global_step: int, save: SaveTimes | None = None) -> None:
+        """The line of a stall that has ended, since the clock was marked: each second in exactly one part. `save`: what was written in it."""
+        stall_s, spent = self.clock.lap()
+        parts = {name: spent.get(category, 0.0) for name, category in STALL_PARTS.items() if category != "write_wait"}
+        if save:
+            parts |= {"write": save.write_s, "hash": save.hash_s, "commit": save.commit_s}
+            parts["settle"] = spent.get("write_wait", 0.0) - save.write_s - save.hash_s - save.commit_s
+        parts = {name: seconds for name, seconds in parts.items() if seconds}
+        self.log.write("released", global_step, enqueue_s=parts.get("enqueue", 0.0), stall_s=stall_s, stall_parts=parts)
 
     def submitted(self, global_step: int, nbytes: int, inflight: int) -> None:
         """The line that stands in the journal before anything is handed over."""

@@ -43,7 +43,8 @@ class Work:
     previous: str | None
     key: bytes = b""
     began: float = field(default_factory=monotonic)
-    written_at: float = 0.0
+    files_at: float = 0.0  # when the files were written
+    hashed_at: float = 0.0  # when their hashes were known too
     manifest: Manifest | None = None
     commit: Commit | None = None
 
@@ -58,9 +59,15 @@ class Work:
         self.write(path, data, f"half_part:{name}")
         self.points(f"after_part:{name}")
 
+    def hashed(self, hasher: ImageHasher) -> dict[str, PartEntry]:
+        """The entries of the files, which are written; waits for their hashes."""
+        self.files_at = monotonic()
+        return hasher.entries()
+
     def records(self, entries: dict[str, PartEntry]) -> tuple[bytes, bytes]:
         """The bytes of MANIFEST and COMMIT for these parts."""
-        self.written_at = monotonic()
+        self.hashed_at = monotonic()
+        self.files_at = self.files_at or self.hashed_at
         stamp = self.image.stamp
         self.manifest = Manifest(FORMAT_VERSION, attempt=self.attempt, parts=entries, **encode(stamp))
         manifest = self.manifest.encoded()
@@ -106,7 +113,7 @@ class GroupInstaller:
             work.write_part(self.stage / part.name, part.name, work.memory_of(part.name))
         for name, data in work.image.documents.items():
             work.write_part(self.stage / name, name, data)
-        manifest, commit = work.records(hasher.entries())
+        manifest, commit = work.records(work.hashed(hasher))
         work.points("before_manifest")
         work.write(self.stage / MANIFEST, manifest, "half_manifest")
         work.points("before_commit")
@@ -145,7 +152,7 @@ class SingleInstaller:
         hasher = ImageHasher(work.image, work.pool)
         self._made.append(data_path)
         work.write_part(data_path, self.part.name, work.memory_of(self.part.name))
-        work.records(hasher.entries())
+        work.records(work.hashed(hasher))
         assert work.commit is not None
         (train,) = work.image.documents.values()
         document = canonical({"commit": work.commit.document(), "manifest": encode(work.manifest), "train": train.decode()})

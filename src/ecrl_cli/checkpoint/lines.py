@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.checkpoint.store import Retired, Saved
@@ -14,30 +15,44 @@ from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 
 
+@dataclass(frozen=True)
+class SaveTimes:
+    """Seconds of a save: writing the files, waiting for their hashes, everything else up to the acknowledgement. Of a failed one all are writing."""
+
+    write_s: float = 0.0
+    hash_s: float = 0.0
+    commit_s: float = 0.0
+
+
 class CheckpointLog:
-    """One attempt's checkpoint journal. `failure`: the first save that it was told has failed, in words; empty while all is well."""
+    """One attempt's checkpoint journal. `failure`: the first save that it was told has failed, in words; empty while all is well.
+    `last_save`: the seconds of the save that was told last."""
 
     def __init__(self, journal: Journal, layout: RunLayout, attempt: int) -> None:
         self._journal, self._layout, self._attempt = journal, layout, attempt
         self.failure = ""
+        self.last_save = SaveTimes()
 
     def write(self, event: str, global_step: int, **values: Any) -> None:
         self._journal.append(CheckpointLine(event, global_step, self._attempt, monotonic(), wall(), **values))
 
     def committed(self, global_step: int, saved: Saved) -> None:
+        self.last_save = SaveTimes(saved.write_s, saved.hash_s, saved.commit_s)
         self.write(
             "committed",
             global_step,
             write_s=saved.write_s,
+            hash_s=saved.hash_s,
             commit_s=saved.commit_s,
             bytes=saved.bytes,
             path=self._layout.relative(saved.path),
             commit_sha256=saved.commit_sha256,
         )
 
-    def failed(self, global_step: int, error: EcrlError) -> None:
+    def failed(self, global_step: int, error: EcrlError, write_s: float = 0.0) -> None:
+        self.last_save = SaveTimes(write_s)
         self.failure = self.failure or f"step {global_step} was not saved ({error.key}: {error.fact})"
-        self.write("failed", global_step, reason=error.line())
+        self.write("failed", global_step, reason=error.line(), write_s=write_s)
 
     def retired(self, gone: tuple[Retired, ...]) -> None:
         for checkpoint in gone:

@@ -15,7 +15,6 @@ from ecrl_cli.checkpoint.protocol import TRAIN
 from ecrl_cli.checkpoint.slots import Layout, Slot
 from ecrl_cli.checkpoint.state import Gathered
 from ecrl_cli.errors import StorageError
-from ecrl_cli.records.clock import monotonic
 
 
 class OverlappedStrategy:
@@ -35,17 +34,15 @@ class OverlappedStrategy:
     def save(self, progress: Progress) -> None:
         self._heed_failures()
         context = self._context
-        context.clock.mark()
         context.clock.switch("sync")
         gathered = context.pack.gather(progress)
-        began = monotonic()
+        context.clock.mark()
         if context.writes:
             self._enqueue(progress, gathered)
             context.clock.switch("sync")
         context.pack.barrier()
         if context.writes:
-            spent = context.clock.duration("enqueue")
-            context.log.write("released", progress.global_step, enqueue_s=spent, stall_s=monotonic() - began)
+            context.released(progress.global_step)
 
     def remember(self, progress: Progress) -> None:
         """Only what is durable is kept."""

@@ -9,6 +9,7 @@ from ecrl_cli.checkpoint.image import Image
 from ecrl_cli.checkpoint.lines import CheckpointLog
 from ecrl_cli.checkpoint.store import CheckpointStore
 from ecrl_cli.errors import EcrlError, Fenced, StorageError
+from ecrl_cli.records.clock import monotonic
 
 
 def save_and_record(store: CheckpointStore, image: Image, attempt: int, log: CheckpointLog) -> bool:
@@ -18,18 +19,18 @@ def save_and_record(store: CheckpointStore, image: Image, attempt: int, log: Che
     after it is on record. Trouble with the pointers or with retention makes no committed checkpoint a failed one; the next save tries
     both again.
     """
-    step = image.stamp.global_step
+    step, began = image.stamp.global_step, monotonic()
     try:
         saved = store.save(image, attempt)
     except (StorageError, Fenced) as error:
-        log.failed(step, error)
+        log.failed(step, error, monotonic() - began)
         if isinstance(error, Fenced):
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             _retire(store, log)  # what an earlier save could not remove is the space that the next one needs
         return False
     except Exception as error:  # a defect here must not leave a submitted checkpoint without an end
-        log.failed(step, EcrlError("save", f"{type(error).__name__}: {error}", "report this"))
+        log.failed(step, EcrlError("save", f"{type(error).__name__}: {error}", "report this"), monotonic() - began)
         return False
     log.committed(step, saved)
     with suppress(StorageError):

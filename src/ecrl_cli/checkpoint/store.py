@@ -58,13 +58,15 @@ class StoreConfig:
 
 @dataclass(frozen=True)
 class Saved:
-    """A committed checkpoint: durable as the write mode promises. Seconds: writing the parts, then everything up to the acknowledgement."""
+    """A committed checkpoint: durable as the write mode promises. Seconds: writing the files, waiting for their hashes, and everything else up to
+    the acknowledgement; together all of `save`."""
 
     path: Path
     commit_sha256: str
     bytes: int
     write_s: float
     commit_s: float
+    hash_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,13 @@ class CheckpointStore:
     def save(self, image: Image, attempt: int) -> Saved:
         """Commit `image`: returning is the acknowledgement. Raises StorageError (nothing counts, the space is given back),
         CheckpointConflict (a different valid checkpoint holds the name) or Fenced; saving the same state again is no error."""
+        began = monotonic()
         self._lease.check(attempt)
         previous, key = self._previous(image.stamp.global_step), self.config.guard.hmac_key
         work = Work(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, previous, key)
         installer: Installer = SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
         if (already := self._already(work, installer.target)) is not None:
-            return already
+            return replace(already, commit_s=monotonic() - began)
         try:
             installer.build()
             self._lease.check(attempt)
@@ -119,7 +122,7 @@ class CheckpointStore:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
                 if (already := self._already(work, installer.target)) is not None:
-                    return already
+                    return replace(already, commit_s=monotonic() - began)
                 installer.install()
             self._sync_installed(installer.target, attempt)
         except StorageError:
@@ -131,8 +134,9 @@ class CheckpointStore:
         self.points("after_root_sync")
         assert work.commit is not None
         self._verified[installer.target.name] = work.commit.self_sha256
-        done = monotonic()
-        return Saved(installer.target, work.commit.self_sha256, image.nbytes, work.written_at - work.began, done - work.written_at)
+        write_s, hash_s = work.files_at - work.began, work.hashed_at - work.files_at
+        commit_s = monotonic() - began - write_s - hash_s
+        return Saved(installer.target, work.commit.self_sha256, image.nbytes, write_s, commit_s, hash_s)
 
     def settle(self, saved: Saved, image: Image) -> tuple[Retired, ...]:
         """After the acknowledgement: the pointers, then retention. Errors here make no saved checkpoint a failed one."""

@@ -151,9 +151,10 @@ class Writer:
         with self._lock:
             del self._busy[number]
             current = self._current
+        # the end before the slot: who takes the slot counts what is in flight, and this save is not any more
+        client.tell({"kind": "ended", "global_step": image.stamp.global_step, "failure": client.log.failure})
         if current is not None and number < current.slots:
             self._provide(current, number)
-        client.tell({"kind": "ended", "global_step": image.stamp.global_step, "failure": client.log.failure})
 
     def _part_with(self, client: Client) -> None:
         """The client has gone and all it sent is done."""

@@ -32,13 +32,14 @@ def boot_id() -> str:
 class SpanClock:
     """Switches between categories without a gap: every instant since `start` belongs to exactly one span.
 
-    `duration(category)` sums what was spent in it since `mark()`.
+    `duration(category)` sums what was spent in it since `mark()`; `lap()` gives all of that at once, without a gap to `mark()`.
     """
 
     def __init__(self, journal: Journal, attempt: int, start: float, category: str) -> None:
         self._journal, self._attempt = journal, attempt
         self._start, self._category = start, category
         self._since_mark: dict[str, float] = {}
+        self._marked_at = start
         self._global_step = 0
 
     @property
@@ -62,8 +63,15 @@ class SpanClock:
 
     def mark(self) -> None:
         """Begin a new sum for `duration`."""
-        self._close(monotonic())
-        self._since_mark = {}
+        self.lap()
+
+    def lap(self) -> tuple[float, dict[str, float]]:
+        """Seconds since `mark()`, and how many of them were spent in each category: these add up to those. Begins a new sum."""
+        now = monotonic()
+        self._close(now)
+        seconds, spent = now - self._marked_at, self._since_mark
+        self._marked_at, self._since_mark = now, {}
+        return seconds, spent
 
     def duration(self, category: str) -> float:
         """Seconds of `category` closed since `mark()`."""

@@ -31,6 +31,20 @@ CATEGORIES = (
 
 CHECKPOINT_ENDS = ("committed", "failed", "lost")
 
+# What a stall consists of, and the category of rank 0's spans that each part lies in: write (the files), hash (waiting for their hashes), commit
+# (everything else up to the acknowledgement), settle (the journal, the pointers, retention), barrier (waiting for the other ranks).
+STALL_PARTS = {
+    "snapshot": "snapshot",
+    "serialize": "serialize",
+    "backpressure": "backpressure",
+    "enqueue": "enqueue",
+    "write": "write_wait",
+    "hash": "write_wait",
+    "commit": "write_wait",
+    "settle": "write_wait",
+    "barrier": "sync",
+}
+
 # Reasons that recovery writes and verify reads: of a refusal, where an acknowledged checkpoint is not there; of an acknowledgement that
 # came after the save was recorded as failed (its name was not known to be durable, and is there).
 GONE, FOUND = "is gone", "found after a failed save"
@@ -66,9 +80,10 @@ class CheckpointLine:
     """One event in the life of one checkpoint: a line of `logs/attempt-NN/checkpoint_rank0.jsonl`.
 
     submitted: the training thread hands it over (`bytes`, `snapshot_s`, `serialize_s`, `backpressure_s`, `inflight` with this one);
-    received: the writer has all of it; released: the training thread goes on (`enqueue_s`, `stall_s`); then exactly one of
-    committed (durable as the write mode promises: `write_s`, `commit_s`, `commit_sha256`, `path`), failed (`reason`), lost (`reason`);
-    later perhaps retired (retention removed it). Rank 0 and the background writer share the file.
+    received: the writer has all of it; released: the training thread goes on (`enqueue_s`, `stall_s`, and `stall_parts`, which add up to it); then
+    exactly one of committed (durable as the write mode promises: `write_s`, `hash_s`, `commit_s`, `commit_sha256`, `path`), failed (`reason`,
+    `write_s`), lost (`reason`); later perhaps retired (retention removed it). Rank 0 and the background writer share the file.
+    Older records have no `stall_parts`, and waiting for hashes is in their `write_s`.
     """
 
     SHARED: ClassVar[bool] = True
@@ -83,8 +98,10 @@ class CheckpointLine:
     enqueue_s: float = 0.0
     backpressure_s: float = 0.0
     write_s: float = 0.0
+    hash_s: float = 0.0
     commit_s: float = 0.0
     stall_s: float = 0.0
+    stall_parts: dict[str, float] = field(default_factory=dict)
     bytes: int = 0
     inflight: int = 0
     path: str | None = None
