@@ -264,12 +264,17 @@ class Worker:
         self.run.tick(0.03)
         saved = self.run.store.save(image, self.number)
         self.run.chains[self.step] = list(self.chain)
-        path = self.run.layout.relative(saved.path)
-        self.event("committed", write_s=0.02, commit_s=0.01, path=path, commit_sha256=saved.commit_sha256)
+        times = {"write": 0.015, "hash": 0.005, "commit": 0.006}
+        path, seconds = self.run.layout.relative(saved.path), {f"{name}_s": value for name, value in times.items()}
+        self.event("committed", path=path, commit_sha256=saved.commit_sha256, **seconds)
         for retired in self.run.store.settle(saved, image):
             self.event("retired", step=retired.global_step)
         self.book(0, "write_wait", writing)
-        self.event("released", stall_s=self.run.now - began)
+        waiting = self.run.now
+        self.run.tick(0.002)
+        self.book(0, "sync", waiting)
+        parts = {"snapshot": 0.004, **times, "settle": 0.004, "barrier": 0.002}
+        self.event("released", stall_s=self.run.now - began, stall_parts=parts)
         for rank in self.booking - {0}:
             self.book(rank, "sync", began)
 

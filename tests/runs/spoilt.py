@@ -18,6 +18,7 @@ from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID
 from tests.runs.builder import SAMPLES, flip
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at, tear, without
 from tests.runs.spoilt_metrics import SPOILT_METRICS
+from tests.runs.spoilt_stalls import STALLS
 
 Spoil = Callable[[RunLayout], Any]
 ONCE, INPUT, TRAJECTORY, TIME = "exactly-once", "same-input", "same-trajectory", "time-conserved"
@@ -258,6 +259,7 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
     ),
 }
 SPOILT |= SPOILT_METRICS
+SPOILT |= STALLS
 # Where evidence of the promise is missing, and what is left contradicts another one: the verdict is invalid, the finding unknown.
 ALSO_BROKEN = {
     "not completed",

@@ -73,7 +73,7 @@ def test_every_submitted_checkpoint_counts_however_it_ended(tmp_path: Path) -> N
     edit_lines(layout.attempt(1).checkpoints, without(event="committed", global_step=12))
     spoilt = account(load(layout))
     assert (spoilt.submitted, spoilt.count("committed"), spoilt.count("lost"), spoilt.balanced) == (4, 2, 1, False)
-    assert spoilt.total("stall_s") == pytest.approx(whole.total("stall_s")) == pytest.approx(4 * 0.034)
+    assert spoilt.total("stall_s") == pytest.approx(whole.total("stall_s")) == pytest.approx(4 * 0.036)
     assert spoilt.document()["bytes"] == 4000
 
 

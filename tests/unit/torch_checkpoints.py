@@ -48,7 +48,7 @@ def with_tensors(path: Path, change: Callable[[Tensors], Any], *, digests: bool 
     """Change the tensors in the file. With `digests` those of the tensors are made right too."""
     value = content(path)
     change(value["tensors"])
-    found = {name: _sha256(tensor) for name, tensor in value["tensors"].items()} if digests else {}
+    found = {name: sha256_of(tensor) for name, tensor in value["tensors"].items()} if digests else {}
     return with_hashes_made_right(path, saved(value), found)
 
 
@@ -64,6 +64,6 @@ def rezipped(data: bytes, change: Callable[[dict[str, bytes]], Any], compression
     return file.getvalue()
 
 
-def _sha256(tensor: torch.Tensor) -> str:
+def sha256_of(tensor: torch.Tensor) -> str:
     flat = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return tensor_sha256(str(tensor.dtype), tuple(tensor.shape), flat)

@@ -7,6 +7,7 @@ from ecrl_cli.records.events import CATEGORIES
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.clocks import check_clocks
 from ecrl_cli.verify.spans import check_spans
+from ecrl_cli.verify.stalls import check_stalls
 from ecrl_cli.verify.verdict import Finding, Notes
 
 PROMISE = "time-conserved"
@@ -30,8 +31,9 @@ def time_conserved(case: Case) -> Finding:
     wall, residual = account.wall_s, account.residual_s
     if abs(residual) > MAX_RESIDUAL * wall:
         notes.broken(f"{residual:.3f} s of {wall:.3f} s wall time are on no account (allowed: {MAX_RESIDUAL:.0%})")
+    stalls = check_stalls(case, notes)
     apart = f", {account.absent_s:.3f} s without a supervisor apart" if account.absent_s else ""
-    return notes.finding(f"{wall:.3f} s of wall time, residual {residual:.3f} s{apart}")
+    return notes.finding(f"{wall:.3f} s of wall time, residual {residual:.3f} s{apart}{stalls}")
 
 
 def _known_spans(case: Case, notes: Notes) -> bool:

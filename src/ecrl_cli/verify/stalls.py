@@ -1,0 +1,110 @@
+"""Every second of a checkpoint's stall is in exactly one named part, and the parts say what the other records say of the same seconds."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from ecrl_cli.history.load import AttemptRecords
+from ecrl_cli.records.events import CHECKPOINT_ENDS, STALL_PARTS, CheckpointLine, Span
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.verdict import Notes
+
+# All numbers here are differences of the same readings of one clock, so that only rounding sets them apart: a sum of some ten numbers of up to
+# 10^7 s (the clock of a machine that has been up for months) is exact to 10^-7 s. No load and no pause of the process adds to that.
+ROUNDING_S = 1e-6
+_BESIDE = ("backpressure", "enqueue")  # only where a writer in the background takes the snapshot
+_INSIDE = ("write", "hash", "commit", "settle")  # only where the training thread writes
+
+
+def check_stalls(case: Case, notes: Notes) -> str:
+    """Adds what is wrong to `notes`; gives what was checked, in words."""
+    blocking = case.run.stored.config.checkpoint.strategy == "blocking"
+    split = unsplit = 0
+    for a in case.run.attempts:
+        ends = [span.end for span in a.spans.events]
+        released = [line for line in a.checkpoints.events if line.event == "released"]
+        split += sum(bool(line.stall_parts) for line in released)
+        unsplit += sum(not line.stall_parts for line in released)
+        for line in released:
+            if line.stall_parts and _add_up(line, notes):
+                _check_names(line, _BESIDE if blocking else _INSIDE, notes)
+                _check_beside(line, a, notes)
+                _check_spans(line, a.spans.events, ends, notes)
+    if split and unsplit:
+        notes.broken(f"the stalls of {unsplit} of {split + unsplit} checkpoints are not split into parts, those of the others are")
+    if split:
+        return f"; the parts of {split} stalls add up"
+    return f"; how {unsplit} stalls are made up was not recorded" if unsplit else ""
+
+
+def _who(line: CheckpointLine) -> str:
+    return f"the stall of step {line.global_step} in attempt {line.attempt}"
+
+
+def _add_up(line: CheckpointLine, notes: Notes) -> bool:
+    """Whether the parts are numbers of known names, none negative, that add up to the stall."""
+    unknown = sorted(line.stall_parts.keys() - STALL_PARTS.keys())
+    if unknown:
+        notes.broken(f"{_who(line)} has a part {unknown[0][:40]!r}, which does not exist")
+        return False
+    bad = [name for name, seconds in line.stall_parts.items() if not -ROUNDING_S <= seconds < math.inf]
+    if bad:
+        notes.broken(f"{_who(line)} has {line.stall_parts[bad[0]]} s of {bad[0]}")
+        return False
+    total = math.fsum(line.stall_parts.values())
+    if not abs(total - line.stall_s) <= ROUNDING_S:
+        notes.broken(f"{_who(line)} is {line.stall_s:.6f} s, its parts add up to {total:.6f} s")
+        return False
+    return True
+
+
+def _check_names(line: CheckpointLine, foreign: tuple[str, ...], notes: Notes) -> None:
+    for name in foreign:
+        if line.stall_parts.get(name):
+            notes.broken(f"{_who(line)} has {line.stall_parts[name]:.6f} s of {name}, which this strategy does not spend")
+
+
+def _check_beside(line: CheckpointLine, a: AttemptRecords, notes: Notes) -> None:
+    """The lines of the same checkpoint say some of the parts too."""
+    own = [other for other in a.checkpoints.events if other.global_step == line.global_step]
+    submitted = next((other for other in own if other.event == "submitted"), None)
+    end = next((other for other in own if other.event in CHECKPOINT_ENDS), None)
+    said: dict[str, float] = {"enqueue": line.enqueue_s}
+    if submitted:
+        said |= {name: getattr(submitted, f"{name}_s") for name in ("snapshot", "serialize", "backpressure")}
+    if end and any(name in line.stall_parts for name in _INSIDE):
+        said |= {name: getattr(end, f"{name}_s") for name in ("write", "hash", "commit")}
+    for name, seconds in said.items():
+        part = line.stall_parts.get(name, 0.0)
+        if not abs(part - seconds) <= ROUNDING_S:
+            notes.broken(f"{_who(line)} has {part:.6f} s of {name}, the lines of that checkpoint say {seconds:.6f} s")
+
+
+def _check_spans(line: CheckpointLine, spans: Sequence[Span], ends: Sequence[float], notes: Notes) -> None:
+    """Rank 0's spans that end with the stall: the same seconds, by category."""
+    spent = _spent(line, spans[: bisect_right(ends, line.at)])
+    if spent is None:
+        # a machine that went down may have kept the line and lost the last spans
+        note = notes.broken if ends and ends[-1] > line.at else notes.missing
+        note(f"{_who(line)} is {line.stall_s:.6f} s, and no spans of rank 0 before its end are")
+        return
+    told: dict[str, float] = {}
+    for name, seconds in line.stall_parts.items():
+        told[STALL_PARTS[name]] = told.get(STALL_PARTS[name], 0.0) + seconds
+    for category in sorted({*told, *spent}):
+        one, other = told.get(category, 0.0), spent.get(category, 0.0)
+        if not abs(one - other) <= ROUNDING_S:
+            notes.broken(f"{_who(line)} has {one:.6f} s in {category} by its parts, {other:.6f} s by the spans of rank 0")
+
+
+def _spent(line: CheckpointLine, spans: Sequence[Span]) -> dict[str, float] | None:
+    """Seconds by category of the last of `spans` that are together as long as the stall; None where they cannot be. The line is written right
+    behind the end of a span, before the next one ends."""
+    found: dict[str, float] = {}
+    for span in reversed(spans):
+        if spans[-1].end - span.end >= line.stall_s - ROUNDING_S:
+            break
+        found[span.category] = found.get(span.category, 0.0) + span.end - span.start
+    return found if abs(math.fsum(found.values()) - line.stall_s) <= ROUNDING_S else None

@@ -1,0 +1,44 @@
+"""Stalls that are split into parts, and those of older records that are not; checkpoints of format=torch in a recorded run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.verdict import VALID, Finding, Verdict, render
+from tests.runs.builder import build_blk
+from tests.runs.spoil import edit_lines
+from tests.runs.spoilt_stalls import as_torch_file
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunLayout:
+    return build_blk(tmp_path)
+
+
+def time_of(verdict: Verdict) -> Finding:
+    return next(finding for finding in verdict.findings if finding.promise == "time-conserved")
+
+
+def test_the_parts_of_every_stall_add_up(run: RunLayout) -> None:
+    assert time_of(judge(run.root)).message.endswith("; the parts of 4 stalls add up")
+
+
+def test_an_older_record_without_parts_is_judged_as_before(run: RunLayout) -> None:
+    def older(line: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in line.items() if name not in ("stall_parts", "hash_s")}
+
+    for attempt in range(3):
+        edit_lines(run.attempt(attempt).checkpoints, older)
+    finding = time_of(judge(run.root))
+    assert finding.status == VALID and finding.message.endswith("; how 4 stalls are made up was not recorded")
+
+
+def test_a_run_with_an_honest_torch_file_is_valid(run: RunLayout) -> None:
+    as_torch_file(run)
+    verdict = judge(run.root)
+    assert verdict.status == VALID, render(verdict)
