@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -193,6 +194,13 @@ def test_every_line_is_written_in_order_and_accounts_for_the_time(tmp_path: Path
         assert mine[0].event == "submitted"
         assert named["received"].at <= named["committed"].at
         assert named["released"].stall_s >= named["submitted"].snapshot_s > 0
+        parts, end = named["released"].stall_parts, named["committed"]
+        assert math.fsum(parts.values()) == pytest.approx(named["released"].stall_s, abs=1e-6) and parts["snapshot"] == named["submitted"].snapshot_s
+        if settings.checkpoint.strategy == "blocking":
+            assert (parts["write"], parts["hash"], parts["commit"]) == (end.write_s, end.hash_s, end.commit_s) and parts["settle"] > 0
+            assert parts.keys() == {"snapshot", "write", "hash", "commit", "settle", "barrier"}
+        else:
+            assert parts.keys() == {"snapshot", "backpressure", "enqueue", "barrier"}
         assert named["submitted"].bytes == named["committed"].bytes > 0
         assert named["committed"].path == f"checkpoints/step_{step:08d}"
     spans = read_journal(RunLayout(tmp_path).attempt(0).spans(0), Span).events
