@@ -13,11 +13,8 @@ from ecrl_cli.checkpoint.hashing import document_entry
 from ecrl_cli.checkpoint.manifest import make_commit, read_manifest
 from ecrl_cli.checkpoint.protocol import COMMIT, MANIFEST, TRAIN
 from ecrl_cli.config.codec import encode
-from ecrl_cli.history.load import load
-from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.storage.files import write_json
-from ecrl_cli.verify.verdict import INVALID, UNKNOWN
+from ecrl_cli.verify.verdict import INVALID
 from tests.runs.spoil import edit_lines
 
 STEP = 18  # committed by attempt 1, and resumed from by attempt 2
@@ -62,15 +59,6 @@ def _booked_as_computing(layout: RunLayout) -> None:
         return span | {"category": "compute"} if (span["category"], span["global_step"]) == ("write_wait", STEP) else span
 
     edit_lines(layout.attempt(1).spans(0), apply)
-
-
-def _last_spans_lost(layout: RunLayout) -> None:
-    """The spans of the last attempt end before its last stall does, as after a machine went down; metrics.json was folded behind that."""
-    path = layout.attempt(2).spans(0)
-    lines = path.read_text().splitlines()
-    last = max(number for number, text in enumerate(lines) if json.loads(text)["category"] == "write_wait")
-    path.write_text("\n".join(lines[: last - 1]) + "\n")
-    write_json(layout.metrics, metrics_document(load(layout)))
 
 
 def as_torch_file(layout: RunLayout, change: Callable[[dict[str, Any]], Any] = lambda tensors: None, *, digests: bool = False) -> None:
@@ -165,5 +153,4 @@ STALLS: dict[str, tuple[Spoil, str, str]] = {
     "a `.pt` with another number": (lambda run: as_torch_file(run, lambda t: t[WEIGHT].view(-1)[0].fill_(0.25)), NO_LOSS, INVALID),
     "a `.pt` of another shape": (lambda run: as_torch_file(run, lambda t: t.update({WEIGHT: t[WEIGHT].view(3, 4)})), NO_LOSS, INVALID),
     "a `.pt` that would call": (_a_pickle_that_calls, NO_LOSS, INVALID),
-    "spans lost at the end": (_last_spans_lost, TIME, UNKNOWN),
 }
