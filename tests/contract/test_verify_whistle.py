@@ -15,7 +15,7 @@ from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Findin
 from tests.runs.builder import build_blk, build_clean, build_ref, build_refused
 from tests.runs.said import SAID
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at
-from tests.runs.spoilt import ALONE, ALSO_BROKEN, ONCE, SPOILT, TIME, TRAJECTORY, Spoil, attempts, never_committed, two_states
+from tests.runs.spoilt import ALONE, ALSO_BROKEN, ONCE, SPOILT, TIME, TRAJECTORY, WORDS, Spoil, attempts, never_committed, two_states
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,10 @@ def test_a_spoilt_run_is_caught_by_the_promise_it_broke(sweep: Path, name: str) 
     opening = "Broke promise" if status == INVALID else "Cannot tell"
     assert finding.message.startswith(f"{opening}: {promise} - "), render(verdict)
     assert finding.message in render(verdict)
+    assert any(WORDS.get(name, "") in text for text in (finding.message, *finding.evidence)), render(verdict)
 
 
-@pytest.mark.parametrize("name", SPOILT)
+@pytest.mark.parametrize("name", [name for name in SPOILT if name not in WORDS])  # those look at no reference
 def test_it_is_caught_without_a_reference_too(sweep: Path, tmp_path: Path, name: str) -> None:
     """Some other promise may have to catch it: the chain of lines, the end state in the last checkpoint."""
     spoil, promise, status = SPOILT[name]

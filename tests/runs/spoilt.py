@@ -17,7 +17,9 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID
 from tests.runs.builder import SAMPLES, flip
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at, tear, without
+from tests.runs.spoilt_clocks import CLOCKS, SPOILT_CLOCKS
 from tests.runs.spoilt_metrics import SPOILT_METRICS
+from tests.runs.spoilt_record import RECORD, SPOILT_RECORD
 from tests.runs.spoilt_stalls import STALLS
 
 Spoil = Callable[[RunLayout], Any]
@@ -258,10 +260,14 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
         INVALID,
     ),
 }
-SPOILT |= SPOILT_METRICS
 SPOILT |= STALLS
+SPOILT |= SPOILT_METRICS | SPOILT_CLOCKS | SPOILT_RECORD
+# What the finding must say among others.
+WORDS = {name: words for name, (_, _, _, words) in (CLOCKS | RECORD).items()}
 # Where evidence of the promise is missing, and what is left contradicts another one: the verdict is invalid, the finding unknown.
 ALSO_BROKEN = {
+    "all wall times in 1970",
+    "no inputs hashed",
     "not completed",
     "inputs of a replayed step not hashed",
     "sessions removed",

@@ -20,6 +20,8 @@ def same_input(case: Case) -> Finding:
     Where the same window was cut for another number of ranks, the hashes of its shards must add up to the same sum (`data.loading`).
     """
     notes = Notes(PROMISE)
+    if without := sum(line.inputs_hash is None for _, _, line in every_line(case.run)):
+        notes.missing(f"{without} lines have no hash of the inputs")
     first: dict[Key, tuple[str, RankLine]] = {}
     compared = 0
     for attempt, _, line in every_line(case.run):
