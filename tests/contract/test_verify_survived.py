@@ -107,7 +107,7 @@ def test_survivors_that_come_apart_later_are_seen(lossy: RunLayout) -> None:
     for rank in range(2):
         edit_lines(lossy.attempt(1).rank(rank), lambda line, rank=rank: line | {"state_digest": f"{rank if line['global_step'] > 19 else 2:064x}"})  # type: ignore[misc]
     edit_json(lossy.attempt(1).final, lambda final: final | {"buffers_digest": "e" * 64})
-    finding = found(judge(lossy.root), TRAJECTORY)
+    finding = found(judge(lossy.root), "state-consistent")
     assert finding.status == INVALID and "step 20: ranks [0, 1] do not hold the same state (5 such steps)" in finding.message
 
 

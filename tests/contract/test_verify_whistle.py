@@ -199,7 +199,8 @@ def test_equal_states_before_it_make_the_first_differing_step_certain(sweep: Pat
     shutil.rmtree(sweep / "ref")
     logs = [RunLayout(sweep / "clean").attempt(0).rank(0), RunLayout(sweep / "blk").attempt(1).rank(0)]
     for log, state in zip(logs, ("a", "b"), strict=True):
-        edit_lines(log, at_step(10, state_digest="c" * 64))
+        for rank in (0, 1):
+            edit_lines(log.with_name(f"rank{rank}.jsonl"), at_step(10, state_digest="c" * 64))
         edit_lines(log, at_step(11, state_digest=state * 64))
     assert "the first differing step is step 11, component state (rank 0)" in found(judge(sweep / "blk"), TRAJECTORY).message
 

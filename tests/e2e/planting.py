@@ -12,7 +12,7 @@ from ecrl_cli.studies.training.planted import site
 _CHOICE = """
     begin = module.Session.__init__
     def spoilt(self, config, *rest):
-        BUGS[config.suite_name]()
+        BUGS.get(config.suite_name, lambda: None)()
         begin(self, config, *rest)
     module.Session.__init__ = spoilt
 """

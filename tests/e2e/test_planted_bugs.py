@@ -6,6 +6,7 @@ own checks passed. Most bugs here are of that kind: the sample ids stay right, t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from ecrl_cli.studies.training.planted import BUGS
 from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from tests.conftest import run_ecrl
+from tests.e2e.planted_runs import PlantedRuns
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import manifest, tiny
+from tests.e2e.state_bugs import STATE_BUGS, StateBug
 
 VIT = ("model=vit", "model.width=16", "model.depth=1", "model.dropout=0.2")
 SHAPE = tiny(*VIT, "target_steps=12", "failure.steps=[9]", "world_size=2", "state_digests=true")
@@ -51,4 +54,32 @@ def test_a_planted_recovery_bug_is_found(honest: dict[str, Path], spoilt: Path, 
 
 def test_without_a_bug_the_same_run_is_valid(honest: dict[str, Path]) -> None:
     verdict = judge(honest["blk"], honest["ref"])
+    assert verdict.status == VALID, render(verdict)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlantedRuns]:
+    made = PlantedRuns(tmp_path_factory.mktemp("planted"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("bug", STATE_BUGS)
+def test_a_bug_in_the_training_state_is_found_by_default(runs: PlantedRuns, bug: str) -> None:
+    """Beside its reference; which promise was broken, and how."""
+    planted, (_, verdict) = STATE_BUGS[bug], runs.of(bug)
+    (finding,) = (each for each in verdict.findings if each.promise == planted.promise)
+    assert verdict.status == finding.status == planted.status, render(verdict)
+    told = "\n".join((finding.message, *finding.evidence))
+    assert all(words in told for words in planted.words), render(verdict)
+
+
+def one_of_each() -> list[StateBug]:
+    """A bug of each shape of run."""
+    return list({(str(bug.model), bug.steps, bug.recovery): bug for bug in STATE_BUGS.values() if not bug.in_model}.values())
+
+
+@pytest.mark.parametrize("shape", one_of_each(), ids=lambda bug: f"{bug.recovery}-{bug.steps[0]}-{'-'.join(map(str, bug.model.values()))}"[:60])
+def test_without_the_bug_the_run_is_valid(runs: PlantedRuns, shape: StateBug) -> None:
+    _, verdict = runs.honest(shape)
     assert verdict.status == VALID, render(verdict)

@@ -10,17 +10,20 @@ import hashlib
 import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from ecrl_cli.checkpoint.canonical import canonical
+from ecrl_cli.checkpoint.canonical import canonical, digest
+from ecrl_cli.checkpoint.hashing import tensor_sha256
 from ecrl_cli.checkpoint.image import Image, Stamp, TensorSpec, plan_image
-from ecrl_cli.checkpoint.manifest import components
+from ecrl_cli.checkpoint.manifest import components, components_of
 from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.train_document import rng_digest, train_digest
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.elastic import next_change, owned, world_size_after
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import CheckpointConfig, DatasetConfig, ElasticConfig, FailureConfig, RunConfig, VariantConfig, WriteModeConfig
-from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash
+from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash, position
 from ecrl_cli.failures.fired import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import load
@@ -42,9 +45,11 @@ from ecrl_cli.records.events import (
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.record import with_phases
+from ecrl_cli.verify.train_state import learning_rate
 
 SAMPLES = 80
 WALL = 1_790_000_000.0  # by which the wall clock is ahead of the monotonic one
@@ -62,12 +67,14 @@ PARTS = {
 
 
 def config_of(variant: str, kind: str = "none", steps: tuple[int, ...] = (), rank: int = 0) -> RunConfig:
-    """24 steps of 8 samples on two ranks, ten steps per epoch, a checkpoint every 6 steps, three of them kept."""
+    """24 steps of 8 samples on two ranks, ten steps per epoch, a checkpoint every 6 steps, three of them kept. Recorded as by a version that does not
+    have the state of each rank."""
     return RunConfig(
         seed=7,
         target_steps=24,
         global_batch=8,
         world_size=2,
+        state_digests=False,
         dataset=DatasetConfig(name="fake", size=SAMPLES),
         checkpoint=CheckpointConfig(strategy="none" if variant == "clean" else "blocking", every=6),
         write_mode=WriteModeConfig(),
@@ -87,6 +94,7 @@ class RunBuilder:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
+        self.states = isinstance(self.config.state_digests, str)  # whether the state of each rank is recorded
         self.layout = RunLayout(self.root)
         self.layout.root.mkdir(parents=True)
         self.run_id = run_id(self.config)
@@ -160,6 +168,10 @@ class RunBuilder:
         dated = replace(order, at=launched - 0.005, time=launched - 0.005 + WALL, boot_id=BOOT)
         write_json(self.layout.attempt(order.attempt).launch, encode(dated))
 
+    def spoil_train(self, step: int, document: dict[str, Any]) -> dict[str, Any]:
+        """What train.json of `step` says instead of `document`."""
+        return document
+
     def parted(self, step: int) -> str:
         """What made "training" go another way before `step`."""
         return ""
@@ -187,6 +199,7 @@ class Worker:
         self.sampler = ResumableGlobalBatchSampler(SAMPLES, run.config.global_batch, run.config.seed, run.config.elastic.replicas)
         for _ in range(step):
             self.sampler.advance()
+        self.loss: float | None = None
 
     def live(self) -> tuple[Fired | None, int]:
         """Work until the target or the blow; gives the blow and the last step."""
@@ -229,11 +242,24 @@ class Worker:
                 at=self.run.now,
                 time=self.run.now + WALL,
                 inputs_hash=inputs_of(epoch, ids.tolist()),
+                **(self.state_of(rank) if self.run.states else {}),
             )
             written = journal.append(line)
+            self.loss = line.loss if rank == 0 and isinstance(line.loss, float) else self.loss
             self.chain[rank] = hashlib.sha256(self.chain[rank].encode() + written).hexdigest()
         self.sampler.advance()
         self.spend("sync", 0.005, self.step)
+
+    def state_of(self, rank: int) -> dict[str, Any]:
+        """What the line says of the state behind the step, which moves the cursor first."""
+        self.sampler.advance()
+        state, scaler = self.rank_state(rank), self.scaler() if self.run.config.precision == "fp16" else (None, None)
+        before = position(self.step, self.sampler.steps_per_epoch)
+        self.sampler.epoch, self.sampler.cursor_step = before
+        found = {name: getattr(state, name) for name in RANK_COMPONENTS}
+        whole = digest([found[name] for name in ("parameters", "buffers", "optimizer")])
+        rate = learning_rate(self.run.config, self.step)
+        return {"components": found, "state_digest": whole, "lr": rate, "loss_scale": scaler[0], "growth_tracker": scaler[1]}
 
     def loss_of(self, rank: int) -> float | tuple[float, ...]:
         replicas = self.run.config.elastic.replicas
@@ -286,7 +312,40 @@ class Worker:
         for place in layout.tensors:
             memory[place.offset : place.offset + place.spec.nbytes] = self.bytes_at(place.spec.name, place.spec.nbytes)
         stamp = Stamp(self.run.run_id, self.step, self.sampler.epoch, self.sampler.cursor_step, self.run.config.seed, self.ranks)
-        return Image(stamp, memoryview(memory), layout.parts, {TRAIN: canonical({"global_step": self.step, "line_chain": self.chain})})
+        document = self.run.spoil_train(self.step, self.train_state()) | {
+            "schema_version": 1,
+            "world_size": self.ranks,
+            "loss": self.loss,
+            "line_chain": self.chain,
+        }
+        return Image(stamp, memoryview(memory), layout.parts, {TRAIN: canonical(document)})
+
+    def train_state(self) -> dict[str, Any]:
+        """What train.json says but for the records: the schedule and the hyperparameters of the configuration."""
+        optimizer, target = self.run.config.optimizer, self.run.config.target_steps
+        rate = learning_rate(self.run.config, self.step)
+        group = {"lr": rate, "initial_lr": optimizer.lr, "momentum": optimizer.momentum, "weight_decay": optimizer.weight_decay, "params": ["weight"]}
+        return {
+            "global_step": self.step,
+            "sampler": self.sampler.state_dict(),
+            "scheduler": {"last_epoch": self.step, "T_max": target, "eta_min": optimizer.min_lr, "_last_lr": [rate]},
+            "scaler": dict(zip(("scale", "_growth_tracker"), self.scaler(), strict=True)) if self.run.config.precision == "fp16" else {},
+            "optimizer": {"param_groups": [group], "scalars": {}, "host_keys": []},
+        }
+
+    def scaler(self) -> tuple[float, int]:
+        """Loss scale and growth tracker: no gradient ever overflows."""
+        return 65536.0, self.step
+
+    def rank_state(self, rank: int) -> RankState:
+        """The digests of what `image` would hold, as this rank has it."""
+        tensors = {
+            spec.name: tensor_sha256(spec.dtype, spec.shape, self.bytes_at(spec.name, spec.nbytes)) for part in PARTS.values() for spec in part
+        }
+        own = f"rng.rank{rank}."
+        rng = {name.removeprefix(own): sha for name, sha in tensors.items() if name.startswith(own)}
+        found = components_of(tensors)
+        return RankState(rank, found.parameters, found.buffers, found.optimizer, rng_digest(rng), train_digest(self.train_state()))
 
     def strike(self) -> Fired | None:
         entry = self.armed.get(self.step)
@@ -300,8 +359,12 @@ class Worker:
     def finish(self) -> None:
         digests = self.final_digests()
         loss = self.number_at("loss", 0, 0 if self.run.config.elastic.replicas else self.ranks)
-        write_json(self.logs.final, encode(Final(self.step, self.number, self.run.now, self.run.now + WALL, *digests, loss)))
+        at = self.run.now
+        write_json(self.logs.final, encode(Final(self.step, self.number, at, at + WALL, *digests, loss, ranks=self.rank_states())))
         self.spend("idle", 0.01, self.step)
+
+    def rank_states(self) -> tuple[RankState, ...]:
+        return tuple(map(self.rank_state, range(self.ranks))) if self.run.states else ()
 
     def final_digests(self) -> tuple[str, str, str, str]:
         store = self.run.store

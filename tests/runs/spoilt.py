@@ -26,6 +26,7 @@ Spoil = Callable[[RunLayout], Any]
 ONCE, INPUT, TRAJECTORY, TIME = "exactly-once", "same-input", "same-trajectory", "time-conserved"
 NO_BAD, NO_LOSS, ACCOUNT = "no-bad-checkpoint", "no-acknowledged-loss", "checkpoints-accounted"
 FAILURES, RECORDS, TARGET = "failures-once", "records-consistent", "target-reached"
+STATE = "state-consistent"
 
 
 def swap_lines(layout: RunLayout, a: tuple[int, int, int], b: tuple[int, int, int], *fields: str) -> None:
@@ -248,7 +249,7 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
     "metrics.json gone": (lambda run: run.metrics.unlink(), RECORDS, UNKNOWN),
     "a replayed state changed": (lambda run: replayed_state(run, "b" * 64), TRAJECTORY, INVALID),
     "a replayed state not hashed": (lambda run: replayed_state(run, None), TRAJECTORY, UNKNOWN),
-    "ranks that hold two states": (lambda run: two_states(run, buffers=False), TRAJECTORY, INVALID),
+    "ranks that hold two states": (lambda run: two_states(run, buffers=False), STATE, INVALID),
     "final.json gone": (lambda run: run.attempt(2).final.unlink(), TARGET, UNKNOWN),
     "a final record too many": (lambda run: shutil.copy(run.attempt(2).final, run.attempt(1).final), TARGET, INVALID),
     "completed early": (completed_early, TARGET, INVALID),

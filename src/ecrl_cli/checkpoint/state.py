@@ -17,9 +17,12 @@ from ecrl_cli.checkpoint.peers import DefaultGroup, Peers
 from ecrl_cli.checkpoint.progress import Progress
 from ecrl_cli.checkpoint.protocol import FORMAT_VERSION
 from ecrl_cli.checkpoint.rng import capture_rng, restore_rng
+from ecrl_cli.checkpoint.train_document import rng_digest, train_digest
 from ecrl_cli.errors import ConfigError, StorageError
+from ecrl_cli.records.rank_state import RankState
 
 _CHAIN = 64  # hex digits of a rank's line chain; zeros before the first line
+_DIGEST = 32  # bytes of a SHA-256
 
 
 class Sampler(Protocol):
@@ -44,6 +47,23 @@ class Gathered:
     line_chain: list[str]
 
 
+@dataclass(frozen=True)
+class StepSettings:
+    """What a step leaves for the next one beside the tensors: the learning rate; of a gradient scaler, its scale and growth tracker."""
+
+    lr: float
+    loss_scale: float | None = None
+    growth_tracker: int | None = None
+
+
+@dataclass(frozen=True)
+class StateDigests:
+    """`state`: one digest of parameters, buffers and optimizer; `rank`: one for each component."""
+
+    state: str
+    rank: RankState
+
+
 @dataclass
 class StatePack:
     """The live objects of one rank. `model` is the unwrapped one; `peers` are the ranks of its attempt.
@@ -62,6 +82,7 @@ class StatePack:
 
     def __post_init__(self) -> None:
         self._names = parameter_names(self.model, self.optimizer)
+        self._known: tuple[tuple[int, int], list[Source]] | None = None
         self._departed: list[str] = []  # the line chains of the ranks that left with a smaller world, carried along for the judge
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
@@ -92,25 +113,60 @@ class StatePack:
         """train.json: all that is no tensor."""
         document = {
             "schema_version": FORMAT_VERSION,
-            "global_step": progress.global_step,
             "world_size": self.world_size,
             "line_chain": [*line_chain, *self._departed],
             "loss": progress.loss,
+            **self._train_state(progress),
+        }
+        try:
+            return canonical(document)
+        except (TypeError, ValueError) as error:
+            raise _not_json(error) from error
+
+    def _train_state(self, progress: Progress) -> dict[str, Any]:
+        """The part of train.json that is the same on all ranks (`train_document.TRAIN_STATE`)."""
+        return {
+            "global_step": progress.global_step,
             "sampler": {"epoch": progress.epoch, "cursor_step": progress.cursor_step, "seed": progress.seed},
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
             "optimizer": self._optimizer_document(),
         }
-        try:
-            return canonical(document)
-        except (TypeError, ValueError) as error:
-            fact = f"optimizer, scheduler or scaler have state that is neither a tensor nor JSON ({error})"
-            raise ConfigError("checkpoint", fact, "use one whose state_dict holds numbers, strings and tensors") from error
 
     def digests(self) -> Components:
         """The digests of the state as it is now, in the manifest's definition. Collective: every rank calls it."""
         gathered = self.gather(Progress(0, 0, 0, 0, ""))
         return components_of(self._tensor_digests() | {name: _sha256(name, tensor) for name, tensor in gathered.rng.items()})
+
+    def step_settings(self) -> StepSettings:
+        scaler = (self.scaler.state_dict() if self.scaler is not None else None) or {}
+        return StepSettings(float(self.optimizer.param_groups[0]["lr"]), scaler.get("scale"), scaler.get("_growth_tracker"))
+
+    def rank_digests(self, progress: Progress) -> StateDigests:
+        """Of this rank's state as it is now. No collective. The tensors are looked up anew only where the optimizer's state has gained entries."""
+        signature = self.signature()
+        if self._known is None or self._known[0] != signature:
+            self._known = signature, self.sources()
+        tensors = {source.name: _sha256(source.name, source.find()) for source in self._known[1]}
+        rng = {name: _sha256(name, state) for name, state in capture_rng(self.device).items()}
+        try:
+            train = train_digest(self._train_state(progress))
+        except (TypeError, ValueError) as error:
+            raise _not_json(error) from error
+        found = components_of(tensors)
+        rank = RankState(self.rank, found.parameters, found.buffers, found.optimizer, rng_digest(rng), train)
+        return StateDigests(digest(sorted(tensors.items())), rank)
+
+    def rank_states(self, progress: Progress) -> tuple[RankState, ...]:
+        """The digests of every rank, in order. Collective."""
+        own = self.rank_digests(progress).rank
+        if self.world_size == 1:
+            return (own,)
+        texts = (own.parameters, own.buffers, own.optimizer, own.rng, own.train)
+        rows = self.peers.all_gather(torch.tensor(list(bytes.fromhex("".join(texts))), dtype=torch.uint8))
+        hexes = [bytes(row.tolist()).hex() for row in rows]
+        width = 2 * _DIGEST
+        return tuple(RankState(rank, *(text[i : i + width] for i in range(0, len(text), width))) for rank, text in enumerate(hexes))
 
     def state_digest(self) -> str:
         """One digest of parameters, buffers and optimizer on this rank: equal on all ranks as long as they agree. No collective."""
@@ -200,6 +256,11 @@ def _sha256(name: str, tensor: torch.Tensor) -> str:
     spec = spec_of(name, tensor)
     data = raw(tensor).numpy()
     return tensor_sha256(spec.dtype, spec.shape, data.data if data.size else b"")
+
+
+def _not_json(error: Exception) -> ConfigError:
+    fact = f"optimizer, scheduler or scaler have state that is neither a tensor nor JSON ({error})"
+    return ConfigError("checkpoint", fact, "use one whose state_dict holds numbers, strings and tensors")
 
 
 def _other_model(name: str) -> ConfigError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 import typing
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
@@ -82,6 +83,11 @@ def _boolean(key: str, value: Any) -> bool:
     return value
 
 
+def _switch(key: str, value: Any) -> str:
+    """One of the field's choices; true and false may be typed as YAML has them."""
+    return str(value).lower() if isinstance(value, bool) else _text(key, value)
+
+
 def _text(key: str, value: Any) -> str:
     if isinstance(value, bool | list | dict):
         raise ConfigError(key, f"must be text, got {shown(value)}")
@@ -125,6 +131,7 @@ _CONVERTERS: dict[Any, Callable[[str, Any], Any]] = {
     str: _text,
     tuple: _integers,
     dict: _schedule,
+    types.UnionType: _switch,
 }
 
 

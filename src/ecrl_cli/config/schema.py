@@ -31,6 +31,7 @@ INDIVISIBLE = ("refuse", "lower")
 RECOVERIES = ("checkpoint_restart", "immediate_rollback", "lossy_forward")
 LAUNCHERS = ("torchrun", "zygote")
 NODE_LOSSES = ("requeue", "shrink")
+SWITCHES = ("auto", "true", "false")
 SCALES = ("paper", "gpu", "cpu", "smoke")
 
 
@@ -254,7 +255,11 @@ class ScaleConfig:
 @dataclass(frozen=True)
 class RunConfig:
     """One run, resolved. `threads`: per rank (the number of threads changes the bits). `backend`: auto is NCCL for CUDA and gloo for the CPU;
-    gloo, asked for by name, lets ranks share a GPU, which NCCL refuses. `run_dir` empty: named by content under outputs/."""
+    gloo, asked for by name, lets ranks share a GPU, which NCCL refuses. `run_dir` empty: named by content under outputs/.
+
+    `state_digests`: each rank logs digests of its state behind every step (true), never (false), or as often as costs at most 1% of a step (auto,
+    measured). A bool in the configuration of a run that an earlier version recorded.
+    """
 
     seed: int = field(default=1337, metadata={"minimum": 0, "maximum": 2**63 - 1})
     target_steps: int = at_least(1600, 1)
@@ -264,7 +269,7 @@ class RunConfig:
     device: str = one_of("auto", DEVICES)
     backend: str = one_of("auto", BACKENDS)
     precision: str = one_of("fp32", PRECISIONS)
-    state_digests: bool = False
+    state_digests: bool | str = one_of("auto", SWITCHES)
     suite_name: str = ""
     run_dir: str = ""
     dataset: DatasetConfig = field(default_factory=DatasetConfig)

@@ -26,6 +26,7 @@ from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.recovery import LedgerLine, Testimony
 from ecrl_cli.records.run_config import StoredConfig, journal_bytes, read_run_config
+from ecrl_cli.records.state_digests import DigestInterval
 
 T = TypeVar("T")
 NOTHING: Lines[Any] = Lines((), (), 0)
@@ -76,6 +77,7 @@ class RunRecords:
     fired: tuple[Fired, ...]
     attempts: tuple[AttemptRecords, ...]
     unread: tuple[Unread, ...]
+    digest_interval: DigestInterval | None = None
 
     def logs(self, attempt: int) -> AttemptRecords:
         """The logs of `attempt`; empty ones where it left no folder."""
@@ -119,7 +121,8 @@ class _Loader:
         plan = self.document(self.layout.failures, _plan)
         attempts = tuple(self.attempt(n) for n in self.first(self.layout.attempts(), MOST_ATTEMPTS, self.layout.logs))
         fired = self.fired(len(plan or ()) + SPARE_CLAIMS)
-        return RunRecords(self.layout, stored, supervisor, dataset, plan, fired, attempts, tuple(self.unread))
+        interval = self.document(self.layout.state_digests, lambda value: decode(DigestInterval, value))
+        return RunRecords(self.layout, stored, supervisor, dataset, plan, fired, attempts, tuple(self.unread), interval)
 
     def attempt(self, number: int) -> AttemptRecords:
         paths = self.layout.attempt(number)

@@ -26,7 +26,16 @@ def record_files(layout: RunLayout) -> list[Path]:
 
     Not what is written about a run afterwards (verdict, divergence, seal, report), not the checkpoints, not hidden files, which nothing reads.
     """
-    documents = (layout.config, layout.environment, layout.dataset, layout.failures, layout.supervisor, layout.metrics, layout.disk)
+    documents = (
+        layout.config,
+        layout.environment,
+        layout.dataset,
+        layout.failures,
+        layout.supervisor,
+        layout.metrics,
+        layout.disk,
+        layout.state_digests,
+    )
     found = [path for path in documents if path.is_symlink() or path.exists()]
     found += _below(layout.fired, 0) if is_folder(layout.fired) else []
     found += _below(layout.logs, 1) if is_folder(layout.logs) else []

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from ecrl_cli.records.rank_state import RankState
+
 SCHEMA_VERSION = 1
 
 # Where a second of rank 0's wall time can go (promise 4); `spans_rank0.jsonl` and metrics.json use these words.
@@ -57,6 +59,10 @@ class RankLine:
     `cursor_step` is the 0-based step in `epoch` just consumed; `sample_ids_hash` is the SHA-256 hex of the shard's ids as
     little-endian int64, in order; `loss` is the rank's own mean loss, full precision, or with replicas the mean loss of each that it owns;
     `seconds` is the step's duration.
+
+    What follows the step, on this rank: `lr`, the learning rate that the schedule left for the next step; `loss_scale` and `growth_tracker`, the
+    gradient scaler's (fp16 only); and, behind the steps whose digests are due (`records.state_digests`), `state_digest` over parameters, buffers and
+    optimizer, and `components`: a digest each of parameters, buffers, optimizer, rng (this rank's generators) and train (see `RankState`).
     """
 
     global_step: int
@@ -73,6 +79,10 @@ class RankLine:
     time: float
     state_digest: str | None = None
     inputs_hash: str | None = None
+    components: dict[str, str] | None = None
+    lr: float | None = None
+    loss_scale: float | None = None
+    growth_tracker: int | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,8 @@ class Fired:
 class Final:
     """`logs/attempt-NN/final.json`: the target is reached and everything in flight is durable.
 
-    `at` is the end of the goodput clock. Digests are SHA-256 over the sorted (name, tensor sha256) pairs of a component.
+    `at` is the end of the goodput clock. Digests are SHA-256 over the sorted (name, tensor sha256) pairs of a component: rank 0's, and of all ranks'
+    generators. `ranks`: what each rank ends in, gathered from all; empty in records of earlier versions.
     """
 
     global_step: int
@@ -158,6 +169,7 @@ class Final:
     rng_digest: str
     loss: float
     accuracy: float | None = None
+    ranks: tuple[RankState, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,11 @@ class RunLayout:
         return self.root / "dataset.json"
 
     @property
+    def state_digests(self) -> Path:
+        """Behind which steps the ranks log digests of their state, where that was measured: see `records.state_digests`."""
+        return self.root / "state_digests.json"
+
+    @property
     def failures(self) -> Path:
         return self.root / "failures.json"
 

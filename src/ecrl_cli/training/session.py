@@ -47,6 +47,7 @@ from ecrl_cli.training.pulse import Pulse
 from ecrl_cli.training.rendezvous import Rendezvous
 from ecrl_cli.training.replicas import Contribution, ReplicaLearner
 from ecrl_cli.training.seeding import seed_rank, seed_replica
+from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.step import Loop
 
 
@@ -119,6 +120,7 @@ class Session:
             line_chain=resumed.line_chain,
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
+            digests=DigestSchedule(config, self.layout, self.order.resume_step),
             owed=self.order.memory == SNAPSHOT,  # chosen because nothing durable is as new
         )
 
@@ -211,8 +213,8 @@ class Session:
         """The end of the goodput clock, then the final digests: only a run that has this record reached its target."""
         at = self.clock.switch("idle")
         self.pulse.phase("done")
+        digests, ranks = loop.pack.digests(), loop.pack.rank_states(loop.progress())
         if self.rank == 0:
-            digests = loop.pack.digests()
             final = Final(
                 global_step=loop.global_step,
                 attempt=self.order.attempt,
@@ -223,10 +225,9 @@ class Session:
                 optimizer_digest=digests.optimizer,
                 rng_digest=digests.rng,
                 loss=loss,
+                ranks=ranks,
             )
             write_json(self.logs.final, encode(final))
-        else:
-            loop.pack.digests()
         self.report(loop.global_step, "done", loss)
 
     def leave(self, loop: Loop) -> None:

@@ -18,8 +18,10 @@ from ecrl_cli.failures.inject import Injector
 from ecrl_cli.records.clock import SpanClock, monotonic, wall
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.rank_state import RANK_COMPONENTS
 from ecrl_cli.training.learner import Learned, Learner
 from ecrl_cli.training.pulse import Pulse
+from ecrl_cli.training.state_digests import DigestSchedule
 
 
 class Reporter(Protocol):
@@ -51,6 +53,7 @@ class Loop:
     line_chain: str
     loss: float  # the last step's
     until: int | None = None
+    digests: DigestSchedule | None = None  # None: no digests of the state are logged
     owed: bool = False  # whether the step that this attempt began behind has its state in memory, and no checkpoint where one is due
 
     @property
@@ -67,6 +70,8 @@ class Loop:
             self.save(remembered=True)
         while self.global_step < self.end:
             self.step()
+            if self.digests is not None:
+                self.digests.agree(self.pack)
             self.heed_stop()
             if not prepared:
                 self.clock.switch("warm_up")
@@ -136,6 +141,9 @@ class Loop:
     def log(self, batch: Batch, epoch: int, cursor: int, began: float, learned: Learned) -> None:
         """The evidence of the step: with the kernel before any barrier that precedes a capture."""
         now = monotonic()
+        due = self.digests is not None and self.digests.due(self.global_step)
+        digests = self.pack.rank_digests(self.progress()) if due else None
+        digested, settings = monotonic() - now, self.pack.step_settings()
         line = RankLine(
             global_step=self.global_step,
             epoch=epoch,
@@ -149,9 +157,15 @@ class Loop:
             seconds=now - began,
             at=now,
             time=wall(),
-            state_digest=self.pack.state_digest() if self.config.state_digests else None,
+            state_digest=digests.state if digests else None,
             inputs_hash=batch.inputs_hash,
+            components={name: getattr(digests.rank, name) for name in RANK_COMPONENTS} if digests else None,
+            lr=settings.lr,
+            loss_scale=settings.loss_scale,
+            growth_tracker=settings.growth_tracker,
         )
+        if self.digests is not None:
+            self.digests.measured(now - began, digested)
         written = self.journal.append(line)
         self.line_chain = hashlib.sha256(self.line_chain.encode() + written).hexdigest()
 

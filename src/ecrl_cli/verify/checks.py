@@ -18,6 +18,8 @@ from ecrl_cli.verify.same_input import PROMISE as INPUT
 from ecrl_cli.verify.same_input import same_input
 from ecrl_cli.verify.seal import PROMISE as SEALED
 from ecrl_cli.verify.seal import records_sealed
+from ecrl_cli.verify.state_consistent import PROMISE as STATE
+from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.trajectory import PROMISE as TRAJECTORY
 from ecrl_cli.verify.trajectory import same_trajectory
 from ecrl_cli.verify.verdict import UNKNOWN, Finding
@@ -28,6 +30,7 @@ CHECKS: dict[str, Check] = {
     ONCE: exactly_once,
     INPUT: same_input,
     TRAJECTORY: same_trajectory,
+    STATE: state_consistent,
     TIME: time_conserved,
     NO_BAD: no_bad_checkpoint,
     NO_LOSS: no_acknowledged_loss,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ecrl_cli.checkpoint.canonical import canonical
+from ecrl_cli.checkpoint.canonical import canonical, parse
 from ecrl_cli.checkpoint.guard import GuardConfig, GuardReport, OpenCheckpoint, Refused, examine, opened
 from ecrl_cli.checkpoint.manifest import MAX_COMMIT, read_commit
 from ecrl_cli.checkpoint.protocol import COMMIT, REJECTED_PREFIX, STEP_NAME
@@ -19,13 +19,19 @@ from ecrl_cli.storage.fs import PosixFs
 
 @dataclass(frozen=True)
 class OnDisk:
-    """One checkpoint: its path in the run directory, what the guard says, its line chain by rank (empty where it cannot be read)."""
+    """One checkpoint: its path in the run directory, what the guard says, and what train.json says (nothing where it cannot be read)."""
 
     path: str
     step: int
     report: GuardReport
-    line_chain: tuple[str, ...]
+    train: dict[str, Any]
     previous: str | None
+
+    @property
+    def line_chain(self) -> tuple[str, ...]:
+        """By rank."""
+        chains = self.train.get("line_chain")
+        return tuple(str(value) for value in chains) if isinstance(chains, list) else ()
 
 
 def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[OnDisk, ...]:
@@ -36,9 +42,9 @@ def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[OnDisk, ...]
     found = []
     for path in paths:
         report, content = examine(path, config), OpenCheckpoint()
-        chain = _line_chain(records, path.name, content) if report.ok else ()
+        train = _train_document(records, path.name, content) if report.ok else {}
         previous = content.commit.prev_commit_sha256 if content.commit else None
-        found.append(OnDisk(records.layout.relative(path), int(path.name[5:13]), report, chain, previous))
+        found.append(OnDisk(records.layout.relative(path), int(path.name[5:13]), report, train, previous))
     return tuple(found)
 
 
@@ -66,17 +72,19 @@ def guard_config(records: RunRecords, contents: bool) -> GuardConfig:
 
 def tensor_digests(records: RunRecords) -> dict[int, dict[str, str]]:
     """By step, every tensor's digest as the manifest of the checkpoint says."""
-    return {c.step: _digests(c.report) for c in on_disk(records, contents=False) if c.report.ok}
+    return {c.step: tensor_digests_of(c) for c in on_disk(records, contents=False) if c.report.ok}
 
 
-def _digests(report: GuardReport) -> dict[str, str]:
-    parts = report.manifest.parts.values() if report.manifest else ()
+def tensor_digests_of(c: OnDisk) -> dict[str, str]:
+    """By name."""
+    parts = c.report.manifest.parts.values() if c.report.manifest else ()
     return {name: entry.sha256 for part in parts for name, entry in part.tensors.items()}
 
 
-def _line_chain(records: RunRecords, name: str, content: OpenCheckpoint) -> tuple[str, ...]:
+def _train_document(records: RunRecords, name: str, content: OpenCheckpoint) -> dict[str, Any]:
     try:
         with opened(records.layout.checkpoints / name, guard_config(records, contents=False), PosixFs(), content):
-            return tuple(str(value) for value in json.loads(content.train)["line_chain"])
-    except (Refused, ValueError, KeyError, TypeError):
-        return ()
+            document = parse(content.train)
+            return document if isinstance(document, dict) else {}
+    except (Refused, ValueError):
+        return {}

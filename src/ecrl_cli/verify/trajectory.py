@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ecrl_cli.checkpoint.canonical import digest
 from ecrl_cli.checkpoint.protocol import COMPONENTS
 from ecrl_cli.config.recovery import claims_trajectory, live
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.survival import History, first_loss, lost_lines, pasts
+from ecrl_cli.records.state_digests import digests_configured
 from ecrl_cli.verify.case import Case, every_line
 from ecrl_cli.verify.disturbance import disturbance
 from ecrl_cli.verify.reference_data import disagreement, other_environment
-from ecrl_cli.verify.stored import tensor_digests
+from ecrl_cli.verify.state_values import NO_TENSORS, STATE, Values, differing, differing_documents, differing_ends, has_digests, values_of
+from ecrl_cli.verify.stored import on_disk, tensor_digests_of
 from ecrl_cli.verify.survival import excused_lines
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, Notes
 
 PROMISE = "same-trajectory"
+States = dict[tuple[int, int], Values]  # by step and rank
 Again = tuple[int, int, int, History]  # step, part of the batch, number of ranks, and what was lost before: what is the same comes out the same
-NO_TENSORS = digest([])  # what a component that holds nothing hashes to
 
 
 def same_trajectory(case: Case) -> Finding:
@@ -33,7 +34,6 @@ def same_trajectory(case: Case) -> Finding:
     """
     notes = Notes(PROMISE)
     replayed = _check_replays(case, notes)
-    _check_ranks(case, notes)
     again = f"{replayed} replayed lines repeated their losses"
     if case.reference is None:
         return _alone(case, notes, again)
@@ -140,7 +140,8 @@ def _check_replays(case: Case, notes: Notes) -> int:
     """
     replicas = case.run.stored.config.elastic.replicas
     losses_before: dict[Again, tuple[int, float]] = {}
-    states_before: dict[Again, tuple[int, str | None]] = {}
+    states_before: dict[Again, tuple[int, Values]] = {}
+    always = case.run.stored.config.state_digests != "auto"  # else two attempts may have logged digests behind different steps
     compared, whole, past = 0, _whole_steps(case), pasts(case.run)
     for attempt, rank, line in every_line(case.run):
         step, ranks = line.global_step, 0 if replicas else line.world_size
@@ -153,12 +154,12 @@ def _check_replays(case: Case, notes: Notes) -> int:
         compared += again
         if (attempt, step) not in whole:
             continue
-        before, state = states_before.setdefault((step, 0 if replicas else rank, ranks, came), (attempt, line.state_digest))
-        where = f"step {step} rank {rank}"
-        if before != attempt and bool(line.state_digest) != bool(state):
-            notes.missing(f"{where}: no digest of the state in attempt {attempt if state else before}")
-        elif before != attempt and line.state_digest != state:
-            notes.broken(f"{where}: the state in attempt {attempt} is not that in attempt {before}")
+        values, where = values_of(line), f"step {step} rank {rank}"
+        before, state = states_before.setdefault((step, 0 if replicas else rank, ranks, came), (attempt, values))
+        if before != attempt and always and has_digests(values) != has_digests(state):
+            notes.missing(f"{where}: no digest of the state in attempt {attempt if has_digests(state) else before}")
+        elif before != attempt and (names := differing(values, state)):
+            notes.broken(f"{where}: the state in attempt {attempt} is not that in attempt {before} ({', '.join(names)})")
     return compared
 
 
@@ -177,33 +178,15 @@ def _unit(case: Case) -> str:
     return "replica" if case.run.stored.config.elastic.replicas else "rank"
 
 
-def _check_ranks(case: Case, notes: Notes) -> None:
-    """After a committed step every rank holds the same state; the first step where they do not is named.
-
-    Claimed for models without buffers: BatchNorm's move with each rank's own samples and are made equal only in the next forward pass.
-    With replicas they belong to no rank, where ranks may outlive others all end a step with the leader's: there the claim is for every model.
-    """
-    final, config = case.run.final, case.run.stored.config
-    if not config.elastic.replicas and not live(config) and (final is None or final.buffers_digest != NO_TENSORS):
-        return
-    by_step: dict[int, dict[int, str]] = {}
-    for (step, rank), state in _states(case.run, case.path).items():
-        by_step.setdefault(step, {})[rank] = state
-    apart = [step for step, states in sorted(by_step.items()) if len(set(states.values())) > 1]
-    for step in apart[:1]:
-        notes.broken(f"step {step}: ranks {sorted(by_step[step])} do not hold the same state ({len(apart)} such steps)")
-
-
 def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: int, notes: Notes) -> None:
     """Losses, and the state after a step where both runs logged its digest: the first differing step comes first."""
     ours, others = ({s: each for s, each in losses(r, p).items() if s <= claimed} for r, p in ((case.run, case.path), (reference, theirs)))
     states = {key: state for key, state in _states(case.run, case.path).items() if key[0] <= claimed}
-    theirs_states = _states(reference, theirs)
-    differing = [*_differing_loss(ours, others, _unit(case)), *_differing_state(_comparable(states, case, reference), theirs_states)]
-    for step, component in sorted(differing):
-        late = "" if step == 1 or any(state == theirs_states.get(key) for key, state in states.items() if key[0] == step - 1) else " at the latest"
+    compared, theirs_by_step = _comparable(states, case, reference), _states(reference, theirs)
+    for step, component in sorted([*_differing_loss(ours, others, _unit(case)), *_differing_state(compared, theirs_by_step)]):
+        late = "" if _equal_before(step, compared, theirs_by_step) else " at the latest"
         notes.broken(f"the first differing step is step {step}{late}, component {component}")
-    if not theirs_states and str(reference.stored.config.state_digests).lower() == "true":
+    if digests_configured(reference.stored.config) and not any(map(has_digests, theirs_by_step.values())):
         notes.missing("the reference was to log digests of its state, and has none")
     excused = {(step, rank) for attempt, rank, step in excused_lines(case) if (done := case.path.of(step)) and done.attempt == attempt}
     for step in range(1, claimed + 1):
@@ -221,39 +204,52 @@ def _differing_loss(ours: Losses, others: Losses, unit: str) -> list[tuple[int, 
     return [(step, "loss (" + ", ".join(f"{unit} {r}: {ours[step][r]!r} for {others[step][r]!r}" for r in parts) + ")")]
 
 
-def _differing_state(ours: dict[tuple[int, int], str], others: dict[tuple[int, int], str]) -> list[tuple[int, str]]:
-    differing = sorted(key for key in set(ours) & set(others) if ours[key] != others[key])
-    return [(step, f"state (rank {rank})") for step, rank in differing[:1]]
+def _differing_state(ours: States, others: States) -> list[tuple[int, str]]:
+    for step, rank in sorted(set(ours) & set(others)):
+        if names := differing(ours[step, rank], others[step, rank]):
+            what = f": {', '.join(names)}" if names != [STATE] else ""
+            return [(step, f"state (rank {rank}{what})")]
+    return []
 
 
-def _comparable(states: dict[tuple[int, int], str], case: Case, reference: RunRecords) -> dict[tuple[int, int], str]:
+def _equal_before(first: int, ours: States, others: States) -> bool:
+    """Whether nothing differed before step `first`: the states behind the one before it were compared, on every rank, and are equal."""
+    before = [key for key in ours if key[0] == first - 1]
+    return first <= 1 or (bool(before) and all(_equal(ours[key], others.get(key, {})) for key in before))
+
+
+def _equal(ours: Values, others: Values) -> bool:
+    return has_digests(ours) and has_digests(others) and not differing(ours, others)
+
+
+def _comparable(states: States, case: Case, reference: RunRecords) -> States:
     """Those of the same definition in both runs: BatchNorm's buffers, which stock DDP makes equal in the next forward pass only, are rank 0's on all
     ranks of a run whose ranks may outlive others."""
     alike = live(case.run.stored.config) == live(reference.stored.config)
     final = case.run.final
     if alike or (final is not None and final.buffers_digest == NO_TENSORS):
         return states
-    return {(step, rank): state for (step, rank), state in states.items() if rank == 0}
+    without = ("buffers", STATE)
+    return {key: state if key[1] == 0 else {n: v for n, v in state.items() if n not in without} for key, state in states.items()}
 
 
-def _states(records: RunRecords, path: Lineage) -> dict[tuple[int, int], str]:
-    found = {}
-    for segment in path.segments:
-        for key, lines in lines_of(records, segment).items():
-            if lines[0].state_digest:
-                found[key] = lines[0].state_digest
-    return found
+def _states(records: RunRecords, path: Lineage) -> States:
+    """By step and rank, what its line says of its state."""
+    return {key: values_of(lines[0]) for segment in path.segments for key, lines in lines_of(records, segment).items()}
 
 
 def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: Notes) -> None:
     """Tensor by tensor, where both runs still have a checkpoint of the same step; the first one that differs is named."""
-    ours, others = tensor_digests(case.run), tensor_digests(reference)
+    ours, others = ({c.step: c for c in on_disk(records, contents=False) if c.report.ok} for records in (case.run, reference))
     for step in sorted(step for step in set(ours) & set(others) if step <= claimed):
-        names = differing_names(ours[step], others[step])
+        names = differing_names(tensor_digests_of(ours[step]), tensor_digests_of(others[step]))
         if names:
             parts = sorted({name.partition(".")[0] for name in names})
             what = f"the checkpoints of step {step} differ in {', '.join(parts)} ({len(names)} tensors, first {names[0]})"
             notes.broken(what + (f": the runs are apart from step {step} on at the latest" if notes.clean else ""))
+        if documents := differing_documents(ours[step].train, others[step].train):
+            notes.broken(f"train.json of the checkpoints of step {step} differs in {', '.join(documents)}")
+        if names or documents:
             return
 
 
@@ -271,6 +267,8 @@ def _check_finals(case: Case, reference: RunRecords, notes: Notes) -> None:
     for component in COMPONENTS:
         if getattr(ours, f"{component}_digest") != getattr(others, f"{component}_digest"):
             notes.broken(f"the final {component} differ" + (f": apart by step {ours.global_step} at the latest" if notes.clean else ""))
+    for text in differing_ends(case.run, reference):
+        notes.broken(text)
     if not same_float(ours.loss, others.loss):
         notes.broken(f"the final loss is {ours.loss!r}, the reference's {others.loss!r}")
 

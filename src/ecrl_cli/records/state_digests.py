@@ -1,0 +1,57 @@
+"""Behind which steps the ranks of a run log digests of their state: a measured interval, recorded once, the same for all ranks and attempts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ecrl_cli.config.schema import RunConfig
+
+MEASURED_STEPS = 3  # the first is slow; the other two are what the interval is worked out from
+SHARE = 0.005  # of a step, for the steps of the interval; as much again for those of checkpoints: together at most 1%
+MOST = 2**20
+
+
+@dataclass(frozen=True)
+class DigestInterval:
+    """state_digests.json: digests are due behind each step that `every` divides and, with `at_checkpoints`, each that `checkpoint.every` divides.
+
+    `digest_s`, `step_s`: the shortest digest and step that were measured.
+    """
+
+    every: int
+    at_checkpoints: bool
+    digest_s: float
+    step_s: float
+
+
+EVERY_STEP = DigestInterval(1, True, 0.0, 0.0)
+
+
+def worked_out(digest_s: float, step_s: float, checkpoint_every: int) -> DigestInterval:
+    """The shortest interval whose digests cost at most SHARE. A power of two, so that runs with different intervals have steps in common."""
+    needed = digest_s / (SHARE * max(step_s, 1e-9))
+    every = 1
+    while every < min(needed, MOST):
+        every *= 2
+    return DigestInterval(every, needed <= checkpoint_every, digest_s, step_s)
+
+
+def digest_due(config: RunConfig, interval: DigestInterval | None, step: int, began: int) -> bool:
+    """Whether the digests of `step` are due in an attempt that began behind step `began`.
+
+    Where the interval is not known yet, and behind the first step of an attempt and the last of the run, they always are.
+    """
+    if not digests_configured(config):
+        return False
+    if interval is None or step % interval.every == 0 or step in (began + 1, config.target_steps):
+        return True
+    return interval.at_checkpoints and config.checkpoint.strategy != "none" and step % config.checkpoint.every == 0
+
+
+def digests_configured(config: RunConfig) -> bool:
+    return config.state_digests in (True, "true", "auto")
+
+
+def recorded_by_rank(config: RunConfig) -> bool:
+    """Whether the run's version records the state of every rank: earlier ones wrote `state_digests` as a bool, and have rank 0's end alone."""
+    return not isinstance(config.state_digests, bool)

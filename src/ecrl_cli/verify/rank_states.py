@@ -1,0 +1,160 @@
+"""All ranks hold one state: behind every step whose digests were logged, in each checkpoint, and at the end."""
+
+from __future__ import annotations
+
+from ecrl_cli.checkpoint.manifest import Manifest, components
+from ecrl_cli.checkpoint.train_document import rng_digest
+from ecrl_cli.errors import shown
+from ecrl_cli.history.lineage import lines_of
+from ecrl_cli.records.events import Attempt, Final
+from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState
+from ecrl_cli.records.state_digests import digest_due, digests_configured, recorded_by_rank, worked_out
+from ecrl_cli.verify.case import Case, checkpoint_events
+from ecrl_cli.verify.state_values import Values, differing, equal_on_ranks, has_digests, values_of
+from ecrl_cli.verify.stored import OnDisk
+from ecrl_cli.verify.train_state import train_digest_of
+from ecrl_cli.verify.verdict import Notes
+
+TENSORS = ("parameters", "buffers", "optimizer")
+
+
+def check_steps(case: Case, notes: Notes) -> int:
+    """Committed steps, rank against rank; gives behind how many steps the digests of two ranks or more were compared."""
+    claimed, by_step = equal_on_ranks(case.run), dict[int, dict[int, Values]]()
+    for segment in case.path.segments:
+        for (step, rank), lines in lines_of(case.run, segment).items():
+            by_step.setdefault(step, {})[rank] = {name: value for name, value in values_of(lines[0]).items() if name in claimed}
+    apart = {step: names for step, ranks in sorted(by_step.items()) if (names := _apart(ranks))}
+    for step, names in list(apart.items())[:1]:
+        found = f"step {step}: ranks {sorted(by_step[step])} do not hold the same state ({len(apart)} such steps)"
+        notes.broken(f"{found}: " + "; ".join(f"rank {rank} differs in {', '.join(each)}" for rank, each in names.items()))
+    return sum(len([rank for rank, values in ranks.items() if has_digests(values)]) > 1 for ranks in by_step.values())
+
+
+def _apart(ranks: dict[int, Values]) -> dict[int, list[str]]:
+    """By rank, what it has otherwise than the lowest."""
+    first = ranks[min(ranks)]
+    return {rank: names for rank, values in sorted(ranks.items()) if (names := differing(first, values))}
+
+
+def check_due(case: Case, notes: Notes) -> None:
+    """Each digest that was configured is on record; how often they were due is what the measured times make it."""
+    config, interval = case.run.stored.config, case.run.digest_interval
+    if not recorded_by_rank(config) or not digests_configured(config):
+        return
+    if interval and config.state_digests == "auto":
+        due = worked_out(interval.digest_s, interval.step_s, config.checkpoint.every)
+        if interval != due:
+            notes.broken(f"state_digests.json has digests logged every {shown(interval.every)} steps, its times make that {due.every}")
+        interval = due
+        if not any(line.seconds == interval.step_s for a in case.run.attempts if 0 in a.ranks for line in a.ranks[0].events):
+            notes.broken("state_digests.json rests on a step of rank 0 that no line tells of")
+    every = interval if config.state_digests == "auto" else None
+    for a in case.attempts:
+        for rank, lines in case.run.logs(a.attempt).ranks.items():
+            absent = [
+                line.global_step
+                for line in lines.events
+                if line.lr is None
+                or ((line.components is None or line.state_digest is None) and digest_due(config, every, line.global_step, a.resumed_from_step))
+            ]
+            if absent:
+                notes.missing(
+                    f"attempt {a.attempt} rank {rank}: no digest of the state behind step {absent[0]}, where it is due ({len(absent)} such)"
+                )
+
+
+def check_checkpoints(case: Case, notes: Notes) -> int:
+    """What lies in each checkpoint is what the ranks logged behind its step; gives how many were compared."""
+    compared = 0
+    for c in case.disk:
+        committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
+        if not c.report.ok or c.report.manifest is None or committed is None:
+            continue
+        logged = {
+            rank: line.components
+            for rank, lines in case.run.logs(committed.attempt).ranks.items()
+            for line in lines.events
+            if line.global_step == c.step and line.components is not None
+        }
+        compared += bool(logged)
+        for rank, found in sorted(logged.items()):
+            if names := _not_stored(c, c.report.manifest, rank, found):
+                notes.broken(f"{c.path} differs in {', '.join(names)} from what rank {rank} logged behind step {c.step}")
+    return compared
+
+
+def _not_stored(c: OnDisk, manifest: Manifest, rank: int, found: dict[str, str]) -> list[str]:
+    """The components of a rank that are not those of the checkpoint. Buffers are rank 0's."""
+    stored = components(manifest)
+    held: dict[str, str | None] = {name: getattr(stored, name) for name in TENSORS if name != "buffers" or rank == 0}
+    held |= {"rng": stored_generators(manifest, rank), "train": train_digest_of(c.train)}
+    return [name for name, value in held.items() if value is not None and found.get(name) != value]
+
+
+def stored_generators(manifest: Manifest, rank: int) -> str | None:
+    """The digest of a rank's generators as the checkpoint holds them, its own or those that all ranks share; None where it has none."""
+    tensors = {name: entry.sha256 for part in manifest.parts.values() for name, entry in part.tensors.items()}
+    for prefix in (f"rng.rank{rank}.", "rng.shared."):
+        if own := {name.removeprefix(prefix): sha for name, sha in tensors.items() if name.startswith(prefix)}:
+            return rng_digest(own)
+    return None
+
+
+def check_end(case: Case, notes: Notes) -> bool:
+    """The end of each rank: the same on all, rank 0's the one in final.json, and what the ranks logged behind their last step. Gives whether it is
+    on record."""
+    last = case.attempts[-1] if case.attempts else None
+    final = case.run.logs(last.attempt).final if last else None
+    if last is None or final is None:
+        return False
+    if not final.ranks:
+        if recorded_by_rank(case.run.stored.config):
+            notes.missing("final.json does not say what each rank ends in")
+        return False
+    if [state.rank for state in final.ranks] != list(range(last.world_size)):
+        notes.broken(f"final.json has the end of ranks {[state.rank for state in final.ranks]}, attempt {last.attempt} had {last.world_size} ranks")
+        return False
+    first, claimed = final.ranks[0], equal_on_ranks(case.run)
+    for state in final.ranks:
+        if names := [name for name in RANK_COMPONENTS if name in claimed and getattr(state, name) != getattr(first, name)]:
+            notes.broken(f"the end of rank {state.rank} differs from that of rank 0 in {', '.join(names)}")
+    if names := [name for name in TENSORS if getattr(first, name) != getattr(final, f"{name}_digest")]:
+        notes.broken(f"final.json names two ends of rank 0, which differ in {', '.join(names)}")
+    _check_last_lines(case, last, final, notes)
+    _check_last_checkpoint(case, final, notes)
+    return True
+
+
+def _check_last_lines(case: Case, last: Attempt, final: Final, notes: Notes) -> None:
+    for state in final.ranks:
+        lines = case.run.logs(last.attempt).ranks.get(state.rank)
+        line = lines.events[-1] if lines and lines.events else None
+        if line is None or line.components is None or line.global_step != final.global_step:
+            continue
+        if names := [name for name in RANK_COMPONENTS if line.components.get(name) != getattr(state, name)]:
+            notes.broken(f"the end of rank {state.rank} differs in {', '.join(names)} from what it logged behind step {line.global_step}")
+
+
+def _check_last_checkpoint(case: Case, final: Final, notes: Notes) -> None:
+    for c in case.disk:
+        if not c.report.ok or c.report.manifest is None or c.step != final.global_step:
+            continue
+        for state in final.ranks:
+            if names := _not_stored(c, c.report.manifest, state.rank, as_components(state)):
+                notes.broken(f"{c.path} differs in {', '.join(names)} from the end of rank {state.rank}")
+
+
+def as_components(state: RankState) -> dict[str, str]:
+    return {name: getattr(state, name) for name in RANK_COMPONENTS}
+
+
+def check_survivors(case: Case, notes: Notes) -> None:
+    """Who outlived others says that it has the state that it logged behind the same step."""
+    for a in case.run.attempts:
+        for rank, told in a.testimonies.items():
+            lines = a.ranks.get(rank)
+            for said in told.events:
+                logged = [line.state_digest for line in (lines.events if lines else ()) if line.global_step == said.global_step and line.state_digest]
+                if said.state_digest and logged and logged[-1] != said.state_digest:
+                    notes.broken(f"rank {rank} of attempt {a.attempt} left with another state than it logged behind step {said.global_step}")

@@ -1,0 +1,28 @@
+"""Whether all that is said of the training state says the same: the ranks, their checkpoints, the schedule of the configuration, the end."""
+
+from __future__ import annotations
+
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.rank_states import check_checkpoints, check_due, check_end, check_steps, check_survivors
+from ecrl_cli.verify.train_state import check_documents, check_settings
+from ecrl_cli.verify.verdict import Finding, Notes
+
+PROMISE = "state-consistent"
+
+
+def state_consistent(case: Case) -> Finding:
+    """Needs no reference: what differs between ranks, or from the configuration, is wrong whatever else happened to the run."""
+    notes = Notes(PROMISE)
+    steps = check_steps(case, notes)
+    lines = check_settings(case, notes)
+    documents = check_documents(case, notes)
+    stored = check_checkpoints(case, notes)
+    ended = check_end(case, notes)
+    check_survivors(case, notes)
+    check_due(case, notes)
+    said = [
+        f"ranks agree behind {steps} steps" + (" and at the end" if ended else ""),
+        f"the learning rate on {lines} lines is the schedule's",
+        f"{documents} checkpoints hold what the configuration says" + (f", {stored} of them what the ranks logged" if stored else ""),
+    ]
+    return notes.finding("; ".join(said), checked=bool(steps or lines or documents or ended))

@@ -1,0 +1,68 @@
+"""What a rank's lines say of its state, by name, and which of it must be the same on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ecrl_cli.checkpoint.canonical import canonical, digest
+from ecrl_cli.checkpoint.train_document import TRAIN_STATE
+from ecrl_cli.config.recovery import live
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.events import RankLine
+from ecrl_cli.records.rank_state import RANK_COMPONENTS
+
+NO_TENSORS = digest([])  # what a component that holds nothing hashes to
+STATE = "state"
+_SETTINGS = {"learning rate": "lr", "loss scale": "loss_scale", "growth tracker": "growth_tracker"}
+_EQUAL = ("parameters", "optimizer", "train", *_SETTINGS)
+
+Values = dict[str, object]
+
+
+def values_of(line: RankLine) -> Values:
+    """By name, the digests and settings on the line; for a run of an earlier version, which has no digests by component, the whole state's."""
+    found: Values = {name: value for name, field in _SETTINGS.items() if (value := getattr(line, field)) is not None}
+    if line.components is not None:
+        return found | line.components
+    return found | ({STATE: line.state_digest} if line.state_digest else {})
+
+
+def has_digests(values: Values) -> bool:
+    return bool(values.keys() - _SETTINGS.keys())
+
+
+def differing(ours: Values, others: Values) -> list[str]:
+    """The names of what both have and is not the same."""
+    return [name for name in ours if name in others and ours[name] != others[name]]
+
+
+def equal_buffers(run: RunRecords) -> bool:
+    """Whether all ranks end a step with the same buffers. In stock DDP BatchNorm's statistics move with each rank's own samples and are made equal
+    only in the next forward pass; with replicas they belong to no rank, and where ranks may outlive others all end a step with the first one's."""
+    config, final = run.stored.config, run.final
+    return config.elastic.replicas > 0 or live(config) or (final is not None and final.buffers_digest == NO_TENSORS)
+
+
+def equal_on_ranks(run: RunRecords) -> frozenset[str]:
+    """The names of what must be the same on all ranks. With replicas the generators are no rank's own, too."""
+    buffers = ("buffers", STATE) if equal_buffers(run) else ()
+    return frozenset((*_EQUAL, *buffers, *(("rng",) if run.stored.config.elastic.replicas else ())))
+
+
+def differing_documents(ours: dict[str, Any], others: dict[str, Any]) -> list[str]:
+    """The parts of the state in train.json that both have and that are not the same."""
+    return [name for name in TRAIN_STATE if name in ours and name in others and canonical(ours[name]) != canonical(others[name])]
+
+
+def differing_ends(run: RunRecords, reference: RunRecords) -> list[str]:
+    """Rank by rank, what the state of the reference's same rank is not. Where they do not have the same number of ranks, those that both have: with
+    replicas every rank ends alike."""
+    theirs = {state.rank: state for state in (reference.final.ranks if reference.final else ())}
+    skipped = ("buffers",) if live(run.stored.config) != live(reference.stored.config) else ()
+    found = []
+    for state in run.final.ranks if run.final else ():
+        other, claimed = theirs.get(state.rank), [name for name in RANK_COMPONENTS if state.rank == 0 or name not in skipped]
+        names = [name for name in claimed if other and getattr(state, name) != getattr(other, name)]
+        if names:
+            found.append(f"the end of rank {state.rank} differs from that of the reference's in {', '.join(names)}")
+    return found

@@ -1,0 +1,177 @@
+"""The part of the state that is no tensor: learning rate, schedule, gradient scaler, cursor, hyperparameters. Recomputed from the configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ecrl_cli.checkpoint.train_document import TRAIN_STATE, train_digest
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.data.order import position, steps_per_epoch
+from ecrl_cli.errors import shown
+from ecrl_cli.history.divergence import same_float
+from ecrl_cli.history.lineage import ancestry
+from ecrl_cli.records.events import Attempt, RankLine
+from ecrl_cli.records.state_digests import recorded_by_rank
+from ecrl_cli.verify.case import Case, checkpoint_events
+from ecrl_cli.verify.stored import OnDisk
+from ecrl_cli.verify.verdict import Notes
+
+# torch works the cosine out step by step, each from the one before, and not from the beginning as here: that differs by roundings, which add up to
+# less than this share of optimizer.lr in a million steps.
+LR_TOLERANCE = 1e-9
+# torch.amp.GradScaler as it is made: its first scale; factors of growth and of backoff; steps without overflow before it grows.
+FIRST_SCALE, GROWTH, BACKOFF, GROWTH_INTERVAL = 65536.0, 2.0, 0.5, 2000
+
+Scale = tuple[float | None, int | None]
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """What the schedule leaves behind `step`: a cosine from `lr` to `min_lr`."""
+    low, high = config.optimizer.min_lr, config.optimizer.lr
+    return low + (high - low) * (1 + math.cos(math.pi * step / config.target_steps)) / 2
+
+
+def check_settings(case: Case, notes: Notes) -> int:
+    """The learning rate on every line is the schedule's, and the scaler's state follows from that behind the step before; gives how many lines were
+    looked at."""
+    config, looked_at = case.run.stored.config, 0
+    for a in case.attempts:
+        scale = _scale_before(case, a) if config.precision == "fp16" else None
+        for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
+            told = [line for line in lines.events if line.lr is not None]
+            looked_at += len(told)
+            _check_rates(config, a.attempt, rank, told, notes)
+            if scale is not None:
+                _check_scales(a, rank, told, scale, notes)
+    return looked_at
+
+
+def _check_rates(config: RunConfig, attempt: int, rank: int, lines: list[RankLine], notes: Notes) -> None:
+    wrong = [line for line in lines if line.lr is not None and not _is_rate(config, line.global_step, line.lr)]
+    for line in wrong[:1]:
+        due = learning_rate(config, line.global_step)
+        notes.broken(
+            f"step {line.global_step} of attempt {attempt} rank {rank}: the learning rate is {line.lr!r}, the schedule's is {due:.12g} "
+            f"({len(wrong)} such steps)"
+        )
+
+
+def _is_rate(config: RunConfig, step: int, rate: Any) -> bool:
+    return isinstance(rate, int | float) and abs(rate - learning_rate(config, step)) <= LR_TOLERANCE * config.optimizer.lr
+
+
+def _check_scales(a: Attempt, rank: int, lines: list[RankLine], before: Scale, notes: Notes) -> None:
+    step = a.resumed_from_step
+    for line in lines:
+        now = (line.loss_scale, line.growth_tracker)
+        who = f"step {line.global_step} of attempt {a.attempt} rank {rank}"
+        if None in now:
+            notes.missing(f"{who}: nothing is on record of the gradient scaler")
+            return
+        if line.global_step == step + 1 and None not in before and now not in _following(before):
+            notes.broken(f"{who}: loss scale {now[0]}, growth tracker {now[1]} do not follow from {before[0]} and {before[1]} behind step {step}")
+            return
+        before, step = now, line.global_step
+
+
+def _following(before: Scale) -> list[Scale]:
+    """What one step makes of the scaler's state: one more without overflow, perhaps the one that lets it grow; or an overflow."""
+    scale, tracker = before
+    assert scale is not None and tracker is not None
+    grows = tracker + 1 >= GROWTH_INTERVAL
+    return [(scale * BACKOFF, 0), *([(scale * GROWTH, 0), (scale, 0)] if grows else [(scale, tracker + 1)])]
+
+
+def _scale_before(case: Case, a: Attempt) -> Scale:
+    """The scaler's state behind the step that `a` begins behind; unknown (None) where no line tells."""
+    step = a.resumed_from_step
+    if step == 0:
+        return FIRST_SCALE, 0
+    segment = ancestry(case.run, a.attempt, step).of(step)
+    ranks = case.run.logs(segment.attempt).ranks if segment else {}
+    lines = [line for _, each in sorted(ranks.items()) for line in each.events if line.global_step == step]
+    return (lines[0].loss_scale, lines[0].growth_tracker) if lines else (None, None)
+
+
+def check_documents(case: Case, notes: Notes) -> int:
+    """train.json of each checkpoint that is there says what configuration, manifest and logs say; gives how many were looked at."""
+    looked_at = 0
+    for c in case.disk:
+        if not c.report.ok or c.report.manifest is None:
+            continue
+        if missing := [name for name in TRAIN_STATE if name not in c.train]:
+            if recorded_by_rank(case.run.stored.config):
+                notes.missing(f"train.json of {c.path} has no {', '.join(missing)}")
+            continue
+        looked_at, config = looked_at + 1, case.run.stored.config
+        for text in (*_wrong_place(case, c), *_wrong_schedule(config, c), *_wrong_groups(config, c), *_wrong_loss(case, c)):
+            notes.broken(f"train.json of {c.path} has {text}")
+    return looked_at
+
+
+def _wrong_place(case: Case, c: OnDisk) -> list[str]:
+    """Cursor, epoch, seed and step beside the manifest and the order of the samples."""
+    manifest, config, sampler = c.report.manifest, case.run.stored.config, _mapping(c.train["sampler"])
+    assert manifest is not None
+    due = {"global_step": c.step, "world_size": manifest.world_size}
+    found = _unlike(due, c.train)
+    place = {"epoch": manifest.epoch, "cursor_step": manifest.cursor_step, "seed": config.seed}
+    if case.run.dataset is not None:
+        epoch, cursor = position(c.step + 1, steps_per_epoch(case.run.dataset.size, config.global_batch))
+        place |= {"epoch": epoch, "cursor_step": cursor}
+        if (manifest.epoch, manifest.cursor_step) != (epoch, cursor):
+            found.append(f"a manifest of epoch {manifest.epoch} and cursor_step {manifest.cursor_step}, not {epoch} and {cursor}")
+    return found + _unlike(place, sampler)
+
+
+def _wrong_schedule(config: RunConfig, c: OnDisk) -> list[str]:
+    schedule = _mapping(c.train["scheduler"])
+    found = _unlike({"last_epoch": c.step, "T_max": config.target_steps, "eta_min": config.optimizer.min_lr}, schedule)
+    rates = schedule.get("_last_lr")
+    if isinstance(rates, list) and not all(_is_rate(config, c.step, rate) for rate in rates):
+        found.append(f"learning rate {shown(rates[0] if rates else None)} in its schedule, not {learning_rate(config, c.step):.12g}")
+    return found
+
+
+def _wrong_groups(config: RunConfig, c: OnDisk) -> list[str]:
+    """The optimizer's hyperparameters beside the configuration."""
+    optimizer, found = config.optimizer, list[str]()
+    due: dict[str, Any] = {"weight_decay": optimizer.weight_decay, "initial_lr": optimizer.lr}
+    if optimizer.name == "sgd":
+        due["momentum"] = optimizer.momentum
+    groups = _mapping(c.train["optimizer"]).get("param_groups")
+    for group in groups if isinstance(groups, list) else [None]:
+        values = _mapping(group)
+        found += _unlike(due, values)
+        if not _is_rate(config, c.step, values.get("lr")):
+            found.append(f"learning rate {shown(values.get('lr'))}, not {learning_rate(config, c.step):.12g}")
+    return found
+
+
+def _wrong_loss(case: Case, c: OnDisk) -> list[str]:
+    """The last loss beside rank 0's line: in plain data parallelism it is the same number."""
+    committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
+    if committed is None or "loss" not in c.train or 0 not in (ranks := case.run.logs(committed.attempt).ranks):
+        return []
+    lines = [line.loss for line in ranks[0].events if line.global_step == c.step]
+    said = c.train["loss"]
+    if not lines or not isinstance(lines[0], float) or (isinstance(said, int | float) and same_float(float(said), lines[0])):
+        return []
+    return [f"loss {shown(said)}, not {lines[0]!r}"]
+
+
+def _unlike(due: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """A text for each value that is not the one due. A number may be written whole or with a point."""
+    wrong = [name for name, value in due.items() if isinstance(values.get(name), bool) or values.get(name) != value]
+    return [f"{name} {shown(values.get(name))}, not {due[name]!r}" for name in wrong]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def train_digest_of(document: Mapping[str, Any]) -> str | None:
+    """`train_digest`; None where the document does not hold all of it."""
+    return train_digest(document) if all(name in document for name in TRAIN_STATE) else None
