@@ -126,12 +126,12 @@ def test_a_file_is_named_with_what_is_wrong(run: RunLayout) -> None:
     flip(run.attempt(0).spans(0))
     with run.failures.open("a") as file:
         file.write("\n")
-    run.environment.write_text("{}")
+    run.disk.write_text("")
     run.attempt(1).launch.unlink()
     told = [text.removeprefix(f"Broke promise: {SEALED} - ") for text in (sealed(run).message, *sealed(run).evidence)]
     size = run.failures.stat().st_size
     assert told == [
-        "changed since it was sealed: environment.json (was not there)",
+        "changed since it was sealed: disk.jsonl (was not there)",
         f"changed since it was sealed: failures.json ({size - 1} bytes then, {size} now)",
         "changed since it was sealed: logs/attempt-00/spans_rank0.jsonl (other content of the same length)",
         "gone since it was sealed: logs/attempt-01/launch.json",

@@ -150,7 +150,7 @@ SPOILT_METRICS: dict[str, tuple[Spoil, str, str]] = {
         INVALID,
     ),
     "metrics.json changed behind the seal": (behind_seal(metrics(lambda m: m.update(goodput=9.0))), SEALED, INVALID),
-    "an environment that came behind the seal": (behind_seal(lambda run: run.environment.write_text("{}")), SEALED, INVALID),
+    "disk activity that came behind the seal": (behind_seal(lambda run: run.disk.write_text("")), SEALED, INVALID),
     "a log of nobody that came behind the seal": (
         behind_seal(lambda run: append(run.attempt(0).folder / "rank00.jsonl", line_at(run.attempt(0).rank(0), 3))),
         SEALED,

@@ -11,7 +11,7 @@ from ecrl_cli.report.comparison import Comparison, compare
 from ecrl_cli.report.evidence import read_run
 from ecrl_cli.report.find import found
 from ecrl_cli.storage.files import write_json
-from tests.unit.report_runs import Plan, make_sweep
+from tests.unit.report_runs import Plan, judged_again, make_sweep
 
 SUITES = ("cifar10-r18-base", "cifar10-r18-late", "cifar100-r50-base")
 SEEDS = (1337, 2027, 4242)
@@ -32,16 +32,13 @@ def run_of(sweep: Path, suite: str, variant: str, seed: int = 1337) -> RunLayout
     return RunLayout(sweep / f"{suite}-{variant}-s{seed}")
 
 
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 def diverge(layout: RunLayout, mean: float, *, equal: bool, l2: float = 0.0) -> None:
     """What verification leaves behind where it compared a run with its reference."""
     loss = {"steps": 20, "maximum": 2 * mean, "mean": mean, "auc": 19 * mean, "first_differing_step": None if equal else 8}
     state = {name: {"l2": l2, "relative_l2": l2 / 10, "differing": 0} for name in ("parameters", "buffers")}
     ends = {"parameters": equal, "buffers": equal, "optimizer": equal, "rng": True}
     write_json(layout.divergence, {"schema_version": 1, "reference": "ref", "loss": loss, "final_equal": ends, "state_step": 20, "state": state})
+    judged_again(layout)
 
 
 def read(*folders: Path) -> Comparison:

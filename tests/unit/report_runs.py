@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,13 @@ from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig, VariantConfig
+from ecrl_cli.history.load import load
+from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import CATEGORIES, Attempt, CheckpointLine, Final, Fired, RankLine, ResumedFrom, Session, Span, SupervisorRecord
 from ecrl_cli.records.journal import line_of, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import store, write_run_config
+from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.report.comparison import Comparison, compare
 from ecrl_cli.report.evidence import read_run
 from ecrl_cli.report.find import places
@@ -31,6 +35,7 @@ NOISE = (1.005, 0.99, 1.0)  # of ref2 against ref, seed by seed
 WALLS = {"clean": 8.0, "ref": 10.0, "ref2": 10.0, "blk": 20.0, "ovl": 16.0}
 ENVIRONMENT = {"python": "3.11.7", "cpu": {"model": "a processor", "logical": 2}, "packages": {"torch": "2.15.0"}, "gpus": [], "git_revision": "a1"}
 
+GIVEN = False  # metrics.json is what the simulation says; else what the records fold to
 write_json = partial(files.write_json, durable=False)  # no test of a report loses power
 
 
@@ -220,7 +225,6 @@ class Simulation:
         layout = RunLayout(folder)
         layout.fired.mkdir(parents=True)
         write_run_config(layout, config_of(self.plan))
-        write_json(layout.metrics, self.metrics())
         write_json(layout.supervisor, encode(self.supervisor()))
         write_json(layout.environment, ENVIRONMENT)
         write_json(layout.failures, [])
@@ -235,8 +239,9 @@ class Simulation:
             paths.spans(0).write_bytes(b"".join(map(line_of, self.spans.get(number, []))))
             paths.checkpoints.write_bytes(b"".join(map(line_of, self.saves.get(number, []))))
         write_json(layout.attempt(len(self.attempts) - 1).final, encode(self.final()))
+        write_json(layout.metrics, self.metrics() if GIVEN else metrics_document(load(layout)))
         if self.plan.verdict:
-            write_json(layout.verdict, verdict(self.plan.verdict))
+            judged(layout, verdict(self.plan.verdict))
         return folder
 
     def final(self) -> Final:
@@ -244,7 +249,8 @@ class Simulation:
         return Final(self.plan.steps, len(self.attempts) - 1, self.ended, WALL_0 + self.ended, a, b, c, d, loss=0.25)
 
     def supervisor(self) -> SupervisorRecord:
-        session = Session(self.started, WALL_0 + self.started, "boot", self.ended)
+        began = WALL_0 + self.started + random.Random(f"{self.plan}").randrange(10**6)  # no two runs began at once
+        session = Session(self.started, began, "boot", self.ended)
         run_id = store(config_of(self.plan)).run_id
         return SupervisorRecord(1, run_id, self.plan.steps, "completed", len(self.plan.kills), tuple(self.attempts), (session,), "target reached")
 
@@ -256,6 +262,27 @@ def verdict(status: str) -> dict[str, Any]:
         {"promise": "same-trajectory", "status": status, "message": f"the comparison is {status}", "evidence": ["losses of 60 steps", "4 digests"]},
     ]
     return {"schema_version": 1, "status": status, "run": "run", "run_id": "", "reference": "ref", "findings": findings}
+
+
+def judged(layout: RunLayout, document: dict[str, Any]) -> None:
+    """Let `document` be the verdict on the run as it is now."""
+    write_json(layout.verdict, verdict_file(layout, document, None, read_json(layout.divergence) if layout.divergence.exists() else None))
+
+
+def judged_again(layout: RunLayout) -> None:
+    """The same verdict on the run as it is now."""
+    if layout.verdict.exists():
+        judged(layout, read_json(layout.verdict))
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change fields of a document of a run that is judged as before; of verdict.json, the status."""
+    layout = RunLayout(path.parent)
+    if path == layout.verdict:
+        judged(layout, verdict(changes["status"]))
+        return
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    judged_again(layout)
 
 
 def make_run(folder: Path, plan: Plan | None = None) -> Path:
@@ -300,6 +327,7 @@ def timed(run: Path, wall_s: float) -> None:
     steps, seconds = said["committed_steps"], said["seconds"] | {"residual": 0.0}
     rates = {"goodput": steps / wall_s, "goodput_published_clock": steps / (0.8 * wall_s)}
     write_json(layout.metrics, said | rates | {"wall_s": wall_s, "seconds": seconds})
+    judged_again(layout)
 
 
 def full_plans(suite: str, names: Sequence[str] = tuple(WALLS)) -> list[Plan]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.against import Against, against, read_against
 from ecrl_cli.report.against_text import against_document, against_markdown, against_rows, against_sentences, against_tables, effect_rows
 from ecrl_cli.report.comparison import ALL, Comparison
-from tests.unit.report_runs import SEEDS, WALLS, Plan, arms, compared, full_sweep, make_sweep, timed
+from tests.unit.report_runs import SEEDS, WALLS, Plan, arms, compared, edit, full_sweep, make_sweep, timed
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +39,6 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 @pytest.fixture(scope="module")
 def both(here: Comparison, slower: Comparison) -> Against:
     return against(here, slower, "here", "there")
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_every_run_stands_against_its_own_kind(both: Against) -> None:

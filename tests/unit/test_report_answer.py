@@ -11,8 +11,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.answer import answer
 from ecrl_cli.report.claims import claims, noise, sentences, winner
 from ecrl_cli.report.comparison import Comparison
-from tests.unit.published_runs import edit
-from tests.unit.report_runs import SEEDS, Plan, arms, compared, full_plans, full_sweep, make_run, make_sweep, timed
+from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, make_run, make_sweep, timed
 
 
 @pytest.fixture(scope="module")

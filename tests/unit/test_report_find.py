@@ -47,7 +47,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_runs_without_any_metrics_are_missing_evidence(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", arms()[:2])
-    for run in sweep.glob("*/metrics.json"):
+    for run in sweep.glob("*/supervisor.json"):
         run.unlink()
     with pytest.raises(EvidenceMissing, match="no metrics"):
         report([sweep])

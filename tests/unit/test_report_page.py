@@ -11,11 +11,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from ecrl_cli.metrics.statistics import paired
+from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.figures import picture, say
 from ecrl_cli.report.formats import change, duration, minus, rate
 from ecrl_cli.report.sheet import plain_sheet
-from tests.unit.report_runs import Plan, Simulation, arms, make_run, make_sweep
+from tests.unit.report_runs import Plan, Simulation, arms, judged, make_run, make_sweep
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{"
 
@@ -82,7 +83,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     verdict = json.loads((run / "verdict.json").read_text())
     verdict["findings"][0]["message"] = HOSTILE
     verdict["findings"][1]["evidence"] = [HOSTILE]
-    (run / "verdict.json").write_text(json.dumps(verdict))
+    judged(RunLayout(run), verdict)
     page = page_of(sweep)
     assert page.count("script") == 1 and page.count("img") == 0
     assert page.text.count("<script>alert(1)</script>") >= 6

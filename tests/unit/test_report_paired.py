@@ -21,7 +21,7 @@ from ecrl_cli.report.effects import contrasted
 from ecrl_cli.report.paired import AGAIN, NO_FLOOR, SAME, Floor, above_floor, against_floor, contrasts, floors, noise_floor, pairs, told_apart, versus
 from ecrl_cli.report.run_figures import draw_effects
 from ecrl_cli.report.sheets import wins
-from tests.unit.report_runs import SEEDS, Plan, arms, compared, full_plans, full_sweep, make_run, make_sweep, timed
+from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, make_run, make_sweep, timed
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +33,6 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return full_sweep(tmp_path_factory.mktemp("two"))
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_pairs_are_of_one_suite_and_one_seed(two: Comparison) -> None:

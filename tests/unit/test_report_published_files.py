@@ -20,8 +20,8 @@ from ecrl_cli.report.published.limits import limits
 from ecrl_cli.report.published.model import Publication
 from ecrl_cli.report.published.publication import publication
 from ecrl_cli.report.published.sample import Experiment, experiments
-from tests.unit.published_runs import SEEDS, cell, diverge, edit, matrix, read, recorded, run_of
-from tests.unit.report_runs import Plan, make_sweep
+from tests.unit.published_runs import SEEDS, cell, diverge, matrix, read, recorded, run_of
+from tests.unit.report_runs import Plan, edit, make_sweep
 
 BASE, LATE = "cifar10-r18-base", "cifar10-r18-late"
 

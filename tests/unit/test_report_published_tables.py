@@ -14,8 +14,8 @@ from ecrl_cli.report.published.sample import experiments
 from ecrl_cli.report.published.setting import differences, facts, in_full, in_short
 from ecrl_cli.report.published.tables import published_tables
 from ecrl_cli.storage.files import write_json
-from tests.unit.published_runs import SEEDS, SUITES, cell, diverge, edit, matrix, read, recorded, run_of
-from tests.unit.report_runs import Plan, make_run, make_sweep
+from tests.unit.published_runs import SEEDS, SUITES, cell, diverge, matrix, read, recorded, run_of
+from tests.unit.report_runs import Plan, edit, make_run, make_sweep
 
 NUMBER = r"[-+]?[0-9][0-9.,]*"
 

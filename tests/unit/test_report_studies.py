@@ -17,13 +17,13 @@ from ecrl_cli.config.studies import Corruption, CrashPoints
 from ecrl_cli.config.study import StudyConfig, study_id
 from ecrl_cli.errors import EvidenceMissing, RecordError, RunDirectoryError
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.records.layout import StudyLayout
+from ecrl_cli.records.layout import RunLayout, StudyLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.formats import proportion as shown_proportion
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Figure, Findings, Series, Table, proportion
 from ecrl_cli.studies.study import Skip
-from tests.unit.report_runs import Plan, arms, make_run, make_sweep
+from tests.unit.report_runs import Plan, arms, judged_again, make_run, make_sweep
 from tests.unit.test_report_page import HOSTILE, Page
 
 MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
@@ -303,6 +303,7 @@ def test_an_odd_environment_costs_nothing_but_itself(tmp_path: Path, text: str) 
     (study / "environment.json").write_text(text)
     assert "every gate passed" in text_of(report([study]).page)
     (run / "environment.json").write_text(ODD)
+    judged_again(RunLayout(run))
     assert "Every run was judged valid" in text_of(report([tmp_path / "all"]).page)
 
 

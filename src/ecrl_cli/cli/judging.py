@@ -20,9 +20,9 @@ from ecrl_cli.config.secret import read_key
 from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
-from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
+from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.verify.judge import judge, named
 from ecrl_cli.verify.reference import References
@@ -108,16 +108,22 @@ def _answer(run: Path, reference: Path | None, known: References) -> Answer:
         what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         return _unreadable(str(run), EvidenceMissing("records", f"cannot be judged ({what})", "restore the run directory, or report this"))
     document = verdict.to_json()
-    _keep(run, document, _apart(run, reference, document.get("reference", "")))
+    against = _reference(run, reference, document.get("reference", ""))
+    _keep(run, document, against, _apart(run, against))
     return Answer(render(verdict).rstrip(), document, _EXIT[verdict.status])
 
 
-def _apart(run: Path, reference: Path | None, name: str) -> dict[str, Any] | None:
-    """How far the run ended from the reference that it was judged by, which is called `name`."""
-    if not name:
+def _reference(run: Path, given: Path | None, name: str) -> RunLayout | None:
+    """The run that this one was judged by, which is called `name`."""
+    return RunLayout(named(given) if given else named(run).parent / name) if name else None
+
+
+def _apart(run: Path, reference: RunLayout | None) -> dict[str, Any] | None:
+    """How far the run ended from the reference that it was judged by."""
+    if reference is None:
         return None
     try:
-        return divergence_document(load(RunLayout(run)), load(RunLayout(reference or named(run).parent / name)))
+        return divergence_document(load(RunLayout(run)), load(reference))
     except Exception as error:  # the verdict stands without the distances: a damaged file is its finding, not its end
         sys.stderr.write(f"ecrl: {run}: no divergence ({error})\n")
         return None
@@ -127,10 +133,10 @@ def _unreadable(label: str, error: EcrlError) -> Answer:
     return Answer(f"ecrl: error: {label}: {error.line()}", {"status": "unknown", "error": error.line()}, error.exit_code)
 
 
-def _keep(run: Path, document: dict[str, Any], apart: dict[str, Any] | None) -> None:
-    layout = RunLayout(run)
+def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apart: dict[str, Any] | None) -> None:
+    layout = RunLayout(named(run))
     try:
-        write_json(layout.verdict, document | {"records_sha256": fingerprint(layout)})
+        write_json(layout.verdict, verdict_file(layout, document, reference, apart))
         if apart is not None:
             write_json(layout.divergence, apart)
     except OSError as error:  # an archived copy may be read-only: the answer counts, not the file

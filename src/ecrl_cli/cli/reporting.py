@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ecrl_cli.cli.folders import Parser, checked
 from ecrl_cli.report.build import report as build_report
+from ecrl_cli.report.formats import printable
 
 
 def report(argv: Sequence[str]) -> int:
@@ -17,10 +18,13 @@ def report(argv: Sequence[str]) -> int:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--judge", action="store_true")
     parser.add_argument("--json", action="store_true")
     flags = parser.parse_args(list(argv))
     other = checked(flags.against) if flags.against else None
-    made = build_report([checked(folder) for folder in flags.folders], flags.out, other)
+    made = build_report([checked(folder) for folder in flags.folders], flags.out, other, flags.judge)
+    for note in made.notes:
+        sys.stderr.write(f"ecrl: {printable(note)}\n")
     page = str(made.page)
     if flags.json:
         document = json.loads(made.page.with_name("report.json").read_text())

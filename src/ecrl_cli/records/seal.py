@@ -19,6 +19,7 @@ from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import RecordError
 from ecrl_cli.records.digests import FileDigest, file_digest, record_files
 from ecrl_cli.records.events import SCHEMA_VERSION
+from ecrl_cli.records.fingerprint import most_bytes
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import sync_directory, write_whole
@@ -90,22 +91,22 @@ def reopen(layout: RunLayout) -> None:
 
 def changed_files(layout: RunLayout, seal: Seal) -> tuple[list[str], list[str]]:
     """(changed, gone): record files that are not what the seal has, with what is wrong in words, and those that it has and that are not there."""
-    there = {layout.relative(path): path for path in record_files(layout)}
+    there, limit = {layout.relative(path): path for path in record_files(layout)}, most_bytes(layout)
     changed = [f"{name} (was not there)" for name in there if name not in seal.files]
     for name, sealed in seal.files.items():
-        if name in there and (wrong := _wrong(there[name], sealed)):
+        if name in there and (wrong := _wrong(there[name], sealed, limit)):
             changed.append(f"{name}{wrong}")
     return sorted(changed), sorted(set(seal.files) - set(there))
 
 
-def _wrong(path: Path, sealed: FileDigest) -> str | None:
+def _wrong(path: Path, sealed: FileDigest, limit: int) -> str | None:
     try:
-        found = file_digest(path)
+        size = path.lstat().st_size
+        if not path.is_symlink() and size != sealed.bytes:
+            return f" ({sealed.bytes} bytes then, {size} now)"
+        return None if file_digest(path, limit) == sealed else " (other content of the same length)"
     except RecordError as error:
         return f" ({error.fact})"
-    if found == sealed:
-        return None
-    return f" ({sealed.bytes} bytes then, {found.bytes} now)" if found.bytes != sealed.bytes else " (other content of the same length)"
 
 
 def _removed(path: Path) -> bool:

@@ -114,12 +114,12 @@ class Against:
         return found
 
 
-def read_against(ours: Comparison, dirs: Sequence[Path], other: Path) -> Against:
+def read_against(ours: Comparison, dirs: Sequence[Path], other: Path, judge_anew: bool = False) -> Against:
     """`ours`, the runs of `dirs`, against those of `other`.
 
     RunDirectoryError where that is no run and no sweep; ConfigError where the two have nothing in common.
     """
-    theirs = compare([read_run(place) for place in places([other])])
+    theirs = compare([read_run(place, judge_anew) for place in places([other])])
     made = against(ours, theirs, *_folders([folder.resolve() for folder in dirs], other.resolve()))
     if not made.matched:
         fact = f"no finished run of {made.theirs_name} has a counterpart in {made.ours_name} (of the same suite, variant, seed and scale)"

@@ -30,7 +30,7 @@ def answer(comparison: Comparison) -> Answer:
     parts = [
         [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
         [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison)],
-        [noise(comparison), _trust(comparison), _apart(comparison), _left_out(comparison), _gates(comparison)],
+        [noise(comparison), _trust(comparison), _apart(comparison), *comparison.notes, _left_out(comparison), _gates(comparison)],
     ]
     told = [tuple(sentence for sentence in part if sentence) for part in parts]
     return Answer(headline, tone, tuple(paragraph for paragraph in told if paragraph))
@@ -72,10 +72,11 @@ def _judged(comparison: Comparison) -> str:
     states = [run.verdict.status for run in comparison.runs]
     counts = [(states.count(status), word) for status, word in (("valid", "valid"), ("invalid", "invalid"), ("unknown", "unknown"))]
     text = "Verify judged " + listed([f"{number} of {len(states)} {word}" for number, word in counts if number]) + "."
-    missing = states.count("missing")
+    missing, stale = states.count("missing"), sum(bool(run.verdict.why) for run in comparison.runs)
+    told = f" {plural(stale, 'verdict')} on file {'is' if stale == 1 else 'are'} not of what lies there now: run ecrl verify again." if stale else ""
     if missing == len(states):
-        return "No run has been verified yet: run ecrl verify."
-    return text + (f" {plural(missing, 'run')} not verified." if missing else "")
+        return "No run has been verified yet: run ecrl verify." if not stale else told.strip()
+    return text + (f" {plural(missing, 'run')} not verified." if missing else "") + told
 
 
 def _recovered(comparison: Comparison) -> str:

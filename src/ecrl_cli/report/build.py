@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,36 +33,41 @@ from ecrl_cli.storage.files import write_whole
 
 @dataclass(frozen=True)
 class ReportResult:
-    """`page`: index.html. `text`: for a terminal. `exit_code`: 0, 1 (a gate failed, a study is incomplete) or 3 (a verdict or result is missing)."""
+    """`page`: index.html. `text`: for a terminal. `exit_code`: 0, 1 (a gate failed, a study is incomplete) or 3 (a verdict or result is missing).
+
+    `notes`: what a reader must know of the runs, in sentences.
+    """
 
     page: Path
     text: str
     exit_code: int
+    notes: tuple[str, ...] = ()
 
     @property
     def exit_ok(self) -> bool:
         return self.exit_code == 0
 
 
-def report(dirs: list[Path], out: Path | None = None, other: Path | None = None) -> ReportResult:
+def report(dirs: list[Path], out: Path | None = None, other: Path | None = None, judge_anew: bool = False) -> ReportResult:
     """Write the report on `dirs` (run directories, studies and folders of them) into `out`, and how they stand against the sweep `other`.
+    `judge_anew`: every run is judged now, and no verdict on file is believed.
 
     RunDirectoryError where one of them is neither; RecordError for a damaged result of a study; EvidenceMissing where nothing left
     numbers; StorageError where `out` refuses.
     """
     there = found(dirs)
-    shown = compare(spread(read_run, there.runs))
+    shown = compare(spread(partial(read_run, judge_anew=judge_anew), there.runs))
     studies = read_studies(there.studies)
     if not any(run.metrics for run in shown.runs) and not any(study.result for study in studies):
         raise _nothing(shown, studies)
-    beside = read_against(shown, dirs, other) if other else None
+    beside = read_against(shown, dirs, other, judge_anew) if other else None
     folder = destination(dirs, out)
     _write(folder, contents(shown, studies, beside))
     page = folder / "index.html"
     lines = against_lines(beside) if beside else []
     lines += [line for study in studies for line in study_lines(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
     code = _code(shown, studies, beside)
-    return ReportResult(page, "\n".join([*lines, terminal(shown, page)]), code)
+    return ReportResult(page, "\n".join([*lines, terminal(shown, page)]), code, shown.notes + (beside.theirs.notes if beside else ()))
 
 
 def _code(shown: Comparison, studies: Sequence[Studied], beside: Against | None) -> int:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.arms import Arm, arms_of
+from ecrl_cli.report.copies import once
 from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.formats import listed
 from ecrl_cli.report.gates import gates_of, only_unverified, shares_gpu, unlike, whole
@@ -17,11 +18,12 @@ ALL = "all suites"
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs, in the order found; `gates` by suite."""
+    """All runs, in the order found; `gates` by suite. `notes`: which runs are copies or repeats of others, and what was done about it."""
 
     runs: tuple[Run, ...]
     gates: dict[str, tuple[Gate, ...]]
     arms: tuple[Arm, ...]
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def counted(self) -> tuple[Run, ...]:
@@ -99,8 +101,9 @@ class Comparison:
         return 3 if all(only_unverified(gates, runs[suite]) for suite, gates in self.gates.items()) else 1
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
-    """The runs compared suite by suite."""
+def compare(found: Sequence[Run]) -> Comparison:
+    """The runs compared suite by suite, each recording once."""
+    runs, notes = once(found)
     suites = list(dict.fromkeys(run.suite for run in runs))
     gates = {suite: gates_of([run for run in runs if run.suite == suite], runs) for suite in suites}
-    return Comparison(tuple(runs), gates, tuple(arms_of(runs, lambda suite: whole(gates[suite]))))
+    return Comparison(tuple(runs), gates, tuple(arms_of(runs, lambda suite: whole(gates[suite]))), notes)

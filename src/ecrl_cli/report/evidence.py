@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.errors import EcrlError, RecordError
-from ecrl_cli.history.extent import check_extent
-from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords
+from ecrl_cli.history.load import NOTHING, RunRecords
 from ecrl_cli.history.timeline import timeline
+from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.checkpoints import Checkpoint
 from ecrl_cli.metrics.checkpoints import account as checkpoint_account
 from ecrl_cli.metrics.disk import DiskLine
+from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.restarts import Restart, restarts
-from ecrl_cli.records.events import CHECKPOINT_ENDS, SCHEMA_VERSION, CheckpointLine, Final, Fired, RankLine, Span, SupervisorRecord
-from ecrl_cli.records.fingerprint import fingerprint
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, Fired, SupervisorRecord
 from ecrl_cli.records.journal import Lines, read_journal, read_json
-from ecrl_cli.records.layout import RunLayout, is_folder
-from ecrl_cli.records.recovery import Testimony
-from ecrl_cli.records.run_config import StoredConfig, journal_bytes, read_run_config
+from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.find import Place
 from ecrl_cli.report.palette import CATEGORY_COLOURS
+from ecrl_cli.report.recordings import Recording, recording_of
+from ecrl_cli.report.verdicts import UNJUDGED, Verdict, judged_before, judged_now
 from ecrl_cli.report.view import View, view
+from ecrl_cli.verify.reference import bounded
 
 T = TypeVar("T")
 CHECKPOINT_TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "stall_s")
@@ -36,7 +37,7 @@ CHECKPOINT_KEYS = ("submitted", *CHECKPOINT_ENDS, "bytes", *CHECKPOINT_TIMES)
 
 @dataclass(frozen=True)
 class Metrics:
-    """The keys of metrics.json that a report shows."""
+    """What a report shows of `metrics_document`."""
 
     schema_version: int
     run_id: str
@@ -64,6 +65,7 @@ class Metrics:
     lost_samples: int = 0
     recoveries: tuple[dict[str, Any], ...] = ()
     snapshots: dict[str, float] = field(default_factory=dict)
+    terminal_status: str = "unknown"
 
     @property
     def wall_published_clock_s(self) -> float | None:
@@ -85,28 +87,11 @@ class Metrics:
         return self.checkpoints[key] / submitted if submitted else None
 
 
-@dataclass(frozen=True)
-class Finding:
-    promise: str
-    status: str
-    message: str
-    evidence: Any = None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """verdict.json; `missing` where the run was not verified. `reference`: the run that it was compared with, or empty."""
-
-    status: str
-    findings: tuple[Finding, ...] = ()
-    reference: str = ""
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run. `reason`: why it takes part in no comparison; empty if it does. `saves`: every submitted checkpoint, once.
 
-    `missing`: records that a run leaves and this one lacks. `troubles`: records that could not be read.
+    `missing`: records that a run leaves and this one lacks. `troubles`: records that could not be read, and what metrics.json says otherwise.
     """
 
     place: Place
@@ -128,6 +113,7 @@ class Run:
     saves: tuple[Checkpoint, ...] = ()
     restarts: tuple[Restart, ...] = ()
     missing: tuple[str, ...] = ()
+    recording: Recording | None = None
 
     @property
     def name(self) -> str:
@@ -153,16 +139,16 @@ def known_environment(value: Any) -> dict[str, Any]:
     return known | ({"gpus": [gpu for gpu in known["gpus"] if isinstance(gpu, dict)]} if "gpus" in known else {})
 
 
-def read_run(place: Place) -> Run:
-    """The run at `place`; never raises for what its records lack."""
-    return _Reader(place).run()
+def read_run(place: Place, judge_anew: bool = False) -> Run:
+    """The run at `place`; never raises for what its records lack. `judge_anew`: verdict and divergence are made now, what is on file is not read."""
+    return _Reader(place, judge_anew).run()
 
 
 class _Reader:
-    """Reads one run directory; what cannot be read is noted in `troubles`."""
+    """Reads one run directory; what cannot be read, and what contradicts the records, is noted in `troubles`."""
 
-    def __init__(self, place: Place) -> None:
-        self.place, self.layout = place, place.layout
+    def __init__(self, place: Place, judge_anew: bool) -> None:
+        self.place, self.layout, self.judge_anew = place, place.layout, judge_anew
         self.troubles: list[str] = []
 
     def attempt(self, read: Callable[[], T], otherwise: T) -> T:
@@ -174,66 +160,60 @@ class _Reader:
 
     def run(self) -> Run:
         place, layout = self.place, self.layout
-        document = self.attempt(lambda: _document(place), None)
+        records = self.attempt(lambda: bounded(layout) if layout.config.exists() else None, None)
+        self.troubles += [f"{file.path}: {file.reason}" for file in records.unread] if records else []
+        told = records if records and records.supervisor else None
+        document = self.attempt(lambda: folded(told) if told and not told.unread else None, None)
         metrics = self.attempt(lambda: _metrics(document) if document else None, None)
-        stored = self.attempt(lambda: read_run_config(layout) if layout.config.exists() else None, None)
-        supervisor = self.attempt(lambda: decode(SupervisorRecord, read_json(layout.supervisor)) if layout.supervisor.exists() else None, None)
-        config = encode(stored.config) if stored else {}
-        records = self.attempt(lambda: self.records(stored, supervisor), None)
-        told = records if records and supervisor else None
+        if document:
+            self.troubles += self.attempt(lambda: _file_differs(layout, document, told), [])
+        supervisor = told.supervisor if told else None
+        config = encode(records.stored.config) if records else {}
         account = self.attempt(lambda: timeline(told) if told else None, None)
+        verdict, divergence = self.attempt(lambda: judged_now(layout) if self.judge_anew else judged_before(layout), UNJUDGED)
         return Run(
             place,
             *_names(place, metrics, config),
-            _reason(place, metrics, supervisor),
+            _reason(place, metrics, supervisor, self.troubles),
             metrics,
             document if metrics else None,
-            self.attempt(lambda: _verdict(place), Verdict("unknown")),
+            verdict,
             supervisor,
             tuple(line for a in records.attempts for line in a.checkpoints.events) if records else (),
             records.fired if records else (),
             config,
             self.attempt(lambda: known_environment(dict(read_json(layout.environment))) if layout.environment.exists() else {}, {}),
-            self.attempt(
-                lambda: (
-                    view(told, self.attempt(lambda: read_journal(layout.disk, DiskLine, 2**26), NOTHING).events, account)
-                    if told and account
-                    else None
-                ),
-                None,
-            ),
-            self.attempt(lambda: dict(read_json(layout.divergence)) if layout.divergence.exists() else None, None),
+            self.attempt(lambda: view(told, self.disk(), account) if told and account else None, None),
+            divergence,
             tuple(self.troubles),
             self.attempt(lambda: checkpoint_account(records).checkpoints if records else (), ()),
             self.attempt(lambda: restarts(told, account) if told and account else (), ()),
             tuple(_missing(layout, supervisor)),
+            self.attempt(lambda: recording_of(told) if told else None, None),
         )
 
-    def records(self, stored: StoredConfig | None, supervisor: SupervisorRecord | None) -> RunRecords | None:
-        """What the time line needs: rank 0's logs, not those of the other ranks, which would be most of the reading."""
-        if stored is None:
-            return None
-        self.limit = journal_bytes(stored.config)
-        attempts = tuple(self.logs(number) for number in self.layout.attempts()[:MOST_ATTEMPTS])
-        check_extent(found := RunRecords(self.layout, stored, supervisor, None, None, self.attempt(self.fired, ()), attempts, ()))
-        return found
+    def disk(self) -> tuple[DiskLine, ...]:
+        lines: Lines[DiskLine] = self.attempt(lambda: read_journal(self.layout.disk, DiskLine, 2**26), NOTHING)
+        return lines.events
 
-    def logs(self, number: int) -> AttemptRecords:
-        paths = self.layout.attempt(number)
-        lines: Lines[RankLine] = self.attempt(lambda: read_journal(paths.rank(0), RankLine, self.limit), NOTHING)
-        return AttemptRecords(
-            attempt=number,
-            ranks={0: lines},
-            checkpoints=self.attempt(lambda: read_journal(paths.checkpoints, CheckpointLine, self.limit), NOTHING),
-            spans=self.attempt(lambda: read_journal(paths.spans(0), Span, self.limit), NOTHING),
-            final=self.attempt(lambda: decode(Final, read_json(paths.final)) if paths.final.exists() else None, None),
-            order=None,
-            testimonies=self.attempt(lambda: {rank: read_journal(paths.testimony(rank), Testimony, self.limit) for rank in paths.testified()}, {}),
-        )
 
-    def fired(self) -> tuple[Fired, ...]:
-        folder = self.layout.fired
-        return tuple(decode(Fired, read_json(path)) for path in sorted(folder.glob("*.json"))[:MOST_FAILURES]) if is_folder(folder) else ()
+def folded(records: RunRecords) -> dict[str, Any]:
+    """The numbers of a run, as its records have them; metrics.json is not asked."""
+    document: dict[str, Any] = json.loads(json.dumps(metrics_document(records)))
+    return document
+
+
+def _file_differs(layout: RunLayout, document: dict[str, Any], records: RunRecords | None) -> list[str]:
+    """What metrics.json says otherwise than the records. What is shown is what the records say."""
+    if not layout.metrics.exists():
+        completed = records and records.supervisor and records.supervisor.terminal_status == "completed"
+        return ["metrics.json is missing"] if completed else []
+    try:
+        wrong = differences(read_json(layout.metrics), document)
+    except NewerMetrics as error:
+        return [f"metrics.json cannot be compared: {error}"]
+    more = [f"and {len(wrong) - 3} more fields of metrics.json"] if len(wrong) > 3 else []
+    return [f"in metrics.json {text}" for text in wrong[:3]] + more
 
 
 def _missing(layout: RunLayout, supervisor: SupervisorRecord | None) -> list[str]:
@@ -243,17 +223,6 @@ def _missing(layout: RunLayout, supervisor: SupervisorRecord | None) -> list[str
         logs = layout.attempt(a.attempt)
         wanted += [logs.rank(rank) for rank in range(min(a.world_size, MOST_NAMED))] if a.last_step else []
     return [layout.relative(path) for path in wanted if not path.exists()]
-
-
-def _document(place: Place) -> dict[str, Any] | None:
-    """metrics.json, of the schema that this ECRL knows."""
-    if not place.layout.metrics.exists():
-        return None
-    value = read_json(place.layout.metrics)
-    version = value.get("schema_version") if isinstance(value, dict) else None
-    if version != SCHEMA_VERSION:
-        raise RecordError("metrics.json", f"schema version {version}, this ECRL reads {SCHEMA_VERSION}", "use the version that wrote the run")
-    return dict(value)
 
 
 def _metrics(document: dict[str, Any]) -> Metrics:
@@ -277,13 +246,14 @@ def _names(place: Place, metrics: Metrics | None, config: dict[str, Any]) -> tup
     return said.get("suite", ""), said.get("variant", ""), said.get("seed", "")
 
 
-def _reason(place: Place, metrics: Metrics | None, supervisor: SupervisorRecord | None) -> str:
+def _reason(place: Place, metrics: Metrics | None, supervisor: SupervisorRecord | None, troubles: Sequence[str]) -> str:
     said = ": ".join(word for word in (place.said.get("status", ""), place.said.get("reason", "")) if word)
     if not place.layout.root.is_dir():
         return f"never started (manifest: {said})"
     if metrics is None:
-        damaged = place.layout.metrics.exists()
-        return "metrics.json cannot be read" if damaged else f"no metrics.json ({_status(supervisor) or said or 'the run has not ended'})"
+        return f"its records cannot be read ({troubles[0]})" if troubles else f"nothing on record ({said or 'the run has not begun'})"
+    if metrics.terminal_status == "running":
+        return f"has not ended (step {metrics.committed_steps} of {metrics.target_steps})"
     if metrics.committed_steps < metrics.target_steps or metrics.final is None:
         return f"ended at step {metrics.committed_steps} of {metrics.target_steps}" + (f" ({_status(supervisor)})" if supervisor else "")
     return ""
@@ -293,14 +263,3 @@ def _status(supervisor: SupervisorRecord | None) -> str:
     if supervisor is None:
         return ""
     return supervisor.terminal_status + (f": {supervisor.reason}" if supervisor.reason else "")
-
-
-def _verdict(place: Place) -> Verdict:
-    if not place.layout.verdict.exists():
-        return Verdict("missing")
-    value = read_json(place.layout.verdict)
-    if value.get("records_sha256", "") not in ("", fingerprint(place.layout)):
-        return Verdict("missing", (Finding("records", "unknown", "the records were changed after the verdict; run `ecrl verify` again"),))
-    status = value["status"] if value["status"] in ("valid", "invalid", "unknown") else "unknown"
-    findings = tuple(Finding(f["promise"], f["status"], f["message"], f.get("evidence")) for f in value["findings"])
-    return Verdict(status, findings, str(value.get("reference", "")))

@@ -16,9 +16,13 @@ from ecrl_cli.supervision.policy import restarts
 def gates_of(runs: Sequence[Run], every: Sequence[Run] = ()) -> tuple[Gate, ...]:
     """The gates of one suite's runs, which are some of `every`. The report that shows them is the evidence that a report was written."""
     documents = {run.name: run.document for run in runs}
-    verdicts = {run.name: run.verdict.status for run in runs if run.verdict.status != "missing"}
+    verdicts = {run.name: _verdict(run) for run in runs if run.verdict.status != "missing" or run.verdict.why}
     judged = quality_gates(documents, verdicts, report_written=True)
     return (_arms(runs, every), *judged, _artifacts(runs), _records(runs), _environment(runs))
+
+
+def _verdict(run: Run) -> str:
+    return f"not judged ({run.verdict.why})" if run.verdict.why else run.verdict.status
 
 
 def whole(gates: Sequence[Gate]) -> bool:

@@ -22,7 +22,7 @@ _LEFT = 3  # columns of words; the others are numbers and stand to the right
 def cells(run: Run, comparison: Comparison) -> list[str]:
     """One run's row of the goodput table."""
     m = run.counted
-    verdict = "not verified" if run.verdict.status == "missing" else run.verdict.status
+    verdict = ("not judged" if run.verdict.why else "not verified") if run.verdict.status == "missing" else run.verdict.status
     words = [printable(comparison.label(run)) or NONE, printable(run.seed) or NONE, verdict]
     if m is None:
         steps = f"{run.metrics.committed_steps}/{run.metrics.target_steps}" if run.metrics else NONE
@@ -51,6 +51,8 @@ def terminal(comparison: Comparison, page: Path) -> str:
     for table in [*brief(comparison), *_recoveries(comparison)]:
         lines += [printable(table.title), *aligned([list(table.columns), *table.rows], table.left), ""]
     lines += [f"not compared: {printable(run.name)}: {printable(run.reason)}" for run in comparison.left_out]
+    lines += [f"not judged: {printable(run.name)}: {printable(run.verdict.why)}" for run in comparison.runs if run.verdict.why]
+    lines += [f"note: {printable(note)}" for note in comparison.notes]
     return "\n".join([*lines, f"report: {page}"])
 
 

@@ -1,0 +1,70 @@
+"""verdict.json: a verdict, what it was spoken over, and a digest of both. Whoever shows it later holds it against the records first.
+
+It is kept, not signed: whoever changes a record can judge anew, or write file and digest to their liking. `ecrl report --judge` believes no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.errors import RecordError
+from ecrl_cli.records.fingerprint import changed_checkpoints, checkpoint_states, fingerprint
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout
+
+_OWN = "verdict_sha256"
+
+
+def verdict_file(layout: RunLayout, document: dict[str, Any], reference: RunLayout | None, divergence: dict[str, Any] | None) -> dict[str, Any]:
+    """The content of verdict.json: `document` (the verdict) with what it was spoken over. RecordError, OSError where that cannot be read."""
+    over: dict[str, Any] = {
+        "records_sha256": fingerprint(layout),
+        "checkpoints": checkpoint_states(layout),
+        "reference_path": os.path.relpath(reference.root, layout.root) if reference else "",
+        "reference_sha256": fingerprint(reference) if reference else "",
+        "divergence_sha256": _digest(divergence) if divergence is not None else "",
+    }
+    made = {key: item for key, item in document.items() if key != _OWN} | over
+    return made | {_OWN: _digest(made)}
+
+
+def read_verdict(layout: RunLayout) -> tuple[dict[str, Any], str]:
+    """verdict.json, and why it is not the verdict on what lies there now ("" where it is). RecordError, OSError where it cannot be read."""
+    value = read_json(layout.verdict)
+    if not isinstance(value, dict):
+        raise RecordError("verdict.json", "is no JSON object", "run ecrl verify again")
+    return value, _stale(layout, value)
+
+
+def divergence_of(layout: RunLayout, verdict: dict[str, Any]) -> dict[str, Any] | None:
+    """divergence.json, if it was written with `verdict`."""
+    if not layout.divergence.exists() or not verdict.get("divergence_sha256"):
+        return None
+    value = read_json(layout.divergence)
+    return value if isinstance(value, dict) and _digest(value) == verdict["divergence_sha256"] else None
+
+
+def _stale(layout: RunLayout, value: dict[str, Any]) -> str:
+    if _OWN not in value:
+        return "the verdict on file is of an earlier version"
+    if value[_OWN] != _digest({key: item for key, item in value.items() if key != _OWN}):
+        return "verdict.json was changed after it was written"
+    try:
+        if value["records_sha256"] != fingerprint(layout):
+            return "records changed since"
+        if changed := changed_checkpoints(layout, value["checkpoints"]):
+            return f"{changed[0]} changed since"
+        reference = RunLayout(Path(os.path.normpath(layout.root / value["reference_path"])))
+        if value["reference_path"] and reference.config.exists() and value["reference_sha256"] != fingerprint(reference):
+            return f"records of the reference {reference.root.name} changed since"
+    except (RecordError, OSError, KeyError, TypeError, AttributeError) as error:
+        return f"what it was spoken over cannot be read ({error.fact if isinstance(error, RecordError) else error})"
+    return ""
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

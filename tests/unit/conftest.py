@@ -1,0 +1,31 @@
+"""What the unit tests of the report share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.report import evidence
+from tests.unit import report_runs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def numbers_from_metrics(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In the tests of what the report makes of numbers, a run's numbers are those that they write into metrics.json.
+
+    That the report takes them from the records and not from there is tested in test_report_cache.py.
+    """
+    name = request.module.__name__.rpartition(".")[2]
+    with pytest.MonkeyPatch.context() as patch:
+        if name.startswith("test_report_") and name != "test_report_cache":
+            patch.setattr(evidence, "folded", _given)
+            patch.setattr(evidence, "_file_differs", lambda *given: [])
+            patch.setattr(report_runs, "GIVEN", True)
+        yield
+
+
+def _given(records: RunRecords) -> object:
+    return json.loads(records.layout.metrics.read_text())
