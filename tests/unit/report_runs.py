@@ -225,7 +225,7 @@ class Simulation:
         layout = RunLayout(folder)
         layout.fired.mkdir(parents=True)
         write_run_config(layout, config_of(self.plan))
-        write_json(layout.supervisor, encode(self.supervisor()))
+        write_json(layout.supervisor, encode(self.supervisor(folder)))
         write_json(layout.environment, ENVIRONMENT)
         write_json(layout.failures, [])
         write_json(layout.dataset, {"name": "digits", "size": 1797, "classes": 10, "shape": [1, 8, 8]})
@@ -248,8 +248,8 @@ class Simulation:
         a, b, c, d = (_hex(f"{name} {self.plan.seed}") for name in ("parameters_digest", "buffers_digest", "optimizer_digest", "rng_digest"))
         return Final(self.plan.steps, len(self.attempts) - 1, self.ended, WALL_0 + self.ended, a, b, c, d, loss=0.25)
 
-    def supervisor(self) -> SupervisorRecord:
-        began = WALL_0 + self.started + random.Random(f"{self.plan}").randrange(10**6)  # no two runs began at once
+    def supervisor(self, folder: Path) -> SupervisorRecord:
+        began = WALL_0 + self.started + random.Random(f"{self.plan} {folder}").randrange(10**6)  # no two runs began at once
         session = Session(self.started, began, "boot", self.ended)
         run_id = store(config_of(self.plan)).run_id
         return SupervisorRecord(1, run_id, self.plan.steps, "completed", len(self.plan.kills), tuple(self.attempts), (session,), "target reached")

@@ -49,7 +49,7 @@ def test_runs_without_any_metrics_are_missing_evidence(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", arms()[:2])
     for run in sweep.glob("*/supervisor.json"):
         run.unlink()
-    with pytest.raises(EvidenceMissing, match="no metrics"):
+    with pytest.raises(EvidenceMissing, match="no run has metrics"):
         report([sweep])
     assert not (sweep / "report").exists()
 
