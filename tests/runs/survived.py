@@ -196,7 +196,7 @@ class LiveWorker(Worker):
         alive = tuple(rank for rank in range(self.ranks) if rank not in self.fate.lost)
         lines = self.ledger(redone)
         for rank in alive:
-            each = tuple(replace(one, seconds=0.01 * (rank + 1)) for one in redone)
+            each = tuple(replace(one, seconds=0.005 * (rank + 1)) for one in redone)
             now = self.run.now
             said = Testimony(self.step, self.number, rank, alive, each, LAYERS if redone else (), "ab" * 32, now, now + WALL)
             journals = [(self.logs.testimony(rank), [said])] + ([(self.logs.ledger(rank), lines)] if lines else [])

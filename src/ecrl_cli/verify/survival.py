@@ -11,6 +11,7 @@ from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.recovery import SURVIVED, SURVIVORS, Applied, Redone, Testimony
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.ledger import unaccounted
+from ecrl_cli.verify.survivor_reports import check_reports
 from ecrl_cli.verify.verdict import Notes
 
 Line = tuple[int, int, int]  # attempt, rank, step
@@ -49,6 +50,7 @@ def dead(a: Attempt, testimony: Testimony) -> set[int]:
 def _survival(case: Case, a: Attempt, notes: Notes) -> set[Line]:
     told = _told(case, a, notes)
     _check_went_on(case, a, told, notes)
+    check_reports(case, a, told, notes)
     before = len(told)
     told = {rank: t for rank, t in told.items() if _check_testimony(case, a, rank, t, notes)}
     if not told:

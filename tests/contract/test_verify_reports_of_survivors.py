@@ -1,0 +1,107 @@
+"""What survivors report alike, and what else recorded the same: deaths, lines, spans, checkpoints, clocks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.checkpoint.canonical import digest
+from ecrl_cli.history.load import load
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.stored import on_disk
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
+from tests.contract.test_verify_whistle import found
+from tests.runs.spoil import at_step, edit_lines
+from tests.runs.spoilt import ONCE, TIME, Spoil
+from tests.runs.spoilt_clocks import refold, shifted
+from tests.runs.survived import ROLLBACK, Death, SurvivedBuilder, build_lossy
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of four ranks two outlive the others in step 9 and go on."""
+    return build_lossy(tmp_path_factory.mktemp("lossy")).root
+
+
+@pytest.fixture
+def lossy(recorded: Path, tmp_path: Path) -> RunLayout:
+    return RunLayout(Path(shutil.copytree(recorded, tmp_path / "lossy", symlinks=True)))
+
+
+def everyone(**changes: Any) -> Spoil:
+    """Both survivors report the same, and it is something else."""
+    return lambda run: [edit_lines(run.attempt(0).testimony(rank), lambda line: line | changes) for rank in range(2)]
+
+
+def redone(**changes: Any) -> Spoil:
+    def edit(line: dict[str, Any]) -> dict[str, Any]:
+        return line | {"redone": [each | changes for each in line["redone"]]}
+
+    return lambda run: [edit_lines(run.attempt(0).testimony(rank), edit) for rank in range(2)]
+
+
+def before_the_chain(edit: Any) -> Spoil:
+    """Lines of the attempt whose lines no chain in a checkpoint vouches for any more, on all ranks."""
+    return lambda run: [edit_lines(run.attempt(0).rank(rank), edit) for rank in range(4)]
+
+
+def another_state(run: RunLayout) -> None:
+    """The survivors' own lines of step 9 say what they had."""
+    for rank in range(2):
+        edit_lines(run.attempt(0).rank(rank), at_step(9, state_digest="cd" * 32))
+
+
+def goes_further(run: RunLayout) -> None:
+    """The logs of both go past the step that they report."""
+    for rank in range(2):
+        edit_lines(run.attempt(0).testimony(rank), lambda line: line | {"global_step": 8, "redone": [], "layers": []})
+        run.attempt(0).ledger(rank).unlink()
+
+
+SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
+    "the dead reported as living": (everyone(alive=[0, 1, 2, 3]), ONCE, INVALID, "reports ranks [2, 3] as living, whose deaths are on record"),
+    "more waiting than step": (redone(seconds=1.0), ONCE, INVALID, "reports 2.000000 s of doing again in step 9, which took 0.030000 s"),
+    "a report before the end": (everyone(at=1001.0), ONCE, INVALID, "before the end of its own spans"),
+    "another state than was logged": (another_state, ONCE, INVALID, "reports another state behind step 9 than it logged"),
+    "layers that the model has not": (everyone(layers=[["weight"], ["bias", "skale"]]), ONCE, INVALID, "'skale', which is no parameter"),
+    "a layer in two buckets": (everyone(layers=[["weight"], ["bias", "weight"]]), ONCE, INVALID, "name weight in 2 buckets"),
+    "a log that goes past the report": (goes_further, ONCE, INVALID, "claims step 8, its log ends at step 9"),
+    "seconds before the chain": (before_the_chain(at_step(4, seconds=0.0001)), TIME, INVALID, "step 4 of attempt 0 rank 0 took 0.000100 s"),
+    "instants before the chain": (before_the_chain(shifted(-0.01, "at")), TIME, INVALID, "part of that is booked as load"),
+    "wall times before the chain": (before_the_chain(shifted(-7200.0, "time")), TIME, INVALID, "the wall clock and the monotonic one part"),
+    "the spans of a survivor removed": (lambda run: run.attempt(0).spans(1).unlink(), TIME, UNKNOWN, "attempt 0 left no spans of rank 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_survivors_say_alike_is_held_against_the_rest(lossy: RunLayout, name: str) -> None:
+    spoil, promise, status, words = SPOILT[name]
+    spoil(lossy)
+    refold(lossy)
+    verdict = judge(lossy.root)
+    finding = found(verdict, promise)
+    assert finding.status == status, render(verdict)
+    assert any(words in text for text in (finding.message, *finding.evidence)), render(verdict)
+
+
+def state_of(run: RunLayout, step: int) -> str:
+    """The digest of parameters, buffers and optimizer in a checkpoint."""
+    (checkpoint,) = (c for c in on_disk(load(run)) if c.step == step)
+    assert checkpoint.report.manifest is not None
+    tensors = {name: entry.sha256 for part in checkpoint.report.manifest.parts.values() for name, entry in part.tensors.items()}
+    return digest(sorted([name, sha] for name, sha in tensors.items() if not name.startswith("rng.")))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_checkpoint_of_the_same_step_knows_the_state_that_they_took_along(tmp_path: Path, right: bool) -> None:
+    """Rank 1 dies in step 19, right behind the checkpoint of step 18; step 19 is given up."""
+    run = SurvivedBuilder(tmp_path / "run", ROLLBACK, (Death(19, spares=1),)).build()
+    state = state_of(run, 18) if right else "ab" * 32
+    edit_lines(run.attempt(0).testimony(0), lambda line: line | {"state_digest": state, "time": line["time"] + 1e-3})
+    finding = found(judge(run.root), ONCE)
+    assert finding.status == (VALID if right else INVALID), finding
+    assert right or "survivors of attempt 0 report another state than the checkpoint of step 18 holds" in finding.message
