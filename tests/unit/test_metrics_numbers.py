@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,17 +105,54 @@ def test_divergence_from_the_reference(tmp_path: Path) -> None:
     assert other["state_step"] == 24 and other["state"]["parameters"]["l2"] > 0 and other["state"]["parameters"]["differing"] > 0
 
 
-def test_the_gates_name_what_fails(tmp_path: Path) -> None:
-    layout = build_blk(tmp_path)
-    good = metrics_document(load(layout))
-    assert all(gate.passed for gate in quality_gates({"blk": good}, {"blk": "valid"}, report_written=True))
-    edit_lines(layout.attempt(0).checkpoints, without(event="committed"))
-    layout.attempt(2).final.unlink()
-    edit_json(layout.supervisor, lambda s: s["sessions"][0].update(started_at=900.0, ended_at=2000.0))
-    bad = metrics_document(load(layout)) | {"wall_s": 10.0, "seconds": {"residual": 0.3}}
-    gates = {gate.name: gate for gate in quality_gates({"blk": bad, "ovl": None}, {"blk": "unknown"}, report_written=False)}
-    assert {name for name, gate in gates.items() if not gate.passed} == {"target", "verified", "report", "checkpoints", "time"}
-    assert "blk is unknown" in gates["verified"].message and "ovl is not verified" in gates["verified"].message
+GOOD: dict[str, Any] = {
+    "target_steps": 24,
+    "committed_steps": 24,
+    "final": {"global_step": 24},
+    "wall_s": 100.0,
+    "seconds": {"residual": 0.0},
+    "checkpoints": {"submitted": 6, "committed": 3, "failed": 2, "lost": 1},
+}
+
+
+def failing(document: dict[str, Any] | None, verdict: str = "valid", written: bool = True) -> dict[str, str]:
+    """The gates that fail for one run, with what they say."""
+    return {gate.name: gate.message for gate in quality_gates({"run": document}, {"run": verdict}, report_written=written) if not gate.passed}
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({}, {}),
+        ({"committed_steps": 23}, {"target": "run committed 23 of 24 steps"}),
+        ({"committed_steps": 25}, {"target": "run committed 25 of 24 steps"}),
+        ({"final": None}, {"target": "run committed 24 of 24 steps, no final record"}),
+        ({"final": {"global_step": 23}}, {"target": "run committed 24 of 24 steps"}),
+        ({"checkpoints": GOOD["checkpoints"] | {"submitted": 7}}, {"checkpoints": "run submitted 7, ended 6"}),
+        ({"checkpoints": GOOD["checkpoints"] | {"submitted": 5}}, {"checkpoints": "run submitted 5, ended 6"}),
+        ({"checkpoints": GOOD["checkpoints"] | {"committed": 2}}, {"checkpoints": "run submitted 6, ended 5"}),
+        ({"checkpoints": GOOD["checkpoints"] | {"failed": 1}}, {"checkpoints": "run submitted 6, ended 5"}),
+        ({"checkpoints": GOOD["checkpoints"] | {"lost": 0}}, {"checkpoints": "run submitted 6, ended 5"}),
+        ({"seconds": {"residual": 2.0}}, {}),
+        ({"seconds": {"residual": -2.0}}, {}),
+        ({"seconds": {"residual": 2.001}}, {"time": "run has 2.001 s of 100.000 s on no account"}),
+        ({"seconds": {"residual": -2.001}}, {"time": "run has -2.001 s of 100.000 s on no account"}),
+    ],
+)
+def test_each_condition_of_a_gate_fails_it_alone(changes: dict[str, Any], failed: dict[str, str]) -> None:
+    assert failing(GOOD | changes) == failed
+
+
+@pytest.mark.parametrize("verdict", ["unknown", "invalid", "not judged (records changed since)"])
+def test_a_run_that_is_not_valid_fails_its_gate_alone(verdict: str) -> None:
+    assert failing(GOOD, verdict) == {"verified": f"run is {verdict}"}
+
+
+def test_a_run_without_numbers_or_verdict_passes_no_gate_by_that() -> None:
+    assert failing(None) == dict.fromkeys(("target", "checkpoints", "time"), "run has no metrics")
+    gates = quality_gates({"run": GOOD}, {}, report_written=False)
+    assert {gate.name for gate in gates if not gate.passed} >= {"verified"}
+    assert next(gate.message for gate in gates if gate.name == "verified") == "run is not verified"
 
 
 def test_snapshots_are_counted_by_themselves_and_priced_by_rank_0s_own_account(tmp_path: Path) -> None:

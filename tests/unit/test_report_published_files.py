@@ -102,6 +102,21 @@ def test_one_broken_run_contradicts_correctness(tmp_path: Path) -> None:
     assert told["every run is correct"].verdict == "contradicted" and told[GAIN].verdict == "not measured"
 
 
+@pytest.mark.parametrize("without", ["unknown", "not judged", "changed"])
+def test_correctness_is_not_supported_while_a_run_is_unjudged(tmp_path: Path, without: str) -> None:
+    folder = matrix(tmp_path / "sweep", (BASE,), (1337,))
+    assert claimed(folder)["every run is correct"].verdict == "supported"
+    run = run_of(folder, BASE, "blk")
+    if without == "unknown":
+        edit(run.verdict, status="unknown")
+    elif without == "not judged":
+        run.verdict.unlink()
+    else:
+        run.environment.write_text("{}")
+    told = claimed(folder)["every run is correct"]
+    assert told.verdict == "undecided" and told.measured == "2 of 3 valid" and "0 broke a promise, 1 not judged" in told.why
+
+
 def test_the_two_reports_claim_opposite_signs(tmp_path: Path) -> None:
     """Experiments 1 and 3 found overlapped slower; three seeds of one that is faster contradict them."""
     sweep = make_sweep(tmp_path / "sweep", [plan for seed in SEEDS for plan in cell("exp3", seed)])

@@ -49,7 +49,7 @@ def test_the_clock_stands_still_while_no_supervisor_is_there(tmp_path: Path) -> 
     absent = 500.0
     sessions = (Session(run.started, 0.0, "boot", first.ended_at), Session(second.launched_at + absent, 600.0, "boot", run.ended + absent))
     moved = dataclasses.replace(second, session=1, launched_at=second.launched_at + absent, ended_at=run.ended + absent)
-    write_json(layout.supervisor, encode(dataclasses.replace(run.supervisor(), attempts=(first, moved), sessions=sessions)))
+    write_json(layout.supervisor, encode(dataclasses.replace(run.supervisor(tmp_path), attempts=(first, moved), sessions=sessions)))
     layout.attempt(1).final.unlink()
     seen = view(load(layout))
     assert seen.attempts[1].start == pytest.approx((first.ended_at or 0) - run.started)
