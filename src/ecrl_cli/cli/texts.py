@@ -88,7 +88,7 @@ only who has the key can.
 """
 
 _REPORT = """\
-ecrl report DIR... [--against OTHER] [--out DIR] [--json]
+ecrl report DIR... [--against OTHER] [--out DIR] [--judge] [--json]
 
 Writes index.html, Markdown, CSV, JSON and figures of recorded runs and studies, into DIR/report unless --out names a folder.
 0; 1 where a gate failed or a study is incomplete; 3 where a verdict or a study's result is missing.
@@ -105,6 +105,8 @@ Examples
   --against OTHER    compare with another sweep of the same suites (another machine, another commit): run by run, with the same statistics,
                      and what differs between the two environments; differences are DIR relative to OTHER
   --out DIR          where the report goes
+  --judge            judge every run anew. Without it the verdicts on file are shown, where records and checkpoints have not changed since; they are
+                     not signed: use it for runs that somebody else verified
   --json             print it as JSON
 
 """
