@@ -52,6 +52,8 @@ def redate(run: RunLayout, at: Scale, wall: Scale = lambda time: time, seconds: 
             return wall(value)
         if isinstance(value, float) and (name == "seconds" or name.endswith("_s")):
             return value * seconds
+        if name == "stall_parts" and value:
+            return {part: spent * seconds for part, spent in value.items()}
         if isinstance(value, dict):
             return {key: changed(key, item) for key, item in value.items()}
         return [changed("", item) for item in value] if isinstance(value, list) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import build_blk, build_ref
-from tests.runs.spoil import edit_lines
+from tests.runs.spoil import edit_json, edit_lines
 from tests.runs.spoilt import TRAJECTORY
 from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_lossy, build_rollback, build_spared
 
@@ -99,7 +100,7 @@ def test_metrics_that_hide_what_was_lost_are_no_fold_of_the_records(tmp_path: Pa
     layout = build_lossy(tmp_path)
     layout.metrics.write_text(layout.metrics.read_text().replace('"lost_samples": 4', '"lost_samples": 0', 1))
     finding = found(judge(layout.root), "records-consistent")
-    assert finding.status == INVALID and "lost_samples in metrics.json" in finding.message
+    assert finding.status == INVALID and "in metrics.json lost_samples is 0" in finding.message
 
 
 def test_what_was_lost_and_then_done_again_from_a_checkpoint_is_not_lost(tmp_path: Path) -> None:
@@ -114,3 +115,23 @@ def test_what_was_lost_and_then_done_again_from_a_checkpoint_is_not_lost(tmp_pat
     assert "step 8 rank 0: loss 0.5 in attempt 2" in "\n".join(
         [found(judge(layout.root), TRAJECTORY).message, *found(judge(layout.root), TRAJECTORY).evidence]
     )
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_an_attempt_that_died_came_as_far_as_the_slowest_of_its_ranks(recorded: Path, tmp_path: Path, short: int) -> None:
+    """The last attempt of a run that goes on: one rank has logged a step that another has not."""
+    layout = RunLayout(Path(shutil.copytree(recorded / "blk", tmp_path / "blk", symlinks=True)))
+    layout.attempt(2).final.unlink()
+    edit_lines(layout.attempt(2).rank(short), lambda line: line if line["global_step"] < 23 else None)
+    edit_json(layout.supervisor, lambda record: record["attempts"][2].update(outcome="died", exit_code=None, signal=9, rank=1))
+    assert lineage(load(layout)).last_step == 22
+    edit_json(layout.supervisor, lambda record: record["attempts"][2].update(outcome="completed", exit_code=0, signal=None, rank=None))
+    assert lineage(load(layout)).last_step == 24, "one that completed has lost lines, not steps"
+
+
+def test_a_rank_without_a_log_leaves_nothing_committed(recorded: Path, tmp_path: Path) -> None:
+    layout = RunLayout(Path(shutil.copytree(recorded / "blk", tmp_path / "blk", symlinks=True)))
+    layout.attempt(2).final.unlink()
+    layout.attempt(2).rank(1).unlink()
+    edit_json(layout.supervisor, lambda record: record["attempts"][2].update(outcome="died", exit_code=None, signal=9, rank=1))
+    assert lineage(load(layout)).last_step == 18

@@ -144,3 +144,51 @@ def test_what_a_rank_keeps_outlives_it_for_its_last_two_steps_and_a_new_attempt(
     assert board.kept(1, 5) == bytes([5]) * 10_084
     assert (board.kept(1, 4), board.kept(1, 7), board.kept(0, 6)) == (None, None, None)
     assert board.ranks == 2
+
+
+def test_who_is_buried_is_a_member_no_more_and_the_epoch_tells(board: Board) -> None:
+    with closing(attached(board)) as rank:
+        assert (rank.members, rank.epoch) == ((), 0)
+        board.admit(3)
+        assert (rank.members, rank.epoch) == ((0, 1, 2), 1)
+        board.bury(1)
+        assert (rank.members, rank.epoch) == ((0, 2), 2)
+        board.bury(0)
+        assert (rank.members, rank.epoch) == ((2,), 3)
+        board.admit(2)
+        assert (rank.members, rank.epoch) == ((0, 1), 1)
+        board.clear()
+        assert (rank.members, rank.epoch) == ((), 0)
+
+
+def test_all_64_may_be_members(board: Board) -> None:
+    board.admit(64)
+    board.bury(63)
+    assert board.members == tuple(range(63))
+
+
+def test_what_was_not_whole_when_its_rank_died_is_not_there(board: Board) -> None:
+    """It dies in the middle of the copy: the place still names no step."""
+    board.keep(0, 4, b"four")
+    board.keep(0, 6, b"sixes")
+    assert (board.kept(0, 6), board.kept(0, 4)) == (b"sixes", None)
+
+    class Dies(bytes):
+        def __len__(self) -> int:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        board.keep(0, 8, Dies(b"eight"))
+    assert (board.kept(0, 8), board.kept(0, 6)) == (None, None)
+
+
+def test_what_ranks_keep_lies_apart(board: Board) -> None:
+    full = 16384 - 12
+    for rank in (0, 1):
+        for step in (0, 1):
+            board.keep(rank, step, bytes([2 * rank + step]) * full)
+    board.beat(0, 1, "forward")
+    board.beat(1, 1, "forward")
+    board.beat(board.writer, 1, "saving")
+    assert [board.kept(rank, step) for rank in (0, 1) for step in (0, 1)] == [bytes([number]) * full for number in range(4)]
+    assert board.read(0).phase == "forward" and board.read(board.writer).phase == "saving"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from ecrl_cli.errors import RunHeld
+from ecrl_cli.errors import RunHeld, StorageError
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.lock import held
 
@@ -78,3 +79,49 @@ def test_of_many_that_start_at_once_exactly_one_holds(tmp_path: Path) -> None:
     for fd in (go_read, told_read, told_write):
         os.close(fd)
     assert sorted(told) == sorted(b"000001")
+
+
+def test_who_lets_go_leaves_it_to_the_next(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    for _ in range(2):
+        with held(layout), pytest.raises(RunHeld), held(layout):
+            pass
+
+
+def test_a_shorter_note_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    with held(layout) as lock:
+        lock.note(123456789)
+        lock.note(1)
+        said = json.loads(layout.lock.read_text())
+        assert (said["pid"], said["attempt"]) == (os.getpid(), 1)
+        with pytest.raises(RunHeld, match=f"held by pid {os.getpid()} on .*, attempt 1;") as refused, held(layout):
+            pass
+        assert "attempt 1" in str(refused.value.line())
+    assert layout.lock.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_only_a_plain_file_is_a_lock(tmp_path: Path, kind: str) -> None:
+    """A link would lock, and write into, what it leads to."""
+    layout, target = RunLayout(tmp_path / "run"), tmp_path / "target"
+    layout.root.mkdir()
+    target.write_text("kept")
+    if kind == "link":
+        layout.lock.symlink_to(target)
+    else:
+        os.mkfifo(layout.lock)
+    with pytest.raises(StorageError), held(layout):
+        pass
+    assert target.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "said", ["[]", '{"pid": 1}', '{"pid": "x", "host": "h", "attempt": null}', '{"pid": 1, "host": "a\\u001bb", "attempt": null}']
+)
+def test_what_the_holder_says_of_itself_is_believed_only_where_it_can_be(tmp_path: Path, said: str) -> None:
+    layout = RunLayout(tmp_path)
+    with held(layout):
+        layout.lock.write_text(said)
+        with pytest.raises(RunHeld, match="held by another supervisor"), held(layout):
+            pass

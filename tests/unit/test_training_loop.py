@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
+from ecrl_cli.errors import LossNotFinite
 from ecrl_cli.training.learner import Learned
 from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.step import Loop
@@ -110,3 +111,13 @@ def test_what_should_have_struck_where_it_resumes_strikes_there(step: int, asked
     loop.config = RunConfig(target_steps=step)
     loop.run()
     assert [call.args[0] for call in loop.injector.at_boundary.call_args_list] == asked
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
+def test_a_step_whose_loss_is_not_finite_is_neither_logged_nor_saved(loss: float) -> None:
+    loop = loop_at(9)
+    loop.learner.learn.return_value = Learned(loss, loss)
+    with pytest.raises(LossNotFinite, match="at step 10 on rank 0"):
+        loop.run()
+    loop.journal.append.assert_not_called()
+    loop.strategy.save.assert_not_called()

@@ -16,6 +16,7 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import CHECKPOINT_ENDS
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.survival import excused_lines
 from ecrl_cli.verify.verdict import Notes
 
 SHOWN = 4  # fields that are named; what else this promise found must be seen beside them
@@ -75,7 +76,8 @@ def lacking(case: Case) -> str:
             if rank not in logs.ranks or not logs.ranks[rank].events:
                 return f"attempt {a.attempt} left no log of rank {rank}"
     for segment in case.path.segments:
-        if len(lines_of(case.run, segment)) < len(segment.steps()) * segment.world_size:
+        excused = sum(attempt == segment.attempt and step in segment.steps() for attempt, _, step in excused_lines(case))
+        if len(lines_of(case.run, segment)) < len(segment.steps()) * segment.world_size - excused:
             return f"lines of attempt {segment.attempt} are missing"
     return ""
 

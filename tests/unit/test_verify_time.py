@@ -1,0 +1,153 @@
+"""The gate on unaccounted time, the budget of restarts, clocks of odd but honest machines, and what nothing can contradict."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.history.load import load
+from ecrl_cli.history.timeline import Piece, Timeline
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify import conservation
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.clocks import Instant, _check_agreement
+from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.verdict import INVALID, VALID, Notes, render
+from tests.contract.test_verify_whistle import found
+from tests.runs.builder import WALL, build_blk, build_ref
+from tests.runs.spoil import edit_json
+from tests.runs.spoilt_clocks import TIME, refold, slower
+
+Wall = Callable[[float], float]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    build_ref(folder)
+    return build_blk(folder).root
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> RunLayout:
+    shutil.copytree(recorded.parent / "ref", tmp_path / "ref", symlinks=True)
+    return RunLayout(Path(shutil.copytree(recorded, tmp_path / "blk", symlinks=True)))
+
+
+@pytest.mark.parametrize(("more", "status"), [(0.019, VALID), (0.021, INVALID), (-0.019, VALID), (-0.021, INVALID)])
+def test_time_on_no_account_and_time_on_two_are_gated_alike(recorded: Path, monkeypatch: pytest.MonkeyPatch, more: float, status: str) -> None:
+    """Two pieces that do not overlap, in a window that is longer or shorter than they are together."""
+    pieces = (Piece("compute", 0.0, 5.0, 0, 0), Piece("idle", 5.0, 10.0, 0, 0))
+    monkeypatch.setattr(conservation, "timeline", lambda records: Timeline(pieces, ((0.0, 10.0 / (1 - more)),), 0.0))
+    assert conservation.time_conserved(Case(load(RunLayout(recorded)))).status == status
+
+
+def test_a_final_loss_that_is_not_the_reference_s_is_seen(run: RunLayout) -> None:
+    edit_json(run.attempt(2).final, lambda final: final | {"loss": final["loss"] + 1e-9})
+    refold(run)
+    finding = found(judge(run.root), "same-trajectory")
+    assert finding.status == INVALID and "the final loss is" in finding.message
+
+
+@pytest.mark.parametrize(("most", "status"), [(2, VALID), (1, INVALID)])
+def test_no_run_was_restarted_more_often_than_it_may_be(run: RunLayout, most: int, status: str) -> None:
+    from ecrl_cli.verify.supervisor_record import _check_budget
+
+    edit_json(run.config, lambda document: document["config"]["supervision"].update(max_restarts=most))
+    case, notes = Case(load(run)), Notes("records-consistent")
+    assert case.run.supervisor is not None
+    _check_budget(case, case.run.supervisor, notes)
+    assert notes.clean == (status == VALID)
+
+
+def agree(wall: Wall, late: dict[int, float] | None = None, every: float = 0.02) -> str:
+    """The status of 1000 instants of two processes whose wall clock shows `wall(at)`; some were read `late` by so many seconds."""
+    notes = Notes(TIME)
+    instants = []
+    for number in range(1000):
+        at = every * number
+        instants.append(Instant(at, wall(at) + (late or {}).get(number, 0.0), (0, number % 2), f"instant {number}"))
+    _check_agreement("boot", instants, notes)
+    return notes.finding("").status
+
+
+@pytest.mark.parametrize(
+    ("wall", "late"),
+    [
+        (lambda at: WALL + at, {}),
+        (lambda at: WALL + at * 1.0005, {}),
+        (lambda at: WALL + at * 1.083, {}),
+        (lambda at: WALL + at * 0.917, {}),
+        (lambda at: WALL + at + (7200.0 if at > 10 else 0.0), {}),
+        (lambda at: WALL + at - (7200.0 if at > 10 else 0.0), {}),
+        (lambda at: WALL + at + 28800.0 * (at > 5) + 60.0 * (at > 10), {}),
+        (lambda at: WALL + at, {17: 0.015, 500: 0.01, 900: 0.018}),
+        (lambda at: WALL + at, {999: 500.0}),
+        (lambda at: WALL + at + 0.04 * (int(at) % 2), {}),
+    ],
+    ids=[
+        "even",
+        "slewed by the kernel",
+        "slewed by chrony",
+        "slewed back",
+        "set forward",
+        "set back",
+        "suspended twice",
+        "busy",
+        "held up at the end",
+        "jitter",
+    ],
+)
+def test_an_odd_but_honest_wall_clock_is_believed(wall: Wall, late: dict[int, float]) -> None:
+    assert agree(wall, late) == VALID
+
+
+@pytest.mark.parametrize(
+    "wall",
+    [
+        lambda at: WALL + at / 2,
+        lambda at: WALL + at * 2,
+        lambda at: WALL - at,
+        lambda at: WALL,
+        lambda at: WALL + at * 1.25,
+        lambda at: WALL + at + 86400.0 * (5 < at < 10),
+        lambda at: WALL + at + 1.0 * (int(at * 10) % 2),
+    ],
+    ids=["half", "double", "backwards", "standing", "a quarter too fast", "to and fro", "hopping"],
+)
+def test_clocks_that_do_not_advance_together_are_not(wall: Wall) -> None:
+    assert agree(wall) == INVALID
+
+
+def test_a_process_that_is_held_up_between_its_two_readings_reads_the_second_one_late() -> None:
+    """Half a minute, and then it goes on: its next instant is as much later. Nobody else is held up."""
+    notes = Notes(TIME)
+    own = [Instant(at, WALL + at, (0, 0), "own") for at in (0.0, 1.0, 40.0, 41.0)]
+    others = [Instant(float(at), WALL + at, (0, 1), "other") for at in range(50)]
+    held = Instant(2.0, WALL + 32.0, (0, 0), "held up")
+    _check_agreement("boot", [*own, *others, held], notes)
+    assert notes.clean
+
+
+def test_what_is_scaled_alike_everywhere_contradicts_nothing(run: RunLayout) -> None:
+    """Stated in docs/decisions/cross-checks.md: a slower machine looks like this. The chain and the seal see the edit."""
+    slower(run)
+    refold(run)
+    verdict = judge(run.root)
+    assert found(verdict, TIME).status == VALID, render(verdict)
+    assert found(verdict, "records-consistent").status == INVALID
+
+
+def test_another_machine_than_the_reference_s_is_told_and_changes_nothing(run: RunLayout) -> None:
+    def edit(document: dict[str, Any]) -> dict[str, Any]:
+        return document | {"source_sha256": "6" * 64, "packages": {"torch": "2.11.0"}}
+
+    edit_json(run.environment, edit)
+    verdict = judge(run.root)
+    assert verdict.status == VALID, render(verdict)
+    told = found(verdict, "records-consistent").evidence
+    assert "the reference ran with packages.torch '2.10.0', this run with '2.11.0'" in told and len(told) == 2
