@@ -15,7 +15,6 @@ from ecrl_cli.failures.fired import claim
 from ecrl_cli.history.load import load
 from ecrl_cli.records.events import Fired
 from ecrl_cli.records.layout import REFERENCES, RunLayout
-from ecrl_cli.storage.files import write_json
 from ecrl_cli.verify.checks import run_checks
 from ecrl_cli.verify.disturbance import disturbance, one_pass
 from ecrl_cli.verify.judge import judge
@@ -123,14 +122,6 @@ def test_a_copy_of_the_run_itself_vouches_for_nothing(sweep: Path, tmp_path: Pat
     assert found(judge(alone), TRAJECTORY).status == NOT_CHECKED
     with pytest.raises(RunDirectoryError):
         judge(alone, alone.parent / "twin")
-
-
-def test_a_reference_of_another_environment_is_named(sweep: Path) -> None:
-    for name, version in (("ref", "2.10.0"), ("blk", "2.14.0")):
-        write_json(sweep / name / "environment.json", {"packages": {"torch": version}, "file_system": {"type": name}, "git_revision": "a"})
-    finding = found(judge(sweep / "blk"), TRAJECTORY)
-    assert finding.status == VALID
-    assert "the reference ran in another environment: packages.torch '2.10.0' there, '2.14.0' here" in finding.evidence
 
 
 def test_digests_that_were_asked_for_and_that_the_reference_lacks_are_missed(sweep: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn, run_job, setup_globals
@@ -12,24 +13,28 @@ from hydra.core.utils import JobReturn, run_job, setup_globals
 from ecrl_cli.cli.compose import quote
 from ecrl_cli.cli.prepare import Plan, Say
 from ecrl_cli.cli.submission import Engine, submit
-from ecrl_cli.errors import EcrlError
-from ecrl_cli.records.layout import RunLayout, SweepLayout
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import EcrlError, RunHeld
+from ecrl_cli.records.layout import REFERENCES, RunLayout, SweepLayout
 from ecrl_cli.runs.board import Board, Told
 from ecrl_cli.runs.place import settle
+from ecrl_cli.runs.reference_training import announcement, lacking
 from ecrl_cli.runs.run import Desk, RunResult, failed, run
-from ecrl_cli.runs.sweep import sweep, todo
+from ecrl_cli.runs.sweep import exit_code, sweep, todo
 from ecrl_cli.supervision.launchers import Launchers
+from ecrl_cli.verify.reference import References
 
 
 class Jobs:
     """The task function of @hydra.main, and what the launcher calls. Holds the plan, so that what was checked is what is run.
 
-    `results`: how each run ended, by name.
+    `results`: how each run ended, by name. `references`: by name, the folders of undisturbed runs that were trained beside them.
     """
 
     def __init__(self, plan: Plan, say: Say, debug: bool) -> None:
         self._plan, self._say, self._debug = plan, say, debug
         self.results: dict[str, RunResult] = {}
+        self.references: dict[str, Path] = {}
         self._desk = Desk(say, Launchers())
 
     def __call__(self, composed: Any) -> None:
@@ -50,16 +55,45 @@ class Jobs:
                 engine = Engine(master.hydra.runtime.choices["hydra/launcher"], settings, context, master)
                 self.results = submit(self._plan, engine, jobs, self._say)
             else:
-                self.results = self._sweep(jobs, start) if self._plan.swept else {name: start(name) for name in jobs}
+                configs = {name: self._plan.cells[name].config for name in jobs}
+                self.results = self._sweep(configs, start) if self._plan.swept else {name: start(name) for name in jobs}
+                self._train_references()
         except (EcrlError, OSError) as error:
             self.results = {"sweep": self._failed(error)}
         finally:
             self._desk.launchers.close()
         return []
 
-    def _sweep(self, jobs: Iterable[str], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
+    def _train_references(self) -> None:
+        """Behind the runs, so that what was asked for comes first: the undisturbed runs that they lack. How these end is told like any run's."""
+        ended = {self._plan.run_dir(name): self._plan.cells[name].config for name, result in self.results.items() if result.exit_code == 0}
+        missing = lacking(ended, References())
+        if not missing or exit_code(self.results) in (130, 143):
+            return
+        self.references = {f"{REFERENCES}/{where.name}": where for where in missing}
+
+        def start(name: str) -> RunResult:
+            config, records = missing[self.references[name]]
+            self._say(announcement(self.references[name], records))
+            try:
+                return run(config, self.references[name], self._desk)
+            except KeyboardInterrupt:
+                return RunResult(130, "stopped", "stopped by SIGINT")
+            except Exception as error:  # a defect here must not take the runs that it was for with it
+                return self._failed(error)
+
+        if self._plan.swept:
+            found = self._sweep({name: missing[where][0] for name, where in self.references.items()}, start)
+        else:
+            found = {name: start(name) for name in self.references}
+        for name, result in found.items():
+            if result.exit_code:
+                self._say(f"{name}: not trained ({result.reason}); the runs stand, the same command tries again, reference=none leaves it out")
+        self.results |= {name: result for name, result in found.items() if result.exit_code != RunHeld.exit_code}  # another command is at it
+
+    def _sweep(self, configs: Mapping[str, RunConfig], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
         layout = SweepLayout(self._plan.folder)
-        do = todo(layout, {name: self._plan.cells[name].config for name in jobs}, self._plan.mixed)
+        do = todo(layout, configs, self._plan.mixed)
         board = Board(do)
         self._desk = replace(self._desk, above=board.table)
         return sweep(layout, do, start, Told(board, self._say))

@@ -16,6 +16,7 @@ from ecrl_cli.checkpoint.scrub import ScrubConfig
 from ecrl_cli.cli.answers import Answer
 from ecrl_cli.cli.folders import Checkpoints, Parser, checked, checkpoints_of, sorted_out
 from ecrl_cli.cli.scrubbing import scrubbed
+from ecrl_cli.cli.with_reference import train_references
 from ecrl_cli.config.secret import read_key
 from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError
 from ecrl_cli.history.load import load
@@ -43,6 +44,8 @@ def verify(argv: Sequence[str]) -> int:
         folders += [found for run in runs if (found := checkpoints_of(run)) is not None]
     _check_flags(flags, folders)
     known = References(key)
+    if flags.with_reference and (stopped := train_references(runs, known)):
+        return stopped
     answers = {str(run): _answer(run, reference, known) for run in runs}
     for folder in folders:
         config = ScrubConfig(flags.sample, flags.deep, _guard(folder.folder.resolve(), flags.max_bytes))
@@ -61,6 +64,7 @@ def _parser() -> Parser:
     parser = Parser(prog="ecrl verify", add_help=False, allow_abbrev=False)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--reference", type=Path)
+    parser.add_argument("--with-reference", action="store_true")
     parser.add_argument("--seal-key", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--scrub", action="store_true")
@@ -83,6 +87,8 @@ def _guard(folder: Path, max_bytes: int) -> GuardConfig:
 
 
 def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
+    if flags.reference and flags.with_reference:
+        raise ConfigError("--with-reference", "a reference is named already", "leave --reference or --with-reference out")
     for name in ("sample", "max_bytes"):
         if getattr(flags, name) < 0:
             raise ConfigError(f"--{name.replace('_', '-')}", "must not be negative", "leave it out to look at everything")

@@ -22,6 +22,7 @@ from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.directory import claim, claim_sweep
 from ecrl_cli.runs.naming import run_directory, sweep_directory
 from ecrl_cli.runs.place import lost
+from ecrl_cli.runs.reference import to_train
 from ecrl_cli.runs.reuse import disagreements
 from ecrl_cli.supervision.allocation import check_allocation
 from ecrl_cli.supervision.lock import held
@@ -135,4 +136,10 @@ def expected_seconds(plan: Plan) -> float:
     """About how long what is left of `plan` takes on this machine: runs that have their metrics.json are done."""
     left = [config for name, config in plan.configs().items() if not RunLayout(plan.run_dir(name)).metrics.exists()]
     gpus = visible_gpus()
+    left += [config for where, config in references(plan).items() if not RunLayout(where).metrics.exists()]
     return sum(seconds(config, gpu=gpus > 0 and config.device != "cpu") for config in left)
+
+
+def references(plan: Plan) -> dict[Path, RunConfig]:
+    """By folder, the undisturbed runs that will be trained behind those of `plan`, unless they are found beside them."""
+    return to_train(plan.configs(), plan.run_dir)

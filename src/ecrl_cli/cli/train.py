@@ -12,11 +12,12 @@ import hydra
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import PRIMARY, VERSION_BASE, quote, search_override
 from ecrl_cli.cli.engine import chosen, overrides_for_hydra
-from ecrl_cli.cli.prepare import Plan, Say, estimate, expected_seconds, prepare
+from ecrl_cli.cli.prepare import Plan, Say, estimate, expected_seconds, prepare, references
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.places import conf_dir
 from ecrl_cli.config.size import human_seconds
 from ecrl_cli.errors import ConfigError
+from ecrl_cli.runs.reference import estimate_s
 
 LONG_S = 600.0  # what takes longer is asked about first
 
@@ -30,6 +31,9 @@ def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
         return 0
     if any(config.scale.name == "paper" for config in plan.configs().values()):
         say(estimate(plan))
+    if behind := {} if arguments.engine else references(plan):
+        trained = human_seconds(sum(map(estimate_s, behind.values())))
+        say(f"reference: {len(behind)} undisturbed run(s) behind them, to hold them against, roughly {trained}; reference=none leaves that out")
     if not arguments.yes and chosen(arguments.engine) != "submitit_slurm":
         confirm_long_run(expected_seconds(plan), say)
     texts = [override.input_line or "" for override in arguments.overrides]
@@ -75,7 +79,7 @@ def _hand_over(plan: Plan, overrides: list[str], *, debug: bool, as_json: bool, 
         sys.argv = argv
         os.umask(mask)
     if as_json:
-        ended = {name: {"run_dir": str(plan.run_dir(name)), **encode(result)} for name, result in jobs.results.items()}
+        ended = {name: {"run_dir": str(jobs.references.get(name, plan.run_dir(name))), **encode(result)} for name, result in jobs.results.items()}
         sys.stdout.write(json.dumps(ended, indent=2) + "\n")
     elif plan.swept:
         say(f"next: ecrl verify {plan.folder}; ecrl report {plan.folder}")

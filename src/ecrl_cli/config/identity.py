@@ -14,6 +14,7 @@ NOT_IDENTITY = (
     *("run_dir", "suite_name", "dataset.root", "dataset.download", "scale", "schedule"),
     *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s", "checkpoint.hmac_key_file", "checkpoint.finite"),
     "seal",  # who vouches for the records
+    "reference",  # what is trained beside the run
     *("supervision.hang_timeout_s", "supervision.hang_factor", "supervision.start_timeout_s", "supervision.grace_s"),
     "elastic.on_indivisible",  # the sizes that it leads to are what counts
 )

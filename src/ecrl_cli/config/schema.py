@@ -32,6 +32,7 @@ RECOVERIES = ("checkpoint_restart", "immediate_rollback", "lossy_forward")
 LAUNCHERS = ("torchrun", "zygote")
 NODE_LOSSES = ("requeue", "shrink")
 SWITCHES = ("auto", "true", "false")
+REFERENCES = ("auto", "none", "always")
 SCALES = ("paper", "gpu", "cpu", "smoke")
 
 
@@ -257,6 +258,9 @@ class RunConfig:
     """One run, resolved. `threads`: per rank (the number of threads changes the bits). `backend`: auto is NCCL for CUDA and gloo for the CPU;
     gloo, asked for by name, lets ranks share a GPU, which NCCL refuses. `run_dir` empty: named by content under outputs/.
 
+    `reference`: whether an undisturbed run is trained to hold this one against, where none lies beside it: auto (where a failure is planned), none or
+    always.
+
     `state_digests`: each rank logs digests of its state behind every step (true), never (false), or as often as costs at most 1% of a step (auto,
     measured). A bool in the configuration of a run that an earlier version recorded.
     """
@@ -272,6 +276,7 @@ class RunConfig:
     state_digests: bool | str = one_of("auto", SWITCHES)
     suite_name: str = ""
     run_dir: str = ""
+    reference: str = one_of("auto", REFERENCES)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

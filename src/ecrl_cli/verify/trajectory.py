@@ -13,7 +13,7 @@ from ecrl_cli.history.survival import History, first_loss, lost_lines, pasts
 from ecrl_cli.records.state_digests import digests_configured
 from ecrl_cli.verify.case import Case, every_line
 from ecrl_cli.verify.disturbance import disturbance
-from ecrl_cli.verify.reference_data import disagreement, other_environment
+from ecrl_cli.verify.reference_data import disagreement
 from ecrl_cli.verify.state_values import NO_TENSORS, STATE, Values, differing, differing_documents, differing_ends, has_digests, values_of
 from ecrl_cli.verify.stored import on_disk, tensor_digests_of
 from ecrl_cli.verify.survival import excused_lines
@@ -89,18 +89,12 @@ def _compare(case: Case, reference: RunRecords, notes: Notes, again: str) -> Fin
     if claimed < case.path.last_step:
         evidence = [*_extent(case, reference, theirs), *_reasons(case, reference, theirs)]
         which = "with as many ranks" if lost is None or claimed < lost - 1 else "before samples were lost"
-        evidence += _doubts(case, reference)
+        evidence += case.doubts
         return notes.finding(f"equal to {name} in every loss of the {claimed} steps {which}; not claimed behind them; {again}", evidence)
     _check_finals(case, reference, notes)
     evidence = [] if notes.clean else _extent(case, reference, theirs)
-    evidence += _doubts(case, reference)
+    evidence += case.doubts
     return notes.finding(f"equal to {name} in every loss of {case.path.last_step} steps and in the final state; {again}", evidence)
-
-
-def _doubts(case: Case, reference: RunRecords) -> list[str]:
-    """What a reader should know of the reference, and of runs that were none."""
-    differing = other_environment(case.run, reference)
-    return [*case.doubts, *([f"the reference ran in another environment: {differing}"] if differing else [])]
 
 
 def _reasons(case: Case, reference: RunRecords, theirs: Lineage) -> list[str]:

@@ -1,0 +1,63 @@
+"""Which runs lack a reference, by their records, and what is said before one is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ecrl_cli.config.identity import reference_id
+from ecrl_cli.config.recovery import claims_trajectory
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.size import human_seconds
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.timeline import timeline
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.runs.reference import place, reference_of, wanted
+from ecrl_cli.verify.case import same_sizes
+from ecrl_cli.verify.disturbance import disturbance
+from ecrl_cli.verify.judge import named
+from ecrl_cli.verify.reference import References, bounded, witnesses
+
+
+def vouched(records: RunRecords, known: References, *, whole: bool) -> bool:
+    """Whether an undisturbed run that is valid itself lies beside the run. `whole`: one with as many ranks at every step."""
+    return any(same_sizes(records, witness) or not whole for witness in witnesses(records, known).sound)
+
+
+def lacking(runs: Mapping[Path, RunConfig], known: References) -> dict[Path, tuple[RunConfig, RunRecords]]:
+    """By folder, the references that runs which have come to their target lack, each with the records of one that does."""
+    found: dict[Path, tuple[RunConfig, RunRecords]] = {}
+    for folder, config in runs.items():
+        where = place(folder, config)
+        if where in found or not wanted(config):
+            continue
+        try:
+            records = bounded(RunLayout(named(folder)))
+        except (EcrlError, OSError):
+            continue  # its own verdict says what is wrong with it
+        if records.final is not None and not vouched(records, known, whole=False):
+            found[where] = (reference_of(config), records)
+    return found
+
+
+def required(folder: Path, known: References) -> tuple[RunConfig, Path, RunRecords] | str:
+    """The reference that the run in `folder` lacks and where it belongs; in words why it lacks none, or can have none."""
+    records = bounded(RunLayout(named(folder)))
+    stored = records.stored
+    if not disturbance(records):
+        return "is undisturbed and needs no reference"
+    if not claims_trajectory(stored.config):
+        return f"recovery={stored.config.recovery.name} claims no trajectory: no reference is trained"
+    if vouched(records, known, whole=True):
+        return "an undisturbed run lies beside it already"
+    config = reference_of(stored.config)
+    if reference_id(config) != stored.reference_id:
+        return "was recorded by another version, whose runs must not end as this one's do: no reference is trained"
+    return config, place(folder, stored.config), records
+
+
+def announcement(where: Path, records: RunRecords) -> str:
+    """What is said before a reference is trained: where, and how long it may take, by what the run itself took."""
+    took = human_seconds(timeline(records).wall_s)
+    return f"reference: an undisturbed run to hold {records.layout.root.name} against, in {where}; at most about the {took} that the run took"

@@ -1,0 +1,30 @@
+"""A bug in the recovery of one lone run: not proven where nothing vouches for it, refuted once its reference is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.records.layout import REFERENCES
+from ecrl_cli.studies.training.planted import BUGS
+from tests.conftest import Ecrl
+from tests.e2e.planting import plant, suite_of
+from tests.e2e.runs import tiny
+
+BUG = "momentum, or exp_avg_sq, dropped"
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_momentum_dropped_on_restore_is_unknown_alone_and_invalid_with_a_reference(ecrl: Ecrl, tmp_path: Path) -> None:
+    """Struck exactly on a checkpoint: nothing is replayed, so that nothing in the run itself contradicts it."""
+    lone = tiny("failure=exit", "failure.steps=[12]", "failure.rank=", "target_steps=18", "reference=none")
+    environment = plant(tmp_path / "plant", {BUG: BUGS[BUG]})
+    ecrl("train", *lone, f"suite_name={suite_of(BUG)}", "run_dir=run", environment=environment)
+    said = ecrl("verify", "run", check=3).stdout
+    assert "run: unknown (1 promise not proven, " in said
+    assert "not proven: no undisturbed run to compare with; `ecrl verify --with-reference run` runs one" in said
+    said = ecrl("verify", "run", "--with-reference", check=1).stdout
+    assert "run: invalid (" in said and "Broke promise: same-trajectory - the first differing step is step 1" in said, said
+    (reference,) = (tmp_path / REFERENCES).iterdir()
+    assert f"{reference.name}: valid (" in ecrl("verify", str(reference)).stdout

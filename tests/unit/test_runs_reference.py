@@ -1,0 +1,169 @@
+"""The undisturbed run that is trained beside struck ones: what it is, when it is trained, where it lies, and that it takes no run along."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.cli import jobs
+from ecrl_cli.cli.main import main
+from ecrl_cli.config.checks import check
+from ecrl_cli.config.elastic import sizes
+from ecrl_cli.config.identity import reference_id, run_id
+from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, RecoveryConfig, RunConfig, SupervisionConfig
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.load import load
+from ecrl_cli.records.layout import REFERENCES, RunLayout
+from ecrl_cli.report.find import places
+from ecrl_cli.runs import run as runs
+from ecrl_cli.runs.reference import place, reference_of, to_train, wanted
+from ecrl_cli.runs.run import FINISHED, Desk, RunResult
+from ecrl_cli.verify.disturbance import one_pass
+from tests.runs.builder import RunBuilder, config_of
+
+STRUCK = config_of("blk", "kill", (9, 20), 1)
+SHAPE = ["dataset=fake", "dataset.size=80", "seed=7", "target_steps=24", "global_batch=8", "checkpoint.every=6", "scale.name=smoke"]
+KILLS = ["failure=kill", "failure.steps=[9,20]", "failure.rank=1"]
+LOSSY = replace(config_of("blk", "kill", (9,), 1), recovery=RecoveryConfig("lossy_forward"), supervision=SupervisionConfig(launcher="zygote"))
+ROLLBACK = replace(STRUCK, recovery=RecoveryConfig("immediate_rollback"), supervision=SupervisionConfig(launcher="zygote", spares=1))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        STRUCK,
+        ROLLBACK,
+        replace(STRUCK, elastic=ElasticConfig(schedule={10: 1, 20: 2})),
+        replace(
+            STRUCK,
+            checkpoint=CheckpointConfig("in_memory", every=6, memory_every=2),
+            run_dir="run",
+            suite_name="suite",
+            state_digests=STRUCK.state_digests,
+        ),
+    ],
+)
+def test_a_reference_must_end_where_the_run_ends_and_nothing_strikes_it(config: RunConfig) -> None:
+    reference = reference_of(config)
+    check(reference)
+    assert reference_id(reference) == reference_id(config) and run_id(reference) != run_id(config)
+    assert plan(reference) == () and reference.variant.name == "ref" and sizes(reference) == sizes(config)
+    assert (reference.supervision.spares, reference.supervision.grace_s, reference.checkpoint.every) == (0, 0.0, config.target_steps)
+
+
+def test_whether_a_reference_is_trained_is_no_part_of_what_a_run_is() -> None:
+    for choice in ("none", "always"):
+        other = replace(STRUCK, reference=choice)
+        assert (run_id(other), reference_id(other)) == (run_id(STRUCK), reference_id(STRUCK))
+
+
+@pytest.mark.parametrize(
+    ("config", "due"),
+    [
+        (STRUCK, True),
+        (ROLLBACK, True),
+        (replace(STRUCK, reference="none"), False),
+        (config_of("ref"), False),
+        (replace(config_of("ref"), reference="always"), True),
+        (LOSSY, False),
+        (replace(LOSSY, reference="always"), True),
+    ],
+)
+def test_a_reference_is_for_runs_that_are_struck_and_claim_the_trajectory(config: RunConfig, due: bool) -> None:
+    assert wanted(config) is due
+
+
+def test_runs_that_must_end_alike_share_one_and_an_undisturbed_arm_serves_as_well(tmp_path: Path) -> None:
+    other = replace(STRUCK, variant=replace(STRUCK.variant, name="ovl"), checkpoint=CheckpointConfig("overlapped", every=6))
+    assert list(to_train({"blk": STRUCK, "ovl": other}, lambda name: tmp_path / name)) == [place(tmp_path / "blk", STRUCK)]
+    for arm in ("ref", "clean"):
+        assert to_train({"blk": STRUCK, arm: config_of(arm)}, lambda name: tmp_path / name) == {}
+    assert len(to_train({"blk": STRUCK, "ref": replace(config_of("ref"), seed=8)}, lambda name: tmp_path / name)) == 1
+
+
+class Recorded:
+    """Stands in for the run itself: leaves what a good run leaves. `fails`: how the reference ends, if not well."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch, self.folders, self.fails = scratch, list[str](), RunResult(0, "completed", "")
+
+    def __call__(self, config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
+        if RunLayout(run_dir).supervisor.exists():
+            return FINISHED
+        self.folders.append(run_dir.parent.name if run_dir.parent.name == REFERENCES else config.variant.name)
+        if self.fails.exit_code and run_dir.parent.name == REFERENCES:
+            return self.fails
+        made = RunBuilder(self.scratch / f"{len(self.folders)}", config, now=1000.0 * len(self.folders)).build()
+        shutil.copytree(made.root, run_dir, dirs_exist_ok=True)
+        return RunResult(0, "completed", "target reached")
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    stand_in = Recorded(tmp_path / "scratch")
+    monkeypatch.setattr(jobs, "run", stand_in)
+    monkeypatch.setattr(runs, "run", stand_in)
+    monkeypatch.chdir(tmp_path)
+    return stand_in
+
+
+def verdicts(text: str) -> dict[str, str]:
+    lines = [line for line in text.splitlines() if line and not line.startswith(" ")]
+    return {line.partition(": ")[0]: line.partition(": ")[2].split()[0] for line in lines}
+
+
+def test_a_struck_run_gets_its_reference_and_the_next_one_finds_it(recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk"]) == 0
+    said = capsys.readouterr().err
+    assert recorded.folders == ["custom", REFERENCES]
+    assert "reference: 1 undisturbed run(s) behind them" in said and "reference: an undisturbed run to hold blk against, in " in said
+    assert main(["train", *SHAPE, *KILLS, "checkpoint=overlapped", "run_dir=here/ovl"]) == 0
+    assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk"]) == 0
+    assert recorded.folders == ["custom", REFERENCES, "custom"]
+    capsys.readouterr()
+    assert main(["verify", "here"]) == 0
+    assert verdicts(capsys.readouterr().out) == {"blk": "valid", "ovl": "valid"}
+    (reference,) = (tmp_path / "here" / REFERENCES).iterdir()
+    assert one_pass(load(RunLayout(reference))) and not {"blk", "ovl"} ^ {found.name for found in places([tmp_path / "here"])}
+
+
+def test_it_can_be_left_out_and_verify_trains_it_on_request(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk", "reference=none"]) == 0
+    assert main(["train", *SHAPE[:2], "seed=8", *SHAPE[3:], "run_dir=here/calm"]) == 0
+    assert recorded.folders == ["custom", "custom"]
+    assert main(["verify", "here/blk"]) == 3
+    assert main(["verify", "here", "--reference", "here/calm", "--with-reference"]) == 2
+    capsys.readouterr()
+    assert main(["verify", "here", "--with-reference"]) == 0
+    told = capsys.readouterr()
+    assert recorded.folders == ["custom", "custom", REFERENCES] and verdicts(told.out) == {"blk": "valid", "calm": "valid"}
+    assert "here/calm: is undisturbed and needs no reference" in told.err and "at most about the 5 s that the run took" in told.err
+    assert main(["verify", "here/blk", "--with-reference"]) == 0 and len(recorded.folders) == 3
+
+
+def test_a_reference_that_fails_takes_no_run_along(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded.fails = RunResult(5, "failed", "the disk is full")
+    assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk"]) == 5
+    assert "not trained (the disk is full); the runs stand, the same command tries again" in capsys.readouterr().err
+    assert main(["verify", "here/blk"]) == 3
+    recorded.fails = RunResult(130, "stopped", "stopped by SIGINT")
+    assert main(["verify", "here/blk", "--with-reference"]) == 130
+    recorded.fails = RunResult(8, "failed", "another command is at it")
+    assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk"]) == 0
+    recorded.fails = RunResult(0, "completed", "")
+    assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk"]) == 0
+    assert recorded.folders == ["custom", *[REFERENCES] * 4] and main(["verify", "here/blk"]) == 0
+
+
+def test_a_sweep_lists_it_in_its_manifest_unless_an_arm_is_undisturbed(recorded: Recorded, tmp_path: Path) -> None:
+    assert main(["-m", *SHAPE, *KILLS, "variant=blk,ovl", "run_dir=sweep"]) == 0
+    with (tmp_path / "sweep" / "manifest.csv").open() as file:
+        rows = [(row["run"].partition("/")[0][:10], row["variant"], row["status"]) for row in csv.DictReader(file)]
+    assert [row[1:] for row in rows] == [("blk", "completed"), ("ovl", "completed"), ("ref", "completed")] and rows[2][0] == REFERENCES
+    assert len(places([tmp_path / "sweep"])) == 2, "no arm of a comparison"
+    assert main(["-m", *SHAPE, *KILLS, "variant=clean,blk", "run_dir=other"]) == 0
+    assert not (tmp_path / "other" / REFERENCES).exists()
