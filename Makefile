@@ -6,10 +6,10 @@ READY := $(VENV)/.installed
 OUT ?= outputs/quickstart
 STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hangs,signals,hostile,compat,recovery-overhead,store-soak,failures,elastic,live-recovery
 
-.PHONY: help quickstart install test test-slow check bench studies soak clean
+.PHONY: help quickstart install test test-capabilities test-environments test-slow check bench studies soak clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("ecrl needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -26,6 +26,12 @@ quickstart: $(READY)  ## train, kill, recover, verify and report on the embedded
 
 test: $(READY)  ## the whole test suite, on two cores at once
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-capabilities: $(READY)  ## the quick tests that compare bits, as two other kinds of processor compute them
+	$(VENV)/bin/python -m tests.environments --capabilities
+
+test-environments: $(READY)  ## the tests that could depend on the machine, in one environment after another
+	$(VENV)/bin/python -m tests.environments
 
 test-slow: $(READY)  ## what takes minutes and is not part of it
 	$(VENV)/bin/python -m pytest -m slow

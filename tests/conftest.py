@@ -4,6 +4,7 @@ signals of the process that started pytest were disposed of, and who interrupts 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -86,9 +87,17 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files of LONGEST first, the others behind them as they come."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the files, and the tests of each, in a random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The files of LONGEST first, the others behind them as they come; or all in random order."""
     order = {f"{Path(__file__).parent}/{name}": place for place, name in enumerate(LONGEST)}
+    if (seed := config.getoption("shuffle")) is not None:
+        draw = random.Random(seed)
+        order = {path: draw.random() for path in sorted({str(item.path) for item in items})}
+        draw.shuffle(items)
     items.sort(key=lambda item: order.get(str(item.path), len(order)))
 
 

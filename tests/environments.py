@@ -1,0 +1,258 @@
+"""`python -m tests.environments [NAME...]`: the tests that could depend on the machine, in one environment after another, a line with counts each.
+
+Without names, all of them. What this machine cannot provide is skipped with its reason. Exit code 1 where a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NOBODY = 65534
+SPECIAL = re.compile(r"chrom(e|ium)|google-chrome|strace|mkfs|mke2fs|fusermount|slurm|sbatch|srun")
+
+# Exact to the bit: what one process computes, what ranks exchange, what a run ends in.
+QUICK_BITS = (
+    "unit/test_memory_alignment.py",
+    "unit/test_training_replicas.py",
+    "unit/test_training_tree.py",
+    "unit/test_checkpoint_state.py",
+    "unit/test_recovery_dormant.py",
+    "unit/test_models_optimization.py",
+    "e2e/test_interruption.py::test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name",
+)
+BITS = (
+    *QUICK_BITS[:-1],
+    "unit/test_data_loading.py",
+    "unit/test_data_order.py",
+    "unit/test_models_build.py",
+    "unit/test_training_loop.py",
+    "contract/test_ddp_buckets.py",
+    "e2e/test_replicas.py",
+)
+SIGNALS = (
+    "unit/test_studies_frame.py",
+    "unit/test_supervision_supervise.py",
+    "unit/test_supervision_hung.py",
+    "unit/test_supervision_grace.py",
+    "unit/test_supervision_writer.py",
+    "unit/test_studies_overdue.py",
+    "unit/test_runs_keeper.py",
+    "unit/test_session_guards.py",
+    "e2e/test_interruption.py",
+)
+FILES = (
+    "unit/test_checkpoint_store.py",
+    "unit/test_checkpoint_writer.py",
+    "unit/test_checkpoint_guard.py",
+    "unit/test_storage_fs.py",
+    "unit/test_storage_files.py",
+    "unit/test_runs_place.py",
+    "unit/test_cli_main.py",
+    "unit/test_cli_scrub.py",
+    "unit/test_supervision_lock.py",
+    "unit/test_supervision_processes.py",
+    "unit/test_metrics_disk.py",
+)
+TOOLS = (
+    "contract/test_system_calls.py",
+    "unit/test_study_io_errors.py",
+    "unit/test_study_power_loss_real.py",
+    "unit/test_study_disk_timeline.py",
+    "e2e/test_report_page.py",
+    "e2e/test_full_disk.py",
+)
+RUNS = ("e2e/test_bad_input.py", "unit/test_cli_grid.py", "unit/test_cli_sweep.py", "contract/test_launchers.py")
+TEXTS = (
+    "unit/test_report_text.py",
+    "unit/test_report_tables.py",
+    "unit/test_report_page.py",
+    "unit/test_supervision_ui.py",
+    "unit/test_study_hostile.py",
+)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """`tests`: below tests/. `variables`: added to the environment. `prefix`: words in front of the command. `options`: pytest's.
+
+    `why_not`: why this machine does not have it, or nothing. `around`: what is there while the tests run; it may add variables.
+    """
+
+    tests: Sequence[str]
+    variables: dict[str, str] = field(default_factory=dict)
+    prefix: Sequence[str] = ()
+    options: Sequence[str] = ()
+    why_not: Callable[[], str] = lambda: ""
+    around: Callable[[Path], Iterator[dict[str, str]]] | None = None
+
+
+def shell(script: str, *more: str) -> tuple[str, ...]:
+    """Words that run `script` in front of the command, which is "$@"."""
+    return ("sh", "-c", f'{script} exec "$@"', "sh", *more)
+
+
+def without_flag(flag: str) -> Callable[[], str]:
+    return lambda: "" if re.search(rf"\b{flag}\b", Path("/proc/cpuinfo").read_text()) else f"the processor has no {flag}"
+
+
+def not_root() -> str:
+    return "" if os.geteuid() == 0 else "only root may do that"
+
+
+def nobody_cannot_read() -> str:
+    if os.geteuid() != 0:
+        return "this is not root already"
+    words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-c", "import ecrl_cli, tests.conftest, torch"]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return "" if ended.returncode == 0 else f"another user cannot run this interpreter in this checkout ({ended.stderr.strip().splitlines()[-1]})"
+
+
+def no_onednn(scratch: Path) -> Iterator[dict[str, str]]:
+    """torch has no variable for it: a sitecustomize.py switches it off when torch has been imported, in each process."""
+    (scratch / "sitecustomize.py").write_text(
+        "import importlib.util, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name != 'torch': return None\n"
+        "        sys.meta_path.remove(self)\n"
+        "        spec = importlib.util.find_spec(name)\n"
+        "        execute = spec.loader.exec_module\n"
+        "        def then(module):\n"
+        "            execute(module)\n"
+        "            module._C._set_mkldnn_enabled(False)\n"
+        "        spec.loader.exec_module = then\n"
+        "        return spec\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    yield {"PYTHONPATH": str(scratch)}
+
+
+def busy_cores(scratch: Path) -> Iterator[dict[str, str]]:
+    burning = [subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield {}
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+
+
+def few_tools(scratch: Path) -> Iterator[dict[str, str]]:
+    """A PATH with links to everything but the tools that some tests need."""
+    for folder in reversed(os.environ["PATH"].split(":")):
+        for tool in Path(folder).glob("*"):
+            if not SPECIAL.search(tool.name) and tool.is_file():
+                (scratch / tool.name).unlink(missing_ok=True)
+                (scratch / tool.name).symlink_to(tool)
+    yield {"PATH": str(scratch)}
+
+
+def a_path_with_spaces(scratch: Path) -> Iterator[dict[str, str]]:
+    """A copy of the checkout, from which the tests and the package come."""
+    copy = scratch / "a path with spaces"
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    yield {"PYTHONPATH": str(copy / "src"), "ECRL_TEST_CHECKOUT": str(copy)}
+
+
+def owned_by_nobody(scratch: Path) -> Iterator[dict[str, str]]:
+    for path in (scratch.parent, scratch):
+        os.chown(path, NOBODY, NOBODY)
+    yield {"HOME": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+ENVIRONMENTS = {
+    "kernels-default": Environment(BITS, {"ATEN_CPU_CAPABILITY": "default"}),
+    "kernels-avx2": Environment(BITS, {"ATEN_CPU_CAPABILITY": "avx2"}, why_not=without_flag("avx2")),
+    "kernels-avx512": Environment(BITS, {"ATEN_CPU_CAPABILITY": "avx512"}, why_not=without_flag("avx512f")),
+    "mkl-compatible": Environment(QUICK_BITS, {"MKL_CBWR": "COMPATIBLE"}),
+    "mkl-avx2": Environment(QUICK_BITS, {"MKL_CBWR": "AVX2"}, why_not=without_flag("avx2")),
+    "mkl-instructions-sse4": Environment(QUICK_BITS, {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}),
+    "mkl-instructions-avx2": Environment(QUICK_BITS, {"MKL_ENABLE_INSTRUCTIONS": "AVX2"}, why_not=without_flag("avx2")),
+    "onednn-sse41": Environment(QUICK_BITS, {"ONEDNN_MAX_CPU_ISA": "SSE41"}),
+    "onednn-off": Environment(QUICK_BITS, around=no_onednn),
+    "one-core": Environment((*QUICK_BITS, *SIGNALS), prefix=("taskset", "-c", "0")),
+    "busy-cores": Environment((*QUICK_BITS, *SIGNALS), around=busy_cores),
+    "signals-ignored": Environment(SIGNALS, prefix=shell("trap '' INT HUP QUIT;")),
+    "not-root": Environment(
+        (*FILES, *TOOLS, *RUNS),
+        prefix=("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+        why_not=nobody_cannot_read,
+        around=owned_by_nobody,
+    ),
+    "path-with-spaces": Environment((*FILES, *RUNS, "unit/test_session_guards.py", "e2e/test_interruption.py"), around=a_path_with_spaces),
+    "umask-077": Environment((*FILES, *RUNS), prefix=shell("umask 077;")),
+    "tiny-shared-memory": Environment(
+        ("unit/test_study_crash_points.py", "unit/test_checkpoint_in_memory.py", "contract/test_launchers.py", "e2e/test_report_page.py"),
+        prefix=("unshare", "--mount", *shell("mount -t tmpfs -o size=64k tmpfs /dev/shm &&")),
+        why_not=not_root,
+    ),
+    "without-tools": Environment(TOOLS, around=few_tools),
+    "locale-c": Environment((*TEXTS, *FILES), {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    "random-order": Environment((*QUICK_BITS[:-1], *SIGNALS[:-2], *FILES, *TEXTS), options=("--shuffle", "1")),
+}
+
+# What `make test-capabilities` runs in the time that continuous integration has.
+CAPABILITIES = ("kernels-default", "kernels-avx2")
+
+
+def run(name: str, quick: bool) -> bool:
+    """Run one; says how it went. False where a test failed."""
+    environment, began = ENVIRONMENTS[name], time.monotonic()
+    if reason := environment.why_not():
+        print(f"{name}: skipped: {reason}", flush=True)  # noqa: T201
+        return True
+    tests = QUICK_BITS if quick else environment.tests
+    with tempfile.TemporaryDirectory(prefix="ecrl-environment-") as folder, surroundings(environment, Path(folder)) as more:
+        root = Path(more.get("ECRL_TEST_CHECKOUT", ROOT))
+        variables = {**os.environ, **environment.variables, **more}
+        options = ["-q", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={folder}/tests of this", *environment.options]
+        command = [*environment.prefix, sys.executable, "-m", "pytest", *options, *(f"tests/{each}" for each in tests)]
+        ended = subprocess.run(command, cwd=root, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    lines = ended.stdout.strip().splitlines()
+    print(f"{name}: {lines[-1] if lines else 'no answer'} ({time.monotonic() - began:.0f} s)", flush=True)  # noqa: T201
+    if ended.returncode:
+        print(ended.stdout[-20000:] + ended.stderr[-4000:], flush=True)  # noqa: T201
+    return ended.returncode == 0
+
+
+@contextmanager
+def surroundings(environment: Environment, folder: Path) -> Iterator[dict[str, str]]:
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    if environment.around is None:
+        yield {}
+    else:
+        with contextmanager(environment.around)(scratch) as variables:
+            yield variables
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.environments", description="Run tests in one environment after another.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENVIRONMENTS))
+    parser.add_argument("--capabilities", action="store_true", help=f"the quick tests that compare bits, under {' and '.join(CAPABILITIES)}")
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.names if name not in ENVIRONMENTS]:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(ENVIRONMENTS)}")
+    names = CAPABILITIES if asked.capabilities else asked.names or ENVIRONMENTS
+    went_well = [run(name, asked.capabilities) for name in names]
+    return 0 if all(went_well) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
