@@ -148,3 +148,14 @@ def test_files_and_functions_stay_small() -> None:
                 if length > 50:
                     wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.name} has {length} lines")
     assert not wrong, "\n".join(wrong)
+
+
+def test_text_is_utf8_whatever_the_locale() -> None:
+    wrong = []
+    for path in modules():
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        for call in calls:
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            if name in ("read_text", "write_text") and "encoding" not in {keyword.arg for keyword in call.keywords}:
+                wrong.append(f"{path.relative_to(PACKAGE)}:{call.lineno}: {name} without encoding=")
+    assert not wrong, "\n".join(wrong)

@@ -45,7 +45,8 @@ class Counters:
 
 
 def mounted(machine: Path, kind: str, source: str) -> None:
-    (machine / "mounts").write_text(f"1 0 8:1 / / rw - ext4 /dev/other rw\n2 1 0:9 / {machine} rw shared:1 - {kind} {source} rw\n")
+    point, source = (text.replace(" ", "\\040") for text in (str(machine), source))  # as the kernel writes it
+    (machine / "mounts").write_text(f"1 0 8:1 / / rw - ext4 /dev/other rw\n2 1 0:9 / {point} rw shared:1 - {kind} {source} rw\n")
 
 
 def lies_on(machine: Path, device: str) -> None:

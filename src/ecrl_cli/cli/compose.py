@@ -209,8 +209,8 @@ def _check_file(file: Path) -> None:
         line = error.object[: error.start].count(b"\n") + 1
         column = error.start - error.object.rfind(b"\n", 0, error.start)
         raise ConfigError(f"{file}:{line}:{column}", f"is not UTF-8 ({shown(hex(error.object[error.start]))})", "save it as UTF-8") from error
-    if (aliases := len(_ALIAS.findall(file.read_text()))) > _MAX_ALIASES:
+    if (aliases := len(_ALIAS.findall(file.read_text(encoding="utf-8")))) > _MAX_ALIASES:
         raise ConfigError(str(file), f"has {aliases} aliases (*name), at most {_MAX_ALIASES} are read", "write the values themselves")
-    for number, text in enumerate(file.read_text().splitlines(), start=1):
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if _NO_VALUE.search(text):
             raise ConfigError(f"{file}:{number}", "has no value (???)", "give it one or take the line out")

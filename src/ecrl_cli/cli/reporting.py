@@ -27,7 +27,7 @@ def report(argv: Sequence[str]) -> int:
         sys.stderr.write(f"ecrl: {printable(note)}\n")
     page = str(made.page)
     if flags.json:
-        document = json.loads(made.page.with_name("report.json").read_text())
+        document = json.loads(made.page.with_name("report.json").read_text(encoding="utf-8"))
         sys.stdout.write(json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text, **document}, indent=2) + "\n")
     else:
         sys.stdout.write(made.text.rstrip() + "\n" + ("" if page in made.text else f"{page}\n"))

@@ -58,7 +58,7 @@ def study(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
 
 def _result(place: Path) -> dict[str, object]:
     path = place / "result.json"
-    document: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
+    document: dict[str, object] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return document
 
 

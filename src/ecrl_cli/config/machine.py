@@ -41,7 +41,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
 
 def available_memory() -> int:
     """Bytes that a process could still take, as the kernel estimates."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 

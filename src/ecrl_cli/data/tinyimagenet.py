@@ -45,7 +45,7 @@ def _training(folder: Path, wnids: list[str]) -> list[tuple[Path, int]]:
 def _validation(folder: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     """By file name, so that the order does not depend on the order of the annotations."""
     table = folder / "val" / "val_annotations.txt"
-    rows = sorted(line.split("\t")[:2] for line in table.read_text().splitlines() if line.strip())
+    rows = sorted(line.split("\t")[:2] for line in table.read_text(encoding="utf-8").splitlines() if line.strip())
     if wrong := next((row for row in rows if len(row) < 2 or row[1] not in wnids), None):
         raise DatasetError("dataset.root", f"{table}: {wrong} names no class of train/", "unpack the archive again")
     return [(folder / "val" / "images" / name, wnids.index(wnid)) for name, wnid in rows]

@@ -36,7 +36,7 @@ def enter() -> None:
     except PermissionError:
         _unshare(CLONE_NEWUSER | CLONE_NEWNET)
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
-            Path(f"/proc/self/{name}").write_text(text)
+            Path(f"/proc/self/{name}").write_text(text, encoding="utf-8")
     set_loopback(up=True)
 
 

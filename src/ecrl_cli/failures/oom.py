@@ -21,7 +21,7 @@ def blow(scene: Scene) -> None:
         _exhaust_device()
         return
     before = resource.getrlimit(resource.RLIMIT_AS)
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + _SPARE, before[1]))
     try:
         torch.empty(ASKED, dtype=torch.uint8)

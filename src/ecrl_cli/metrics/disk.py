@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from ecrl_cli.records.clock import monotonic, wall
 from ecrl_cli.records.journal import Journal
 
 LEAST_S = 0.005  # a shorter interval would measure the sampler
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks and backslashes
 _MOUNTS, _DEVICES = Path("/proc/self/mountinfo"), Path("/sys/dev/block")
 
 
@@ -77,12 +79,17 @@ def disk_of(folder: Path) -> Disk:
 def _mount(folder: Path) -> tuple[str, str]:
     """Type and source of the file system that holds `folder`: of the deepest mount point above it, the last one mounted there."""
     here, best, found = folder.resolve(), -1, ("an unknown file system", "")
-    for line in _MOUNTS.read_text().splitlines():
+    for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
-        point, (kind, source, *_) = before.split(" ")[4].replace("\\040", " "), after.split(" ")
+        point, (kind, source, *_) = _plain(before.split(" ")[4]), after.split(" ")
         if here.is_relative_to(point) and len(point) >= best:
-            best, found = len(point), (kind, source)
+            best, found = len(point), (kind, _plain(source))
     return found
+
+
+def _plain(field: str) -> str:
+    """A field of mountinfo without its escapes."""
+    return _OCTAL.sub(lambda code: chr(int(code[1], 8)), field)
 
 
 def _named(number: int | None) -> Path | None:

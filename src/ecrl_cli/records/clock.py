@@ -26,7 +26,7 @@ def wall() -> float:
 
 def boot_id() -> str:
     """Names the boot whose monotonic clock is meant."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 
 
 class SpanClock:

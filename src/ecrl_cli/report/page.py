@@ -62,7 +62,7 @@ class Drawn:
 
 def render(comparison: Comparison, studies: Sequence[Studied], said: Answer, drawn: Drawn) -> str:
     """The whole page. Every name in it came from a record and is escaped; only our own SVG, style and script are not."""
-    script = (HERE / "page.js").read_text()
+    script = (HERE / "page.js").read_text(encoding="utf-8")
     return (
         _environment()
         .get_template("page.html.j2")
@@ -74,7 +74,7 @@ def render(comparison: Comparison, studies: Sequence[Studied], said: Answer, dra
             parts=[(part, _in_page(part.pictures)) for part in drawn.parts],
             words=[*(DEFINITIONS if comparison.runs else ()), *(STUDY_DEFINITIONS if studies else ())],
             made_of=_made_of(comparison, studies),
-            style=Markup((HERE / "page.css").read_text()),
+            style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
             light=Markup(variables(dark=False)),
             dark=Markup(variables(dark=True)),
             script=Markup(script),

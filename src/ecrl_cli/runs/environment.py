@@ -58,7 +58,7 @@ def code_revision() -> str:
 def file_system(path: Path) -> dict[str, str]:
     """Type and mount options of the file system that holds `path`: what a sync means depends on them."""
     here = path.resolve()
-    mounts = [line.split(" ") for line in Path("/proc/mounts").read_text().splitlines()]
+    mounts = [line.split(" ") for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     holding = [m for m in mounts if here.is_relative_to(m[1].replace("\\040", " "))]
     _, point, kind, options, *_ = max(holding, key=lambda m: len(m[1]))
     return {"type": kind, "mount_point": point, "options": options}
@@ -72,7 +72,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 

@@ -110,7 +110,7 @@ class _Compat:
         path = root / (step_name(STEP) + SUFFIX[layout])
         try:
             if trial.facts["arm"] == "golden":
-                return _read(path, json.loads((folder / EXPECTED).read_text()), layout)
+                return _read(path, json.loads((folder / EXPECTED).read_text(encoding="utf-8")), layout)
             return _refused(path, VARIANTS[str(trial.facts["what"])])
         finally:
             shutil.rmtree(root)

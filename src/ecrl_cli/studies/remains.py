@@ -40,7 +40,7 @@ def reap() -> None:
 
 def _is_dead_child(entry: Path) -> bool:
     try:
-        fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        fields = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return False
     return fields[0] == "Z" and int(fields[1]) == os.getpid()

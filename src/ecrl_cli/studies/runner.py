@@ -38,7 +38,7 @@ def check_folder(config: StudyConfig, root: Path) -> None:
         claim_folder(root, ours=(layout.lock.name, layout.scratch.name, layout.environment.name, *(path.name for path in _torn(root))))
         return
     try:
-        document = json.loads(layout.study.read_text())
+        document = json.loads(layout.study.read_text(encoding="utf-8"))
         there, code = str(document["study_id"]), document["code"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(

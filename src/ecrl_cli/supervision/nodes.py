@@ -69,7 +69,7 @@ class NodesAttempt(AgentAttempt):
             self._ended_well()
         if self._ranks.first is not None:
             each = self._spec.order.world_size // len(self._spec.nodes)
-            told = failures(Path(self._spec.output).read_text(errors="replace"), each)
+            told = failures(Path(self._spec.output).read_text(encoding="utf-8", errors="replace"), each)
             self._ranks.first = min([self._ranks.first, *told], key=_explains_less)
 
 

@@ -75,7 +75,7 @@ class TorchrunAttempt(AgentAttempt):
         if code == 0:
             self._ended_well()
             return
-        table = first_failure(Path(self._spec.output).read_text(errors="replace"))
+        table = first_failure(Path(self._spec.output).read_text(encoding="utf-8", errors="replace"))
         self._ranks.notice([table or as_exit(None, self._agent.pid, code)])
 
 

@@ -62,7 +62,7 @@ class Witness:
         lines = [f"rank {self.rank}, process {self.pid}, state {self.state or 'gone'}"]
         for name in ("wchan", "syscall"):
             with contextlib.suppress(OSError):
-                lines.append(f"{name}: {Path(f'/proc/{self.pid}/{name}').read_text().strip()}")
+                lines.append(f"{name}: {Path(f'/proc/{self.pid}/{name}').read_text(encoding='utf-8').strip()}")
         return "\n".join(lines) + "\n"
 
     def stacks(self) -> str:
@@ -103,4 +103,4 @@ def testify(witnesses: Sequence[Witness], logs: AttemptLayout) -> None:
         witness.wait_gone()
     for witness in witnesses:
         with contextlib.suppress(OSError):  # a full disk shall not keep a hang from being ended
-            logs.stacks(witness.rank).write_text(f"{facts[witness.rank]}\n{witness.stacks()}")
+            logs.stacks(witness.rank).write_text(f"{facts[witness.rank]}\n{witness.stacks()}", encoding="utf-8")

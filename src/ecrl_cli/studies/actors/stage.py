@@ -124,7 +124,7 @@ class Stage:
         self.number += 1
         layout = RunLayout((self._scratch / f"run{self.number}").resolve())
         layout.root.mkdir(parents=True)
-        layout.failures.write_text(json.dumps(encode(plan(config))))
+        layout.failures.write_text(json.dumps(encode(plan(config))), encoding="utf-8")
         write_run_config(layout, config)
         write_part(layout, part)
         try:

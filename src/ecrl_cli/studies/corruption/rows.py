@@ -170,7 +170,7 @@ def pointer(text: str) -> Tamper:
     def do(scene: Scene) -> None:
         scene.store.point(scene.newest, {})
         path = scene.checkpoints / LATEST
-        path.write_text(path.read_text().replace(scene.newest.name, text))
+        path.write_text(path.read_text(encoding="utf-8").replace(scene.newest.name, text), encoding="utf-8")
         (scene.checkpoints / LATEST_OK).unlink()
         (scene.checkpoints / LATEST_OK).symlink_to(text)
 
@@ -197,8 +197,8 @@ def deleted(*steps: int, forgotten: bool = False) -> Tamper:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         if forgotten:
             journal = scene.layout.attempt(0).checkpoints
-            kept = [line for line in journal.read_text().splitlines(True) if not any(step_name(step) in line for step in steps)]
-            journal.write_text("".join(kept))
+            kept = [line for line in journal.read_text(encoding="utf-8").splitlines(True) if not any(step_name(step) in line for step in steps)]
+            journal.write_text("".join(kept), encoding="utf-8")
 
     return do
 

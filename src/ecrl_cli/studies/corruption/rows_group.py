@@ -76,7 +76,7 @@ def edited(name: str, **changes: object) -> Tamper:
 
     def do(scene: Scene) -> None:
         path = scene.newest / name
-        path.write_text(json.dumps(json.loads(path.read_bytes()) | changes, sort_keys=True, separators=(",", ":")))
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | changes, sort_keys=True, separators=(",", ":")), encoding="utf-8")
 
     return do
 

@@ -27,10 +27,13 @@ from ecrl_cli.studies.crash_points.scene import BACK_TO_BACK, Payload, image_of
 from ecrl_cli.studies.crash_points.victims import Save, mortal, save_back_to_back, save_once, serve
 
 MEMORY = Path("/dev/shm")
+ROOM, CHECKPOINTS = 32 << 20, 100
 
 
-def memory_there() -> bool:
-    return MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+def memory_there(payload_bytes: int = 0) -> bool:
+    """Whether trials may lie in memory: containers often have little room there. A run with its history is many checkpoints of `payload_bytes`."""
+    writable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+    return writable and shutil.disk_usage(MEMORY).free >= max(ROOM, CHECKPOINTS * payload_bytes)
 
 
 class Killer:

@@ -32,7 +32,7 @@ class _CrashPoints:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._config: CrashPoints = setting.config.study
-        in_memory = self._config.in_memory and memory_there()
+        in_memory = self._config.in_memory and memory_there(self._config.model_bytes + self._config.optimizer_bytes)
         self._where = "memory" if in_memory else str(setting.scratch)
         self._bench = Bench(self._where, Payload(setting.config.seed, self._config.model_bytes, self._config.optimizer_bytes))
 

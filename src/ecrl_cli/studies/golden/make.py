@@ -84,7 +84,7 @@ def make(folder: Path) -> None:
             spec = place.spec
             tensors[spec.name] = [spec.dtype, list(spec.shape), tensor_sha256(spec.dtype, spec.shape, tensor_bytes(spec, STEP))]
     expected = {"commits": commits, "train": json.loads(found.documents[TRAIN]), "tensors": dict(sorted(tensors.items()))}
-    (folder / EXPECTED).write_text(json.dumps(expected, indent=1) + "\n")
+    (folder / EXPECTED).write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
 
 
 def _make_one(target: Path, layout: str) -> str:

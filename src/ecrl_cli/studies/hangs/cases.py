@@ -238,7 +238,7 @@ def _ended_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
 
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
     except OSError:
         return ""
 

@@ -40,7 +40,7 @@ def run(folder: Path, seed: int, every: int) -> dict[str, Any]:
         return {"looks": 0, "opened": 0, "outside": [f"no end within {AUDIT_S:g} s"]}
     if ended.returncode:
         return {"looks": 0, "opened": 0, "outside": [f"exit {ended.returncode}: {ended.stderr[-200:]}"]}
-    return outside(log.read_text(errors="replace").splitlines(), str(folder / "stage" / "now" / "run"))
+    return outside(log.read_text(encoding="utf-8", errors="replace").splitlines(), str(folder / "stage" / "now" / "run"))
 
 
 def outside(lines: list[str], run_dir: str) -> dict[str, Any]:

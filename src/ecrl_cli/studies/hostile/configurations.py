@@ -66,4 +66,4 @@ def inputs() -> list[Hostile]:
 def _file(text: str, scene: Scene) -> None:
     folder = scene.root / "conf" / "suite"
     folder.mkdir(parents=True)
-    (folder / "evil.yaml").write_text(text)
+    (folder / "evil.yaml").write_text(text, encoding="utf-8")

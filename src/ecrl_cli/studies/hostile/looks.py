@@ -156,7 +156,7 @@ _LOOKS: dict[str, Callable[[Hostile, Scene, str], Seen]] = {
 def measured(hostile: Hostile, scene: Scene) -> dict[str, Any]:
     """`look`, with what it cost this process: growth of the resident memory, bytes and calls of reading (of a program: its peak memory)."""
     resident = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew from here
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak is counted anew from here
     before = _io()
     seen = look(hostile, scene)
     after = _io()
@@ -168,9 +168,9 @@ def measured(hostile: Hostile, scene: Scene) -> dict[str, Any]:
 
 def _status(name: str) -> int:
     """Bytes, from /proc/self/status."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name + ":"))
+    line = next(line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith(name + ":"))
     return int(line.split()[1]) * 1024
 
 
 def _io() -> dict[str, int]:
-    return {key: int(value) for key, value in (line.split(": ") for line in Path(f"/proc/{os.getpid()}/io").read_text().splitlines())}
+    return {key: int(value) for key, value in (line.split(": ") for line in Path(f"/proc/{os.getpid()}/io").read_text(encoding="utf-8").splitlines())}

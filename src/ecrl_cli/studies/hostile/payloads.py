@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import tarfile
 import zipfile
 from pathlib import Path
@@ -12,7 +13,8 @@ _MAGIC, _PROTOCOL = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02M\xe9\x03."  
 
 def payloads(canary: Path) -> dict[str, bytes]:
     """By name; unpickling any of them creates `canary`."""
-    path = str(canary).encode("ascii")
+    path = str(canary).encode("raw_unicode_escape")  # what pickle's V reads
+    quoted = shlex.quote(str(canary)).encode("raw_unicode_escape")
     reduce = b"cbuiltins\nopen\n(V" + path + b"\nVw\ntR."
     return {
         "reduce": reduce,
@@ -20,7 +22,7 @@ def payloads(canary: Path) -> dict[str, bytes]:
         "obj": b"(cbuiltins\nopen\nV" + path + b"\nVw\no.",
         "stack global": b"\x80\x04" + _short("builtins") + _short("open") + b"\x93(" + b"V" + path + b"\nVw\nt" + b"R.",
         "memo": b"\x80\x02cbuiltins\nopen\nq\x01h\x01(V" + path + b"\nVw\ntR0N.",
-        "system": b"cos\nsystem\n(Vtouch " + path + b"\ntR.",
+        "system": b"cos\nsystem\n(Vtouch " + quoted + b"\ntR.",
         "dotted": b"\x80\x04" + _short("pathlib") + _short("Path.touch") + b"\x93(" + b"cpathlib\nPosixPath\n(V" + path + b"\ntRtR.",
         "torch zip": _zip(reduce),
         "torch legacy": _MAGIC + _PROTOCOL + reduce,

@@ -71,7 +71,7 @@ def _under_strace(root: Path, cell: Cell, inject: str, log: Path) -> dict[str, A
 
 def _synced(log: Path) -> list[tuple[str, int]]:
     """Every fsync of the log: what was synced, and the result (below 0: refused)."""
-    found = (_SYNC.match(line) for line in log.read_text().splitlines())
+    found = (_SYNC.match(line) for line in log.read_text(encoding="utf-8").splitlines())
     return [(match[1], int(match[2])) for match in found if match]
 
 

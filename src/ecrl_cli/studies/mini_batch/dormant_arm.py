@@ -29,7 +29,9 @@ def dormant_arm(folder: Path, averages: int) -> dict[str, Any]:
         output, _ = ranks[0].communicate(timeout=_DEADLINE_S)
         codes = [each.wait(timeout=_DEADLINE_S) for each in ranks]
         if any(codes):
-            last = (folder / f"rank{codes.index(next(filter(None, codes)))}.log").read_text(errors="replace").strip().splitlines()[-1:]
+            last = (
+                (folder / f"rank{codes.index(next(filter(None, codes)))}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            )
             raise EcrlError("dormant", f"a rank ended with {codes}: {' '.join(last)[:200]}", "report this")
         found: dict[str, Any] = json.loads(output)
         return found

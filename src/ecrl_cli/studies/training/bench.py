@@ -222,7 +222,7 @@ def struck(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], b
 def ending(layout: RunLayout) -> str:
     """The digests of the final state, read here and not by the judge: a second pair of eyes."""
     finals = [layout.attempt(attempt).final for attempt in layout.attempts()]
-    document: dict[str, str] = next((json.loads(final.read_text()) for final in finals if final.exists()), {})
+    document: dict[str, str] = next((json.loads(final.read_text(encoding="utf-8")) for final in finals if final.exists()), {})
     return " ".join(str(document.get(f"{part}_digest")) for part in ("parameters", "buffers", "optimizer", "rng"))
 
 

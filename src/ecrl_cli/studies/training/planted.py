@@ -158,7 +158,7 @@ def planted(bug: str, folder: Path) -> Iterator[None]:
         return
     module, body = (BUGS | REPLICA_BUGS | LIVE_BUGS)[bug]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(site(module, body))
+    (folder / "sitecustomize.py").write_text(site(module, body), encoding="utf-8")
     with unburied(bug), environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
         yield
 

@@ -34,7 +34,7 @@ def offences(source: str) -> list[str]:
 def source_of(module: str) -> str:
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None
-    return Path(spec.origin).read_text()
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
 def _name(func: ast.expr) -> str:
