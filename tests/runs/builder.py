@@ -112,7 +112,7 @@ class RunBuilder:
         while not self.attempts or self.attempts[-1].outcome != "completed":
             self.attempts.append(self.attempt(len(self.attempts)))
         deaths = sum(a.outcome == "died" for a in self.attempts)
-        session = Session(began, began + WALL, BOOT, self.tick(0.05))
+        session = Session(began, began + WALL, BOOT, self.tick(0.05), signals=(), writer_deaths=0)
         record = SupervisorRecord(1, self.run_id, self.config.target_steps, "completed", deaths, tuple(self.attempts), (session,), "target reached")
         write_json(self.layout.supervisor, encode(record))
         write_json(self.layout.supervisor, encode(replace(record, attempts=with_phases(self.layout, record.attempts))))
@@ -285,16 +285,18 @@ class Worker:
         self.run.tick(0.004)
         self.book(0, "snapshot", began)
         writing = self.run.now
-        self.event("submitted", snapshot_s=0.004, bytes=1000, inflight=1)
+        self.event("submitted", snapshot_s=0.004, bytes=image.nbytes, inflight=1)
         self.event("received")
         self.run.tick(0.03)
         saved = self.run.store.save(image, self.number)
         self.run.chains[self.step] = list(self.chain)
         times = {"write": 0.015, "hash": 0.005, "commit": 0.006}
-        path, seconds = self.run.layout.relative(saved.path), {f"{name}_s": value for name, value in times.items()}
-        self.event("committed", path=path, commit_sha256=saved.commit_sha256, **seconds)
+        seconds = {f"{name}_s": value for name, value in times.items()}
+        where = {"path": self.run.layout.relative(saved.path), "commit_sha256": saved.commit_sha256}
+        self.event("committed", bytes=saved.bytes, **where, **seconds)
         for retired in self.run.store.settle(saved, image):
-            self.event("retired", step=retired.global_step)
+            where = {"path": self.run.layout.relative(retired.path), "commit_sha256": retired.commit_sha256}
+            self.event("retired", step=retired.global_step, **where)
         self.book(0, "write_wait", writing)
         waiting = self.run.now
         self.run.tick(0.002)

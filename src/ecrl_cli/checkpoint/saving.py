@@ -35,6 +35,8 @@ def save_and_record(store: CheckpointStore, image: Image, attempt: int, log: Che
     log.committed(step, saved)
     with suppress(StorageError):
         log.retired(store.settle(saved, image))
+        if store.pointer_error is not None:
+            log.write("pointer_failed", step, reason=store.pointer_error.line())
     return True
 
 

@@ -91,6 +91,7 @@ class CheckpointStore:
         self._lease = Lease(self.fs, root)
         self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
         self._verified: dict[str, str] = {}
+        self.pointer_error: StorageError | None = None  # why the last `settle` could not move the pointers
 
     def claim(self, attempt: int) -> None:
         """Make the folder, own it for `attempt` (Fenced if a newer one does), remove what dead writers left."""
@@ -141,8 +142,11 @@ class CheckpointStore:
     def settle(self, saved: Saved, image: Image) -> tuple[Retired, ...]:
         """After the acknowledgement: the pointers, then retention. Errors here make no saved checkpoint a failed one."""
         self.points("before_pointer")
-        with suppress(StorageError):  # a hint; and a disk that is full for it is one where retention must go on
+        self.pointer_error = None
+        try:
             self.point(saved.path, {"epoch": image.stamp.epoch, "global_step": image.stamp.global_step, "world_size": image.stamp.world_size})
+        except StorageError as error:  # a hint; and a disk that is full for it is one where retention must go on
+            self.pointer_error = error
         self.points("after_pointer")
         return self.retire()
 

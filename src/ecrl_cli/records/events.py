@@ -32,6 +32,8 @@ CATEGORIES = (
 )
 
 CHECKPOINT_ENDS = ("committed", "failed", "lost")
+# Every word that a checkpoint line's `event` can be.
+CHECKPOINT_EVENTS = ("submitted", "received", "released", *CHECKPOINT_ENDS, "pointer_failed", "retired")
 
 # What a stall consists of, and the category of rank 0's spans that each part lies in: write (the files), hash (waiting for their hashes), commit
 # (everything else up to the acknowledgement), settle (the journal, the pointers, retention), barrier (waiting for the other ranks).
@@ -92,7 +94,8 @@ class CheckpointLine:
     submitted: the training thread hands it over (`bytes`, `snapshot_s`, `serialize_s`, `backpressure_s`, `inflight` with this one);
     received: the writer has all of it; released: the training thread goes on (`enqueue_s`, `stall_s`, and `stall_parts`, which add up to it); then
     exactly one of committed (durable as the write mode promises: `write_s`, `hash_s`, `commit_s`, `commit_sha256`, `path`), failed (`reason`,
-    `write_s`), lost (`reason`); later perhaps retired (retention removed it). Rank 0 and the background writer share the file.
+    `write_s`), lost (`reason`); later perhaps retired (retention removed it) and pointer_failed (latest.json or latest_ok could not be moved:
+    `reason`). Rank 0 and the background writer share the file.
     Older records have no `stall_parts`, and waiting for hashes is in their `write_s`.
     """
 
@@ -263,12 +266,18 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Session:
-    """One supervisor's stay: monotonic `started_at`/`ended_at` (None: it was killed), wall `time`, `boot_id` of the clock."""
+    """One supervisor's stay: monotonic `started_at`/`ended_at` (None: it was killed), wall `time`, `boot_id` of the clock.
+
+    Written at its end (None: it was killed, or its version did not record it): `signals`, the stop signals that it received, in order, and
+    `writer_deaths`, how many background writers died without being told to.
+    """
 
     started_at: float
     time: float
     boot_id: str
     ended_at: float | None = None
+    signals: tuple[int, ...] | None = None
+    writer_deaths: int | None = None
 
 
 @dataclass(frozen=True)

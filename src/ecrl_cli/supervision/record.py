@@ -57,9 +57,9 @@ class RecordKeeper:
         self._write(attempts=(*self.record.attempts[:-1], last))
         return last
 
-    def end(self, status: str, reason: str) -> SupervisorRecord:
-        """The terminal status, the end of the session, and the phases of every attempt, which nobody needed sooner."""
-        ended = replace(self.record.sessions[-1], ended_at=monotonic())
+    def end(self, status: str, reason: str, signals: tuple[int, ...] | None = None, writer_deaths: int | None = None) -> SupervisorRecord:
+        """The terminal status, the end of the session with what it received and lost, and the phases of every attempt, which nobody needed sooner."""
+        ended = replace(self.record.sessions[-1], ended_at=monotonic(), signals=signals, writer_deaths=writer_deaths)
         sessions = (*self.record.sessions[:-1], ended)
         self._write(terminal_status=status, reason=reason, sessions=sessions, attempts=taken_along(self.record.attempts))
         self._write(attempts=with_phases(self._layout, self.record.attempts))

@@ -107,7 +107,7 @@ class Supervisor:
         decision = Decision("completed", "target reached") if reached else Decision("running", "")
         while decision.restart:
             decision = self._attempt(lock)
-        record = self._keeper.end(decision.status, decision.reason)
+        record = self._keeper.end(decision.status, decision.reason, tuple(self._stop.received()), self._writer.deaths)
         self._ui.ended(record)
         if decision.error:
             raise decision.error

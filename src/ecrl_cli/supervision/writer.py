@@ -19,6 +19,7 @@ from ecrl_cli.supervision.mortality import mortal_command
 from ecrl_cli.supervision.signals import StopSignals
 
 WRITER = "ecrl_cli.supervision.writer_main"
+_DYING_S = 1.0
 REPLACED_AT_MOST = 3  # times per attempt: one that cannot even start is not a casualty, and its saves fail on record
 
 
@@ -30,6 +31,7 @@ class Writer:
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._spare = 0
+        self.deaths = 0  # of writers that ended before the supervisor was done with them
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -76,6 +78,7 @@ class Writer:
 
     def kill(self) -> None:
         if self._process:
+            self.deaths += processes.ended(self._pidfd)
             processes.kill(self._pidfd)
             if not processes.wait_all([self._pidfd], GONE_WITHIN_S):  # else it sits in the kernel: the store is fenced against it
                 self._process.wait()
@@ -110,7 +113,12 @@ class Writer:
                 while (left := deadline - monotonic()) > 0 and len(stop.received()) == signals:
                     ready, _, _ = select.select([channel.socket.fileno(), stop.fileno()], [], [], left)
                     if channel.socket.fileno() in ready:
-                        return bool(channel.receive(wait=True))
+                        return bool(channel.receive(wait=True)) or self._dying()
         except OSError:
-            return False
+            return self._dying()
+        return False
+
+    def _dying(self) -> bool:
+        """It has closed its sockets, which a process does an instant before it has ended: wait for that, so that `kill` sees whose doing it was."""
+        processes.wait_all([self._pidfd], _DYING_S)
         return False

@@ -9,7 +9,9 @@ from functools import cached_property
 from ecrl_cli.history.lineage import Lineage, lineage
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
+from ecrl_cli.verify.quarantined import Quarantined, quarantined
 from ecrl_cli.verify.rank_spans import RankSpans, read_spans
+from ecrl_cli.verify.retention import CheckpointHistory, checkpoint_history
 from ecrl_cli.verify.stored import OnDisk, on_disk
 
 
@@ -43,6 +45,16 @@ class Case:
     def spans(self) -> RankSpans:
         """The spans of every rank, not of rank 0 alone."""
         return read_spans(self.run)
+
+    @cached_property
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """The checkpoints that lie set aside, each looked at again."""
+        return quarantined(self.run)
+
+    @cached_property
+    def checkpoints(self) -> CheckpointHistory:
+        """What the journals say was there for each attempt."""
+        return checkpoint_history(self.run)
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:

@@ -13,7 +13,6 @@ from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
 from ecrl_cli.records.recovery import SURVIVED, SURVIVORS
 from ecrl_cli.verify.blows import DEATHS, check_effect, death, ends_attempt
 from ecrl_cli.verify.case import Case
-from ecrl_cli.verify.checkpoints import live_before
 from ecrl_cli.verify.survival import dead
 from ecrl_cli.verify.verdict import Finding, Notes
 
@@ -86,7 +85,7 @@ def _never_chosen(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, st
         chose = [a for a in behind if a.memory != SURVIVORS]
         if behind and not chose:
             told[entry.index] = f"entry {entry.index} did not fire: no attempt behind step {entry.global_step} chose a checkpoint"
-        elif chose and all(len(live_before(case, a)) < LEFT_TO_CHOOSE for a in chose):
+        elif chose and all(len(case.checkpoints.left[a.attempt]) < LEFT_TO_CHOOSE for a in chose):
             told[entry.index] = f"entry {entry.index} did not fire: there was no other checkpoint to fall back to behind step {entry.global_step}"
     return told
 

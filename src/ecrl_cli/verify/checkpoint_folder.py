@@ -1,0 +1,128 @@
+"""What lies in the checkpoint folder beside the journals: nothing that no line accounts for, sizes as recorded, pointers to what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.protocol import LATEST, LATEST_OK, LEASE, STEP_NAME
+from ecrl_cli.config.schema import BACKGROUND
+from ecrl_cli.errors import RecordError
+from ecrl_cli.records.events import CheckpointLine
+from ecrl_cli.records.reading import parsed, read_whole
+from ecrl_cli.verify.case import Case, checkpoint_events
+from ecrl_cli.verify.retention import step_of
+from ecrl_cli.verify.verdict import Notes
+
+_MAX_POINTER = 4096
+
+
+def check_folder(case: Case, notes: Notes) -> None:
+    """Everything that has a checkpoint's name, and the three small files beside."""
+    if not case.ended or not case.run.layout.checkpoints.is_dir():
+        return
+    _check_names(case, notes)
+    _check_sizes(case, notes)
+    _check_pointers(case, notes)
+    _check_lease(case, notes)
+
+
+def writer_died(case: Case) -> bool:
+    """Whether a background writer may have died unseen by the journals: None is a record from before its deaths were counted."""
+    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    return case.run.stored.config.checkpoint.strategy in BACKGROUND and any(stay.writer_deaths != 0 for stay in sessions)
+
+
+def lost_power(case: Case) -> bool:
+    """Whether the machine was started anew during the run: a name that was removed, and not synced since, may be back."""
+    return len({stay.boot_id for stay in case.run.supervisor.sessions}) > 1 if case.run.supervisor else False
+
+
+def _check_names(case: Case, notes: Notes) -> None:
+    mode, history = case.run.stored.config.write_mode, case.checkpoints
+    installed_whole = mode.atomic and mode.sync_directories and case.run.stored.config.checkpoint.layout == "group"
+    refused = {step_of(rejected.path) for a in case.attempts for rejected in a.rejected}
+    failed = {line.global_step for line in checkpoint_events(case.run) if line.event in ("failed", "lost")}
+    for c in case.disk:
+        if c.step in history.end.retired and not lost_power(case):
+            notes.broken(f"{c.path} is there, attempt {history.end.retired[c.step].attempt} says that it was retired")
+        elif not c.report.ok and c.step not in history.end.live and c.step not in refused | failed and installed_whole:
+            notes.broken(f"{c.path} lies there, no line accounts for it, and the guard refuses it: {c.report.layer}: {c.report.reason}")
+
+
+def _check_sizes(case: Case, notes: Notes) -> None:
+    """As many bytes as the manifest says were submitted and committed, where the line that says so is of the checkpoint that is there."""
+    submitted = {(line.attempt, line.global_step): line.bytes for line in checkpoint_events(case.run) if line.event == "submitted"}
+    for c in case.disk:
+        line = case.checkpoints.end.live.get(c.step)
+        if line is None or not c.report.ok or c.report.manifest is None or line.commit_sha256 != c.report.commit_sha256:
+            continue
+        size = sum(part.bytes for part in c.report.manifest.parts.values())
+        told = {"submitted": submitted.get((line.attempt, c.step), 0), "committed": line.bytes}
+        for event, count in told.items():
+            if count and count != size:  # 0: whoever closed the books, or found no writer, did not know
+                notes.broken(f"step {c.step} was {event} with {count} bytes, the manifest of {c.path} says {size}")
+        if line.reason is None and not line.bytes:
+            notes.broken(f"step {c.step} was committed with no bytes, the manifest of {c.path} says {size}")
+
+
+def _check_pointers(case: Case, notes: Notes) -> None:
+    """latest.json and latest_ok are hints, but they must not lie: what they name is there, or was refused since.
+
+    Behind a run that completed they name the newest checkpoint, unless a line says that they could not be moved.
+    """
+    folder = case.run.layout.checkpoints
+    told: dict[str, str] = {}
+    if (folder / LATEST).exists():
+        document = _small(folder / LATEST)
+        name = document.get("path") if isinstance(document, dict) else None
+        if not isinstance(name, str) or not STEP_NAME.match(name) or document.get("global_step") != step_of(name):
+            notes.broken(f"{LATEST} is no pointer to a checkpoint and its step")
+        else:
+            told[LATEST] = name
+    if (folder / LATEST_OK).is_symlink():  # a copy may have followed it
+        told[LATEST_OK] = str((folder / LATEST_OK).readlink())
+    there = {Path(c.path).name for c in case.disk}
+    refused = {Path(rejected.path).name for a in case.attempts for rejected in a.rejected}
+    due = _pointed_to(case)
+    for pointer, name in told.items():
+        if name not in there | refused:
+            notes.broken(f"{pointer} names {name[:80]!r}, which is not there and was refused by no attempt")
+        elif due is not None and name != due:
+            notes.broken(f"{pointer} names {name[:80]}, the newest checkpoint of the completed run is {due}")
+
+
+def _pointed_to(case: Case) -> str | None:
+    """What the pointers must name, or None where they may have stayed behind."""
+    if not case.completed or writer_died(case):
+        return None
+    lines = case.run.logs(case.attempts[-1].attempt).checkpoints.events if case.attempts else ()
+    newest: CheckpointLine | None = None
+    for line in lines:
+        if line.event == "committed":
+            newest = line
+        elif line.event == "pointer_failed":
+            newest = None
+    return Path(newest.path).name if newest and newest.path and newest.reason is None else None
+
+
+def _check_lease(case: Case, notes: Notes) -> None:
+    """The store belongs to the newest attempt that claimed it: not older than one that committed, nor one that never was."""
+    path = case.run.layout.checkpoints / LEASE
+    if not path.exists():
+        return
+    document = _small(path)
+    holder = document.get("attempt") if isinstance(document, dict) else None
+    committed = [line.attempt for line in checkpoint_events(case.run) if line.event == "committed" and line.reason is None]
+    if type(holder) is not int:
+        notes.broken(f"checkpoints/{LEASE} names no attempt")
+    elif not max(committed, default=0) <= holder <= len(case.attempts):
+        known = f"attempt {max(committed, default=0)} has committed, and {len(case.attempts)} attempts are on record"
+        notes.broken(f"checkpoints/{LEASE} names attempt {holder}, {known}")
+
+
+def _small(path: Path) -> Any:
+    try:
+        return parsed(read_whole(path, _MAX_POINTER))
+    except (RecordError, OSError, ValueError):
+        return None

@@ -1,0 +1,97 @@
+"""The journal of one attempt's checkpoints by itself: known words, in the order in which a checkpoint lives, with figures that can be."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ecrl_cli.config.schema import BACKGROUND
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CHECKPOINT_EVENTS, FOUND, CheckpointLine
+from ecrl_cli.verify.case import Case, checkpoint_events
+from ecrl_cli.verify.verdict import Notes
+
+_DURATIONS = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "commit_s", "stall_s")
+_COUNTS = ("bytes", "inflight")
+_SLACK_S = 0.001  # a line is dated just before it is written, a duration just before that
+_PATH = re.compile(r"checkpoints/step_([0-9]{8})(\.safetensors|\.pt)?")
+
+
+def check_lines(case: Case, notes: Notes) -> None:
+    """The journals of all attempts."""
+    saved = {line.global_step for line in checkpoint_events(case.run) if line.event in ("submitted", "committed")}
+    for a in case.run.attempts:
+        _check_journal(case, a.attempt, a.checkpoints.events, notes)
+        for line in a.checkpoints.events:
+            if line.event == "retired" and line.global_step not in saved:
+                notes.broken(f"attempt {a.attempt} retired step {line.global_step}, which nobody saved")
+
+
+def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], notes: Notes) -> None:
+    earlier: dict[int, dict[str, CheckpointLine]] = {}
+    in_flight: set[int] = set()
+    for line in lines:
+        who = f"{line.event[:40]!r} of step {line.global_step} in the journal of attempt {attempt}"
+        if line.event not in CHECKPOINT_EVENTS:
+            notes.broken(f"{who} is no event of a checkpoint")
+            continue
+        if line.attempt != attempt:
+            notes.broken(f"{who} is a line of attempt {line.attempt}")
+        for text in _impossible(line):
+            notes.broken(f"{who} {text}")
+        before = earlier.setdefault(line.global_step, {})
+        for text in _out_of_order(line, before):
+            notes.broken(f"{who} {text}")
+        if line.event == "submitted":
+            _check_in_flight(case, line, len(in_flight) + 1, who, notes)
+        elif line.event == "received":
+            in_flight.add(line.global_step)
+        elif line.event in CHECKPOINT_ENDS:
+            in_flight.discard(line.global_step)
+        before.setdefault(line.event, line)
+
+
+def _impossible(line: CheckpointLine) -> list[str]:
+    """Figures and names that no line of its kind can have."""
+    found = [f"has {name} {value!r}" for name in _DURATIONS if not (math.isfinite(value := getattr(line, name)) and value >= 0)]
+    found += [f"has {name} {value}" for name in _COUNTS if (value := getattr(line, name)) < 0]
+    if line.event == "committed" or (line.event == "retired" and line.path is not None):
+        match = _PATH.fullmatch(line.path or "")
+        if match is None or int(match[1]) != line.global_step:
+            found.append(f"names {str(line.path)[:80]!r} as its path")
+    return found
+
+
+def _out_of_order(line: CheckpointLine, before: dict[str, CheckpointLine]) -> list[str]:
+    """What must stand before the line and does not, and what it must not be older than."""
+    if line.event in ("submitted", "retired", "pointer_failed"):
+        return [f"stands behind its end ({end})" for end in CHECKPOINT_ENDS if line.event == "submitted" and end in before]
+    found = []
+    if "submitted" not in before and line.reason != FOUND:
+        found.append("stands before it was submitted")
+    if line.event == "received" and (ends := [end for end in CHECKPOINT_ENDS if end in before]):
+        found.append(f"stands behind its end ({ends[0]})")
+    if line.event in ("received", "released") and line.event in before:
+        found.append("stands there twice")
+    handed_over = before.get("submitted")
+    written = before.get("received", handed_over)
+    if handed_over and written and (line.event in ("received", "released") or (line.event == "committed" and line.reason is None)):
+        since = written if line.event == "committed" else handed_over  # what closes the books later may be of another boot
+        if line.at < since.at:
+            found.append(f"is {since.at - line.at:.3f} s older than the line that must stand before it ({since.event})")
+        elif line.event == "committed" and line.write_s + line.commit_s > line.at - written.at + _SLACK_S:
+            found.append(f"took {line.write_s + line.commit_s:.3f} s to write and commit, {line.at - written.at:.3f} s after it was {written.event}")
+    return found
+
+
+def _check_in_flight(case: Case, line: CheckpointLine, in_flight: int, who: str, notes: Notes) -> None:
+    """No more at once than there are slots: as the line says, and as the lines before it say."""
+    checkpoint = case.run.stored.config.checkpoint
+    bound = checkpoint.max_inflight if checkpoint.strategy in BACKGROUND else 1
+    if in_flight > bound:
+        notes.broken(f"{who}: {in_flight} checkpoints are in flight by the lines before it, checkpoint.max_inflight is {bound}")
+    if line.inflight > bound + EARLY_GRANT * (checkpoint.strategy in BACKGROUND):
+        notes.broken(f"{who}: {line.inflight} checkpoints were in flight, checkpoint.max_inflight is {bound}")
+
+
+# A slot is granted to the training thread an instant before it is told that the checkpoint in it has ended: the count may still have that one.
+EARLY_GRANT = 1

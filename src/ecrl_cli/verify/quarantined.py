@@ -1,0 +1,63 @@
+"""The checkpoints that recovery refused and set aside, looked at again by the guard: a refusal must be one that holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrl_cli.checkpoint.guard import GuardReport, examine
+from ecrl_cli.checkpoint.protocol import REJECTED_PREFIX
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.layout import is_folder
+from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.verify.stored import guard_config
+
+_NAME = re.compile(rf"^{re.escape(REJECTED_PREFIX)}(step_([0-9]{{8}}))\.([0-9a-f]+)(\.safetensors|\.pt|\.json)?\Z")
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """One refused checkpoint: its path in the run directory, the step in its name, what the guard says of it under the name that it had."""
+
+    path: str
+    step: int
+    report: GuardReport
+
+
+def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
+    """Everything that lies set aside, in the order of the names. A single file and its sidecar are one."""
+    folder = records.layout.checkpoints
+    names = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
+    parts: dict[tuple[str, str], dict[str, str]] = {}
+    for name in names:
+        if match := _NAME.match(name):
+            parts.setdefault((match[1], match[3]), {})[f"{match[1]}{match[4] or ''}"] = name
+    config = guard_config(records, contents=True)
+    found = []
+    for (stem, _), aliases in parts.items():
+        first = next((name for name in aliases if not name.endswith(".json")), f"{stem}.safetensors")
+        report = examine(folder / first, config, RenamedFs(folder, aliases))
+        found.append(Quarantined(records.layout.relative(folder / min(aliases.values())), int(stem[5:]), report))
+    return tuple(found)
+
+
+class RenamedFs(PosixFs):
+    """The real file system, in which some names in `folder` stand for others: `aliases`, by the name asked for, the one that is there."""
+
+    def __init__(self, folder: Path, aliases: dict[str, str]) -> None:
+        super().__init__()
+        self._folder, self._aliases = folder, aliases
+
+    def open(self, path: Path, flags: int) -> int:
+        return super().open(self._there(path), flags)
+
+    def open_at(self, folder: int, name: str, flags: int) -> int:
+        there = self._aliases.get(name, name) if self._path(folder) == self._folder else name
+        return super().open_at(folder, there, flags)
+
+    def listdir(self, path: Path) -> list[str]:
+        return super().listdir(self._there(path))
+
+    def _there(self, path: Path) -> Path:
+        return path.with_name(self._aliases.get(path.name, path.name)) if path.parent == self._folder else path

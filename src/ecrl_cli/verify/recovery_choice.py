@@ -1,0 +1,141 @@
+"""What each attempt had to resume from, worked out anew from the journals, and whether what it refused on the way is refused again."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from ecrl_cli.history.lineage import committed_as
+from ecrl_cli.records.events import GONE, Attempt, Rejected
+from ecrl_cli.verify.case import Case, checkpoint_events
+from ecrl_cli.verify.quarantined import Quarantined
+from ecrl_cli.verify.retention import Live, step_of
+from ecrl_cli.verify.stored import OnDisk, set_aside
+from ecrl_cli.verify.verdict import Notes
+
+NOT_ACKNOWLEDGED = "is not the checkpoint that was acknowledged"
+# A refusal for what a file system said once, or for what only the run's own user and key can tell, cannot be looked at again.
+_PASSING = re.compile(r"^E[A-Z0-9]+ at |belongs to uid |hmac_sha256|does not fit into memory")
+
+
+def check_choices(case: Case, notes: Notes) -> int:
+    """Every attempt began with the newest checkpoint that was not rightly refused; gives how many resumed from one."""
+    by_path = {c.path: c for c in case.disk}
+    history = case.checkpoints
+    resumed = 0
+    for a in case.attempts:
+        if a.resumed_from is None:
+            _check_fresh(a, history.found[a.attempt], history.left[a.attempt], notes)
+            continue
+        resumed += 1
+        _check_choice(case, a, history.left[a.attempt], notes)
+        _check_loaded(case, a, by_path, notes)
+    _check_refusals(case, notes)
+    _check_set_aside(case, notes)
+    return resumed
+
+
+def _check_fresh(a: Attempt, found: Live, left: Live, notes: Notes) -> None:
+    """It began anew, or went on with a state in memory."""
+    if a.memory:
+        if max(left, default=0) > a.resumed_from_step:
+            went = f"attempt {a.attempt} went on from memory behind step {a.resumed_from_step}"
+            notes.broken(f"{went} although step {max(left)} was committed and is on no record as refused")
+    elif left:
+        notes.broken(f"attempt {a.attempt} began anew although step {max(left)} was committed and is on no record as refused")
+    elif found:
+        notes.broken(f"attempt {a.attempt} began anew and refused all {len(found)} checkpoints: a run that has none left ends instead")
+
+
+def _check_choice(case: Case, a: Attempt, live: Live, notes: Notes) -> None:
+    assert a.resumed_from is not None
+    sha, who = a.resumed_from.commit_sha256, f"attempt {a.attempt}"
+    parent = committed_as(case.run, sha, before=a.attempt)
+    if parent is None:
+        notes.broken(f"{who} resumed from {a.resumed_from.path} ({sha[:8]}), which no earlier attempt committed")
+        return
+    if (parent.global_step, step_of(a.resumed_from.path)) != (a.resumed_from_step, a.resumed_from_step):
+        notes.broken(f"{who} resumed from {a.resumed_from.path} at step {a.resumed_from_step}, the commit {sha[:8]} is of step {parent.global_step}")
+    gone = parent.global_step in case.checkpoints.gone[a.attempt]
+    if gone or parent.global_step not in live or live[parent.global_step].commit_sha256 != sha:
+        notes.broken(f"{who} resumed from step {parent.global_step}, which was retired, refused or replaced before")
+    elif max(live) > parent.global_step:
+        notes.broken(f"{who} resumed from step {parent.global_step} although step {max(live)} was committed and is on no record as refused")
+    for rejected in a.rejected:
+        if 0 <= step_of(rejected.path) <= parent.global_step:
+            notes.broken(f"{who} refused {rejected.path}, which is not newer than what it resumed from: it had no reason to look at it")
+
+
+def _check_loaded(case: Case, a: Attempt, by_path: dict[str, OnDisk], notes: Notes) -> None:
+    """What was loaded, if it is still there under its name, is what was committed and passes the guard."""
+    assert a.resumed_from is not None
+    there = by_path.get(a.resumed_from.path)
+    if there is None:
+        return
+    if not there.report.ok:
+        notes.broken(f"attempt {a.attempt} resumed from {there.path}, which the guard refuses: {there.report.layer}: {there.report.reason}")
+    elif there.report.commit_sha256 not in {line.commit_sha256 for line in checkpoint_events(case.run) if line.event == "committed"}:
+        notes.broken(f"{there.path} is not the checkpoint that attempt {a.attempt} resumed from: no line acknowledges its commit")
+
+
+def _check_refusals(case: Case, notes: Notes) -> None:
+    """Each refusal is proved by what lies set aside, or by what still lies under its name: there the guard refuses it again."""
+    aside: dict[int, list[Quarantined]] = {}
+    for each in case.quarantined:
+        aside.setdefault(each.step, []).append(each)
+    steps = {line.global_step for line in checkpoint_events(case.run)}
+    needed: Counter[int] = Counter()
+    pending: set[int] = set()
+    for a in case.attempts:
+        for rejected in a.rejected:
+            step, who = step_of(rejected.path), f"attempt {a.attempt} refused {rejected.path} ({rejected.layer}: {rejected.reason})"
+            if step not in steps and not aside.get(step):
+                notes.broken(f"{who}, which nobody saved")
+            elif rejected.reason == GONE:
+                _check_gone(case, a, rejected, aside.get(step, []), notes)
+            else:
+                _check_sound(case, a, rejected, aside.get(step, []), notes)
+                needed[step] += step not in pending  # refused again before it was moved: the supervisor died in between
+                pending.add(step)
+        pending -= {line.global_step for line in case.run.logs(a.attempt).checkpoints.events if line.event == "committed"}
+    still_there = {c.step for c in case.disk if not c.report.ok}
+    for step, count in sorted(needed.items()):
+        there = len(aside.get(step, ())) + (step in still_there)
+        if there < count and step in steps:
+            notes.missing(f"{count} refused checkpoints of step {step} cannot be looked at again: {there} are still there")
+
+
+def _check_gone(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: Notes) -> None:
+    """What is said to have been gone lies nowhere."""
+    line = case.checkpoints.found[a.attempt].get(step_of(rejected.path))
+    if line is None:
+        notes.broken(f"attempt {a.attempt} missed {rejected.path}, which was not there by the journals either")
+        return
+    places = [(c.path, c.report) for c in case.disk] + [(each.path, each.report) for each in aside]
+    for path, report in places:
+        if report.ok and report.commit_sha256 == line.commit_sha256:
+            notes.broken(f"attempt {a.attempt} says that {rejected.path} is gone, and {path} is that checkpoint")
+
+
+def _check_sound(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: Notes) -> None:
+    """None of what lies set aside under that step is the acknowledged checkpoint, whole."""
+    line = case.checkpoints.found[a.attempt].get(step_of(rejected.path))
+    for each in aside:
+        same = line is not None and each.report.commit_sha256 == line.commit_sha256
+        if not each.report.ok or not (same or (line is None and rejected.reason != NOT_ACKNOWLEDGED)):
+            continue
+        text = f"attempt {a.attempt} refused {rejected.path} ({rejected.layer}: {rejected.reason}), and {each.path} passes the guard"
+        (notes.missing if _PASSING.search(rejected.reason) else notes.broken)(text)
+
+
+def _check_set_aside(case: Case, notes: Notes) -> None:
+    """What lies set aside under a commit of its own was refused by an attempt that says so.
+
+    Without atomic installation a dead writer leaves half a checkpoint under the final name, which the next one sets aside by itself.
+    """
+    if not case.run.stored.config.write_mode.atomic:
+        return
+    refused = Counter(step_of(rejected.path) for a in case.attempts for rejected in a.rejected)
+    for step, count in Counter(set_aside(case.run)).items():
+        if count > refused[step]:
+            notes.broken(f"{count} checkpoints of step {step} lie set aside, {refused[step]} are on record as refused")

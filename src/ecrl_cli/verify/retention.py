@@ -1,0 +1,114 @@
+"""What the journals say was in the checkpoint folder, line by line, and what retention was allowed to remove from it.
+
+Retention removes what is older than the newest max(2, keep) verified checkpoints, behind each acknowledged save. So the journals and the
+configuration decide, at every `retired` line, whether it was allowed. One that was not is no excuse for a missing checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, field
+
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.events import CheckpointLine
+
+_STEP = re.compile(r"step_([0-9]{8})")
+_DIRECTORY_SYNC = "fsync of the directory"  # as StorageError names the call: the files have their name, its durability is unknown
+
+Live = dict[int, CheckpointLine]
+
+
+@dataclass(frozen=True)
+class Overreach:
+    """A `retired` line that retention's rule does not allow; `newer`: how many newer checkpoints were there."""
+
+    line: CheckpointLine
+    newer: int
+
+
+@dataclass
+class Folder:
+    """What the journals read so far leave in the folder.
+
+    `live`: by step, what is committed and neither rightly retired nor refused. `retired`: by step, the line that rightly retired it.
+    `gone`: the steps that are said to be retired, rightly or not. `superfluous`: by step, the attempt in which retention was first allowed to
+    remove it. A save that failed after its files had their name may have left a checkpoint that retention counts: it counts here too.
+    """
+
+    keep: int
+    live: Live = field(default_factory=dict)
+    superfluous: dict[int, int] = field(default_factory=dict)
+    retired: Live = field(default_factory=dict)
+    overreached: list[Overreach] = field(default_factory=list)
+    gone: set[int] = field(default_factory=set)
+    _order: list[int] = field(default_factory=list)  # the steps of all that retention may count, ascending
+
+    def apply(self, line: CheckpointLine) -> None:
+        step = line.global_step
+        if line.event == "committed":
+            self.live[step] = line
+            self.gone.discard(step)
+            self.superfluous.pop(step, None)
+            self.retired.pop(step, None)
+            self._count(step, line.attempt)
+        elif line.event == "failed" and _DIRECTORY_SYNC in (line.reason or "") and step not in self.live:
+            self._count(step, line.attempt)
+        elif line.event == "retired":
+            self.gone.add(step)
+            newer = len(self._order) - bisect_right(self._order, step)
+            if newer < self.keep:
+                self.overreached.append(Overreach(line, newer))
+            else:
+                self.remove(step)
+                self.retired[step] = line
+
+    def remove(self, step: int) -> None:
+        """It is retired, or refused and set aside: it counts no more."""
+        self.live.pop(step, None)
+        self.superfluous.pop(step, None)
+        if self._has(step):
+            self._order.remove(step)
+
+    def _count(self, step: int, attempt: int) -> None:
+        if not self._has(step):
+            insort(self._order, step)
+        if len(self._order) > self.keep:
+            self.superfluous.setdefault(min(step, self._order[-self.keep - 1]), attempt)
+
+    def _has(self, step: int) -> bool:
+        at = bisect_left(self._order, step)
+        return at < len(self._order) and self._order[at] == step
+
+
+@dataclass(frozen=True)
+class CheckpointHistory:
+    """By attempt: what it could choose from (`found`), what was left of that once it had refused some (`left`), and which steps were said to be
+    retired (`gone`). `end`: behind the last line."""
+
+    found: dict[int, Live]
+    left: dict[int, Live]
+    gone: dict[int, frozenset[int]]
+    end: Folder
+
+
+def checkpoint_history(records: RunRecords) -> CheckpointHistory:
+    """The journals of all attempts on record, in order, with what each attempt refused when it was launched."""
+    found: dict[int, Live] = {}
+    left: dict[int, Live] = {}
+    gone: dict[int, frozenset[int]] = {}
+    folder = Folder(max(2, records.stored.config.checkpoint.keep))
+    for a in records.supervisor.attempts if records.supervisor else ():
+        found[a.attempt] = dict(folder.live)
+        for rejected in a.rejected:
+            folder.remove(step_of(rejected.path))
+        left[a.attempt], gone[a.attempt] = dict(folder.live), frozenset(folder.gone)
+        for line in records.logs(a.attempt).checkpoints.events:
+            folder.apply(line)
+    return CheckpointHistory(found, left, gone, folder)
+
+
+def step_of(path: str) -> int:
+    """The step in the name of a checkpoint, set aside or not; -1 where it names none."""
+    match = _STEP.search(path)
+    return int(match[1]) if match else -1
