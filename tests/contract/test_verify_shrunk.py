@@ -29,7 +29,7 @@ def shrunk(
     config = builder.config_of("ovl", "kill", steps, 1)
     config = replace(config, supervision=SupervisionConfig(nodes=nodes, on_node_loss=on_node_loss))
     recorder = OfPresentRanks(folder / "run", config)
-    recorder.fired.add(harmless)
+    recorder.harmless.add(harmless)
     run = recorder.build()
     seats(run, 1, ["a"], ["b"])
     return run
@@ -39,7 +39,7 @@ class OfPresentRanks(builder.RunBuilder):
     """Nothing strikes a rank that is not there."""
 
     def attempt(self, number: int) -> Attempt:
-        self.fired |= {entry.index for entry in plan(self.config) if number and entry.rank > 0}
+        self.harmless |= {entry.index for entry in plan(self.config) if number and entry.rank > 0}
         return super().attempt(number)
 
 

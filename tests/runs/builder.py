@@ -101,6 +101,7 @@ class RunBuilder:
         self.store = CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.config, self.run_id))
         self.chains: dict[int, list[str]] = {0: []}
         self.fired: set[int] = set()
+        self.harmless: set[int] = set()  # entries that stay pending and strike nobody
         self.attempts: list[Attempt] = []
 
     def build(self) -> RunLayout:
@@ -126,7 +127,8 @@ class RunBuilder:
         step, launched = (int(resumed.path[-8:]) if resumed else 0), self.now
         pending = tuple(entry for entry in plan(self.config) if entry.index not in self.fired)
         seen = max((a.last_step or 0 for a in self.attempts), default=0)
-        worker = Worker(self, number, step, {entry.global_step: entry for entry in pending if entry.moment == "boundary"})
+        armed = {entry.global_step: entry for entry in pending if entry.moment == "boundary" and entry.index not in self.harmless}
+        worker = Worker(self, number, step, armed)
         self.order(LaunchOrder(number, worker.ranks, step, resumed, seen, pending, worker.until), launched)
         self.store.claim(number)
         blow, last = worker.live()

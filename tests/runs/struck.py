@@ -19,7 +19,7 @@ from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.record import read_record, with_phases
 from tests.runs.builder import BOOT, WALL, RunBuilder, config_of
-from tests.runs.spoil import at_step, edit_json, edit_lines
+from tests.runs.spoil import at_step, edit_json, edit_lines, line_at
 
 ENTRIES = ("slow_rank@3:1*0.01", "corrupt@20:1", "enospc@9", "kill@900.5s:1")
 SLOW, KILL, DAMAGE, FULL, LATE = range(5)
@@ -30,8 +30,8 @@ class ListedBuilder(RunBuilder):
     """Of the configuration's entries, those that no rank strikes at a boundary are claimed by `struck`."""
 
     def struck(self, index: int, attempt: int, **more: Any) -> None:
-        entry = plan(self.config)[index]
-        assert claim(self.layout, Fired(index, entry.kind, entry.rank, entry.global_step, attempt, self.now, self.now + WALL, **more))
+        entry, at = plan(self.config)[index], more.pop("at", self.now)
+        assert claim(self.layout, Fired(index, entry.kind, entry.rank, entry.global_step, attempt, at, at + WALL, **more))
         self.fired.add(index)
 
 
@@ -43,8 +43,9 @@ class StruckBuilder(ListedBuilder):
             self.struck(DAMAGE, 1, detail=f"{DAMAGED}: bytes 5 changed")
         made = super().attempt(number)
         if number == 0:
-            self.struck(SLOW, 0, at_step=3)
-            self.struck(FULL, 0, at_step=12)
+            log = self.layout.attempt(0)
+            self.struck(SLOW, 0, at_step=3, at=line_at(log.rank(1), 3)["at"] - 0.01)
+            self.struck(FULL, 0, at_step=12, at=line_at(log.checkpoints, 12)["at"])
         return made
 
 

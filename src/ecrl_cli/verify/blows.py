@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from itertools import pairwise
 
 from ecrl_cli.config.entries import STARTING
 from ecrl_cli.config.schema import BACKGROUND
-from ecrl_cli.failures.storage_kinds import POINTS
+from ecrl_cli.failures.kinds import STRIKES
+from ecrl_cli.failures.storage_kinds import POINTS, SLOW_SAVES
 from ecrl_cli.failures.strike import SPARING
-from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, CheckpointLine, Fired, PlannedFailure
+from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, CheckpointLine, Fired, PlannedFailure, Session
 from ecrl_cli.records.recovery import SURVIVED
 from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Notes
@@ -69,15 +71,56 @@ def _check_end(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, note
     fatal = [pair for pair in _fatal(case, a, fired, entry) if pair[1].kind not in _GOES_ON]
     explained = any(_ended_by(case, a, f, e) for f, e in fatal)
     if entry.kind == "term":
-        if not stopped(case.attempts, a) and not explained:
-            notes.broken(f"{who} told the supervisor to stop in attempt {a.attempt}, which {a.outcome}: {death(a)}")
+        _check_told(case, a, fired, explained, notes)
         return
     if a.outcome in ("completed", "resized"):
         notes.broken(f"{who} fired in attempt {a.attempt}, which {'completed' if a.outcome == 'completed' else 'ended well to be resized'}")
     if a.outcome in ("died", "hung", SURVIVED) and not explained:
         notes.broken(f"{who} ({fired.kind} of rank {fired.rank}) is not how attempt {a.attempt} {a.outcome}: {death(a)}")
+    if a.outcome == "stopped" and not explained:
+        _check_stopped(case, a, fired, notes)
+    if a.outcome == "hung" and a.hang is None:
+        notes.broken(f"{who}: attempt {a.attempt} hung, and no hang is on record")
     if entry.kind in ("supervisor", "readonly") and case.completed and not any(later.session > a.session for later in case.attempts):
         notes.broken(f"{who} ({fired.kind}) ended the supervisor's stay, and no other followed")
+
+
+def _check_told(case: Case, a: Attempt, fired: Fired, explained: bool, notes: Notes) -> None:
+    """The supervisor received the signal, and the attempt was stopped by it unless it came to its end first."""
+    who, stay = f"entry {fired.index} told the supervisor to stop", _stay(case, a)
+    if stay and stay.signals is not None and signal.SIGTERM not in stay.signals:
+        notes.broken(f"{who} in attempt {a.attempt}, and its stay received {list(stay.signals) or 'no signal'}")
+    if not stopped(case.attempts, a) and not explained:
+        notes.broken(f"{who} in attempt {a.attempt}, which {a.outcome}: {death(a)}")
+    elif a.outcome == "completed" and stay and stay.signals is None and stay.ended_at is not None:
+        notes.missing(f"{who} in attempt {a.attempt}, which completed, and whether the signal came is on no record")
+
+
+def _check_stopped(case: Case, a: Attempt, fired: Fired, notes: Notes) -> None:
+    """An attempt that was stopped before its death was seen was stopped by somebody, and was the last of its stay."""
+    who, stay, following = f"entry {fired.index} ({fired.kind})", _stay(case, a), case.attempt(a.attempt + 1)
+    if following and following.session == a.session:
+        notes.broken(
+            f"{who} fired in attempt {a.attempt}, which is said to have been stopped, and the same stay went on with attempt {following.attempt}"
+        )
+    elif stay and stay.signals == ():
+        notes.broken(f"{who} fired in attempt {a.attempt}, which is said to have been stopped, and its stay received no signal")
+
+
+def _stay(case: Case, a: Attempt) -> Session | None:
+    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    return sessions[a.session] if 0 <= a.session < len(sessions) else None
+
+
+def check_writer_deaths(case: Case, notes: Notes) -> None:
+    """As many background writers died in a stay as were killed by the plan, or more."""
+    if case.run.stored.config.checkpoint.strategy not in BACKGROUND or case.run.supervisor is None:
+        return
+    sessions = {a.attempt: a.session for a in case.attempts}
+    struck = [sessions.get(fired.attempt) for fired in case.run.fired if fired.kind == "writer"]
+    for number, stay in enumerate(case.run.supervisor.sessions):
+        if stay.writer_deaths is not None and stay.writer_deaths < struck.count(number):
+            notes.broken(f"{struck.count(number)} background writers were killed by the plan in stay {number}, {stay.writer_deaths} died")
 
 
 def stopped(attempts: Sequence[Attempt], a: Attempt) -> bool:
@@ -145,12 +188,16 @@ def _last(case: Case, a: Attempt, rank: int) -> int | None:
 
 
 def _check_slow_rank(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+    """Each of the steps that it lasts for took at least as long as the rank was held up, as far as the rank came."""
     lines = case.run.logs(fired.attempt).ranks.get(fired.rank)
-    took = [line.seconds for line in lines.events if line.global_step == fired.at_step] if lines else []
-    if lines and not took and any(line.global_step > (fired.at_step or 0) for line in lines.events):
-        notes.missing(f"entry {fired.index} held rank {fired.rank} up in step {fired.at_step}, of which its log has no line")
-    if took and took[0] < entry.seconds:
-        notes.broken(f"entry {fired.index} held rank {fired.rank} up for {entry.seconds:g} s in step {fired.at_step}, which took {took[0]:.3f} s")
+    first = fired.global_step if fired.at_step is None else fired.at_step
+    last = first if fired.at_step is None else entry.global_step + STRIKES["slow_rank"].lasts - 1
+    took = {line.global_step: line.seconds for line in lines.events if first <= line.global_step <= last} if lines else {}
+    if lines and first not in took and any(line.global_step > first for line in lines.events):
+        notes.missing(f"entry {fired.index} held rank {fired.rank} up in step {first}, of which its log has no line")
+    for step, seconds in took.items():
+        if seconds < entry.seconds:
+            notes.broken(f"entry {fired.index} held rank {fired.rank} up for {entry.seconds:g} s in step {step}, which took {seconds:.3f} s")
 
 
 def _check_save(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
@@ -161,14 +208,30 @@ def _check_save(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, not
     if end is None:
         notes.missing(f"{who}: {save} has no end on record")
     elif entry.kind == "slow_disk":
-        if end.event == "committed" and end.reason is None and end.write_s + end.commit_s < entry.seconds:
-            notes.broken(f"{who}: {save} took {end.write_s + end.commit_s:.3f} s, one call alone {entry.seconds:g} s")
+        _check_slow_disk(case, a, fired, entry, notes)
     elif entry.kind == "writer":
         before = POINTS.index(entry.point.partition(":")[0]) <= POINTS.index("after_root_sync")
         if before and end.event == "committed" and end.reason is None:
             notes.broken(f"{who}: {save} was committed by the writer that had been killed")
     elif not _failed_with(end, entry.kind.upper()) and not (end.event == "lost" and a.outcome != "completed"):
         notes.broken(f"{who}: {save} ended as {end.event} ({end.reason}), not as failed with {entry.kind.upper()}")
+
+
+def _check_slow_disk(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+    """Each committed save took at least the delays of its own calls: one write per file, and one sync where files are synced.
+
+    The saves behind the first one only where rank 0 writes: a background writer that was replaced meanwhile is slow no more.
+    """
+    config = case.run.stored.config
+    files = 6 if config.checkpoint.layout == "group" else 2
+    least = entry.seconds * files * (2 if config.write_mode.sync_files else 1)
+    lines = case.run.logs(a.attempt).checkpoints.events
+    slow = sorted({line.global_step for line in lines if line.event == "submitted" and line.global_step >= (fired.at_step or 0)})
+    for step in slow[: 1 if config.checkpoint.strategy in BACKGROUND else SLOW_SAVES]:
+        end = next((line for line in lines if line.global_step == step and line.event in CHECKPOINT_ENDS), None)
+        if end and end.event == "committed" and end.reason is None and end.write_s + end.commit_s < least:
+            took = f"took {end.write_s + end.commit_s:.3f} s, its calls alone were held up for {least:g} s"
+            notes.broken(f"entry {fired.index} (slow_disk): the save of step {step} in attempt {a.attempt} {took}")
 
 
 def _failed_with(end: CheckpointLine, name: str) -> bool:

@@ -11,8 +11,9 @@ from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
 from ecrl_cli.records.recovery import SURVIVED, SURVIVORS
-from ecrl_cli.verify.blows import DEATHS, check_effect, death, ends_attempt
+from ecrl_cli.verify.blows import DEATHS, check_effect, check_writer_deaths, death, ends_attempt
 from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.fault_instants import check_armed, check_files, check_instant
 from ecrl_cli.verify.survival import dead
 from ecrl_cli.verify.verdict import Finding, Notes
 
@@ -36,13 +37,18 @@ def failures_once(case: Case) -> Finding:
         entry = by_index.get(fired.index)
         if entry is None or (entry.kind, entry.rank, entry.global_step) != (fired.kind, fired.rank, fired.global_step):
             notes.broken(f"entry {fired.index} fired ({fired.kind}, rank {fired.rank}, step {fired.global_step}), which was not planned")
-        check_effect(case, fired, entry or PlannedFailure(fired.index, fired.kind, fired.rank, fired.global_step), notes)
+        struck = entry or PlannedFailure(fired.index, fired.kind, fired.rank, fired.global_step)
+        check_effect(case, fired, struck, notes)
+        check_instant(case, fired, struck, notes)
+    check_writer_deaths(case, notes)
     _check_repeats(case, by_index, notes)
     unfired = {entry.index: entry for entry in planned if entry.index not in {fired.index for fired in case.run.fired}}
     rules = (_without_victim, _not_reached, _struck_nobody, _never_chosen)
     excused = {index: words for rule in rules for index, words in rule(case, unfired.values()).items()}
     if (owed := sorted(unfired.keys() - excused.keys())) and case.completed:
         notes.broken(f"the run completed and entries {owed} never fired")
+    check_armed(case, planned, notes)
+    check_files(case, notes)
     kept = f"{len(case.run.fired)} of {len(planned)} planned failures fired, each once" if planned else "no failure was planned, and none fired"
     return notes.finding(kept, [*excused.values(), *_unplanned(case, by_index)], checked=bool(planned))
 
@@ -112,13 +118,10 @@ def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:
 
 
 def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: Notes) -> None:
-    """No attempt was armed with what had fired, and none died again of it."""
+    """No attempt died again of what had fired in another."""
     struck = _struck(case, by_index)
     for a in case.attempts:
-        order = case.run.logs(a.attempt).order
         for fired in case.run.fired:
-            if fired.attempt < a.attempt and order and fired.index in {entry.index for entry in order.pending}:
-                notes.broken(f"entry {fired.index} fired in attempt {fired.attempt} and attempt {a.attempt} was armed with it again")
             entry = by_index.get(fired.index)
             again = entry is not None and entry.moment == "boundary" and _looks_like(case, a, fired)
             if fired.attempt != a.attempt and a.attempt not in struck and again:

@@ -1,0 +1,171 @@
+"""When a planned failure struck, beside what else is dated: in its attempt, at its step, before its death; and who was armed with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ecrl_cli.config.entries import STARTING
+from ecrl_cli.config.schema import BACKGROUND
+from ecrl_cli.failures.fired import fired_indices
+from ecrl_cli.failures.kinds import STRIKES
+from ecrl_cli.history.timeline import timeline
+from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
+from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.verdict import Notes
+
+_SLACK_S = 0.001  # one clock for all processes of a boot; an instant is read just before what it dates is written
+_DUE_SLACK_S = 0.1  # the time before this stay, as it is folded now and as it was folded then
+INSIDE = ("forward", "backward", "optimizer")
+_BEHIND = ("boundary", "capture", "save")
+
+
+def check_instant(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+    """One that fired, beside its attempt and the lines of its victim. Not across machines, whose monotonic clocks are their own."""
+    _check_step(case, fired, entry, notes)
+    a = case.attempt(fired.attempt)
+    if case.run.stored.config.supervision.nodes > 1 or case.run.supervisor is None:
+        return
+    began, ended = _window(case, fired, entry, a)
+    who = f"entry {fired.index} ({entry.kind})"
+    if fired.at < began - _SLACK_S:
+        notes.broken(f"{who} fired {began - fired.at:.3f} s before attempt {fired.attempt} could be struck")
+    if fired.at > ended + _SLACK_S:
+        notes.broken(f"{who} fired {fired.at - ended:.3f} s after attempt {fired.attempt} was over")
+    if a is None or entry.moment == "rest":
+        return
+    if entry.moment == "wall":
+        _check_due(case, fired, entry, a, notes)
+    for bound, text in _beside_lines(case, fired, entry):
+        if bound > _SLACK_S:
+            notes.broken(f"{who} fired {bound:.3f} s {text}")
+
+
+def check_armed(case: Case, planned: tuple[PlannedFailure, ...], notes: Notes) -> None:
+    """Each attempt was armed with exactly what was planned and had not fired; and what should have struck it at a step did not wait for another."""
+    by_index, unread = {entry.index: entry for entry in planned}, _unread(case)
+    background = case.run.stored.config.checkpoint.strategy in BACKGROUND
+    for a in case.attempts:
+        order = case.run.logs(a.attempt).order
+        if order is None:
+            continue
+        for entry in order.pending:
+            if entry != by_index.get(entry.index):
+                notes.broken(f"attempt {a.attempt} was armed with an entry {entry.index} that is not the plan's")
+        armed = {entry.index for entry in order.pending}
+        spent = {fired.index for fired in case.run.fired if fired.attempt < a.attempt or (fired.attempt == a.attempt and _at_rest(by_index, fired))}
+        if lacking := sorted(by_index.keys() - spent - armed - unread):
+            notes.broken(f"attempt {a.attempt} was not armed with entry {lacking[0]}, which had not fired")
+        for entry in order.pending:
+            overlapping = background and entry.moment == "save"  # the writer may be struck in a save of the attempt before
+            if entry.index in spent and not overlapping and entry in planned:
+                first = next(fired.attempt for fired in case.run.fired if fired.index == entry.index)
+                notes.broken(f"entry {entry.index} fired in attempt {first} and attempt {a.attempt} was armed with it again")
+        _check_passed(case, a, order.pending, notes)
+
+
+def check_files(case: Case, notes: Notes) -> None:
+    """Each file in fired/ is named after the entry that it claims."""
+    indices = fired_indices(case.run.layout)
+    for fired in case.run.fired:
+        if fired.index not in indices:
+            notes.broken(f"a file in fired/ claims entry {fired.index}, and none has its name")
+
+
+def _check_passed(case: Case, a: Attempt, pending: Iterable[PlannedFailure], notes: Notes) -> None:
+    """A step at which a failure was armed is not passed unstruck by its victim."""
+    fired_in = {fired.index: fired.attempt for fired in case.run.fired}
+    for entry in pending:
+        lines = case.run.logs(a.attempt).ranks.get(entry.rank)
+        furthest = lines.events[-1].global_step if lines and lines.events else 0
+        due = entry.moment == "boundary" or entry.moment in INSIDE
+        if due and a.resumed_from_step < entry.global_step < furthest and fired_in.get(entry.index, a.attempt + 1) > a.attempt:
+            notes.broken(
+                f"entry {entry.index} ({entry.kind} at step {entry.global_step}) did not strike attempt {a.attempt}, which went past that step"
+            )
+
+
+def _check_step(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+    """The step that it is said to have struck at is one at which it could."""
+    step, a = fired.at_step, case.attempt(fired.attempt)
+    if step is None:
+        return
+    first, last = entry.global_step, entry.global_step
+    if entry.moment in ("capture", "save"):
+        last = case.run.stored.config.target_steps
+    elif entry.moment in INSIDE:
+        last = entry.global_step + (STRIKES[entry.kind].lasts if entry.kind in STRIKES else 1) - 1
+    elif entry.moment in STARTING:
+        first = last = a.resumed_from_step if a else step
+    if not first <= step <= last:
+        notes.broken(f"entry {fired.index} ({entry.kind}) fired at step {step}, it was planned for step {entry.global_step} ({entry.moment})")
+
+
+def _window(case: Case, fired: Fired, entry: PlannedFailure, a: Attempt | None) -> tuple[float, float]:
+    """Between which instants it can have fired; infinite where that is not on record, or on the clock of another boot."""
+    before = case.attempt(fired.attempt - 1)
+    if entry.moment == "rest":
+        same = a is None or before is None or _boot(case, a) == _boot(case, before)
+        began = before.ended_at if before and before.ended_at is not None and same else -math.inf
+        return began, a.launched_at if a and same else math.inf
+    if a is None:
+        return -math.inf, math.inf
+    following = case.attempt(fired.attempt + 1)
+    ends = [case.run.supervisor.sessions[a.session].ended_at] if case.run.supervisor and 0 <= a.session < len(case.run.supervisor.sessions) else []
+    in_background = entry.moment == "save" and case.run.stored.config.checkpoint.strategy in BACKGROUND  # beside the ranks that go on
+    if following and not in_background and _boot(case, following) == _boot(case, a):
+        ends.append(following.launched_at)
+    if _is_the_death(case, fired, entry, a):
+        ends.append(a.ended_at)
+    return a.launched_at, min((end for end in ends if end is not None), default=math.inf)
+
+
+def _is_the_death(case: Case, fired: Fired, entry: PlannedFailure, a: Attempt) -> bool:
+    """Whether nothing else can have ended the attempt, the way it ended: a signal or an exit code that is a planned failure's own."""
+    alone = sum(other.attempt == fired.attempt for other in case.run.fired) == 1
+    kinds = {"kill": (None, 9), "exit": (137, None)}
+    return alone and a.outcome == "died" and kinds.get(entry.kind) == (a.exit_code, a.signal) and a.rank in (fired.rank, *entry.others)
+
+
+def _boot(case: Case, a: Attempt) -> str | None:
+    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    return sessions[a.session].boot_id if 0 <= a.session < len(sessions) else None
+
+
+def _check_due(case: Case, fired: Fired, entry: PlannedFailure, a: Attempt, notes: Notes) -> None:
+    """Not before so much supervised time had passed."""
+    windows = timeline(case.run).windows
+    if 0 <= a.session < len(windows):
+        lived = sum(end - start for start, end in windows[: a.session]) + fired.at - windows[a.session][0]
+        if lived < entry.seconds - _DUE_SLACK_S:
+            notes.broken(f"entry {fired.index} ({entry.kind}) fired after {lived:.3f} s of supervised time, it was due after {entry.seconds:.3f} s")
+
+
+def _beside_lines(case: Case, fired: Fired, entry: PlannedFailure) -> list[tuple[float, str]]:
+    """By how much it is dated before the step that it waited for, or after the next one that its victim did; in words."""
+    saves = entry.moment == "save"
+    if saves and case.run.stored.config.checkpoint.strategy in BACKGROUND:
+        return []  # another process, which does not wait for the ranks nor they for it
+    lines = case.run.logs(fired.attempt).ranks.get(0 if saves else fired.rank)
+    by_step = {line.global_step: line.at for line in lines.events} if lines else {}
+    if entry.moment in STARTING:
+        return [(fired.at - min(by_step.values()), "after its victim had done a step")] if by_step else []
+    step = entry.global_step if fired.at_step is None and entry.moment not in ("capture", "save") else fired.at_step
+    if step is None or entry.moment == "wall":
+        return []
+    found = []
+    if (reached := by_step.get(step if entry.moment in _BEHIND else step - 1)) is not None:
+        found.append((reached - fired.at, f"before its victim had logged step {step if entry.moment in _BEHIND else step - 1}"))
+    if (passed := by_step.get(step + 1)) is not None:
+        found.append((fired.at - passed, f"after its victim had logged step {step + 1}"))
+    return found
+
+
+def _at_rest(by_index: dict[int, PlannedFailure], fired: Fired) -> bool:
+    entry = by_index.get(fired.index)
+    return entry is not None and entry.moment == "rest"
+
+
+def _unread(case: Case) -> set[int]:
+    """Entries that are claimed by a file that cannot be read: when is not known."""
+    return set(fired_indices(case.run.layout)) - {fired.index for fired in case.run.fired}
