@@ -21,6 +21,7 @@ from tests.runs.spoilt_clocks import CLOCKS, SPOILT_CLOCKS
 from tests.runs.spoilt_metrics import SPOILT_METRICS
 from tests.runs.spoilt_record import RECORD, SPOILT_RECORD
 from tests.runs.spoilt_stalls import STALLS
+from tests.runs.spoilt_store import SPOILT_STORE
 
 Spoil = Callable[[RunLayout], Any]
 ONCE, INPUT, TRAJECTORY, TIME = "exactly-once", "same-input", "same-trajectory", "time-conserved"
@@ -265,6 +266,7 @@ SPOILT |= STALLS
 SPOILT |= SPOILT_METRICS | SPOILT_CLOCKS | SPOILT_RECORD
 # What the finding must say among others.
 WORDS = {name: words for name, (_, _, _, words) in (CLOCKS | RECORD).items()}
+SPOILT |= SPOILT_STORE
 # Where evidence of the promise is missing, and what is left contradicts another one: the verdict is invalid, the finding unknown.
 ALSO_BROKEN = {
     "all wall times in 1970",

@@ -118,14 +118,17 @@ def _check_gone(case: Case, a: Attempt, rejected: Rejected, aside: list[Quaranti
 
 
 def _check_sound(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: Notes) -> None:
-    """None of what lies set aside under that step is the acknowledged checkpoint, whole."""
-    line = case.checkpoints.found[a.attempt].get(step_of(rejected.path))
-    for each in aside:
-        same = line is not None and each.report.commit_sha256 == line.commit_sha256
-        if not each.report.ok or not (same or (line is None and rejected.reason != NOT_ACKNOWLEDGED)):
-            continue
-        text = f"attempt {a.attempt} refused {rejected.path} ({rejected.layer}: {rejected.reason}), and {each.path} passes the guard"
-        (notes.missing if _PASSING.search(rejected.reason) else notes.broken)(text)
+    """Nothing that lies set aside under that step, or still under its name, is the acknowledged checkpoint, whole."""
+    step = step_of(rejected.path)
+    line = case.checkpoints.found[a.attempt].get(step)
+    if line is None and (len(aside) > 1 or rejected.reason == NOT_ACKNOWLEDGED):
+        return  # which of them it was is not on record
+    places = [(each.path, each.report) for each in aside]
+    places += [(c.path, c.report) for c in case.disk if c.step == step and line is not None]
+    for path, report in places:
+        if report.ok and (line is None or report.commit_sha256 == line.commit_sha256):
+            text = f"attempt {a.attempt} refused {rejected.path} ({rejected.layer}: {rejected.reason}), and {path} passes the guard"
+            (notes.missing if _PASSING.search(rejected.reason) else notes.broken)(text)
 
 
 def _check_set_aside(case: Case, notes: Notes) -> None:
