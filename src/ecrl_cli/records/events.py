@@ -32,8 +32,6 @@ CATEGORIES = (
 )
 
 CHECKPOINT_ENDS = ("committed", "failed", "lost")
-# Every word that a checkpoint line's `event` can be.
-CHECKPOINT_EVENTS = ("submitted", "received", "released", *CHECKPOINT_ENDS, "pointer_failed", "retired")
 
 # What a stall consists of, and the category of rank 0's spans that each part lies in: write (the files), hash (waiting for their hashes), commit
 # (everything else up to the acknowledgement), settle (the journal, the pointers, retention), barrier (waiting for the other ranks).

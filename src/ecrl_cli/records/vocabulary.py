@@ -9,7 +9,7 @@ from ecrl_cli.records.recovery import EFFECTS, SNAPSHOT, SURVIVED, SURVIVORS
 OUTCOMES = ("running", "completed", "died", "stopped", "resized", "hung", SURVIVED)
 TERMINAL_STATUSES = ("running", "completed", "stopped", "gave_up", "refused")
 MEMORIES = ("", SURVIVORS, SNAPSHOT)
-CHECKPOINT_EVENTS = ("submitted", "received", "released", *CHECKPOINT_ENDS, "retired")
+CHECKPOINT_EVENTS = ("submitted", "received", "released", *CHECKPOINT_ENDS, "retired", "pointer_failed")
 LEDGER_EFFECTS = EFFECTS
 HANG_PHASES = PHASES
 

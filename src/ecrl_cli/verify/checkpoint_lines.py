@@ -6,11 +6,12 @@ import math
 import re
 
 from ecrl_cli.config.schema import BACKGROUND
-from ecrl_cli.records.events import CHECKPOINT_ENDS, CHECKPOINT_EVENTS, FOUND, CheckpointLine
+from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, CheckpointLine
+from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS
 from ecrl_cli.verify.case import Case, checkpoint_events
 from ecrl_cli.verify.verdict import Notes
 
-_DURATIONS = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "commit_s", "stall_s")
+_DURATIONS = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
 _COUNTS = ("bytes", "inflight")
 _SLACK_S = 0.001  # a line is dated just before it is written, a duration just before that
 _PATH = re.compile(r"checkpoints/step_([0-9]{8})(\.safetensors|\.pt)?")
@@ -29,6 +30,7 @@ def check_lines(case: Case, notes: Notes) -> None:
 def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], notes: Notes) -> None:
     earlier: dict[int, dict[str, CheckpointLine]] = {}
     in_flight: set[int] = set()
+    early = not any(line.stall_parts for line in lines)  # older records have none
     for line in lines:
         who = f"{line.event[:40]!r} of step {line.global_step} in the journal of attempt {attempt}"
         if line.event not in CHECKPOINT_EVENTS:
@@ -42,7 +44,7 @@ def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], 
         for text in _out_of_order(line, before):
             notes.broken(f"{who} {text}")
         if line.event == "submitted":
-            _check_in_flight(case, line, len(in_flight) + 1, who, notes)
+            _check_in_flight(case, line, len(in_flight) + 1, early, notes)
         elif line.event == "received":
             in_flight.add(line.global_step)
         elif line.event in CHECKPOINT_ENDS:
@@ -78,20 +80,22 @@ def _out_of_order(line: CheckpointLine, before: dict[str, CheckpointLine]) -> li
         since = written if line.event == "committed" else handed_over  # what closes the books later may be of another boot
         if line.at < since.at:
             found.append(f"is {since.at - line.at:.3f} s older than the line that must stand before it ({since.event})")
-        elif line.event == "committed" and line.write_s + line.commit_s > line.at - written.at + _SLACK_S:
-            found.append(f"took {line.write_s + line.commit_s:.3f} s to write and commit, {line.at - written.at:.3f} s after it was {written.event}")
+        elif line.event == "committed" and (took := line.write_s + line.hash_s + line.commit_s) > line.at - written.at + _SLACK_S:
+            found.append(f"took {took:.3f} s to write and commit, {line.at - written.at:.3f} s after it was {written.event}")
     return found
 
 
-def _check_in_flight(case: Case, line: CheckpointLine, in_flight: int, who: str, notes: Notes) -> None:
-    """No more at once than there are slots: as the line says, and as the lines before it say."""
+def _check_in_flight(case: Case, line: CheckpointLine, in_flight: int, early: bool, notes: Notes) -> None:
+    """No more at once than there are slots: as the line says, and as the lines before it say.
+
+    `early`: recorded when a slot was granted an instant before the training thread was told that the checkpoint in it had ended: that one may
+    still be in the count.
+    """
     checkpoint = case.run.stored.config.checkpoint
-    bound = checkpoint.max_inflight if checkpoint.strategy in BACKGROUND else 1
+    background = checkpoint.strategy in BACKGROUND
+    bound = checkpoint.max_inflight if background else 1
+    who = f"step {line.global_step} of attempt {line.attempt} was submitted with"
     if in_flight > bound:
-        notes.broken(f"{who}: {in_flight} checkpoints are in flight by the lines before it, checkpoint.max_inflight is {bound}")
-    if line.inflight > bound + EARLY_GRANT * (checkpoint.strategy in BACKGROUND):
-        notes.broken(f"{who}: {line.inflight} checkpoints were in flight, checkpoint.max_inflight is {bound}")
-
-
-# A slot is granted to the training thread an instant before it is told that the checkpoint in it has ended: the count may still have that one.
-EARLY_GRANT = 1
+        notes.broken(f"{who} {in_flight} checkpoints in flight by the lines before it, checkpoint.max_inflight is {bound}")
+    if line.inflight > bound + (early and background):
+        notes.broken(f"{who} {line.inflight} checkpoints in flight, checkpoint.max_inflight is {bound}")
