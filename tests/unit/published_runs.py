@@ -17,9 +17,9 @@ SUITES = ("cifar10-r18-base", "cifar10-r18-late", "cifar100-r50-base")
 SEEDS = (1337, 2027, 4242)
 
 
-def cell(suite: str, seed: int = 1337, steps: int = 20) -> list[Plan]:
+def cell(suite: str, seed: int = 1337, steps: int = 20, scale: str = "paper") -> list[Plan]:
     """The three published arms; the failures of a `late` suite come later, its reference is the `base` one's."""
-    shared: dict[str, Any] = {"suite": suite, "seed": seed, "steps": steps, "every": 4, "step_s": 0.09 if "r50" in suite else 0.05}
+    shared: dict[str, Any] = {"suite": suite, "seed": seed, "steps": steps, "scale": scale, "every": 4, "step_s": 0.09 if "r50" in suite else 0.05}
     kills = (10, 18) if suite.endswith("late") else (7, 14)
     return [Plan("ref", kills=(), **shared), Plan("blk", kills=kills, **shared), Plan("ovl", kills=kills, strategy="overlapped", **shared)]
 

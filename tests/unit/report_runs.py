@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig, VariantConfig
+from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig, ScaleConfig, VariantConfig
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import CATEGORIES, Attempt, CheckpointLine, Final, Fired, RankLine, ResumedFrom, Session, Span, SupervisorRecord
@@ -53,6 +53,7 @@ class Plan:
     step_s: float = 0.05
     verdict: str | None = "valid"
     inflight: int = 4
+    scale: str = "smoke"
 
 
 def arms(suite: str = "digits-cnn-kill", seed: int = 1337, steps: int = 60) -> list[Plan]:
@@ -75,6 +76,7 @@ def config_of(plan: Plan) -> RunConfig:
         failure=struck,
         checkpoint=CheckpointConfig(strategy=plan.strategy, every=plan.every, max_inflight=plan.inflight),
         variant=VariantConfig(plan.variant, bool(plan.kills)),
+        scale=ScaleConfig(plan.scale),
     )
 
 
@@ -203,7 +205,7 @@ class Simulation:
             "suite": plan.suite,
             "variant": plan.variant,
             "seed": plan.seed,
-            "scale": "smoke",
+            "scale": plan.scale,
             "dataset_size": 1797,
             "steps_per_epoch": 7,
             "global_batch": 256,

@@ -115,9 +115,9 @@ GOOD: dict[str, Any] = {
 }
 
 
-def failing(document: dict[str, Any] | None, verdict: str = "valid", written: bool = True) -> dict[str, str]:
+def failing(document: dict[str, Any] | None, verdict: str = "valid") -> dict[str, str]:
     """The gates that fail for one run, with what they say."""
-    return {gate.name: gate.message for gate in quality_gates({"run": document}, {"run": verdict}, report_written=written) if not gate.passed}
+    return {gate.name: gate.message for gate in quality_gates({"run": document}, {"run": verdict}) if not gate.passed}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_run_that_is_not_valid_fails_its_gate_alone(verdict: str) -> None:
 
 def test_a_run_without_numbers_or_verdict_passes_no_gate_by_that() -> None:
     assert failing(None) == dict.fromkeys(("target", "checkpoints", "time"), "run has no metrics")
-    gates = quality_gates({"run": GOOD}, {}, report_written=False)
+    gates = quality_gates({"run": GOOD}, {})
     assert {gate.name for gate in gates if not gate.passed} >= {"verified"}
     assert next(gate.message for gate in gates if gate.name == "verified") == "run is not verified"
 

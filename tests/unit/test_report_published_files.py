@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.metrics.statistics import Paired, paired
 from ecrl_cli.report.arms import arms_of
 from ecrl_cli.report.build import report
+from ecrl_cli.report.published import claims as claims_module
 from ecrl_cli.report.published.claims import Claim, claims
 from ecrl_cli.report.published.findings import NewFinding, new_findings
 from ecrl_cli.report.published.limits import limits
 from ecrl_cli.report.published.model import Publication
 from ecrl_cli.report.published.publication import publication
 from ecrl_cli.report.published.sample import Experiment, experiments
+from ecrl_cli.report.published.values import SUITES
 from tests.unit.published_runs import SEEDS, cell, diverge, matrix, read, recorded, run_of
 from tests.unit.report_runs import Plan, edit, make_sweep
 
@@ -117,6 +120,49 @@ def test_correctness_is_not_supported_while_a_run_is_unjudged(tmp_path: Path, wi
     assert told.verdict == "undecided" and told.measured == "2 of 3 valid" and "0 broke a promise, 1 not judged" in told.why
 
 
+def at_scale(folder: Path, scale: str) -> Path:
+    """One suite, three seeds, with overlapped twice as slow as blocking."""
+    make_sweep(folder, [plan for seed in SEEDS for plan in cell(BASE, seed, scale=scale)])
+    for seed in SEEDS:
+        metrics = run_of(folder, BASE, "ovl", seed).metrics
+        edit(metrics, goodput=json.loads(metrics.read_text())["goodput"] / 2)
+    return folder
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [("paper", "contradicted"), ("cpu", "scale too small to say"), ("smoke", "scale too small to say")])
+def test_a_published_claim_is_judged_at_its_own_scale_only(tmp_path: Path, scale: str, verdict: str) -> None:
+    told = claimed(at_scale(tmp_path / "sweep", scale))
+    assert told[GAIN].verdict == verdict and told[GAIN].n == 3
+    assert ("claimed at scale paper, measured at" in told[GAIN].why) == (scale != "paper")
+    verdicts = {claim.verdict for claim in told.values()} - {"not measured"}
+    assert ("scale too small to say" in verdicts) == (scale != "paper") and (scale == "paper" or len(verdicts) == 1)
+    against = [entry for entry in new_findings(experiments(read(tmp_path / "sweep")), list(told.values())) if entry.finding == GAIN]
+    assert [(entry.kind, entry.n) for entry in against] == ([("against", 3)] if scale == "paper" else [])
+
+
+class EverySuite:
+    """An experiment over all eight suites, of which some gains are not statistically distinguishable."""
+
+    comparison = None
+
+    def __init__(self, indistinct: int) -> None:
+        names = [values.suite for values in SUITES]
+        self.pairs = {name: paired([1.1, 1.2, 1.3], [1.0, 1.1, 1.2]) for name in names}
+        self.pairs |= {name: paired([1.0, 3.0, 1.6], [1.0, 1.0, 1.9]) for name in names[:indistinct]}
+
+    def pair(self, variant: str, base: str, measure: str, suites: list[str]) -> Paired:
+        return self.pairs[suites[0]]
+
+
+@pytest.mark.parametrize(("indistinct", "verdict"), [(0, "supported"), (1, "undecided"), (8, "undecided")])
+def test_every_suite_supports_only_where_every_suite_is_distinguishable(monkeypatch: pytest.MonkeyPatch, indistinct: int, verdict: str) -> None:
+    experiment: Any = EverySuite(indistinct)
+    monkeypatch.setattr(claims_module, "noise_floor", lambda *_: None)
+    monkeypatch.setattr(claims_module, "gains", lambda e: {name: pair.mean_of_ratios.mean for name, pair in e.pairs.items()})
+    told = claims_module._unanimous(experiment)
+    assert (told.verdict, told.measured, told.n) == (verdict, "8 of 8 above zero", 24)
+
+
 def test_the_two_reports_claim_opposite_signs(tmp_path: Path) -> None:
     """Experiments 1 and 3 found overlapped slower; three seeds of one that is faster contradict them."""
     sweep = make_sweep(tmp_path / "sweep", [plan for seed in SEEDS for plan in cell("exp3", seed)])
@@ -195,7 +241,7 @@ def test_a_run_that_was_not_compared_stays_in_the_count(tmp_path: Path) -> None:
 
 def test_the_gain_depends_on_the_clock_only_where_the_clocks_disagree(tmp_path: Path) -> None:
     folder = matrix(tmp_path / "sweep", (BASE,))
-    assert "the gain of overlapped has one sign on both clocks, or none (mean of ratios)" in found(folder)
+    assert "the gain of overlapped has one sign on both clocks (mean of ratios)" in found(folder)
     for seed in SEEDS:
         edit(run_of(folder, BASE, "ovl", seed).metrics, goodput_published_clock=0.5)
     assert "the gain of overlapped depends on the clock (mean of ratios)" in found(folder)
@@ -237,7 +283,7 @@ def test_failures_that_lie_on_checkpoints_are_a_limit(tmp_path: Path, kills: tup
 def test_every_suite_has_its_artifact(sweep: Path, published: Publication) -> None:
     artifact = document(published, f"reports/{BASE}_publishable.json")
     assert artifact["configuration"]["dataset"]["name"] and "root" not in artifact["configuration"]["dataset"], "it is read on other machines"
-    assert artifact["accepted"] is True and artifact["scale"] == "smoke"
+    assert artifact["accepted"] is True and artifact["scale"] == "paper"
     assert [(arm["arm"], arm["seeds"]) for arm in artifact["arms"]] == [(arm, list(map(str, SEEDS))) for arm in ("ref", "blk", "ovl")]
     statistics = {row["arm"]: row for row in artifact["statistics"]}
     assert statistics["blk"]["goodput_mean"] == pytest.approx(sum(recorded(sweep, BASE, "blk", "goodput")) / 3)
@@ -287,7 +333,7 @@ def test_figures_show_the_measured_and_the_published_value(sweep: Path, publishe
     assert "ResNet-50 base" not in pictures["exp4_fig3_overlapped_gain"].svg  # it was not run
     for picture in published.pictures:
         assert published.files[f"figures/{picture.name}.png"] == picture.png and published.files[f"figures/{picture.name}.pdf"][:4] == b"%PDF"
-        assert "scale smoke" in picture.title
+        assert "scale paper" in picture.title
 
 
 def test_the_first_experiments_have_their_curves(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine
+from ecrl_cli.records.events import CHECKPOINT_ENDS, STALL_PARTS, CheckpointLine
 
-TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "commit_s", "stall_s")
+TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Checkpoint:
     bytes: int
     inflight: int
     seconds: dict[str, float]
+    stall_parts: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,14 @@ class Account:
         """The `checkpoints` object of metrics.json. The times are sums over all submitted writes, not over those seen to end."""
         counts = {"submitted": self.submitted} | {end: self.count(end) for end in CHECKPOINT_ENDS}
         sizes = {"bytes": sum(c.bytes for c in self.checkpoints), "max_inflight": max((c.inflight for c in self.checkpoints), default=0)}
-        return counts | sizes | {time: self.total(time) for time in TIMES}
+        return counts | sizes | {time: self.total(time) for time in TIMES} | self.stall_parts()
+
+    def stall_parts(self) -> dict[str, float]:
+        """Seconds of all stalls by part, under `stalled_PART_s`; nothing where a stall was recorded without its parts, or there is none."""
+        stalled = [c for c in self.checkpoints if c.seconds["stall_s"]]
+        if not stalled or not all(c.stall_parts for c in stalled):
+            return {}
+        return {f"stalled_{part}_s": math.fsum(c.stall_parts.get(part, 0.0) for c in stalled) for part in STALL_PARTS}
 
 
 def account(records: RunRecords) -> Account:
@@ -73,6 +81,7 @@ def _checkpoint(lines: list[CheckpointLine]) -> Checkpoint:
         bytes=_largest(line.bytes for line in lines),
         inflight=_largest(line.inflight for line in lines),
         seconds={time: max(float(getattr(line, time)) for line in lines) for time in TIMES},
+        stall_parts=next((line.stall_parts for line in lines if line.event == "released"), {}),
     )
 
 

@@ -16,8 +16,8 @@ class Gate:
     message: str
 
 
-def quality_gates(documents: Mapping[str, dict[str, Any] | None], verdicts: Mapping[str, str], report_written: bool) -> tuple[Gate, ...]:
-    """The five gates over runs by name: metrics.json (None: missing) and the verdict's status of each."""
+def quality_gates(documents: Mapping[str, dict[str, Any] | None], verdicts: Mapping[str, str]) -> tuple[Gate, ...]:
+    """The four gates over runs by name: metrics.json (None: missing) and the verdict's status of each."""
     present = {name: document for name, document in documents.items() if document is not None}
     missing = [f"{name} has no metrics" for name in documents if name not in present]
     short = [_short(n, d) for n, d in present.items() if not _at_target(d)]
@@ -27,7 +27,6 @@ def quality_gates(documents: Mapping[str, dict[str, Any] | None], verdicts: Mapp
     return (
         gate("target", missing + short, "every arm is at its target"),
         gate("verified", unverified, "every arm is valid"),
-        gate("report", [] if report_written else ["no report was written"], "the report is written"),
         gate("checkpoints", missing + unbalanced, "every submitted checkpoint is accounted for"),
         gate("time", missing + unaccounted, f"at most {MAX_RESIDUAL:.0%} of any wall time is residual"),
     )

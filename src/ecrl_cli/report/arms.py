@@ -22,6 +22,8 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "stall_per_checkpoint_s": lambda m: m.stall_per_checkpoint_s,
     "write_s": lambda m: m.checkpoints["write_s"],
     "write_per_checkpoint_s": lambda m: m.write_per_checkpoint_s,
+    "durable_write_s": lambda m: m.durable_write_s,
+    "durable_write_per_checkpoint_s": lambda m: m.durable_write_per_checkpoint_s,
     "snapshot_s": lambda m: m.checkpoints["snapshot_s"],
     "restarts": lambda m: m.restarts,
     "replayed_steps": lambda m: m.replayed_steps,

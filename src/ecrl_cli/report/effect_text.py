@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ecrl_cli.metrics.overlap import Overlap
 from ecrl_cli.metrics.restarts import RESTART_COSTS
 from ecrl_cli.metrics.statistics import Paired, Signs, Summary, summary
+from ecrl_cli.records.events import STALL_PARTS
 from ecrl_cli.report.arms import MEASURES, Arm
 from ecrl_cli.report.comparison import ALL, Comparison
 from ecrl_cli.report.formats import NONE, change, count, duration, plural, rate, share
@@ -23,8 +24,10 @@ NAMES = {
     "wall_published_clock_s": "wall, published clock",
     "stall_s": "stall",
     "stall_per_checkpoint_s": "stall per checkpoint",
-    "write_s": "write",
-    "write_per_checkpoint_s": "write per checkpoint",
+    "write_s": "write (files)",
+    "write_per_checkpoint_s": "write (files) per checkpoint",
+    "durable_write_s": "write, serialise to durable (as published)",
+    "durable_write_per_checkpoint_s": "write, serialise to durable, per checkpoint",
     "snapshot_s": "snapshot",
     "restarts": "restarts",
     "replayed_steps": "replayed steps",
@@ -56,7 +59,7 @@ def tables(comparison: Comparison) -> list[Table]:
         if set(suites) <= set(comparison.passed):
             every = tuple(MEASURES) if scope == ALL or len(comparison.scopes) == 1 else SHORT
             found += [arms_table(comparison, scope, suites), compared_table(comparison, scope, suites, every)]
-    found += [noise_table(comparison), overlap_table(comparison), restarts_table(comparison)]
+    found += [noise_table(comparison), overlap_table(comparison), stalls_table(comparison), restarts_table(comparison)]
     return [table for table in found if table.rows]
 
 
@@ -191,6 +194,20 @@ def _saved_cells(saved: Overlap) -> list[str]:
         f"{count(b.submitted)}, {count(a.submitted)}",
         *(f"{duration(x)}, {duration(y)}" for x, y in ((b.stall_s, a.stall_s), (b.serialize_s, a.serialize_s), (b.write_s, a.write_s))),
     ]
+
+
+def stalls_table(comparison: Comparison) -> Table:
+    """What the stalls consist of: means over runs; arms with a run that does not say are left out."""
+    rows = []
+    for arm in [*comparison.arms, *comparison.pooled]:
+        runs = arm.metrics if arm.whole else []
+        parts = {part: [m.stalled(part) for m in runs] for part in STALL_PARTS}
+        if runs and all(value is not None for values in parts.values() for value in values):
+            means = [duration(summary([value or 0.0 for value in values]).mean) for values in parts.values()]
+            total = summary([m.checkpoints["stall_s"] for m in runs])
+            rows.append([arm.suite, arm.label, count(len(runs)), duration(total.mean), *means])
+    columns = ("suite", "arm", "runs", "stall", *STALL_PARTS)
+    return Table(f"What the stalls of a run consist of: mean seconds per run, which add up (scale {comparison.scale()})", columns, rows, 2)
 
 
 def restarts_table(comparison: Comparison) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -81,6 +82,21 @@ class Metrics:
     def write_per_checkpoint_s(self) -> float | None:
         """Seconds of writing over all submitted checkpoints, whatever became of them, by checkpoint; None where none was submitted."""
         return self._per_checkpoint("write_s")
+
+    @property
+    def durable_write_s(self) -> float:
+        """What the published experiments call writing: from the beginning of serialising until the checkpoint is durable, wherever it was spent.
+        It leaves out pointers and retention, which come behind."""
+        return math.fsum(self.checkpoints.get(key, 0.0) for key in ("serialize_s", "write_s", "hash_s", "commit_s"))
+
+    @property
+    def durable_write_per_checkpoint_s(self) -> float | None:
+        submitted = self.checkpoints["submitted"]
+        return self.durable_write_s / submitted if submitted else None
+
+    def stalled(self, part: str) -> float | None:
+        """Seconds of all stalls in that part; None in records that do not say."""
+        return self.checkpoints.get(f"stalled_{part}_s")
 
     def _per_checkpoint(self, key: str) -> float | None:
         submitted = self.checkpoints["submitted"]

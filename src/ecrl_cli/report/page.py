@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 MOST_CHECKPOINTS = 40
 MOST_OPEN, MOST_ROWS = 60, 400  # rows of a study's table: folded beyond the first, cut at the second
 MOST_LINES = 16  # of a table of runs: a longer one scrolls in its own box
-COSTS = ("stall_s", "snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "commit_s")
+COSTS = ("stall_s", "snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s")
 BADGES = {
     "valid": ("good", "\N{CHECK MARK}", "valid"),
     "invalid": ("bad", "\N{MULTIPLICATION X}", "invalid"),

@@ -80,7 +80,6 @@ GATE_WORDS = {
     "arms": "Every arm with every seed",
     "target": "All arms at their target",
     "verified": "Every run judged valid",
-    "report": "Report written",
     "checkpoints": "Every submitted checkpoint accounted for",
     "time": "Time accounted for",
     "artifacts": "Records of every run there",

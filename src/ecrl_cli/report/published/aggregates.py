@@ -29,7 +29,12 @@ Line = tuple[str, Cells, Cells]  # a metric, its published cells, its measured o
 COLUMNS5 = ("Metric", "Values", "Reference", "Blocking", "Overlapped", "Ovl - Blk", "n", "What differs")
 GAINS = ("Ovl vs Blk, ratio of means", "Ovl vs Blk, mean of ratios")
 COLUMNS7 = ("Slice", "Group", "Values", *GAINS, "Stall change (s)", "Loss difference change", "n", "What differs")
-PLAIN = {"restarts": "Restarts"} | {f"{name}_s": f"{name.capitalize()} time (s)" for name in ("stall", "write", "snapshot")}
+PLAIN = {
+    "restarts": ("restarts", "Restarts"),
+    "stall_s": ("stall_s", "Stall time (s)"),
+    "write_s": ("durable_write_s", "Write time (s), serialise to durable"),
+    "snapshot_s": ("snapshot_s", "Snapshot time (s)"),
+}  # published: measured, in words
 _ARMS = ("ref", "blk", "ovl")
 PASS_RATE = "Pass rate"
 _NOTHING: Cells = (NONE,) * 4
@@ -63,7 +68,8 @@ def _notes() -> list[str]:
         " failures, not checkpoints; only an arm without checkpoints (clean) does. The drop of overlapped is the price of failures less the stall"
         " that it saves.",
         f"The published write total of overlapped counts {WRITES_COUNTED['ovl']} of {WRITES_SUBMITTED} writes, that of blocking"
-        f" {WRITES_COUNTED['blk']}; here every submitted write counts.",
+        f" {WRITES_COUNTED['blk']}; here every submitted write counts. A published write reaches from"
+        " serialising to durable; writing the files is a part of that (write_s in summary.csv).",
         f"Of {-stall:.4f} s of stall saved, {-wall:.4f} s ({100 * wall / stall:.1f}%) arrived in the wall time, both on the published clock.",
         "Experiments 1 and 3 of the same author, without a GPU, found the opposite sign.",
     ]
@@ -121,8 +127,9 @@ def _walls(experiment: Experiment) -> list[Line]:
     return lines
 
 
-def _plain(experiment: Experiment, measure: str, name: str) -> Line:
-    return name, _published(measure), _measured(experiment, measure)
+def _plain(experiment: Experiment, published: str, measured: tuple[str, str]) -> Line:
+    measure, name = measured
+    return name, _published(published), _measured(experiment, measure)
 
 
 def _measured(experiment: Experiment, measure: str) -> Cells:
@@ -132,8 +139,12 @@ def _measured(experiment: Experiment, measure: str) -> Cells:
 def _per_write(experiment: Experiment) -> Line:
     """Seconds per write that the total counts: the only write times of the published arms that can be compared."""
     published = [total / WRITES_COUNTED[arm] for arm, total in zip(_ARMS, TABLE5["write_s"][:3], strict=True)]
-    measured = _measured(experiment, "write_per_checkpoint_s")
-    return "Write time per counted write (s)", (*(f"{value:.4f}" for value in published), signed(published[2] - published[1])), measured
+    measured = _measured(experiment, "durable_write_per_checkpoint_s")
+    return (
+        "Write time per counted write (s), serialise to durable",
+        (*(f"{value:.4f}" for value in published), signed(published[2] - published[1])),
+        measured,
+    )
 
 
 def _replayed(experiment: Experiment) -> Line:

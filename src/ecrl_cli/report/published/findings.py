@@ -46,7 +46,7 @@ class NewFinding:
 
 def new_findings(found: Sequence[Experiment], told: Sequence[Claim]) -> list[NewFinding]:
     """Experiment by experiment; the claims that the runs contradict come first."""
-    against = [NewFinding(c.experiment, c.claim, c.published, c.measured, "against", 0) for c in told if c.verdict == "contradicted"]
+    against = [NewFinding(c.experiment, c.claim, c.published, c.measured, "against", c.n) for c in told if c.verdict == "contradicted" and c.n]
     return against + [entry for experiment in found if experiment.suites for look in _LOOKS for entry in look(experiment)]
 
 
@@ -75,8 +75,14 @@ def _clocks(experiment: Experiment) -> list[NewFinding]:
     published = f"published clock {FIRST_LINE_CLOCK_GAIN:+.2f}%; launch to target {SUPERVISOR_CLOCK_GAIN[0]:+.2f}% (recomputed from its raw logs)"
     n = max((pair.n for pair in pairs.values() if pair), default=0)
     there = published if experiment.ident == "exp4" else "published clock only"
-    depends = "depends on the clock" if len({_sign(experiment, measure) for measure in CLOCKS}) > 1 else "has one sign on both clocks, or none"
-    return [NewFinding(experiment.ident, f"the gain of overlapped {depends} (mean of ratios)", there, measured, "beyond", n)] if n else []
+    signs = {_sign(experiment, measure) for measure in CLOCKS}
+    if {1, -1} <= signs:
+        found = "depends on the clock"
+    elif 0 not in signs:
+        found = "has one sign on both clocks"
+    else:
+        found = "is not statistically distinguishable from none" + (" on one of the clocks" if len(signs) > 1 else "")
+    return [NewFinding(experiment.ident, f"the gain of overlapped {found} (mean of ratios)", there, measured, "beyond", n)] if n else []
 
 
 def _sign(experiment: Experiment, measure: str) -> int:

@@ -27,7 +27,7 @@ _ROWS = {
     "overlap": overlap_rows,
     "restart_costs": restart_cost_rows,
 }
-_MEASURES = ("goodput", "goodput_published_clock", "wall_s", "stall_s", "write_s", "snapshot_s", "restarts", "replayed_steps")
+_MEASURES = ("goodput", "goodput_published_clock", "wall_s", "stall_s", "write_s", "durable_write_s", "snapshot_s", "restarts", "replayed_steps")
 
 
 def publishables(comparison: Comparison) -> dict[str, bytes]:

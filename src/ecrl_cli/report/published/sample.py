@@ -56,10 +56,13 @@ class Experiment:
         return [run for arm in arms if arm for run in arm.runs]
 
     @property
+    def scales(self) -> list[str]:
+        return sorted({run.metrics.scale for run in self.runs if run.metrics})
+
+    @property
     def scale(self) -> str:
         """For the titles."""
-        names = sorted({run.metrics.scale for run in self.runs if run.metrics})
-        return f"scale {listed(names)}" if names else "no scale on record"
+        return f"scale {listed(self.scales)}" if self.scales else "no scale on record"
 
     def differs_in(self, suites: Sequence[str]) -> tuple[Difference, ...]:
         """What was set otherwise than in the published runs of these suites."""
