@@ -31,6 +31,12 @@ def shown(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def visible(text: object) -> str:
+    """`text` on one line of a terminal: control characters, marks that turn text around and bytes that are no text are shown as escapes."""
+    plain = str(text)
+    return plain if plain.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+
+
 class EcrlError(Exception):
     """An expected failure: what (`code`), where (`key`), the `fact`, the way out (`remedy`)."""
 
@@ -45,7 +51,7 @@ class EcrlError(Exception):
     def line(self) -> str:
         """The one line that a person reads, without the program's name in front."""
         body = f"E-{self.code} {self.key}: {self.fact}"
-        return (f"{body}; {self.remedy}" if self.remedy else body).replace("\n", " ")
+        return visible((f"{body}; {self.remedy}" if self.remedy else body).replace("\n", " "))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.key, self.fact, self.remedy, self.code))

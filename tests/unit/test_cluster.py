@@ -207,7 +207,7 @@ def test_srun_starts_one_agent_per_node_that_never_restarts_anything(tmp_path: P
     words = nodes.command(spec, "meeting", tmp_path / "scratch")
     text = " ".join(words)
     assert Path(words[0]).name == "srun" and "--nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=a,b --overlap" in text
-    assert f"{sys.executable} -m ecrl_cli.supervision.node meeting --nnodes 2 --nproc-per-node 2 --max-restarts 0 --rdzv-backend c10d" in text
+    assert f"{sys.executable} -m ecrl_cli.supervision.node meeting --nnodes 2 --nproc-per-node 2 --max-restarts 0 --rdzv-backend ecrl" in text
     assert "--rdzv-id meeting" in text and text.endswith(f"-m ecrl_cli.training.worker {tmp_path} 2") and ":4000 " in text
 
 

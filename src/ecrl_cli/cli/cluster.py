@@ -17,6 +17,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
+from ecrl_cli.cli.console import say
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.machine import check_machine
 from ecrl_cli.config.schema import RunConfig
@@ -66,9 +67,9 @@ def _run(layout: RunLayout, config: RunConfig) -> RunResult:
     launchers = Launchers()
     try:
         check_machine(config)
-        return run(config, layout.root, Desk(_say, launchers))
+        return run(config, layout.root, Desk(say, launchers))
     except (EcrlError, OSError) as error:
-        return failed(error, _say)
+        return failed(error, say)
     except Exception as error:  # a defect in one run must not look like a lost job
         return RunResult(1, "failed", f"E-internal {type(error).__name__}: {error}")
     finally:
@@ -110,8 +111,3 @@ def recorded(layout: RunLayout) -> RunResult | None:
         return decode(RunResult, read_json(layout.outcome))
     except (OSError, EcrlError, KeyError, TypeError):
         return None
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()

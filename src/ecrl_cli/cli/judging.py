@@ -14,11 +14,12 @@ from ecrl_cli.checkpoint.guard import GuardConfig
 from ecrl_cli.checkpoint.repair import check_folder
 from ecrl_cli.checkpoint.scrub import ScrubConfig
 from ecrl_cli.cli.answers import Answer
+from ecrl_cli.cli.console import out, say
 from ecrl_cli.cli.folders import Checkpoints, Parser, checked, checkpoints_of, sorted_out
 from ecrl_cli.cli.scrubbing import scrubbed
 from ecrl_cli.cli.with_reference import train_references
 from ecrl_cli.config.secret import read_key
-from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError
+from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError, visible
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.layout import RunLayout
@@ -131,12 +132,12 @@ def _apart(run: Path, reference: RunLayout | None) -> dict[str, Any] | None:
     try:
         return divergence_document(load(RunLayout(run)), load(reference))
     except Exception as error:  # the verdict stands without the distances: a damaged file is its finding, not its end
-        sys.stderr.write(f"ecrl: {run}: no divergence ({error})\n")
+        say(f"ecrl: {visible(run)}: no divergence ({visible(error)})")
         return None
 
 
 def _unreadable(label: str, error: EcrlError) -> Answer:
-    return Answer(f"ecrl: error: {label}: {error.line()}", {"status": "unknown", "error": error.line()}, error.exit_code)
+    return Answer(f"ecrl: error: {visible(label)}: {error.line()}", {"status": "unknown", "error": error.line()}, error.exit_code)
 
 
 def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apart: dict[str, Any] | None) -> None:
@@ -146,11 +147,11 @@ def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apar
         if apart is not None:
             write_json(layout.divergence, apart)
     except OSError as error:  # an archived copy may be read-only: the answer counts, not the file
-        sys.stderr.write(f"ecrl: {run}: the verdict is not stored ({error.strerror})\n")
+        say(f"ecrl: {visible(run)}: the verdict is not stored ({error.strerror})")
 
 
 def _say(answer: Answer, as_json: bool) -> None:
     if "error" in answer.document:
-        sys.stderr.write(answer.text + "\n")
+        say(answer.text)
     elif not as_json:
-        sys.stdout.write(answer.text + "\n")
+        out(answer.text)

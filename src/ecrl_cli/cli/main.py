@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ecrl_cli import __version__
+from ecrl_cli.cli.console import say
 from ecrl_cli.cli.texts import COMPLETION, HELP, VERBS
 from ecrl_cli.config.keys import did_you_mean
 from ecrl_cli.errors import ConfigError, EcrlError, StorageError, shown
@@ -28,14 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _refuse(StorageError.of("ecrl", error.filename, error), debug)
     except KeyboardInterrupt:
-        sys.stderr.write("ecrl: stopped by SIGINT\n")
+        say("ecrl: stopped by SIGINT")
         return 130
-
-
-def say(line: str) -> None:
-    """A line for people: on standard error, so that standard output holds results only."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
 
 
 def _refuse(error: EcrlError, debug: bool) -> int:

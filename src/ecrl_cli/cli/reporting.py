@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ecrl_cli.cli.console import out
 from ecrl_cli.cli.folders import Parser, checked
 from ecrl_cli.report.build import report as build_report
 from ecrl_cli.report.formats import printable
@@ -30,5 +31,5 @@ def report(argv: Sequence[str]) -> int:
         document = json.loads(made.page.with_name("report.json").read_text(encoding="utf-8"))
         sys.stdout.write(json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text, **document}, indent=2) + "\n")
     else:
-        sys.stdout.write(made.text.rstrip() + "\n" + ("" if page in made.text else f"{page}\n"))
+        out(made.text.rstrip() + ("" if page in made.text else f"\n{page}"))
     return made.exit_code

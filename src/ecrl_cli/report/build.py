@@ -16,6 +16,7 @@ from ecrl_cli.report.answer import Answer, answer
 from ecrl_cli.report.comparison import Comparison, compare
 from ecrl_cli.report.evidence import read_run
 from ecrl_cli.report.find import destination, found
+from ecrl_cli.report.formats import harmless, printable
 from ecrl_cli.report.page import Drawn, render
 from ecrl_cli.report.parts import parts
 from ecrl_cli.report.published.publication import publication
@@ -67,7 +68,9 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     lines = against_lines(beside) if beside else []
     lines += [line for study in studies for line in study_lines(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
     code = _code(shown, studies, beside)
-    return ReportResult(page, "\n".join([*lines, terminal(shown, page)]), code, shown.notes + (beside.theirs.notes if beside else ()))
+    text = "
+".join([*(printable(line) for line in lines), terminal(shown, page)])
+    return ReportResult(page, text, code, shown.notes + (beside.theirs.notes if beside else ()))
 
 
 def _code(shown: Comparison, studies: Sequence[Studied], beside: Against | None) -> int:
@@ -97,8 +100,9 @@ def contents(shown: Comparison, studies: Sequence[Studied] = (), beside: Against
     document = _document(shown, studies, said) | {"exit_code": _code(shown, studies, beside)}
     document |= {"against": against_document(beside)} if beside else {}
     files["report.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
-    files["report.md"] = _markdown(shown, studies, said, drawn).encode()
-    return files | {"index.html": render(shown, studies, said, drawn).encode()}
+    files["report.md"] = _markdown(shown, studies, said, drawn).encode(errors="replace")
+    files["index.html"] = render(shown, studies, said, drawn).encode(errors="replace")
+    return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}
 
 
 def _said(shown: Comparison, studies: Sequence[Studied]) -> Answer:

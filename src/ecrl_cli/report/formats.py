@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 NONE = "-"
 
@@ -111,3 +115,27 @@ def printable(text: object) -> str:
 def short(text: str, limit: int = 150) -> str:
     """`text` cut at `limit` characters."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+# What a browser, a pager or an editor would obey instead of showing it: control characters, marks that turn text around, halves of surrogate pairs.
+_OBEYED = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+
+
+def harmless(text: str) -> str:
+    """A whole document of ours without what only a record can have brought in: the last sieve behind the escapes of each place."""
+    return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """UTF-8. What others may have written into records is shown by a spreadsheet and taken for no formula, in the header neither."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([csv_cell(name) for name in header])
+    writer.writerows([csv_cell(value) for value in row] for row in rows)
+    return text.getvalue().encode()
+
+
+def csv_cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return printable(f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value)

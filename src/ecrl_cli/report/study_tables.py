@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ecrl_cli.report import formats
-from ecrl_cli.report.formats import NONE, printable
+from ecrl_cli.report.formats import NONE, csv_bytes, printable
 from ecrl_cli.report.study_answer import headline
 from ecrl_cli.report.study_record import Studied, slugs
 from ecrl_cli.studies.result import Column, Table
@@ -91,11 +89,7 @@ def named_tables(study: Studied) -> list[tuple[str, Table]]:
 
 
 def _csv(table: Table) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow([column.key for column in table.columns])
-    writer.writerows([[row.get(column.key) for column in table.columns] for row in table.rows])
-    return text.getvalue().encode(errors="replace")
+    return csv_bytes([column.key for column in table.columns], ([row.get(column.key) for column in table.columns] for row in table.rows))
 
 
 def study_document(study: Studied) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,6 +13,7 @@ from ecrl_cli.report.arms import BASES, run_versus
 from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.effect_tables import Row, comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
 from ecrl_cli.report.evidence import CHECKPOINT_KEYS, Run
+from ecrl_cli.report.formats import csv_bytes
 from ecrl_cli.report.palette import CATEGORY_COLOURS
 from ecrl_cli.report.recovery_table import recovery_of
 
@@ -128,16 +127,8 @@ CSV_FILES: dict[str, Callable[[Comparison], list[Row]]] = {
 
 def as_csv(rows: Sequence[Row]) -> bytes:
     """UTF-8 with a header; empty cells for what is not there; floats in full precision."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else ["run"])
-    writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    return text.getvalue().encode()
-
-
-def _cell(value: Any) -> Any:
-    """Names and messages come from records that others may have written: a spreadsheet must take none of them for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+    header = list(rows[0]) if rows else ["run"]
+    return csv_bytes(header, ([row.get(key) for key in header] for row in rows))
 
 
 def as_document(comparison: Comparison, headline: str, sentences: Sequence[str]) -> dict[str, Any]:

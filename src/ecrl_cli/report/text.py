@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ecrl_cli.errors import visible
 from ecrl_cli.report.answer import Answer
 from ecrl_cli.report.arms import run_versus
 from ecrl_cli.report.comparison import Comparison
@@ -53,7 +55,7 @@ def terminal(comparison: Comparison, page: Path) -> str:
     lines += [f"not compared: {printable(run.name)}: {printable(run.reason)}" for run in comparison.left_out]
     lines += [f"not judged: {printable(run.name)}: {printable(run.verdict.why)}" for run in comparison.runs if run.verdict.why]
     lines += [f"note: {printable(note)}" for note in comparison.notes]
-    return "\n".join([*lines, f"report: {page}"])
+    return "\n".join([printable(line) for line in [*lines, f"report: {visible(page)}"]])
 
 
 def _recoveries(comparison: Comparison) -> list[Table]:
@@ -62,6 +64,7 @@ def _recoveries(comparison: Comparison) -> list[Table]:
 
 def aligned(rows: Sequence[Sequence[str]], left: int = _LEFT) -> list[str]:
     """Rows with their columns under one another; `left` of them are words."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     padded = [[c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))] for row in rows]
     return [("  " + "  ".join(row)).rstrip() for row in padded]
@@ -72,7 +75,7 @@ def markdown(comparison: Comparison, said: Answer, figures: Sequence[str]) -> st
     lines = [f"# {escaped(said.headline)}", "", *(f"- {escaped(sentence)}" for sentence in said.sentences), ""]
     for suite in comparison.suites:
         rows = [cells(run, comparison) for run in in_order(comparison, suite)]
-        lines += [f"## {escaped(suite)}", "", f"Scale {comparison.scale([suite]) or 'unknown'}.", "", *grid(COLUMNS, rows, _LEFT), ""]
+        lines += [f"## {escaped(suite)}", "", f"Scale {escaped(comparison.scale([suite]) or 'unknown')}.", "", *grid(COLUMNS, rows, _LEFT), ""]
         lines += [f"- {'passed' if g.passed else '**failed**'}: {g.name}: {escaped(g.message)}" for g in comparison.gates[suite]] + [""]
     if comparison.left_out:
         lines += ["## Not compared", "", *(f"- {escaped(run.name)}: {escaped(run.reason)}" for run in comparison.left_out), ""]
@@ -100,4 +103,5 @@ def _row(row: Sequence[str]) -> str:
 def escaped(text: str) -> str:
     """`text` as Markdown shows it, whatever it holds."""
     plain = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return "".join("\\" + c if c in "\\`*_[]|#" else c for c in plain)
+    bare = re.sub(r"(?i)(:)(?=//)|\b(www)(?=\.)", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", plain)  # no link by itself either
+    return "".join("\\" + c if c in "\\`*_[]|~" or (c == "#" and not bare.startswith("&", max(at - 1, 0))) else c for at, c in enumerate(bare))

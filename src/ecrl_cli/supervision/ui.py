@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import visible
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.launch import LaunchOrder
@@ -106,7 +107,7 @@ class LiveUI:
     """One bar. Drawn by the calls alone, at most ten times a second: without a refreshing thread, so that forks stay safe."""
 
     def __init__(self, name: str, target_steps: int, console: Console, above: Callable[[], RenderableType] | None = None) -> None:
-        self._name, self._target, self._above = name, target_steps, above
+        self._name, self._target, self._above = visible(name).replace("[", "\\["), target_steps, above
         self._width = max(6, min(30, console.width - len(name) - 66))  # the rest of the line is words
         self._started = self._drawn = monotonic()
         self._step, self._loss, self._restarts, self._state = 0, "", 0, "starting"
@@ -135,7 +136,7 @@ class LiveUI:
 
     def note(self, text: str) -> None:
         with suppress(OSError):
-            self._live.console.print(f"{self._name}: {text}", style="yellow", highlight=False)
+            self._live.console.print(visible(f"{self._name}: {text}"), style="yellow", highlight=False, markup=False)
 
     def died(self, attempt: Attempt, reason: str) -> None:
         self.note(f"attempt {attempt.attempt}: {reason}")
@@ -187,5 +188,5 @@ def make_ui(config: RunConfig, layout: RunLayout, above: Callable[[], Renderable
 
 def _say(line: str) -> None:
     with suppress(OSError):
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(visible(line) + "\n")
         sys.stderr.flush()

@@ -10,7 +10,7 @@ import sys
 
 from ecrl_cli.checkpoint.snapshots import FILES, Snapshots
 from ecrl_cli.config.codec import decode
-from ecrl_cli.errors import Fenced
+from ecrl_cli.errors import Fenced, visible
 from ecrl_cli.records.board import Board
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
@@ -108,7 +108,7 @@ class Unattended(Control):
         """Rank 0, which speaks for all, is never here."""
 
     def trouble(self, trouble: Trouble) -> None:
-        sys.stderr.write(f"rank {trouble.rank}: {trouble.text}\n")
+        sys.stderr.write(f"rank {trouble.rank}: {visible(trouble.text)}\n")
 
     def close(self) -> None:
         """Nothing was opened."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ecrl_cli.config.codec import encode
+from ecrl_cli.errors import visible
 from ecrl_cli.records.events import SCHEMA_VERSION
 
 VALID, UNKNOWN, INVALID = "valid", "unknown", "invalid"
@@ -97,10 +98,10 @@ def counted(findings: Iterable[Finding]) -> str:
 
 def render(verdict: Verdict) -> str:
     """For people: the status, then a line per promise with the evidence under those that were not kept."""
-    against = f" (against {verdict.reference})" if verdict.reference else ""
-    lines = [f"{verdict.run}: {verdict.status} ({counted(verdict.findings)}){against}"]
+    against = f" (against {visible(verdict.reference)})" if verdict.reference else ""
+    lines = [f"{visible(verdict.run)}: {verdict.status} ({counted(verdict.findings)}){against}"]
     for finding in verdict.findings:
         named = finding.status in (INVALID, UNKNOWN)  # the message of these names the promise
-        lines.append(f"  {finding.status:<{_WIDTH}}{finding.message if named else f'{finding.promise}: {finding.message}'}")
-        lines += [f"  {'':<{_WIDTH}}{text}" for text in finding.evidence]
+        lines.append(f"  {finding.status:<{_WIDTH}}{visible(finding.message if named else f'{finding.promise}: {finding.message}')}")
+        lines += [f"  {'':<{_WIDTH}}{visible(text)}" for text in finding.evidence]
     return "\n".join(lines)

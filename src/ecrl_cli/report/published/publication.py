@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from ecrl_cli.records.layout import SweepLayout
 from ecrl_cli.records.reading import read_whole
 from ecrl_cli.report.comparison import Comparison
 from ecrl_cli.report.figures import Picture
+from ecrl_cli.report.formats import csv_bytes
 from ecrl_cli.report.published.figures import published_pictures
 from ecrl_cli.report.published.model import Publication
 from ecrl_cli.report.published.publishable import publishables
@@ -34,4 +37,11 @@ def _manifests(comparison: Comparison) -> dict[str, bytes]:
     """manifest.csv of the sweep as it stands; of several sweeps, one each, named after its folder."""
     folders: list[Path] = list(dict.fromkeys(run.place.layout.root.parent.resolve() for run in comparison.runs if run.place.said))
     names = ["manifest.csv"] if len(folders) == 1 else [f"manifest-{slug}.csv" for slug in slugs(folder.name for folder in folders)]
-    return {name: read_whole(SweepLayout(folder).manifest) for name, folder in zip(names, folders, strict=True)}
+    return {name: _manifest(folder) for name, folder in zip(names, folders, strict=True)}
+
+
+def _manifest(folder: Path) -> bytes:
+    """Cell by cell, as every other table: whoever made the sweep may have written anything into it."""
+    text = read_whole(SweepLayout(folder).manifest).decode("utf-8", "replace")
+    header, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
+    return csv_bytes(header, rows)
