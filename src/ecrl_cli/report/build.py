@@ -30,6 +30,7 @@ from ecrl_cli.report.study_text import ALONE, AMONG_OTHERS, study_lines, study_m
 from ecrl_cli.report.tables import CSV_FILES, as_csv, as_document
 from ecrl_cli.report.text import markdown, terminal
 from ecrl_cli.storage.files import write_whole
+from ecrl_cli.storage.links import refuse_links
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,12 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
         raise _nothing(shown, studies)
     beside = read_against(shown, dirs, other, judge_anew) if other else None
     folder = destination(dirs, out)
-    _write(folder, contents(shown, studies, beside))
+    _write(folder, contents(shown, studies, beside), out is not None)
     page = folder / "index.html"
     lines = against_lines(beside) if beside else []
     lines += [line for study in studies for line in study_lines(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
     code = _code(shown, studies, beside)
-    text = "
-".join([*(printable(line) for line in lines), terminal(shown, page)])
+    text = "\n".join([*(printable(line) for line in lines), terminal(shown, page)])
     return ReportResult(page, text, code, shown.notes + (beside.theirs.notes if beside else ()))
 
 
@@ -122,7 +122,11 @@ def _markdown(shown: Comparison, studies: Sequence[Studied], said: Answer, drawn
     return "\n".join([text, *("\n".join(lines) for lines in parts)])
 
 
-def _write(folder: Path, files: dict[str, bytes]) -> None:
+def _write(folder: Path, files: dict[str, bytes], named: bool) -> None:
+    """`named`: whether the user has said that it shall be this folder, which may then be reached by a link; what is in it never is."""
+    if not named:
+        refuse_links(folder.parent, [folder.name])
+    refuse_links(folder, sorted({Path(name).parts[0] for name in files if len(Path(name).parts) > 1}))
     try:
         for name, data in files.items():
             path = folder / name

@@ -19,9 +19,12 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.reuse import differences
 from ecrl_cli.storage.files import sync_directory
+from ecrl_cli.storage.links import refuse_links
 
 # What may lie in a run directory before config.json makes it one: a start that was cut short leaves these behind.
 _BEGUN = re.compile(r"^(\.hydra|\.lock|\.control|\.writer|environment\.json|failures\.json|\..*\.tmp)$")
+# Where a run writes without replacing whole files.
+_WRITTEN = ("logs", "fired", "disk.jsonl", ".hydra", ".lock", "report")
 _LOGS_BYTES = 20 * 10**6
 
 
@@ -31,6 +34,9 @@ def claim(layout: RunLayout, config: RunConfig) -> None:
     if here == layout.root:
         _check_owner(here, config.checkpoint.trust_owner)
         _check_contents(layout, config)
+        refuse_links(layout.root, _WRITTEN)
+        if layout.checkpoints.is_symlink():  # the store looks after what is in it
+            refuse_links(layout.root, [layout.checkpoints.name])
     _check_writable(here)
     if config.checkpoint.strategy != "none":
         disk = Path(config.storage.folder) if config.storage.folder and here != layout.root else here
@@ -47,6 +53,7 @@ def claim_sweep(layout: SweepLayout) -> None:
             raise RunDirectoryError("run_dir", f"{here} is a run directory", "a sweep needs a folder of its own: choose another run_dir")
         if not layout.manifest.exists():
             _refuse_foreign(here)
+        refuse_links(here, (".hydra",))
     _check_writable(here)
 
 

@@ -11,7 +11,7 @@ def print_to(path: Path) -> None:
     """Standard output and error go to the attempt's log from now on."""
     sys.stdout.flush()
     sys.stderr.flush()
-    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
