@@ -120,7 +120,7 @@ class Session:
             line_chain=resumed.line_chain,
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
-            digests=DigestSchedule(config, self.layout, self.order.resume_step),
+            digests=DigestSchedule(config, self.layout, self.order.resume_step, pack),
             owed=self.order.memory == SNAPSHOT,  # chosen because nothing durable is as new
         )
 

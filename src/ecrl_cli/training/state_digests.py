@@ -1,7 +1,8 @@
 """How often a rank logs digests of its state: with `state_digests=auto` as often as costs at most 1% of a step, measured once in a run.
 
 All ranks must log them behind the same steps, in every attempt, and the judge must know which were due. So rank 0 measures its first steps, records
-the interval in the run directory, and only then tells the others; each later attempt reads it before its first step.
+the interval in the run directory, and only then tells the others. In each later attempt rank 0 reads it and tells the others before the first step:
+what another machine reads of a shared folder may be a moment old, and ranks that disagree would wait for each other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from ecrl_cli.checkpoint.state import StatePack
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import RecordError
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.state_digests import EVERY_STEP, MEASURED_STEPS, DigestInterval, digest_due, worked_out
@@ -18,11 +20,11 @@ from ecrl_cli.storage.files import write_json
 
 
 class DigestSchedule:
-    """One rank's, in an attempt that begins behind step `began`. Made where all ranks of the attempt have met and none has begun a step."""
+    """One rank's, in an attempt that begins behind step `began`. Made, collectively, where all ranks have met and none has begun a step."""
 
-    def __init__(self, config: RunConfig, layout: RunLayout, began: int) -> None:
+    def __init__(self, config: RunConfig, layout: RunLayout, began: int, pack: StatePack) -> None:
         self._config, self._layout, self._began = config, layout, began
-        self._interval = _recorded(layout) if config.state_digests == "auto" else EVERY_STEP
+        self._interval = _told(pack, _recorded(layout) if pack.rank == 0 else None) if config.state_digests == "auto" else EVERY_STEP
         self._step_s: list[float] = []
         self._digest_s: list[float] = []
 
@@ -42,11 +44,22 @@ class DigestSchedule:
         own = worked_out(min(self._digest_s[1:]), min(self._step_s[1:]), self._config.checkpoint.every)
         if pack.rank == 0:
             write_json(self._layout.state_digests, encode(own))
-        told = torch.tensor([own.every, int(own.at_checkpoints)])
-        every, at_checkpoints = (pack.peers.all_gather(told)[0] if pack.world_size > 1 else told).tolist()
-        self._interval = DigestInterval(every, bool(at_checkpoints), own.digest_s, own.step_s)
+        self._interval = _told(pack, own)
+
+
+def _told(pack: StatePack, own: DigestInterval | None) -> DigestInterval | None:
+    """What rank 0 has for `own`, on every rank; of the times nobody else needs to know. Collective."""
+    if pack.world_size == 1:
+        return own
+    row = torch.tensor([own.every, int(own.at_checkpoints)] if own else [0, 0])
+    every, at_checkpoints = pack.peers.all_gather(row)[0].tolist()
+    return DigestInterval(every, bool(at_checkpoints), 0.0, 0.0) if every else None
 
 
 def _recorded(layout: RunLayout) -> DigestInterval | None:
     """What an earlier attempt has recorded."""
-    return decode(DigestInterval, read_json(layout.state_digests)) if layout.state_digests.exists() else None
+    path = layout.state_digests
+    try:
+        return decode(DigestInterval, read_json(path)) if path.exists() else None
+    except (KeyError, TypeError) as error:
+        raise RecordError(path.name, f"not an interval of digests ({error})", "restore the file") from error

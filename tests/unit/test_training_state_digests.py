@@ -1,0 +1,153 @@
+"""How often digests of the state are logged: worked out once from measured times, the same for all ranks and attempts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ecrl_cli.checkpoint.progress import Progress
+from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.config.schema import CheckpointConfig, RunConfig
+from ecrl_cli.data.order import ResumableGlobalBatchSampler
+from ecrl_cli.errors import RecordError
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.rank_state import RANK_COMPONENTS
+from ecrl_cli.records.state_digests import DigestInterval, digest_due, worked_out
+from ecrl_cli.training.state_digests import DigestSchedule
+
+CONFIG = RunConfig(target_steps=100, checkpoint=CheckpointConfig(every=10))
+
+
+class Peers:
+    """Two ranks; `told`: what rank 0 says, or nothing where this is rank 0. `seen`: whether the interval was on record when they were asked."""
+
+    def __init__(self, layout: RunLayout, told: list[int] | None = None) -> None:
+        self.layout, self.told, self.seen = layout, told, list[bool]()
+
+    def barrier(self) -> None: ...
+
+    def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        self.seen.append(self.layout.state_digests.exists())
+        return [own if self.told is None else torch.tensor(self.told), own]
+
+
+def pack_of(rank: int, peers: Peers) -> StatePack:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    return StatePack(model, optimizer, schedule, None, ResumableGlobalBatchSampler(64, 8, 1), rank, 2, peers)
+
+
+def measure(schedule: DigestSchedule, pack: StatePack, step_s: float = 0.1, digest_s: float = 0.002) -> None:
+    for slower in (9.0, 1.0, 1.5):
+        schedule.measured(slower * step_s, slower * digest_s)
+        schedule.agree(pack)
+
+
+@pytest.mark.parametrize(
+    ("digest_s", "step_s", "every", "at_checkpoints"),
+    [(0.0, 0.1, 1, True), (0.0005, 0.1, 1, True), (0.0006, 0.1, 2, True), (0.004, 0.1, 8, True), (0.006, 0.1, 16, False), (1.0, 0.0, 2**20, False)],
+)
+def test_the_interval_is_the_shortest_that_costs_its_share(digest_s: float, step_s: float, every: int, at_checkpoints: bool) -> None:
+    assert worked_out(digest_s, step_s, 10) == DigestInterval(every, at_checkpoints, digest_s, step_s)
+
+
+def test_due_are_the_interval_the_first_step_of_an_attempt_checkpoints_and_the_last() -> None:
+    due = [step for step in range(24, 101) if digest_due(CONFIG, DigestInterval(16, True, 0.0, 0.0), step, 23)]
+    assert due == [24, 30, 32, 40, 48, 50, 60, 64, 70, 80, 90, 96, 100]
+    assert [step for step in range(24, 101) if digest_due(CONFIG, DigestInterval(64, False, 0.0, 0.0), step, 23)] == [24, 64, 100]
+
+
+def test_rank_0_records_the_interval_before_it_tells_the_others(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    peers = Peers(layout)
+    pack = pack_of(0, peers)
+    schedule = DigestSchedule(CONFIG, layout, 0, pack)
+    assert all(map(schedule.due, range(1, 101)))
+    measure(schedule, pack)
+    assert peers.seen == [False, True]
+    assert json.loads(layout.state_digests.read_text()) == {"every": 4, "at_checkpoints": True, "digest_s": 0.002, "step_s": 0.1}
+    assert [step for step in range(1, 20) if schedule.due(step)] == [1, 4, 8, 10, 12, 16]
+    later = DigestSchedule(CONFIG, layout, 9, pack)
+    assert [step for step in range(10, 21) if later.due(step)] == [10, 12, 16, 20]
+
+
+def test_another_rank_takes_what_rank_0_measured(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    peers = Peers(layout, [0, 0])
+    pack = pack_of(1, peers)
+    schedule = DigestSchedule(CONFIG, layout, 0, pack)
+    peers.told = [32, 0]
+    measure(schedule, pack)
+    assert not layout.state_digests.exists()
+    assert [step for step in range(1, 101) if schedule.due(step)] == [1, 32, 64, 96, 100]
+
+
+def test_a_rank_that_reads_an_older_folder_follows_rank_0(tmp_path: Path) -> None:
+    """On another machine the record may not be seen yet: the ranks go by what rank 0 has read."""
+    layout = RunLayout(tmp_path)
+    schedule = DigestSchedule(CONFIG, layout, 9, pack_of(1, Peers(layout, [4, 1])))
+    assert [step for step in range(10, 21) if schedule.due(step)] == [10, 12, 16, 20]
+
+
+def test_a_damaged_record_is_refused_in_one_line(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    layout.state_digests.write_text('{"every": "often"}')
+    with pytest.raises(RecordError, match="not an interval of digests"):
+        DigestSchedule(CONFIG, layout, 0, pack_of(0, Peers(layout)))
+
+
+@pytest.mark.parametrize(("asked", "due"), [("true", [1, 2, 3]), ("false", []), (True, [1, 2, 3]), (False, [])])
+def test_always_and_never_measure_nothing(tmp_path: Path, asked: Any, due: list[int]) -> None:
+    layout = RunLayout(tmp_path)
+    peers = Peers(layout)
+    pack = pack_of(0, peers)
+    schedule = DigestSchedule(RunConfig(state_digests=asked), layout, 0, pack)
+    measure(schedule, pack)
+    assert [step for step in (1, 2, 3) if schedule.due(step)] == due and not peers.seen and not layout.state_digests.exists()
+
+
+def spoil_momentum(pack: StatePack) -> None:
+    for entries in pack.optimizer.state.values():
+        entries["momentum_buffer"].add_(1e-3)
+
+
+def spoil_order(pack: StatePack) -> None:
+    """Two elements change places: a sum would not see it."""
+    weight = next(iter(pack.model.parameters())).data
+    weight[0, [0, 1]] = weight[0, [1, 0]].clone()
+
+
+CHANGES: dict[str, tuple[Any, set[str]]] = {
+    "two weights exchanged": (spoil_order, {"parameters"}),
+    "running statistics": (lambda pack: pack.model[1].running_mean.add_(1e-3), {"buffers"}),
+    "momentum": (spoil_momentum, {"optimizer"}),
+    "its factor": (lambda pack: pack.optimizer.param_groups[0].update(momentum=0.5), {"train"}),
+    "the schedule": (lambda pack: pack.scheduler.step(), {"train"}),
+    "generators": (lambda pack: torch.rand(1), {"rng"}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_component_is_seen_to_change_alone(tmp_path: Path, name: str) -> None:
+    pack, progress = pack_of(0, Peers(RunLayout(tmp_path))), Progress(1, 0, 1, 1, "")
+    pack.model(torch.ones(2, 4)).sum().backward()
+    pack.optimizer.step()
+    before = pack.rank_digests(progress)
+    assert pack.rank_digests(progress) == before and before.state == pack.state_digest()
+    change, components = CHANGES[name]
+    change(pack)
+    after = pack.rank_digests(progress)
+    assert {each for each in RANK_COMPONENTS if getattr(after.rank, each) != getattr(before.rank, each)} == components
+    assert (after.state != before.state) == bool(components & {"parameters", "buffers", "optimizer"})
+
+
+def test_the_end_of_every_rank_comes_back_as_it_was_sent(tmp_path: Path) -> None:
+    pack, progress = pack_of(0, Peers(RunLayout(tmp_path))), Progress(1, 0, 1, 1, "")
+    first, second = pack.rank_states(progress)
+    assert first == pack.rank_digests(progress).rank and (first.rank, second.rank) == (0, 1)
