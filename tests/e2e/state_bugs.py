@@ -238,6 +238,14 @@ STATE_BUGS: dict[str, StateBug] = {
         ("inputs",),
     ),
     "rank 1 resumes one window ahead": StateBug(_STATE, _after_restore("self.rank == 1 and self.sampler.advance()"), ONCE, ("rank 1",)),
+    "the sampler's epoch begins anew": StateBug(_STATE, _after_restore("self.sampler.epoch = 0"), ONCE, ("step 7", "epoch 0")),
+    "training goes on from an average": StateBug(
+        _STATE,
+        _after_restore("[p.data.mul_(0.999) for p in self.model.parameters()]"),
+        TRAJECTORY,
+        ("step 7 rank 0: loss",),
+        CNN,
+    ),
     # a death exactly on a checkpoint: no step is done again
     "momentum is lost where nothing is done again": StateBug(
         _STATE, _optimizer_entry("momentum_buffer"), TRAJECTORY, ("first differing step is step 7", "optimizer"), CNN, steps=(6,)

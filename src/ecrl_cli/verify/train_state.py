@@ -20,7 +20,7 @@ from ecrl_cli.verify.verdict import Notes
 
 # torch works the cosine out step by step, each from the one before, and not from the beginning as here: that differs by roundings, which add up to
 # less than this share of optimizer.lr in a million steps.
-LR_TOLERANCE = 1e-9
+LR_TOLERANCE = 1e-12
 # torch.amp.GradScaler as it is made: its first scale; factors of growth and of backoff; steps without overflow before it grows.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_INTERVAL = 65536.0, 2.0, 0.5, 2000
 
