@@ -66,6 +66,7 @@ class Loop:
             self.injector.at_boundary(self.global_step, self.flush)
         self.heed_stop()
         if prepared := self.owed and self.checkpoint_due():
+            self.clock.global_step = self.global_step  # what the save costs is booked on the step that it is of
             self.strategy.prepare()
             self.save(remembered=True)
         while self.global_step < self.end:

@@ -113,7 +113,9 @@ def _check_save(case: Case, a: Attempt, account: SpanAccount, lines: tuple[Check
     submitted, released = lines
     who = f"the save of step {submitted.global_step} in attempt {a.attempt}"
     here = account.index_at(submitted.at)
-    if here is None or account.spans[here].global_step != submitted.global_step or account.spans[here].category in (*_FREE, "sync"):
+    # What survivors still owe is saved before the attempt's first step, which earlier versions booked on no step.
+    steps = (submitted.global_step, 0) if submitted.global_step == a.resumed_from_step else (submitted.global_step,)
+    if here is None or account.spans[here].global_step not in steps or account.spans[here].category in (*_FREE, "sync"):
         booked = "nothing" if here is None else f"{account.spans[here].category} of step {account.spans[here].global_step}"
         notes.broken(f"{who} was submitted at an instant that is booked as {booked}")
         return
