@@ -163,6 +163,7 @@ def test_who_is_buried_is_a_member_no_more_and_the_epoch_tells(board: Board) -> 
 
 def test_all_64_may_be_members(board: Board) -> None:
     board.admit(64)
+    assert board.members == tuple(range(64))
     board.bury(63)
     assert board.members == tuple(range(63))
 
