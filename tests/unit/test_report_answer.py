@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.answer import answer
 from ecrl_cli.report.claims import claims, noise, sentences, winner
 from ecrl_cli.report.comparison import Comparison
-from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, make_run, make_sweep, timed
+from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, judged, make_run, make_sweep, timed
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +150,16 @@ def test_many_settings_are_counted(tmp_path: Path) -> None:
     assert len(claims(shown, "ovl", "blk")) == 4
     assert winner(shown) == "Of 4 settings overlapped wins in 3, blocking in 1; in 0 they are not told apart"
     assert "from -16.7% (ovl checkpoint.every=12) to +25.0% (ovl checkpoint.every=" in sentences(shown)[0]
+
+
+def test_a_recovery_that_was_held_against_nothing_is_not_called_valid(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    full_sweep(folder, suites=("one",))
+    for run in folder.glob("one-blk-*"):
+        document = json.loads(RunLayout(run).verdict.read_text())
+        for finding in document["findings"]:
+            finding["status"] = "not checked" if finding["promise"] == "same-trajectory" else finding["status"]
+        judged(RunLayout(run), document)
+    said = answer(compared(folder))
+    assert "Every run was judged valid, the trajectory of 3 of 6 recovered runs was not checked" in said.headline
+    assert any("3 promises not checked, because nothing could be held against them." in sentence for sentence in said.sentences)

@@ -121,7 +121,7 @@ def test_a_struck_run_gets_its_reference_and_the_next_one_finds_it(recorded: Rec
     said = capsys.readouterr().err
     assert recorded.folders == ["custom", REFERENCES]
     assert "reference: 1 undisturbed run(s) behind them" in said and "reference: an undisturbed run to hold blk against, in " in said
-    assert main(["train", *SHAPE, *KILLS, "checkpoint=overlapped", "run_dir=here/ovl"]) == 0
+    assert main(["train", *SHAPE, *KILLS, "checkpoint.keep=4", "run_dir=here/ovl"]) == 0
     assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk"]) == 0
     assert recorded.folders == ["custom", REFERENCES, "custom"]
     capsys.readouterr()

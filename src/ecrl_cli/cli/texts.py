@@ -50,13 +50,16 @@ Examples
   --yes, -y          start without asking where it takes longer than ten minutes (asked at a terminal only; never in CI or a batch job)
   --debug            add the traceback to an error
 
+reference=auto (the default) trains an undisturbed run behind those that failures are planned for, in references/ beside them, unless one is there:
+ecrl verify holds them against it. reference=none leaves it out, reference=always trains it for any run.
+
 Groups
 {groups}
 
 """
 
 _VERIFY = """\
-ecrl verify DIR... [--reference DIR] [--seal-key FILE] [--scrub] [--json]
+ecrl verify DIR... [--reference DIR | --with-reference] [--seal-key FILE] [--scrub] [--json]
 ecrl verify CHECKPOINT... [--sample N] [--deep] [--repair OUT_DIR] [--max-bytes N] [--json]
 
 Judges recorded runs by their records alone. A sweep folder stands for all its runs. 0 valid, 1 invalid, 3 unknown.
@@ -68,11 +71,14 @@ Examples
   ecrl verify outputs/digits-cnn-blk-s1337-0123abcd
   ecrl verify outputs/quickstart --json
   ecrl verify RUN --reference REFERENCE_RUN
+  ecrl verify RUN --with-reference           train the undisturbed run that a struck one lacks, then judge
   ecrl verify RUN --scrub                    the run, and its checkpoints
   ecrl verify RUN/checkpoints
   ecrl verify /backup/step_00000050 --repair repaired
 
   --seal-key FILE    every run must be sealed and signed with the key in FILE; else the one of its seal.key_file is used, where it is there
+  --reference DIR    hold the runs against this one; without it against undisturbed runs beside them, and in references/ there
+  --with-reference   a struck run is unknown where no undisturbed one vouches for it: train that one first. What it may take is said before.
   --scrub            scrub the checkpoints of the runs too
   --sample N         look at N checkpoints (the newest, others evenly spread); one bad one, and all are looked at
   --deep             digest each tensor as well: twice the time. Without it the file's SHA-256 stands for its tensors: bytes that match the

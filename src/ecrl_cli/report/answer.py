@@ -45,7 +45,10 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
         return "No run has reached its target", "bad"
     if unjudged:
         return f"Not proven: {len(unjudged)} of {plural(len(comparison.counted), 'finished run')} without a valid verdict", "doubt"
-    judged = "Every recovery was judged valid" if any(_restarts(run) for run in comparison.counted) else "Every run was judged valid"
+    recovered = [run for run in comparison.counted if _went_on(run)]
+    judged = "Every recovery was judged valid" if recovered else "Every run was judged valid"
+    if unchecked := [run for run in recovered if _trajectory(run) != "valid"]:
+        judged = f"Every run was judged valid, the trajectory of {len(unchecked)} of {plural(len(recovered), 'recovered run')} was not checked"
     if comparison.left_out:
         return f"{judged}, but {plural(len(comparison.left_out), 'run')} did not finish", "doubt"
     if comparison.exit_code:
@@ -76,6 +79,8 @@ def _judged(comparison: Comparison) -> str:
     told = f" {plural(stale, 'verdict')} on file {'is' if stale == 1 else 'are'} not of what lies there now: run ecrl verify again." if stale else ""
     if missing == len(states):
         return "No run has been verified yet: run ecrl verify." if not stale else told.strip()
+    unchecked = sum(finding.status == "not checked" for run in comparison.runs for finding in run.verdict.findings)
+    text += f" {plural(unchecked, 'promise')} not checked, because nothing could be held against them." if unchecked else ""
     return text + (f" {plural(missing, 'run')} not verified." if missing else "") + told
 
 
@@ -147,6 +152,16 @@ def _gates(comparison: Comparison) -> str:
         if not all(g.passed for g in gates)
     ]
     return f"Not averaged, because a quality gate failed: {listed(failing)}." if failing else ""
+
+
+def _went_on(run: Run) -> bool:
+    """Whether the run came back from something: was restarted, or went on with what its ranks had in memory."""
+    return bool(run.counted and (run.counted.restarts or run.counted.survivals))
+
+
+def _trajectory(run: Run) -> str:
+    """Whether the run was held against an undisturbed one: the status of that promise."""
+    return next((finding.status for finding in run.verdict.findings if finding.promise == "same-trajectory"), "not checked")
 
 
 def _restarts(run: Run) -> int:
