@@ -174,7 +174,8 @@ def _check_barrier(case: Case, a: Attempt, reached: float, released: CheckpointL
         account = case.spans.of(a.attempt, rank)
         if account is None or account.end <= released.at:
             continue  # it died there, or before
-        waited = [span for span in account.spans if span.category == "sync" and span.global_step == step]
+        steps = (step, 0) if step == a.resumed_from_step else (step,)  # see `_check_save`
+        waited = [span for span in account.spans if span.category == "sync" and span.global_step in steps]
         if not waited or waited[-1].end < reached - ROUNDING_S:
             text = f"rank {rank} waited for the save of step {step} in attempt {a.attempt} until rank 0 had come to the barrier"
             notes.broken(f"{text}, and its spans do not have it")
