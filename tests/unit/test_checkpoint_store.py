@@ -373,3 +373,26 @@ def test_what_is_retired_loses_its_commit_first(tmp_path: Path) -> None:
     assert moved < fs.calls.index(gone[0])
     acknowledged = next(i for i, call in enumerate(fs.calls) if call.name == "fsyncdir" and call.path == store.root)
     assert acknowledged < moved
+
+
+class _UnreadableFs(PosixFs):
+    """Once `broken`, no byte of a part can be read: EIO."""
+
+    broken = False
+
+    def read_at(self, fd: int, buffer: memoryview, offset: int) -> int:
+        if self.broken and self._path(fd).name != ".attempt":
+            raise StorageError.of("read", self._path(fd), OSError(errno.EIO, os.strerror(errno.EIO)))
+        return super().read_at(fd, buffer, offset)
+
+
+def test_an_acknowledged_checkpoint_that_cannot_be_read_is_neither_moved_nor_replaced(tmp_path: Path, single: bool) -> None:
+    fs = _UnreadableFs()
+    store = store_at(tmp_path, CONFIG, fs)
+    commit(store, 20, single=single)
+    before = sorted(path.name for path in store.root.iterdir())
+    fs.broken = True
+    with pytest.raises(StorageError, match="EIO"):
+        store.save(image(20, single=single), 0)
+    assert sorted(path.name for path in store.root.iterdir()) == before
+    store.close()
