@@ -180,7 +180,7 @@ SPOILT_STORE: dict[str, tuple[Spoil, str, str]] = {
         INVALID,
     ),
     "an event that no checkpoint has": (line_of(1, "released", 12, event="relaxed"), ACCOUNT, INVALID),
-    "committed before it was submitted": (moved_to_front, ACCOUNT, INVALID),
+    "committed above the line that submits it": (moved_to_front, ACCOUNT, INVALID),
     "more in flight than there are slots": (line_of(1, "submitted", 12, inflight=99), ACCOUNT, INVALID),
     "committed with one byte": (line_of(2, "committed", 24, bytes=1), ACCOUNT, INVALID),
     "committed with no bytes": (line_of(2, "committed", 24, bytes=0), ACCOUNT, INVALID),
