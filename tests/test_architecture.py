@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "ecrl_cli"
 FLOORS = [
     *("errors", "storage", "config", "records", "history", "data", "models", "checkpoint", "failures", "recovery"),
-    *("training", "supervision", "metrics", "verify", "runs", "studies", "report", "cli"),
+    *("training", "supervision", "metrics", "verify", "runs", "studies", "audit", "report", "cli"),
 ]
 # Torch-free for good: what supervises, judges and prints.
 TORCH_FREE = (
@@ -25,6 +25,7 @@ TORCH_FREE = (
     "ecrl_cli.history",
     "ecrl_cli.metrics.document",
     "ecrl_cli.verify.judge",
+    "ecrl_cli.audit.audit",
     "ecrl_cli.report.build",
     "ecrl_cli.checkpoint.guard",
     "ecrl_cli.checkpoint.store",

@@ -20,8 +20,9 @@ _HELP_FLAGS = ("-h", "--help")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; gives the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    cut = words.index("--") if "--" in words else len(words)
+    debug = "--debug" in words[:cut]
+    words = [word for word in words[:cut] if word != "--debug"] + words[cut:]
     try:
         return _dispatch(words, debug)
     except EcrlError as error:
@@ -49,7 +50,8 @@ def _dispatch(words: list[str], debug: bool) -> int:
         return 0
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("train", words)
     _refuse_unknown_verb(words[0])
-    if any(word in _HELP_FLAGS for word in rest):
+    own = rest[: rest.index("--")] if "--" in rest else rest  # what stands behind is another command's
+    if any(word in _HELP_FLAGS for word in own):
         sys.stdout.write(_train_help() if verb == "train" else HELP[verb])
         return 0
     return _VERBS[verb](rest, debug)
@@ -105,6 +107,13 @@ def _study(words: list[str], debug: bool) -> int:
     return study(words, say=say)
 
 
+def _audit(words: list[str], debug: bool) -> int:
+    from ecrl_cli.cli.auditing import audit
+
+    del debug
+    return audit(words, say=say)
+
+
 def _completion(words: list[str], debug: bool) -> int:
     del debug
     if words != ["bash"]:
@@ -123,6 +132,7 @@ _VERBS: dict[str, Callable[[list[str], bool], int]] = {
     "verify": _verify,
     "report": _report,
     "study": _study,
+    "audit": _audit,
     "completion": _completion,
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERBS = ("train", "verify", "report", "study", "completion")
+VERBS = ("train", "verify", "report", "study", "audit", "completion")
 
 _CODES = """\
 Exit codes: 0 done, valid; 1 invalid; 2 bad input (nothing was written); 3 evidence missing; 4 no valid checkpoint; 5 storage error;
@@ -16,6 +16,7 @@ ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that
   ecrl verify DIR...             judge recorded runs: valid, invalid or unknown; scrub checkpoints
   ecrl report DIR...             tables, figures and a page of recorded runs and studies; --against: of two sweeps
   ecrl study study=NAME          an experiment on the checkpoint store: crash points, power loss, corruption, ...
+  ecrl audit -- COMMAND          judge a training job that ECRL did not write: does it come back exactly?
   ecrl completion bash           completion for bash: source <(ecrl completion bash)
   ecrl --version
 
@@ -145,12 +146,39 @@ Examples
 
 """
 
+_AUDIT = """\
+ecrl audit [KEY=VALUE ...] [run_dir=DIR] [--json] -- COMMAND
+ecrl audit DIR [--reference DIR] [--order declared|free] [--junit out.xml] [--json]
+ecrl audit --state A B
+
+Judges a torch training job that ECRL did not write, with no change to its script: runs it undisturbed (twice), then once for each planned failure,
+restarts it after each death, and compares what was recorded: samples, inputs, generators, settings, losses, parameters, optimizer state.
+0 every promise kept, 1 one broken, 2 bad input, 3 unknown. The answer begins with the diagnosis; DIR/audit.json and DIR/report/index.html hold it.
+
+Examples
+  ecrl audit -- torchrun --nproc-per-node 2 train.py --out {dir}
+  ecrl audit audit.resume='--resume {dir}/last.pt' failure=kill 'failure.steps=[31,40]' failure.rank=1 -- python train.py --out {dir}
+  ecrl audit outputs/audit/train-0123abcd            judge again what is recorded
+  ecrl audit --state A.pt B.pt                       two states tensor by tensor: torch.save, safetensors, DCP folders
+
+  {dir}              in the command: a folder of the arm's own, the same over its restarts (also ECRL_ARM_DIR); {attempt}: 0, 1, ...
+  audit.resume=TEXT  appended to the command from the second attempt on
+  failure=KIND       kill, term, exit, stop, raise, oom, at failure.steps=[STEP] or [STEP.MOMENT] (before, backward, optimizer, save) of failure.rank;
+                     several steps: one after the other. Without it three kills are drawn from what the undisturbed run showed:
+                     between two checkpoints, right behind one, and in a later epoch
+  audit.references=N undisturbed runs (2); audit.digests=N: digest the state every N steps (1; 0: never); audit.order=free: samples in any order
+  --reference DIR    an undisturbed recording from elsewhere
+  --junit FILE       the promises as JUnit XML
+
+"""
+
 HELP = {
     "ecrl": _ECRL + _CODES,
     "train": _TRAIN + _CODES,
     "verify": _VERIFY + _CODES,
     "report": _REPORT + _CODES,
     "study": _STUDY + _CODES,
+    "audit": _AUDIT + _CODES,
     "completion": _ECRL + _CODES,
 }
 

@@ -1,0 +1,142 @@
+"""The record of one process: JSON lines, one file per process, written straight to the kernel so that a kill loses no line.
+
+Format 1 (documented in docs/recording.md; unknown keys are allowed):
+
+    process  who writes: rank, world_size, attempt, pid, versions, the name of the digest
+    epoch    a loader begins anew
+    batch    a batch came out of a loader: ids (map-style data), hash of its tensors
+    start    the state in front of the first step: digests
+    step     an optimizer step: batches, losses, lr, scale, digests behind it
+    save     a checkpoint: begun, then done; load: read
+    call     something that restores or moves a position: set_epoch, load_state_dict, ...
+    strike   a planned failure, written in front of it
+    trouble  the recorder could not see something: what, and why
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+FORMAT = 1
+FOLDER, ATTEMPT = "ECRL_RECORD", "ECRL_ATTEMPT"
+MAX_IDS = 1_000_000  # of one batch: more are not written out
+
+_current: Optional["Recording"] = None
+
+
+def current() -> Optional["Recording"]:
+    """The recording of this process; None where ECRL_RECORD names no folder."""
+    global _current
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        return None
+    if _current is None or _current.pid != os.getpid() or _current.folder != folder:
+        _current = Recording(folder)
+    return _current
+
+
+def rank_of_this_process() -> int:
+    """As torch.distributed says, else as the launcher's environment does, else 0."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank())
+    except Exception:  # a group that is being taken apart
+        pass
+    return _from_environment(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), 0)
+
+
+def world_size() -> int:
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_world_size())
+    except Exception:
+        pass
+    return _from_environment(("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), 1)
+
+
+def attempt_number() -> int:
+    """The launch that this process belongs to: those of the auditor, and the restarts that torchrun does by itself."""
+    return _from_environment((ATTEMPT,), 0) + _from_environment(("TORCHELASTIC_RESTART_COUNT",), 0)
+
+
+def _from_environment(names: Any, default: int) -> int:
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return default
+
+
+class Recording:
+    """Writes the lines of this process. Nothing is created before the first line; no error of the recorder reaches the job."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.pid = folder, os.getpid()
+        self.attempt = attempt_number()
+        self.broken = False
+        self.watched: Dict[str, Any] = {}
+        self._fd = -1
+        self._rank = 0
+
+    @property
+    def rank(self) -> int:
+        return self._rank if self._fd >= 0 else rank_of_this_process()
+
+    def write(self, record: str, /, **fields: Any) -> None:
+        """Append one line. What cannot be written is given up once, with a word on standard error."""
+        if self.broken:
+            return
+        try:
+            if self._fd < 0:
+                self._open()
+            line = {"type": record, "at": time.monotonic(), "time": time.time()}
+            line.update(fields)
+            os.write(self._fd, (json.dumps(line, separators=(",", ":"), default=str) + "\n").encode("utf-8", "replace"))
+        except Exception as error:
+            self.broken = True
+            sys.stderr.write("ecrl: this process is no longer recorded (%s: %s)\n" % (type(error).__name__, error))
+
+    def trouble(self, what: str, error: BaseException) -> None:
+        """The recorder could not do something: the verdict on it becomes unknown, the job goes on."""
+        self.write("trouble", what=what, error="%s: %s" % (type(error).__name__, str(error)[:300]))
+
+    def watch(self, model: Any, optimizer: Any, modules: Dict[str, Any]) -> None:
+        named = dict(modules)
+        if model is not None:
+            named["model"] = model
+        if optimizer is not None:
+            named["optimizer"] = optimizer
+        self.watched.update(named)
+
+    def declared_step(self, step: int, losses: List[float], ids: Optional[List[int]], more: Dict[str, Any]) -> None:
+        """A step that the job itself tells of."""
+        fields: Dict[str, Any] = {"step": step, "declared": True, "losses": losses}
+        if ids is not None:
+            fields["ids"] = ids[:MAX_IDS]
+        fields.update(more)
+        self.write("step", **fields)
+
+    def _open(self) -> None:
+        self._rank = rank_of_this_process()
+        folder = os.path.join(self.folder, "attempt-%02d" % self.attempt)
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, "rank%d-%d.jsonl" % (self._rank, self.pid))
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        torch = sys.modules.get("torch")
+        self.write(
+            "process",
+            format=FORMAT,
+            rank=self._rank,
+            world_size=world_size(),
+            attempt=self.attempt,
+            pid=self.pid,
+            python="%d.%d.%d" % sys.version_info[:3],
+            torch=str(getattr(torch, "__version__", "")),
+            argv=[str(word) for word in sys.argv][:64],
+        )

@@ -1,0 +1,152 @@
+"""Planned failures inside the job: at one step, of one rank, in one attempt, at one moment; each at most once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ecrl.recording import Recording
+
+PLAN = "ECRL_STRIKES"
+MOMENTS = ("before", "backward", "optimizer", "save")
+KINDS = ("kill", "term", "exit", "stop", "raise", "oom")
+EXIT_CODE = 66
+
+
+class PlannedFailure(Exception):
+    """Carries the exception that the job is to see."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Strikes:
+    """`entries`: {kind, step, moment, rank, index}. Steps are of the whole job: an attempt that goes on behind step s begins with s + 1."""
+
+    def __init__(self, recording: Recording, entries: List[Dict[str, Any]]) -> None:
+        self._recording, self._entries = recording, entries
+        self._offset = 0
+
+    @classmethod
+    def from_environment(cls, recording: Recording) -> "Strikes":
+        try:
+            entries = json.loads(os.environ.get(PLAN, "") or "[]")
+        except ValueError:
+            entries = []
+        return cls(recording, [entry for entry in entries if entry.get("attempt", 0) == recording.attempt])
+
+    def resumed_after(self, params: str, optimizer: str) -> Optional[int]:
+        """The step of an earlier attempt behind which the parameters were these; None where none has them on record, or this is the first."""
+        if self._recording.attempt == 0:
+            return None
+        found: List[Tuple[bool, int]] = []
+        for step, digest, state in self._earlier():
+            if digest == params:
+                found.append((state == optimizer, step))
+        if not found:
+            return None
+        self._offset = max(found)[1]
+        return self._offset
+
+    def _earlier(self) -> List[Tuple[int, str, str]]:
+        """(step of the job, parameters, optimizer state) of every step that earlier attempts recorded, of any rank."""
+        seen: List[Tuple[int, str, str]] = []
+        for attempt in range(self._recording.attempt):
+            folder = os.path.join(self._recording.folder, "attempt-%02d" % attempt)
+            names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+            for name in names:
+                if name.endswith(".jsonl"):
+                    seen += _steps_of(os.path.join(folder, name))
+        return seen
+
+    def before_step(self, step: int) -> None:
+        self._strike("before", step)
+
+    def in_backward(self, step: int, optimizers: List[Any]) -> None:
+        """When half of the gradients are there. A job whose optimizer is not known yet is struck in front of backward."""
+        entry = self._due("backward", step)
+        if entry is None:
+            return
+        parameters = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad]
+        if not parameters:
+            self._carry_out(entry, step)
+            return
+        handle: List[Any] = []
+
+        def struck(gradient: Any) -> None:
+            handle[0].remove()
+            self._carry_out(entry, step)
+
+        handle.append(parameters[len(parameters) // 2].register_hook(struck))
+
+    def in_optimizer(self, step: int) -> None:
+        """The parameters are updated, nothing of it is recorded or known to the job yet."""
+        self._strike("optimizer", step)
+
+    def in_save(self, steps: int, save_whole: Callable[[], Any], path: str) -> None:
+        """Half of the file is written when it strikes. `save_whole` writes it beside `path`."""
+        entry = self._due("save", steps)
+        if entry is None:
+            return
+        save_whole()
+        whole = path + ".ecrl-whole"
+        with open(whole, "rb") as source:
+            data = source.read()
+        os.unlink(whole)
+        with open(path, "wb") as target:
+            target.write(data[: len(data) // 2])
+            target.flush()
+            os.fsync(target.fileno())
+        self._carry_out(entry, steps)
+
+    def _strike(self, moment: str, step: int) -> None:
+        entry = self._due(moment, step)
+        if entry is not None:
+            self._carry_out(entry, step)
+
+    def _due(self, moment: str, step: int) -> Optional[Dict[str, Any]]:
+        rank = self._recording.rank
+        for entry in self._entries:
+            if entry["moment"] == moment and entry["step"] == step + self._offset and entry["rank"] == rank:
+                self._entries.remove(entry)
+                return entry
+        return None
+
+    def _carry_out(self, entry: Dict[str, Any], step: int) -> None:
+        self._recording.write("strike", index=entry.get("index", 0), kind=entry["kind"], moment=entry["moment"], step=step + self._offset)
+        kind = entry["kind"]
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif kind == "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif kind == "exit":
+            os._exit(EXIT_CODE)
+        elif kind == "oom":
+            import torch
+
+            error = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
+            raise PlannedFailure(error("CUDA out of memory. (planned by ecrl audit)"))
+        elif kind == "raise":
+            raise PlannedFailure(RuntimeError("planned by ecrl audit"))
+
+
+def _steps_of(path: str) -> List[Tuple[int, str, str]]:
+    steps: List[Tuple[int, str, str]] = []
+    offset = 0
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        for text in lines:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # torn by a death
+            if line.get("type") == "start":
+                offset = line.get("resumed_after") or 0
+                steps.append((offset, line.get("params", ""), line.get("optimizer", "")))
+            elif line.get("type") == "step" and line.get("params"):
+                steps.append((line["step"] + offset, line["params"], line.get("optimizer", "")))
+    return steps

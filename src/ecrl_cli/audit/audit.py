@@ -1,0 +1,114 @@
+"""An audit from a command to a verdict: undisturbed runs first, then one arm for each planned failure, then the judgement and its page."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.audit.page import page
+from ecrl_cli.audit.plan import PlannedArm, planned_arms
+from ecrl_cli.audit.promises import judged_arm
+from ecrl_cli.audit.records import Arm, read_arm
+from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, run_arm
+from ecrl_cli.audit.verdict import AuditVerdict, arms_of, judge
+from ecrl_cli.config.audit import AuditConfig
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.size import human_seconds
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.storage.files import write_json, write_whole
+
+SCHEMA_VERSION = 1
+
+
+def folder_of(config: AuditConfig, words: tuple[str, ...]) -> Path:
+    """`run_dir`, or outputs/audit/NAME-HASH of the command."""
+    if config.run_dir:
+        return Path(config.run_dir).expanduser().absolute()
+    script = next((Path(word).stem for word in words if word.endswith(".py")), Path(words[0]).name)
+    content = hashlib.sha256(repr((words, encode(config))).encode()).hexdigest()[:8]
+    return (Path("outputs") / "audit" / f"{script}-{content}").absolute()
+
+
+def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Path, AuditVerdict]:
+    """Run every arm and judge. ConfigError where the command cannot be audited, with its last words."""
+    folder = folder_of(config, words)
+    check_command(config, words)
+    _check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    job = Job(words, config.audit, install_recorder(folder))
+    references = _references(job, config, folder, say)
+    plan = planned_arms(config, judged_arm(references[0]))
+    if not plan:
+        raise ConfigError("COMMAND", "has too few steps for a failure in between", "let it do at least three steps, and save in between")
+    spent = references[0].launches[-1].seconds
+    say(f"one undisturbed run took {human_seconds(spent)}; {len(plan)} arms with failures follow, roughly {human_seconds(2 * spent * len(plan))}")
+    struck = [_struck(job, arm, folder, say) for arm in plan]
+    verdict = judge(references, struck, config.audit.order)
+    write_result(folder, verdict, {"command": list(words), "config": encode(config), "plan": [encode(arm) for arm in plan]})
+    return folder, verdict
+
+
+def check_command(config: AuditConfig, words: tuple[str, ...]) -> None:
+    """ConfigError where two arms would write over one another."""
+    if not any("{dir}" in word for word in words) and not config.audit.own_dir:
+        way = "write {dir} where the job writes (train.py --out {dir}), or say audit.own_dir=true if it obeys ECRL_ARM_DIR"
+        raise ConfigError("COMMAND", "names no {dir}: every arm would write to the same place, and resume from another's checkpoints", way)
+
+
+def _check_folder(folder: Path) -> None:
+    strange = [child.name for child in folder.iterdir()] if folder.is_dir() else []
+    if strange and "audit.json" not in strange and "recorder" not in strange:
+        raise ConfigError("run_dir", f"{folder} holds other things ({strange[0]})", "name a new folder")
+
+
+def _references(job: Job, config: AuditConfig, folder: Path, say: Say) -> list[Arm]:
+    found = []
+    undisturbed = Job(job.words, replace(job.keys, max_restarts=0), job.recorder)
+    for number in range(1, config.audit.references + 1):
+        name = "ref" if number == 1 else f"ref{number}"
+        say(f"{name}: undisturbed")
+        launches = run_arm(undisturbed, folder / name, (), say)
+        if launches[-1].exit_code != 0:
+            raise failed(folder / name, launches[-1])
+        found.append(read_arm(folder / name))
+    return found
+
+
+def _struck(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
+    what = ", ".join(f"{strike.kind} of rank {strike.rank} at step {strike.step} ({strike.moment})" for strike in planned.strikes)
+    say(f"{planned.name}: {what}; {planned.why}")
+    run_arm(job, folder / planned.name, planned.strikes, say)
+    return read_arm(folder / planned.name)
+
+
+def judge_folder(folder: Path, reference: Path | None, order: str) -> AuditVerdict:
+    """Judge what is recorded under `folder`, by whomever; `reference`: an arm, or a folder of arms, from elsewhere."""
+    references, struck = arms_of(folder)
+    if reference is not None:
+        others, arms = arms_of(reference)
+        references = others or arms
+    return judge(references, struck, order)
+
+
+def write_result(folder: Path, verdict: AuditVerdict, more: dict[str, Any]) -> None:
+    """audit.json and report/index.html."""
+    document = {"schema_version": SCHEMA_VERSION, **verdict.to_json(), "python": sys.version.split()[0], "costs": _costs(verdict), **more}
+    document["versions"] = next((process.versions for judged in verdict.references for process in judged.arm.processes), {})
+    write_json(folder / "audit.json", document)
+    (folder / "report").mkdir(exist_ok=True)
+    write_whole(folder / "report" / "index.html", page(folder.name, verdict).encode(), durable=False)
+
+
+def _costs(verdict: AuditVerdict) -> dict[str, Any]:
+    """Seconds of each attempt, and of what was done again, by arm."""
+    return {
+        judged.arm.name: {
+            "attempt_seconds": [launch.seconds for launch in judged.arm.launches],
+            "steps_done_again": len({(step, attempt) for step, _, attempt, _, _ in judged.path.done_again}),
+            "save_seconds": [float(save["seconds"]) for process in judged.arm.processes for save in process.saves if save.get("seconds")],
+        }
+        for judged in (*verdict.references, *verdict.arms)
+    }

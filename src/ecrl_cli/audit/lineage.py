@@ -1,0 +1,119 @@
+"""Where each attempt went on, proved by content: the state in front of its first step is looked up among the states behind every earlier step.
+
+What a job says of its own step numbers is not needed. The step in flight at a death may have happened or not: a rank that died has no line of it,
+and any other rank's line counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ecrl_cli.audit.records import Arm, Process, Step
+
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """How attempt `attempt` began. `behind`: the step whose parameters it had; None: those of no step on record. `proof`: what showed it:
+    content, load (a checkpoint that was read), declared (the job's own numbers) or nothing."""
+
+    attempt: int
+    behind: int | None
+    proof: str
+    loaded: tuple[str, ...]
+    newest_saved: int | None
+    optimizer_behind: int | None
+    entries: int | None
+
+
+@dataclass(frozen=True)
+class Path:
+    """The steps that made the end: by step and rank, what was done, and in which attempt."""
+
+    steps: dict[int, dict[int, tuple[int, Step]]]
+    done_again: list[tuple[int, int, int, Step, Step]]  # step, rank, attempt, first pass, second pass
+    resumed: list[Resumed]
+    offsets: dict[int, int]
+
+    @property
+    def last(self) -> int:
+        return max(self.steps, default=0)
+
+
+def path_of(arm: Arm) -> Path:
+    """Follow the attempts of `arm`; a later attempt overwrites what it did again."""
+    steps: dict[int, dict[int, tuple[int, Step]]] = {}
+    again: list[tuple[int, int, int, Step, Step]] = []
+    resumed: list[Resumed] = []
+    offsets: dict[int, int] = {}
+    states: list[tuple[int, str, str]] = []
+    saves: list[tuple[int, str]] = []
+    for number in sorted(arm.attempts):
+        processes = arm.attempts[number]
+        begun = _resumed(number, processes, states, saves) if offsets else Resumed(number, 0, "first", (), None, 0, None)
+        if offsets:
+            resumed.append(begun)
+        offset = offsets[number] = begun.behind or 0
+        _overwrite(steps, again, processes, number, offset)
+        for process in processes:
+            states += _states(process, offset)
+            saves += [(offset + save["after_step"], str(save.get("path", ""))) for save in process.saves if save.get("done")]
+    return Path(steps, again, resumed, offsets)
+
+
+def _overwrite(steps: Any, again: Any, processes: list[Process], attempt: int, offset: int) -> None:
+    """What a later attempt did counts; the first pass of it is kept beside it. Steps behind its last one are gone with the state that they made."""
+    done: dict[int, dict[int, tuple[int, Step]]] = {}
+    for process in processes:
+        for step in process.steps:
+            number = step.number if step.declared else offset + step.number
+            done.setdefault(number, {})[process.rank] = (attempt, step)
+    for number, ranks in done.items():
+        for rank, (_, step) in ranks.items():
+            before = steps.get(number, {}).get(rank)
+            if before is not None:
+                again.append((number, rank, attempt, before[1], step))
+    if done:
+        for number in [number for number in steps if number > offset and number not in done and number > max(done)]:
+            del steps[number]
+    steps.update(done)
+
+
+def _states(process: Process, offset: int) -> list[tuple[int, str, str]]:
+    found = []
+    if process.start is not None:
+        found.append((offset, str(process.start.get("params", "")), str(process.start.get("optimizer", ""))))
+    for step in process.steps:
+        if step.digests.get("params"):
+            number = step.number if step.declared else offset + step.number
+            found.append((number, step.digests["params"], step.digests.get("optimizer", "")))
+    return found
+
+
+def _resumed(attempt: int, processes: list[Process], states: list[tuple[int, str, str]], saves: list[tuple[int, str]]) -> Resumed:
+    loaded = tuple(dict.fromkeys(str(load.get("path", "")) for process in processes for load in process.loads))
+    families = {family(path) for path in loaded}
+    saved = [step for step, path in saves if not families or family(path) in families]
+    newest = max(saved, default=None)
+    starts = [process.start for process in processes if process.start is not None]
+    declared = [process.steps[0].number - 1 for process in processes if process.steps and process.steps[0].declared]
+    if not starts:
+        return Resumed(attempt, min(declared) if declared else None, "declared" if declared else "nothing", loaded, newest, None, None)
+    params, optimizer = str(starts[0].get("params", "")), str(starts[0].get("optimizer", ""))
+    entries = starts[0].get("entries")
+    matching = [(state == optimizer, step) for step, digest, state in states if digest == params]
+    of_optimizer = max((step for step, _, state in states if state == optimizer), default=None)
+    if matching:
+        return Resumed(attempt, max(matching)[1], "content", loaded, newest, of_optimizer, entries)
+    if loaded and newest is not None:
+        return Resumed(attempt, newest, "load", loaded, newest, of_optimizer, entries)
+    return Resumed(attempt, None, "nothing", loaded, newest, of_optimizer, entries)
+
+
+def family(path: str) -> str:
+    """Checkpoints of one kind: their path without numbers and without the marks of an unfinished write."""
+    name = path.removesuffix(".tmp").removesuffix(".part").removesuffix(".partial")
+    return _DIGITS.sub("#", name.replace(".tmp", ""))

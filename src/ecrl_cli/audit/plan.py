@@ -1,0 +1,85 @@
+"""Which failures an audit plans: those that were typed, or three that are drawn from what the undisturbed run showed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from ecrl_cli.audit.promises import Judged
+from ecrl_cli.config.audit import AuditConfig, step_and_moment
+from ecrl_cli.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PlannedStrike:
+    """One failure of one arm: in attempt `attempt`, of `rank`, at `moment` of `step`."""
+
+    index: int
+    attempt: int
+    kind: str
+    rank: int
+    step: int
+    moment: str
+
+
+@dataclass(frozen=True)
+class PlannedArm:
+    name: str
+    why: str
+    strikes: tuple[PlannedStrike, ...]
+
+
+def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ...]:
+    """The struck arms of an audit. ConfigError where a typed failure cannot strike this job."""
+    last, ranks = reference.path.last, {process.rank for process in reference.arm.processes}
+    if config.failure.kind != "none":
+        return (_typed(config, last, ranks),)
+    saved = sorted({save["after_step"] for process in reference.arm.processes for save in process.saves if save.get("done")})
+    saved = [step for step in saved if 0 < step < last]
+    epochs = sorted({step for process in reference.arm.processes for step in process.epochs if 0 < step < last})
+    rank = max(ranks)
+    drawn = [_off_boundary(saved, last, rank), _on_boundary(saved, rank), _second_epoch(saved, epochs, last, rank)]
+    found = [arm for arm in drawn if arm is not None]
+    return tuple(found[: config.audit.failures])
+
+
+def _typed(config: AuditConfig, last: int, ranks: set[int]) -> PlannedArm:
+    failure, strikes = config.failure, []
+    if failure.rank not in ranks:
+        raise ConfigError("failure.rank", f"rank {failure.rank} does not exist, the job has {len(ranks)}", f"use 0 to {max(ranks)}")
+    for index, text in enumerate(failure.steps):
+        step, moment = step_and_moment(text)
+        if step > last:
+            raise ConfigError("failure.steps", f"step {step} is beyond the job's last step {last}", "lower it")
+        strikes.append(PlannedStrike(index, index, failure.kind, failure.rank, step, moment))
+    return PlannedArm("struck", "as typed", tuple(strikes))
+
+
+def _kill(name: str, why: str, step: int, rank: int) -> PlannedArm:
+    return PlannedArm(name, why, (PlannedStrike(0, 0, "kill", rank, step, "before"),))
+
+
+def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:
+    """Between two checkpoints: the steps behind the first are done twice, and must agree."""
+    if not saved:
+        return _kill("no-checkpoint", "the job saves nothing before its end: it begins anew", max(2, last // 2), rank) if last > 1 else None
+    ends = [*saved, last]
+    gaps = [(after - before, before) for before, after in itertools.pairwise(ends) if after - before > 1]
+    if not gaps:
+        return None
+    size, before = max(gaps)
+    return _kill("off-boundary", f"between the checkpoints of step {before} and {before + size}", before + size // 2 + 1, rank)
+
+
+def _on_boundary(saved: list[int], rank: int) -> PlannedArm | None:
+    """Right behind a checkpoint: nothing is done twice."""
+    return _kill("on-boundary", f"right behind the checkpoint of step {saved[0]}", saved[0] + 1, rank) if saved else None
+
+
+def _second_epoch(saved: list[int], epochs: list[int], last: int, rank: int) -> PlannedArm | None:
+    """In the second epoch or later, behind a checkpoint that lies in it where there is one."""
+    if not epochs or not saved:
+        return None
+    inside = [step for step in saved if step > epochs[0]]
+    step = min(last, (inside[0] if inside else epochs[0]) + 2)
+    return _kill("later-epoch", f"in an epoch behind the first, which ended at step {epochs[0]}", step, rank)

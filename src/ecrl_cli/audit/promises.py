@@ -1,0 +1,385 @@
+"""What a job promises when it recovers, each judged from the records of its arms: kept, broken, unknown or not checked, with the evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ecrl_cli.audit.lineage import Path, Resumed, path_of
+from ecrl_cli.audit.records import Arm, Step, same_number
+
+KEPT, BROKEN, UNKNOWN, NOT_CHECKED = "kept", "broken", "unknown", "not checked"
+SHOWN = 8
+
+# Components of a step, in the order in which a difference in one explains the next: who differs first names the cause.
+COMPONENTS = (
+    "samples",
+    "input",
+    "generators",
+    "python generator",
+    "numpy generator",
+    "settings",
+    "scale",
+    "loss",
+    "buffers",
+    "parameters",
+    "optimizer",
+)
+_DIGEST_OF = {
+    "generators": "rng",
+    "python generator": "rng_python",
+    "numpy generator": "rng_numpy",
+    "settings": "settings",
+    "buffers": "buffers",
+    "parameters": "params",
+    "optimizer": "optimizer",
+}
+_MEANING = {
+    "samples": "the data position was not restored",
+    "input": "the same samples came out as other tensors: augmentation or a worker's seed was not restored",
+    "generators": "torch's random number generators were not restored",
+    "python generator": "Python's random number generator was not restored",
+    "numpy generator": "numpy's random number generator was not restored",
+    "settings": "the learning-rate schedule, or another setting of the optimizer, was not restored",
+    "scale": "the gradient scaler was not restored",
+    "loss": "parameters or buffers were not restored, or a generator that is not recorded",
+    "buffers": "the model's buffers were not restored",
+    "parameters": "the optimizer's state, its settings or the scaler were not restored",
+    "optimizer": "the optimizer's state was not restored",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One promise of one arm. `step`: where it broke first, or None."""
+
+    promise: str
+    status: str
+    message: str
+    arm: str = ""
+    step: int | None = None
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass
+class Judged:
+    """An arm, its path, and by step what differs from the reference."""
+
+    arm: Arm
+    path: Path
+    differs: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+
+
+def value_of(step: Step, component: str) -> object:
+    """What `step` recorded of `component`; None where it did not."""
+    if component == "samples":
+        return step.samples or None
+    if component == "input":
+        return step.inputs or None
+    if component == "scale":
+        return step.scale
+    if component == "loss":
+        return tuple(repr(loss) for loss in step.losses if loss is not None) or None
+    return step.digests.get(_DIGEST_OF[component])
+
+
+def differing(one: Step, other: Step) -> tuple[str, ...]:
+    """The components that both recorded and that are not equal."""
+    return tuple(name for name in COMPONENTS if (a := value_of(one, name)) is not None and (b := value_of(other, name)) is not None and a != b)
+
+
+def compare(path: Path, reference: Path, ignored: frozenset[str] = frozenset()) -> dict[int, tuple[str, ...]]:
+    """By step, the components in which any rank differs from the same rank of `reference`."""
+    found: dict[int, tuple[str, ...]] = {}
+    for number in sorted(path.steps.keys() & reference.steps.keys()):
+        names: set[str] = set()
+        for rank, (_, step) in path.steps[number].items():
+            if rank in reference.steps[number]:
+                names.update(differing(step, reference.steps[number][rank][1]))
+        names -= ignored
+        if names:
+            found[number] = tuple(name for name in COMPONENTS if name in names)
+    return found
+
+
+# Generators that many jobs do not seed because they do not use them: compared only where two undisturbed runs agree in them.
+UNSEEDED = ("python generator", "numpy generator")
+
+
+def unseeded(references: list[Judged]) -> frozenset[str]:
+    """Those of UNSEEDED in which undisturbed runs differ, or that nobody could compare."""
+    if len(references) < 2:
+        return frozenset(UNSEEDED)
+    first, *others = references
+    differs = {name for other in others for names in compare(other.path, first.path).values() for name in names}
+    return frozenset(differs & set(UNSEEDED))
+
+
+def deterministic(references: list[Judged]) -> Finding:
+    """Two undisturbed runs are equal: else no difference of a struck one means anything."""
+    promise = "deterministic"
+    if len(references) < 2:
+        return Finding(promise, NOT_CHECKED, "one undisturbed run was recorded; two show whether the job is deterministic")
+    first, *others = references
+    left_out = unseeded(references)
+    for other in others:
+        differs = compare(other.path, first.path, left_out)
+        if differs:
+            step = min(differs)
+            usual = "usual causes: threads, cuDNN's choice of kernels, an unseeded sampler or worker, time in the data"
+            said = f"two undisturbed runs differ from step {step} on, first in {differs[step][0]}: a struck run cannot be told from that"
+            return Finding(promise, UNKNOWN, said, other.arm.name, step, (usual,))
+        if first.path.last != other.path.last:
+            said = f"two undisturbed runs did {first.path.last} and {other.path.last} steps"
+            return Finding(promise, UNKNOWN, said, other.arm.name)
+    evidence = tuple(f"the {name} is not seeded alike: it is not compared" for name in sorted(left_out))
+    return Finding(promise, KEPT, f"{len(references)} undisturbed runs are equal in all {first.path.last} steps", evidence=evidence)
+
+
+def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Finding:
+    """The samples of the steps that count are those of the reference; without one, no step repeats an earlier one's within what it must not."""
+    promise, arm = "exactly once", judged.arm.name
+    known = [step for _, _, step in walk(judged.path) if step.samples]
+    if not known:
+        return Finding(promise, NOT_CHECKED, "no sample ids and no input hashes are on record", arm)
+    if reference is None:
+        return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
+    free = order == "free" or (order == "auto" and not all(step.by_id for step in known))
+    if free:
+        return _as_often(judged, reference)
+    for number in sorted(judged.path.steps):
+        for rank, (attempt, step) in sorted(judged.path.steps[number].items()):
+            due = reference.path.steps.get(number, {}).get(rank)
+            if due is None or not step.samples or not due[1].samples or step.samples == due[1].samples:
+                continue
+            return Finding(
+                promise, BROKEN, _told(judged, number, rank, attempt, step), arm, number, (_first_ids(step, due[1]), *_hints(judged, attempt))
+            )
+    return Finding(promise, KEPT, f"{len(known)} steps consumed the samples of the undisturbed run, in its order", arm)
+
+
+def _as_often(judged: Judged, reference: Judged) -> Finding:
+    """Each sample as often as in the undisturbed run, in whatever order."""
+    promise, arm = "exactly once", judged.arm.name
+    ours, theirs = (Counter(sample for _, _, step in walk(j.path) for sample in step.samples) for j in (judged, reference))
+    extra, missing = ours - theirs, theirs - ours
+    if not extra and not missing:
+        return Finding(promise, KEPT, f"each of {sum(ours.values())} samples came as often as in the undisturbed run; their order is not judged", arm)
+    said = f"{sum(extra.values())} samples came too often and {sum(missing.values())} are missing, of {sum(theirs.values())}"
+    last = max(judged.path.offsets)
+    return Finding(promise, BROKEN, f"{said}: {_MEANING['samples']}", arm, _first_different_samples(judged, reference), _hints(judged, last))
+
+
+def _first_different_samples(judged: Judged, reference: Judged) -> int | None:
+    differs = compare(judged.path, reference.path)
+    return next((number for number in sorted(differs) if "samples" in differs[number]), None)
+
+
+def _told(judged: Judged, number: int, rank: int, attempt: int, step: Step) -> str:
+    """In words what the samples of a wrong step are."""
+    for earlier in sorted(judged.path.steps):
+        if earlier >= number:
+            break
+        before = judged.path.steps[earlier].get(rank)
+        if before is not None and before[1].samples == step.samples:
+            return f"step {number} repeats the samples of step {earlier} (rank {rank}, attempt {attempt}): {_MEANING['samples']}"
+    return f"step {number} consumed other samples than the undisturbed run (rank {rank}, attempt {attempt}): {_MEANING['samples']}"
+
+
+def _first_ids(step: Step, due: Step) -> str:
+    return f"consumed {', '.join(step.samples[:SHOWN])}...; due {', '.join(due.samples[:SHOWN])}..."
+
+
+def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
+    """What the job called in that attempt that moves a position."""
+    calls = [call for process in judged.arm.attempts.get(attempt, []) for call in process.calls if call["after_step"] == 0]
+    epochs = sorted({str(call.get("epoch")) for call in calls if call.get("what") == "DistributedSampler.set_epoch"})
+    hints = [f"DistributedSampler.set_epoch was called with {', '.join(epochs)}"] if epochs else []
+    if not any(call.get("what") == "StatefulDataLoader.load_state_dict" for call in calls):
+        hints.append("no StatefulDataLoader.load_state_dict was called in that attempt")
+    return tuple(hints)
+
+
+def same_input(judged: Judged, reference: Judged | None) -> Finding:
+    """Where the samples are the same, so are the tensors: against the undisturbed run and in steps done twice."""
+    promise, arm, checked = "same input", judged.arm.name, 0
+    pairs = [(number, rank, before, after) for number, rank, _, before, after in judged.path.done_again]
+    if reference is not None:
+        pairs += [
+            (number, rank, reference.path.steps[number][rank][1], step)
+            for number, rank, step in walk(judged.path)
+            if rank in reference.path.steps.get(number, {})
+        ]
+    for number, rank, before, after in sorted(pairs, key=lambda pair: pair[:2]):
+        if before.by_id and before.samples == after.samples and before.inputs and after.inputs:
+            checked += 1
+            if before.inputs != after.inputs:
+                return Finding(promise, BROKEN, f"step {number}, rank {rank}: {_MEANING['input']}", arm, number)
+    if not checked:
+        return Finding(promise, NOT_CHECKED, "no step with known sample ids and input hashes could be compared", arm)
+    return Finding(promise, KEPT, f"{checked} steps with the same samples had the same tensors", arm)
+
+
+def restored(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
+    """What each resumed attempt began with, component by component."""
+    for begun in judged.path.resumed:
+        yield from _restored(judged, begun, reference)
+
+
+def _restored(judged: Judged, begun: Resumed, reference: Judged | None) -> Iterator[Finding]:
+    arm, who = judged.arm.name, f"attempt {begun.attempt}"
+    starts = {process.rank: process.start for process in judged.arm.attempts[begun.attempt] if process.start is not None}
+    if not starts:  # it did no step: whether it should have, its end tells
+        return
+    if begun.behind is None or begun.proof == "load":
+        said = f"the parameters in front of the first step of {who} are those of no earlier step"
+        yield Finding("restored: parameters", BROKEN, f"{said}: they were not restored as they were", arm, begun.newest_saved)
+        return
+    next_step = begun.behind + 1
+    yield Finding("restored: parameters", KEPT, f"{who} began with the parameters of step {begun.behind}", arm)
+    if begun.entries is not None and begun.behind:
+        if begun.entries == 0 and _had_state(judged, begun):
+            said = f"the optimizer's state in front of step {next_step} is that of no earlier step (0 entries): it was not loaded"
+            yield Finding("restored: optimizer", BROKEN, said, arm, next_step)
+        elif begun.optimizer_behind == begun.behind or (begun.optimizer_behind is not None and not _had_state(judged, begun)):
+            yield Finding("restored: optimizer", KEPT, f"{who} began with the optimizer's state of step {begun.behind}", arm)
+        else:
+            where = f"that of step {begun.optimizer_behind}" if begun.optimizer_behind is not None else "that of no earlier step"
+            said = f"the optimizer's state in front of step {next_step} is {where}, the parameters are those of step {begun.behind}"
+            yield Finding("restored: optimizer", BROKEN, said, arm, next_step)
+    yield from _against(judged, begun, reference, starts)
+
+
+def _had_state(judged: Judged, begun: Resumed) -> bool:
+    """Whether the optimizer had any state behind the step that was gone back to: plain SGD has none."""
+    first = [process.start for process in judged.arm.attempts[min(judged.arm.attempts)] if process.start is not None]
+    ranks = judged.path.steps.get(begun.behind or 0, {})
+    behind = [step.digests.get("optimizer") for _, step in ranks.values()]
+    return bool(first and behind) and any(digest and digest != first[0].get("optimizer") for digest in behind)
+
+
+def _against(judged: Judged, begun: Resumed, reference: Judged | None, starts: dict[int, dict[str, object]]) -> Iterator[Finding]:
+    """Settings and generators in front of the first step's update, held against the same step of the undisturbed run."""
+    arm, number = judged.arm.name, (begun.behind or 0) + 1
+    due = reference.path.steps.get(number, {}) if reference is not None else {}
+    ours = judged.path.steps.get(number, {})
+    for component, name in (("schedule and settings", "settings"), ("generators", "rng")):
+        pairs = [(rank, start.get(name), due[rank][1].digests.get(name)) for rank, start in starts.items() if rank in due]
+        pairs = [pair for pair in pairs if pair[1] and pair[2]]
+        wrong = [rank for rank, one, other in pairs if one != other]
+        if name == "rng" and wrong and _samples_differ(ours, due):
+            continue  # other samples may draw another number of times: the position is the finding
+        if wrong:
+            key = "settings" if name == "settings" else "generators"
+            rates = f"lr {[*starts[wrong[0]].get('lr', [])]} for {[*due[wrong[0]][1].lr]}" if name == "settings" else ""  # type: ignore[misc]
+            said = f"in front of step {number}, rank {', '.join(map(str, wrong))}: {_MEANING[key]}"
+            yield Finding(f"restored: {component}", BROKEN, said, arm, number, (rates,) if rates else ())
+        elif pairs:
+            yield Finding(f"restored: {component}", KEPT, f"attempt {begun.attempt} had those of the undisturbed run in front of step {number}", arm)
+    scales = [(rank, ours[rank][1].scale, due[rank][1].scale) for rank in ours.keys() & due.keys()]
+    if any(one is not None or other is not None for _, one, other in scales):
+        wrong = [rank for rank, one, other in scales if not same_number(one, other)]
+        said = f"in step {number}, rank {', '.join(map(str, wrong))}: {_MEANING['scale']}" if wrong else "the scale is that of the undisturbed run"
+        yield Finding("restored: scaler", BROKEN if wrong else KEPT, said, arm, number if wrong else None)
+
+
+def _samples_differ(ours: dict[int, tuple[int, Step]], due: dict[int, tuple[int, Step]]) -> bool:
+    return any(ours[rank][1].samples != due[rank][1].samples for rank in ours.keys() & due.keys())
+
+
+def walk(path: Path) -> Iterator[tuple[int, int, Step]]:
+    """(step, rank, record) of all that counts, in order."""
+    for number in sorted(path.steps):
+        for rank in sorted(path.steps[number]):
+            yield number, rank, path.steps[number][rank][1]
+
+
+def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> Finding:
+    """Every step of the struck run equals the undisturbed one's; steps done twice equal their first pass, which needs no reference at all."""
+    promise, arm = "same trajectory", judged.arm.name
+    for number, rank, attempt, before, after in sorted(judged.path.done_again, key=lambda entry: entry[:2]):
+        names = tuple(name for name in differing(before, after) if name not in judged.ignored)
+        if names and stable:
+            said = f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt {attempt}): {_MEANING[names[0]]}"
+            return Finding(promise, BROKEN, said, arm, number, (f"differs in {', '.join(names)}",))
+    if reference is None:
+        return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
+    if not stable:
+        return Finding(promise, UNKNOWN, "the job is not deterministic: a difference would mean nothing", arm)
+    if judged.differs:
+        step = min(judged.differs)
+        names = judged.differs[step]
+        return Finding(
+            promise, BROKEN, f"differs from step {step} on, first in {names[0]}: {_MEANING[names[0]]}", arm, step, (f"differs in {', '.join(names)}",)
+        )
+    compared = [value for _, _, step in walk(judged.path) for value in (value_of(step, "loss"), value_of(step, "parameters")) if value]
+    if not compared:
+        return Finding(promise, NOT_CHECKED, "neither losses nor digests are on record", arm)
+    return Finding(promise, KEPT, f"all {judged.path.last} steps are bit for bit those of the undisturbed run", arm)
+
+
+def right_checkpoint(judged: Judged) -> Finding:
+    """Each attempt went on from the newest checkpoint that had been finished when the one before it died."""
+    promise, arm = "right checkpoint", judged.arm.name
+    known = [begun for begun in judged.path.resumed if begun.newest_saved is not None and begun.behind is not None]
+    if not known:
+        return Finding(promise, NOT_CHECKED, "no finished checkpoint is on record before a death", arm)
+    for begun in known:
+        behind, newest = begun.behind or 0, begun.newest_saved or 0
+        if behind < newest:
+            said = f"attempt {begun.attempt} went on behind step {behind}, and a checkpoint of step {newest} had been finished"
+            return Finding(promise, BROKEN, said, arm, newest, tuple(f"read {path}" for path in begun.loaded[:SHOWN]))
+    return Finding(
+        promise, KEPT, "each attempt went on from the newest finished checkpoint: " + ", ".join(f"step {begun.behind}" for begun in known), arm
+    )
+
+
+def same_end(judged: Judged, reference: Judged | None, stable: bool) -> Finding:
+    """As many steps as the undisturbed run, and its last state."""
+    promise, arm = "same end", judged.arm.name
+    last = judged.arm.launches[-1] if judged.arm.launches else None
+    if last is not None and last.exit_code != 0:
+        return Finding(
+            promise, BROKEN, f"the job did not come to its end: attempt {last.attempt} ended with {ending(last.exit_code, last.signal)}", arm
+        )
+    if reference is None:
+        return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
+    if judged.path.last != reference.path.last:
+        return Finding(promise, BROKEN, f"ended at step {judged.path.last}, the undisturbed run at step {reference.path.last}", arm, judged.path.last)
+    if not stable:
+        return Finding(promise, UNKNOWN, "the job is not deterministic: its end cannot be compared", arm)
+    names = judged.differs.get(judged.path.last, ())
+    if names:
+        return Finding(promise, BROKEN, f"the last step differs in {', '.join(names)}", arm, judged.path.last)
+    return Finding(promise, KEPT, f"ended at step {judged.path.last} in the state of the undisturbed run", arm)
+
+
+def ending(exit_code: int | None, signal: int | None) -> str:
+    return f"signal {signal}" if signal else f"exit code {exit_code}"
+
+
+def progress(judged: Judged) -> Finding:
+    """The job came back each time, hung nowhere and left no process behind."""
+    promise, arm, launches = "progress", judged.arm.name, judged.arm.launches
+    if not launches:
+        return Finding(promise, NOT_CHECKED, "nobody watched the job from outside", arm)
+    hung = [launch.attempt for launch in launches if launch.hung and not launch.planned]
+    left = sum(launch.left_behind for launch in launches if not launch.hung)
+    if hung:
+        return Finding(promise, BROKEN, f"attempt {hung[0]} stood still and was ended", arm)
+    unplanned = [launch for launch in launches if not launch.planned and (launch.exit_code != 0)]
+    if unplanned:
+        first = unplanned[0]
+        return Finding(promise, BROKEN, f"attempt {first.attempt} ended by itself with {ending(first.exit_code, first.signal)}", arm)
+    if left:
+        return Finding(promise, BROKEN, f"{left} processes outlived their attempt", arm)
+    again = len({(number, attempt) for number, _, attempt, _, _ in judged.path.done_again})
+    seconds = sum(before.seconds for _, rank, _, before, _ in judged.path.done_again if rank == 0)
+    return Finding(promise, KEPT, f"{len(launches) - 1} restarts, {again} steps done again ({seconds:.2g} s of work)", arm)
+
+
+def judged_arm(arm: Arm, reference: Judged | None = None, ignored: frozenset[str] = frozenset()) -> Judged:
+    path = path_of(arm)
+    return Judged(arm, path, compare(path, reference.path, ignored) if reference is not None else {}, ignored)

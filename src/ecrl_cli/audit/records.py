@@ -1,0 +1,238 @@
+"""What a job recorded, as typed data: each attempt of an arm, each process, step by step. Nothing of it is trusted or executed."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.errors import EvidenceMissing, RecordError
+from ecrl_cli.records.journal import read_json
+
+FORMAT = 1
+MAX_FILE, MAX_LINE, MAX_FILES = 2**30, 2**22, 4096
+MAX_STEP = 10**9
+_ATTEMPT = re.compile(r"^attempt-(\d{2,6})$")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`samples`: what tells its samples apart: ids, else a digest of each row, else the digest of the whole. `by_id`: whether they are ids."""
+
+    samples: tuple[str, ...]
+    by_id: bool
+    digest: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step of one process. `number`: as that process counts, from 1 in each attempt, or as the job declared it."""
+
+    number: int
+    declared: bool
+    batches: tuple[Batch, ...]
+    losses: tuple[float | None, ...]
+    digests: Mapping[str, str]  # params, buffers, optimizer, settings, rng
+    lr: tuple[float, ...]
+    scale: float | None
+    seconds: float
+    at: float
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        return tuple(sample for batch in self.batches for sample in batch.samples)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(batch.digest for batch in self.batches if batch.digest)
+
+    @property
+    def by_id(self) -> bool:
+        return bool(self.batches) and all(batch.by_id for batch in self.batches)
+
+
+@dataclass
+class Process:
+    """One process of one attempt."""
+
+    path: str
+    rank: int = 0
+    world_size: int = 1
+    attempt: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    start: dict[str, Any] | None = None
+    steps: list[Step] = field(default_factory=list)
+    saves: list[dict[str, Any]] = field(default_factory=list)
+    loads: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    strikes: list[dict[str, Any]] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    torn: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One attempt as the auditor saw it from outside (arm.json). `left_behind`: processes that outlived it."""
+
+    attempt: int
+    exit_code: int | None
+    signal: int | None
+    seconds: float
+    hung: bool = False
+    left_behind: int = 0
+    planned: bool = False
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm: `launches` are empty where somebody else recorded it."""
+
+    name: str
+    folder: Path
+    attempts: dict[int, list[Process]]
+    launches: tuple[Launch, ...] = ()
+
+    @property
+    def processes(self) -> list[Process]:
+        return [process for number in sorted(self.attempts) for process in self.attempts[number]]
+
+
+def read_arm(folder: Path) -> Arm:
+    """The records under `folder`. EvidenceMissing where there are none; RecordError, by name, for what cannot be read."""
+    attempts: dict[int, list[Process]] = {}
+    for child in sorted(folder.iterdir()):
+        match = _ATTEMPT.match(child.name)
+        if not match or child.is_symlink() or not child.is_dir():
+            continue
+        files = sorted(path for path in child.iterdir() if path.suffix == ".jsonl")
+        if len(files) > MAX_FILES:
+            raise RecordError(str(child.name), f"holds {len(files)} records, at most {MAX_FILES} are read")
+        found = [read_process(path, int(match[1])) for path in files]
+        trained = [process for process in found if process.steps or process.start or process.troubles]
+        attempts[int(match[1])] = sorted(trained, key=lambda process: (process.rank, process.path))
+    if not any(attempts.values()):
+        raise EvidenceMissing(str(folder), "no step is on record", "was the command a torch job? python -I, -E and -S keep the recorder out")
+    return Arm(folder.name, folder, attempts, _launches(folder / "arm.json"))
+
+
+def _launches(path: Path) -> tuple[Launch, ...]:
+    if not path.exists():
+        return ()
+    document = read_json(path)
+    listed = document.get("launches", []) if isinstance(document, dict) else []
+    names = {"attempt", "exit_code", "signal", "seconds", "hung", "left_behind", "planned"}
+    try:
+        return tuple(Launch(**{key: value for key, value in entry.items() if key in names}) for entry in listed)
+    except (TypeError, AttributeError) as error:
+        raise RecordError(path.name, f"is no record of launches ({error})") from error
+
+
+def read_process(path: Path, attempt: int) -> Process:
+    """One file; a last line that a death tore is counted and left out."""
+    if path.is_symlink() or not path.is_file():
+        raise RecordError(path.name, "is not a regular file")
+    if path.stat().st_size > MAX_FILE:
+        raise RecordError(path.name, f"has {path.stat().st_size} bytes, a record at most {MAX_FILE}")
+    process = Process(path.name, attempt=attempt)
+    batches: dict[int, Batch] = {}
+    for number, line in enumerate(_lines(path, process), start=1):
+        try:
+            _take(process, batches, line)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise RecordError(f"{path.name}:{number}", f"is no line of format {FORMAT} ({type(error).__name__}: {error})"[:300]) from error
+    return process
+
+
+def _lines(path: Path, process: Process) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        while data := file.readline(MAX_LINE + 1):
+            if len(data) > MAX_LINE:
+                raise RecordError(path.name, f"has a line of more than {MAX_LINE} bytes")
+            try:
+                line = json.loads(data)
+            except (ValueError, RecursionError):
+                process.torn += 1
+                continue
+            if not isinstance(line, dict) or not isinstance(line.get("type"), str):
+                raise RecordError(path.name, "has a line that is no object with a type")
+            yield line
+
+
+def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> None:
+    kind = line["type"]
+    if kind == "process":
+        if line.get("format") != FORMAT:
+            raise ValueError(f"format {line.get('format')!r}, this ECRL reads {FORMAT}")
+        process.rank, process.world_size = _count(line["rank"]), _count(line["world_size"])
+        process.versions = {key: str(line.get(key, "")) for key in ("python", "torch")}
+    elif kind == "batch":
+        batches[_count(line["n"])] = _batch(line)
+    elif kind == "start":
+        process.start = line
+    elif kind == "step":
+        _take_step(process, batches, line)
+    elif kind == "epoch":
+        process.epochs.append(_count(line.get("after_step", 0)))
+    elif kind == "trouble":
+        process.troubles.append(f"{line.get('what')}: {line.get('error')}")
+    else:
+        into = {"save": process.saves, "load": process.loads, "call": process.calls, "strike": process.strikes}.get(kind)
+        if into is not None:  # unknown types are of later versions
+            line["after_step"] = _count(line.get("after_step", len(process.steps)))
+            into.append(line)
+
+
+def _take_step(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> None:
+    names = ("params", "buffers", "optimizer", "settings", "rng", "rng_python", "rng_numpy")
+    consumed = [batches.pop(_count(number)) for number in line.get("batches", []) if number in batches]
+    if line.get("ids") is not None or line.get("hash") is not None:
+        consumed.append(_batch(line))
+    step = Step(
+        number=_count(line["step"]),
+        declared=bool(line.get("declared", False)),
+        batches=tuple(consumed),
+        losses=tuple(_loss(loss) for loss in line.get("losses", [])),
+        digests={name: str(line[name]) for name in names if line.get(name)},
+        lr=tuple(float(rate) for rate in line.get("lr") or ()),
+        scale=None if line.get("scale") is None else float(line["scale"]),
+        seconds=float(line.get("seconds", 0.0)),
+        at=float(line.get("at", 0.0)),
+    )
+    if line.get("amends") and process.steps:
+        before = process.steps.pop()
+        digests = {**before.digests, **step.digests}
+        step = Step(before.number, before.declared, before.batches + step.batches, before.losses + step.losses, digests, *_rest(step, before))
+    process.steps.append(step)
+
+
+def _rest(step: Step, before: Step) -> tuple[tuple[float, ...], float | None, float, float]:
+    return step.lr, step.scale, step.seconds + before.seconds, step.at
+
+
+def _batch(line: Mapping[str, Any]) -> Batch:
+    ids, rows, digest = line.get("ids"), line.get("rows"), str(line.get("hash") or "")
+    if ids is not None:
+        return Batch(tuple(str(int(sample)) for sample in ids), True, digest)
+    return Batch(tuple(str(row) for row in rows) if rows else (digest,), False, digest)
+
+
+def _loss(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEP:
+        raise ValueError(f"{value!r} is no count from 0 to {MAX_STEP}")
+    return value
+
+
+def same_number(one: float | None, other: float | None) -> bool:
+    """Equal bit for bit as far as a float tells; two NaN are equal."""
+    if one is None or other is None:
+        return one is other
+    return one == other or (math.isnan(one) and math.isnan(other))

@@ -1,0 +1,197 @@
+"""Run a foreign command as one arm: with the recorder in its environment, restarted after each death, nothing of it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrl_cli.audit.plan import PlannedStrike
+from ecrl_cli.audit.records import Launch
+from ecrl_cli.config.audit import AuditKeys
+from ecrl_cli.config.codec import encode
+from ecrl_cli.errors import ConfigError, EcrlError, Stopped
+from ecrl_cli.records.clock import monotonic
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.processes import become_subreaper, open_pidfd, reap, split, sweep, tagged, wait_all
+
+Say = Callable[[str], None]
+_LOOK_S = 0.5  # how often growth of the records is looked at
+_LEAVE_S = 3.0  # how long processes of an attempt may take to end behind its command
+_LAST_WORDS = 4000
+
+
+@dataclass(frozen=True)
+class Job:
+    """`words`: the command, in which {dir} and {attempt} stand for the arm's own folder and the attempt. `recorder`: the folder for PYTHONPATH."""
+
+    words: tuple[str, ...]
+    keys: AuditKeys
+    recorder: Path
+
+    def command(self, arm: Path, attempt: int) -> list[str]:
+        """What is started as attempt `attempt`."""
+        words = list(self.words)
+        if attempt and self.keys.elastic:
+            words = self.keys.elastic.split()
+        if attempt and self.keys.resume:
+            words += self.keys.resume.split()
+        places = {"{dir}": str(arm / "work"), "{attempt}": str(attempt)}
+        return [_filled(word, places) for word in words]
+
+
+def _filled(word: str, places: dict[str, str]) -> str:
+    for name, value in places.items():
+        word = word.replace(name, value)
+    return word
+
+
+def install_recorder(folder: Path) -> Path:
+    """Put the recorder where the job's interpreter finds it, whatever is installed in its environment; gives the folder for PYTHONPATH."""
+    import ecrl
+
+    source, target = Path(ecrl.__file__).parent, folder / "recorder"
+    if target.exists():
+        shutil.rmtree(target)
+    (target / "ecrl").mkdir(parents=True)
+    for file in source.glob("*.py"):
+        shutil.copyfile(file, target / "ecrl" / file.name)
+    shutil.copyfile(source / "startup" / "sitecustomize.py", target / "sitecustomize.py")
+    return target
+
+
+def run_arm(job: Job, arm: Path, strikes: tuple[PlannedStrike, ...], say: Say) -> tuple[Launch, ...]:
+    """Run `job` in `arm` until it ends by itself or may not be restarted any more; arm.json says how each attempt ended."""
+    if arm.exists():
+        shutil.rmtree(arm)
+    (arm / "work").mkdir(parents=True)
+    become_subreaper()
+    launches: list[Launch] = []
+    while True:
+        launches.append(_attempt(job, arm, _next_attempt(arm), strikes))
+        write_json(arm / "arm.json", {"strikes": [encode(strike) for strike in strikes], "launches": [encode(launch) for launch in launches]})
+        last = launches[-1]
+        if last.exit_code == 0 or len(launches) > job.keys.max_restarts or _hopeless(launches):
+            return tuple(launches)
+        say(f"{arm.name}: attempt {last.attempt} ended ({'hung' if last.hung else last.signal or last.exit_code}); starting again")
+
+
+def _next_attempt(arm: Path) -> int:
+    """Behind those on record: a job that restarts itself has made several."""
+    return max((int(path.name[8:]) + 1 for path in arm.glob("attempt-*") if path.name[8:].isdigit()), default=0)
+
+
+def _hopeless(launches: list[Launch]) -> bool:
+    """Two attempts in a row that nothing planned ended."""
+    return len(launches) > 1 and not launches[-1].planned and not launches[-2].planned
+
+
+def _attempt(job: Job, arm: Path, number: int, strikes: tuple[PlannedStrike, ...]) -> Launch:
+    logs = arm / f"attempt-{number:02d}"
+    logs.mkdir()
+    command, tag = job.command(arm, number), f"ECRL_AUDIT_ARM={arm}"
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(job.recorder), os.environ.get("PYTHONPATH", "")))),
+        "ECRL_RECORD": str(arm),
+        "ECRL_ARM_DIR": str(arm / "work"),
+        "ECRL_ATTEMPT": str(number),
+        "ECRL_AUDIT_ARM": str(arm),
+        "ECRL_DIGESTS": str(job.keys.digests),
+        "ECRL_STRIKES": json.dumps([encode(strike) for strike in strikes]),
+    }
+    began = monotonic()
+    with (logs / "output.log").open("wb") as output:
+        try:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True)
+        except OSError as error:
+            raise ConfigError("COMMAND", f"{command[0]} cannot be started ({error.strerror})", "write the command behind --") from error
+        try:
+            hung = _wait(child, arm, job.keys)
+        except KeyboardInterrupt:
+            sweep(tagged(tag), seconds=5.0)
+            raise Stopped("SIGINT", f"the audit was stopped in arm {arm.name}", "the same command begins again") from None
+    left = 0 if hung else len(_leftovers(tag))
+    if hung or left:
+        sweep(tagged(tag), seconds=5.0)
+    status = child.returncode if child.returncode is not None else child.wait()
+    code, signal_number = (status, None) if status >= 0 else (None, -status)
+    return Launch(number, code, signal_number, monotonic() - began, hung, left, planned=_struck(arm, number))
+
+
+def _wait(child: subprocess.Popen[bytes], arm: Path, keys: AuditKeys) -> bool:
+    """Wait for the command's end; gives whether it stood still and was ended."""
+    pidfd = open_pidfd(child.pid)
+    seen, since = -1, monotonic()
+    try:
+        while child.poll() is None:
+            if pidfd is not None:
+                wait_all([pidfd], _LOOK_S)
+            grown = _size(arm)
+            if grown != seen:
+                seen, since = grown, monotonic()
+            elif monotonic() - since > (keys.silence_s if _stepped(arm) else keys.start_timeout_s):
+                sweep(tagged(f"ECRL_AUDIT_ARM={arm}"), seconds=5.0)
+                child.wait()
+                return True
+        return False
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+
+
+def _size(arm: Path) -> int:
+    return sum(path.stat().st_size for path in arm.glob("attempt-*/*") if path.is_file())
+
+
+def _stepped(arm: Path) -> bool:
+    """Whether the newest attempt has recorded anything."""
+    newest = max(arm.glob("attempt-*"), default=None)
+    return newest is not None and any(newest.glob("*.jsonl"))
+
+
+def _leftovers(tag: str) -> list[int]:
+    """Processes of the arm that are still there a while after their command has ended."""
+    deadline, belongs = monotonic() + _LEAVE_S, tagged(tag)
+    while True:
+        found = [pid for pid in _pids() if pid != os.getpid() and belongs(pid)]
+        for pid in found:
+            reap(pid)
+        if not found or monotonic() > deadline:
+            return found
+        descriptors = [fd for pid in found if (fd := open_pidfd(pid)) is not None]
+        wait_all(descriptors, min(1.0, _LEAVE_S))
+        for fd in descriptors:
+            os.close(fd)
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _struck(arm: Path, first: int) -> bool:
+    """Whether a planned failure struck in this launch."""
+    for folder in arm.glob("attempt-*"):
+        if folder.name[8:].isdigit() and int(folder.name[8:]) >= first:
+            for path in folder.glob("*.jsonl"):
+                if b'"type":"strike"' in path.read_bytes():
+                    return True
+    return False
+
+
+def last_words(arm: Path) -> str:
+    """The end of what the arm's newest attempt printed, in one line."""
+    newest = max(arm.glob("attempt-*/output.log"), default=None)
+    text = newest.read_bytes()[-_LAST_WORDS:].decode("utf-8", "replace") if newest else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it printed nothing"
+
+
+def failed(arm: Path, launch: Launch) -> EcrlError:
+    """The error for a job that does not even run undisturbed."""
+    code, number = split(0) if launch.exit_code is None and launch.signal is None else (launch.exit_code, launch.signal)
+    how = f"signal {number}" if number else f"exit code {code}"
+    return ConfigError("COMMAND", f"ended with {how} without any failure: {last_words(arm)}", f"look at {arm}/attempt-00/output.log")

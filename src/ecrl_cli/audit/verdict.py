@@ -1,0 +1,127 @@
+"""The verdict over an audited job: its promises, arm by arm, and the diagnosis in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.audit import promises
+from ecrl_cli.audit.promises import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
+from ecrl_cli.audit.records import Arm, read_arm
+from ecrl_cli.config.codec import encode
+from ecrl_cli.errors import EvidenceMissing
+
+EXIT_CODES = {"valid": 0, "invalid": 1, "unknown": 3}
+# What a valid verdict cannot do without.
+REQUIRED = ("exactly once", "same trajectory", "same end")
+# Which broken promise explains the others: the earlier one is told first.
+_CAUSES = ("exactly once", "same input", "restored", "right checkpoint", "same trajectory", "same end", "progress", "deterministic")
+
+
+@dataclass(frozen=True)
+class AuditVerdict:
+    """`status`: valid, invalid or unknown. `diagnosis`: one sentence. `troubles`: what the recorder could not see."""
+
+    status: str
+    diagnosis: str
+    findings: tuple[Finding, ...]
+    troubles: tuple[str, ...]
+    arms: tuple[Judged, ...]
+    references: tuple[Judged, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict's part of audit.json."""
+        counts = {status: sum(f.status == status for f in self.findings) for status in (KEPT, BROKEN, UNKNOWN, NOT_CHECKED)}
+        return {
+            "status": self.status,
+            "diagnosis": self.diagnosis,
+            "counts": counts,
+            "findings": [encode(finding) for finding in self.findings],
+            "troubles": list(self.troubles),
+        }
+
+
+def arms_of(folder: Path) -> tuple[list[Arm], list[Arm]]:
+    """(references, struck arms) under `folder`: sub-folders with attempts; the references are called ref*. A folder of attempts is one struck arm."""
+    if any(child.name.startswith("attempt-") for child in folder.iterdir()):
+        return [], [read_arm(folder)]
+    found = [child for child in sorted(folder.iterdir()) if child.is_dir() and not child.is_symlink() and any(child.glob("attempt-*"))]
+    if not found:
+        raise EvidenceMissing(str(folder), "holds no recorded arm", "name the folder of an audit, or of a recording (attempt-00/*.jsonl)")
+    arms = [read_arm(child) for child in found]
+    return [arm for arm in arms if arm.name.startswith("ref")], [arm for arm in arms if not arm.name.startswith("ref")]
+
+
+def judge(references: Iterable[Arm], struck: Iterable[Arm], order: str = "auto") -> AuditVerdict:
+    """Judge every struck arm against the first reference."""
+    undisturbed = [judged_arm(arm) for arm in references]
+    findings = [promises.deterministic(undisturbed)] if undisturbed else []
+    for judged in undisturbed:
+        findings += [f for f in [_completed(judged)] if f is not None]
+    stable = not findings or findings[0].status != UNKNOWN
+    reference = undisturbed[0] if undisturbed else None
+    arms = [judged_arm(arm, reference, promises.unseeded(undisturbed)) for arm in struck]
+    for judged in arms:
+        findings += [
+            promises.exactly_once(judged, reference, order) if stable else _unstable("exactly once", judged),
+            promises.same_input(judged, reference if stable else None),
+            *(promises.restored(judged, reference if stable else None)),
+            promises.right_checkpoint(judged),
+            promises.same_trajectory(judged, reference, stable),
+            promises.same_end(judged, reference, stable),
+            promises.progress(judged),
+        ]
+    troubles = _troubles([*undisturbed, *arms])
+    return _verdict(findings, troubles, arms, undisturbed)
+
+
+def _unstable(promise: str, judged: Judged) -> Finding:
+    return Finding(promise, UNKNOWN, "the job is not deterministic: its samples cannot be compared", judged.arm.name)
+
+
+def _completed(judged: Judged) -> Finding | None:
+    last = judged.arm.launches[-1] if judged.arm.launches else None
+    if last is None or last.exit_code == 0:
+        return None
+    return Finding("deterministic", UNKNOWN, f"undisturbed, the job ended with {promises.ending(last.exit_code, last.signal)}", judged.arm.name)
+
+
+def _troubles(arms: Iterable[Judged]) -> tuple[str, ...]:
+    found = {f"{judged.arm.name}: {trouble}": None for judged in arms for process in judged.arm.processes for trouble in process.troubles}
+    return tuple(found)
+
+
+def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judged], references: list[Judged]) -> AuditVerdict:
+    broken = [finding for finding in findings if finding.status == BROKEN]
+    open_ones = [finding for finding in findings if finding.status == UNKNOWN]
+    missing = [finding for finding in findings if finding.status == NOT_CHECKED and finding.promise in REQUIRED]
+    if broken:
+        first = min(broken, key=lambda finding: (_cause(finding), finding.step or 0))
+        status, said = "invalid", first.message
+    elif troubles:
+        status, said = "unknown", f"the recorder could not see everything: {troubles[0]}"
+    elif open_ones:
+        status, said = "unknown", open_ones[0].message
+    elif missing or not arms:
+        status, said = "unknown", missing[0].promise + " was not checked: " + missing[0].message if missing else "no struck run is on record"
+    else:
+        status, said = "valid", f"{len(arms)} struck runs came back bit for bit"
+    return AuditVerdict(status, said, tuple(findings), troubles, tuple(arms), tuple(references))
+
+
+def _cause(finding: Finding) -> int:
+    return _CAUSES.index(finding.promise.partition(":")[0])
+
+
+def render(verdict: AuditVerdict, name: str) -> str:
+    """For people: the diagnosis first, then what was not kept with its evidence, then the rest in one line each."""
+    lines = [f"{name}: {verdict.status}: {verdict.diagnosis}"]
+    rank = {BROKEN: 0, UNKNOWN: 1, NOT_CHECKED: 2, KEPT: 3}
+    for finding in sorted(verdict.findings, key=lambda finding: rank[finding.status]):
+        where = f" [{finding.arm}]" if finding.arm else ""
+        lines.append(f"  {finding.status:<12}{finding.promise}{where}: {finding.message}")
+        if finding.status != KEPT:
+            lines += [f"              {text}" for text in finding.evidence]
+    return "\n".join([*lines, *(f"  not seen    {trouble}" for trouble in verdict.troubles[:8])])

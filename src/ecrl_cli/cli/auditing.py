@@ -1,0 +1,116 @@
+"""`ecrl audit`: judge a job that ECRL did not write. Runs a command as several arms, or judges what is recorded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
+from ecrl_cli.cli.console import out
+from ecrl_cli.errors import ConfigError, shown, visible
+
+PRIMARY = "audit"
+_TEXTS = ("audit.resume", "audit.elastic", "run_dir")
+
+
+def audit(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
+    """0 every promise kept, 1 one broken, 2 bad input, 3 unknown, or not checked where it matters."""
+    words = list(argv)
+    if "--" in words:
+        cut = words.index("--")
+        return _run(words[:cut], tuple(words[cut + 1 :]), say)
+    return _judge(words)
+
+
+def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) -> int:
+    from ecrl_cli.audit.audit import run_audit
+    from ecrl_cli.cli.arguments import parse
+    from ecrl_cli.cli.compose import compose, initialized
+    from ecrl_cli.config.audit import build_audit
+
+    if not command:
+        raise ConfigError("COMMAND", "is missing", "write it behind --: ecrl audit -- python train.py --out {dir}")
+    as_json = "--json" in keys
+    arguments = parse([_quoted(key) for key in keys if key != "--json"], PRIMARY)
+    with initialized(PRIMARY):
+        config = build_audit(compose(PRIMARY, [override.input_line or "" for override in arguments.overrides]))
+    os.umask(0o077)
+    folder, verdict = run_audit(config, command, say)
+    _answer(verdict, folder, as_json)
+    say(f"page: {folder / 'report' / 'index.html'}")
+    return EXIT_CODES[verdict.status]
+
+
+def _quoted(text: str) -> str:
+    """Words of a command as one plain text: Hydra's grammar would read their dashes, braces and spaces otherwise."""
+    from ecrl_cli.cli.compose import quote
+
+    key, _, value = text.partition("=")
+    return f"{key}={quote(value)}" if key in _TEXTS and value[:1] not in ("'", '"', "") else text
+
+
+def _judge(words: list[str]) -> int:
+    from ecrl_cli.audit.audit import judge_folder, write_result
+
+    parser = _Parser(prog="ecrl audit", add_help=False, allow_abbrev=False)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--state", action="store_true")
+    parser.add_argument("--reference", type=Path)
+    parser.add_argument("--order", choices=("auto", "declared", "free"), default="auto")
+    parser.add_argument("--junit", type=Path)
+    parser.add_argument("--json", action="store_true")
+    flags = parser.parse_args(words)
+    if flags.state:
+        return _compare_states(flags.folders)
+    if len(flags.folders) != 1 or not flags.folders[0].is_dir():
+        raise ConfigError("ecrl audit", f"needs the folder of a recording, got {shown(' '.join(map(str, flags.folders)))}", "or a command behind --")
+    folder = flags.folders[0].absolute()
+    verdict = judge_folder(folder, flags.reference, flags.order)
+    write_result(folder, verdict, {})
+    _answer(verdict, folder, flags.json)
+    if flags.junit:
+        flags.junit.write_text(junit(verdict, folder.name), encoding="utf-8")
+    return EXIT_CODES[verdict.status]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ConfigError("arguments", message, "`ecrl audit --help` shows examples")
+
+
+def _answer(verdict: AuditVerdict, folder: Path, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(verdict.to_json(), indent=2) + "\n")
+    else:
+        out(render(verdict, folder.name))
+
+
+def _compare_states(paths: list[Path]) -> int:
+    from ecrl_cli.audit.states import compare_states
+
+    if len(paths) != 2:
+        raise ConfigError("--state", f"compares two states, got {len(paths)}", "ecrl audit --state A.pt B.pt")
+    lines, equal = compare_states(*paths)
+    out("\n".join(lines))
+    return 0 if equal else 1
+
+
+def junit(verdict: AuditVerdict, name: str) -> str:
+    """JUnit XML: a test case for each promise of each arm."""
+    cases = []
+    for finding in verdict.findings:
+        inner = ""
+        if finding.status == "broken":
+            inner = f"<failure message={quoteattr(visible(finding.message))}/>"
+        elif finding.status != "kept":
+            inner = f"<skipped message={quoteattr(visible(f'{finding.status}: {finding.message}'))}/>"
+        cases.append(f"<testcase classname={quoteattr(visible(finding.arm or 'job'))} name={quoteattr(visible(finding.promise))}>{inner}</testcase>")
+    broken = sum(finding.status == "broken" for finding in verdict.findings)
+    skipped = sum(finding.status not in ("kept", "broken") for finding in verdict.findings)
+    head = f'<testsuite name={quoteattr(visible(name))} tests="{len(cases)}" failures="{broken}" skipped="{skipped}">'
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + head + "".join(cases) + "</testsuite>\n"

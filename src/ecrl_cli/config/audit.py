@@ -1,0 +1,80 @@
+"""`ecrl audit`: the keys of an audit, from what Hydra composed to checked dataclasses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ecrl_cli.config.fields import convert
+from ecrl_cli.config.keys import did_you_mean
+from ecrl_cli.config.schema import at_least, one_of, positive
+from ecrl_cli.config.tree import plain
+from ecrl_cli.errors import ConfigError, shown
+
+KINDS = ("none", "kill", "term", "exit", "stop", "raise", "oom")
+MOMENTS = ("before", "backward", "optimizer", "save")
+_STEP = re.compile(r"^(\d{1,9})(?:\.([a-z]+))?$")
+
+
+@dataclass(frozen=True)
+class AuditKeys:
+    """`resume`: words appended to the command from the second attempt on. `elastic`: the command from the second attempt on, for a change
+    of the number of processes. `references`: undisturbed runs (2 show whether the job is deterministic). `failures`: how many are drawn.
+    `digests`: every how many steps parameters and optimizer state are digested; 0: never. `order`: declared: the order of the samples is promised;
+    free: only that each comes once; auto: declared where ids are known. `silence_s`: a job that records and prints nothing for so long hangs;
+    `start_timeout_s`: before its first step. `own_dir`: the job writes only where ECRL_ARM_DIR says, and its command needs no {dir}.
+    """
+
+    resume: str = ""
+    elastic: str = ""
+    references: int = field(default=2, metadata={"minimum": 1, "maximum": 8})
+    failures: int = field(default=3, metadata={"minimum": 1, "maximum": 3})
+    digests: int = at_least(1, 0)
+    order: str = one_of("auto", ("auto", "declared", "free"))
+    max_restarts: int = at_least(5, 0)
+    silence_s: float = positive(120.0)
+    start_timeout_s: float = positive(600.0)
+    own_dir: bool = False
+
+
+@dataclass(frozen=True)
+class AuditFailure:
+    """`steps`: STEP or STEP.MOMENT, one after the other in one arm: the first in the first attempt, the second in the next. `rank`: who is struck."""
+
+    kind: str = one_of("none", KINDS)
+    steps: tuple[str, ...] = ()
+    rank: int = at_least(0, 0)
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    audit: AuditKeys = field(default_factory=AuditKeys)
+    failure: AuditFailure = field(default_factory=AuditFailure)
+    run_dir: str = ""
+
+
+def build_audit(composed: Mapping[str, Any]) -> AuditConfig:
+    """The audit that `composed` describes. Raises ConfigError for every key or value that cannot be meant."""
+    values = plain(composed)
+    known = [f"audit.{f.name}" for f in fields(AuditKeys)] + [f"failure.{f.name}" for f in fields(AuditFailure)] + ["run_dir"]
+    given = [f"{group}.{key}" if isinstance(inner, Mapping) else group for group, inner in values.items() for key in (inner or {"": 0})]
+    for key in given:
+        if key not in known:
+            raise ConfigError(key, f"unknown key {shown(key)}", did_you_mean(key, known) or f"known: {', '.join(known)}")
+    config = convert(AuditConfig, values)
+    if (config.failure.kind == "none") != (not config.failure.steps):
+        missing = "no step is planned" if not config.failure.steps else "no kind is named"
+        raise ConfigError("failure", missing, "write failure=kill 'failure.steps=[31]', or leave both out: failures are drawn then")
+    for text in config.failure.steps:
+        step_and_moment(text)
+    return config
+
+
+def step_and_moment(text: str) -> tuple[int, str]:
+    """31.backward -> (31, backward); ConfigError for what is neither STEP nor STEP.MOMENT."""
+    match = _STEP.match(text)
+    if not match or int(match[1]) < 1 or (match[2] or "before") not in MOMENTS:
+        raise ConfigError("failure.steps", f"{shown(text)} is neither STEP nor STEP.MOMENT", f"moments: {', '.join(MOMENTS)}")
+    return int(match[1]), match[2] or "before"

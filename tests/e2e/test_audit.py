@@ -1,0 +1,74 @@
+"""`ecrl audit -- COMMAND` on a real job: a healthy one is valid and unchanged by the recording, one with a bug is found out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_ecrl
+
+JOB = str(Path(__file__).parents[2] / "examples" / "jobs" / "plain.py")
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("audit")
+    keys = ("failure=kill", "failure.steps=[13.backward,19]", "run_dir=job")
+    done = run_ecrl(folder, "audit", *keys, "--", sys.executable, JOB, "--out", "{dir}", timeout=500)
+    return folder, done.stdout
+
+
+def test_a_healthy_job_is_valid(healthy: tuple[Path, str]) -> None:
+    folder, text = healthy
+    assert text.startswith("job: valid: 1 struck runs came back bit for bit"), text
+    document = json.loads((folder / "job" / "audit.json").read_text())
+    kept = {finding["promise"] for finding in document["findings"] if finding["status"] == "kept"}
+    assert {"exactly once", "same input", "same trajectory", "right checkpoint", "same end", "progress"} <= kept
+    assert {"restored: parameters", "restored: optimizer", "restored: generators", "restored: scaler"} <= kept
+    launches = json.loads((folder / "job" / "struck" / "arm.json").read_text())["launches"]
+    assert [launch["signal"] for launch in launches] == [9, 9, None]
+
+
+def test_recording_changes_no_bit(healthy: tuple[Path, str]) -> None:
+    folder, _ = healthy
+    (folder / "bare").mkdir()
+    subprocess.run([sys.executable, JOB, "--out", str(folder / "bare")], check=True, timeout=170)
+    ends = [str(folder / name / "step-24.pt") for name in ("bare", "job/ref/work")]
+    assert run_ecrl(folder, "audit", "--state", *ends).stdout.startswith("equal: ")
+    other = str(folder / "bare" / "step-20.pt")
+    assert run_ecrl(folder, "audit", "--state", ends[0], other, check=1).stdout.startswith("different: ")
+
+
+def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
+    folder, _ = healthy
+    keys = ("audit.references=1", "failure=kill", "failure.steps=[13]", "audit.resume=--out {dir} --bug optimizer", "run_dir=bug")
+    done = run_ecrl(folder, "audit", *keys, "--", sys.executable, JOB, "--out", "{dir}", check=1, timeout=500)
+    assert done.stdout.startswith("bug: invalid: the optimizer's state in front of step 11 is that of no earlier step (0 entries): it was not loaded")
+    again = run_ecrl(folder, "audit", "bug", check=1).stdout
+    assert again.splitlines()[0] == done.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", sys.executable, JOB], "COMMAND: names no {dir}"),
+        (["--"], "COMMAND: is missing"),
+        (["audit.digest=2", "--", "true", "{dir}"], "audit.digest"),
+        (["failure=kill", "--", "true", "{dir}"], "no step is planned"),
+        (["failure=kill", "failure.steps=[3.lunch]", "--", "true", "{dir}"], "is neither STEP nor STEP.MOMENT"),
+        (["failure=nan", "failure.steps=[3]", "--", "true", "{dir}"], "failure.kind: must be one of"),
+        (["--", "no-such-command", "{dir}"], "no-such-command cannot be started"),
+        (["--", sys.executable, "-c", "raise SystemExit('out of luck')", "{dir}"], "ended with exit code 1 without any failure: out of luck"),
+        (["nowhere"], "needs the folder of a recording"),
+        (["--state", "a.pt"], "compares two states, got 1"),
+    ],
+)
+def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], said: str) -> None:
+    done = run_ecrl(tmp_path, "audit", *words, check=2)
+    lines = [line for line in done.stderr.splitlines() if "ecrl: error" in line]
+    assert len(lines) == 1 and said in lines[0], done.stderr

@@ -1,0 +1,166 @@
+"""Small training loops that are hard to follow, each recorded: run as a script with a folder, one recording per loop in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from ecrl import hooks
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    return model, torch.optim.AdamW(model.parameters()), DataLoader(TensorDataset(torch.arange(24.0).reshape(8, 3)), batch_size=2)
+
+
+def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+    out: torch.Tensor = model(batch[0]).square().mean()
+    return out
+
+
+def plain() -> None:
+    model, optimizer, loader = parts()
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def one_batch_ahead() -> None:
+    """As Accelerate and the HF Trainer fetch."""
+    model, optimizer, loader = parts()
+    iterator = iter(loader)
+    current = next(iterator)
+    while current is not None:
+        following = next(iterator, None)
+        optimizer.zero_grad()
+        loss_of(model, current).backward()
+        optimizer.step()
+        current = following
+
+
+def skipped_batches() -> None:
+    """As a job does that goes on in the middle of an epoch."""
+    model, optimizer, loader = parts()
+    for number, batch in enumerate(loader):
+        if number < 2:
+            continue
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def validation_between() -> None:
+    model, optimizer, loader = parts()
+    other = DataLoader(TensorDataset(torch.ones(6, 3)), batch_size=2)
+    for batch in loader:
+        loss_of(model, batch).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for held_out in other:
+                loss_of(model, held_out)
+
+
+def accumulation() -> None:
+    model, optimizer, loader = parts()
+    for number, batch in enumerate(loader):
+        loss_of(model, batch).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def two_optimizers() -> None:
+    model, _, loader = parts()
+    first, second = torch.optim.SGD([model.weight], lr=0.1), torch.optim.SGD([model.bias], lr=0.1)
+    for batch in loader:
+        loss_of(model, batch).backward()
+        first.step()
+        second.step()
+
+
+def optimizer_in_backward() -> None:
+    model, _, loader = parts()
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
+    for batch in loader:
+        model.zero_grad()
+        loss_of(model, batch).backward()
+
+
+def step_calls_step() -> None:
+    """As a subclass whose step calls its base's, and as ZeroRedundancyOptimizer."""
+
+    class Outer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    model, _, loader = parts()
+    optimizer = Outer(model.parameters(), lr=0.1)
+    for batch in loader:
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def overflow() -> None:
+    """A step that the scaler leaves out."""
+    model, optimizer, loader = parts()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for number, batch in enumerate(loader):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch) * (float("inf") if number == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(24.0).reshape(8, 3)
+
+
+def no_ids() -> None:
+    model, optimizer, _ = parts()
+    for batch in DataLoader(Stream(), batch_size=2):
+        loss_of(model, [batch]).backward()
+        optimizer.step()
+
+
+def workers() -> None:
+    model, optimizer, _ = parts()
+    for batch in DataLoader(TensorDataset(torch.arange(24.0).reshape(8, 3)), batch_size=2, num_workers=2):
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def odd_batches() -> None:
+    """Samples that are no tensors: whatever they are, the job goes on."""
+    model, optimizer, _ = parts()
+    for batch in DataLoader([{"text": "a", "x": torch.ones(3)}, {"text": "b", "x": torch.zeros(3)}], batch_size=1):
+        loss_of(model, [batch["x"]]).backward()
+        optimizer.step()
+
+
+LOOPS: tuple[Callable[[], None], ...] = (
+    *(plain, one_batch_ahead, skipped_batches, validation_between, accumulation, two_optimizers, optimizer_in_backward),
+    *(step_calls_step, overflow, no_ids, workers, odd_batches),
+)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    hooks.install()
+    for loop in LOOPS:
+        os.environ["ECRL_RECORD"] = str(folder / loop.__name__)
+        loop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,310 @@
+"""`ecrl audit DIR`: a healthy recording is valid; each way to come back wrong breaks its promise, named in the diagnosis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.audit.audit import judge_folder
+from ecrl_cli.audit.records import read_arm
+from ecrl_cli.audit.verdict import AuditVerdict, render
+from ecrl_cli.cli.auditing import audit
+from ecrl_cli.errors import EvidenceMissing, RecordError
+from tests.unit.audit_recordings import LAST, attempt_lines, change, healthy, ids, told, write, write_arm
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return healthy(tmp_path / "audit")
+
+
+def judged(folder: Path, order: str = "auto") -> AuditVerdict:
+    return judge_folder(folder, None, order)
+
+
+def status(verdict: AuditVerdict, promise: str, arm: str = "struck") -> list[str]:
+    return [finding.status for finding in verdict.findings if finding.promise == promise and finding.arm in (arm, "")]
+
+
+def test_a_healthy_job_is_valid(recorded: Path) -> None:
+    verdict = judged(recorded)
+    assert verdict.status == "valid", render(verdict, "audit")
+    assert {finding.status for finding in verdict.findings} == {"kept"}
+    assert [(begun.behind, begun.proof) for begun in verdict.arms[0].path.resumed] == [(8, "content"), (12, "content")]
+    assert len(verdict.arms[0].path.done_again) == 4
+
+
+def steps(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda line: line | fields if line["type"] == "step" else line
+
+
+def at(step: int, **fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda line: line | fields if line["type"] == "step" and line["step"] == step else line
+
+
+def starts(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda line: line | fields if line["type"] == "start" else line
+
+
+def first_batches_again(line: dict[str, Any]) -> dict[str, Any]:
+    """Behind step 8 the second epoch begins; the job trains on the batches of the first once more, one later."""
+    return line | {"ids": ids(line["n"] + 1, 0)} if line["type"] == "batch" else line
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
+    "data position": (
+        lambda folder: change(folder, 2, lambda line: line | {"ids": ids(line["n"], 0)} if line["type"] == "batch" else line, (0,)),
+        "exactly once",
+        13,
+        "step 13 repeats the samples of step 1 (rank 0, attempt 2): the data position was not restored",
+    ),
+    "off by one": (
+        lambda folder: change(folder, 1, first_batches_again, (0,)),
+        "exactly once",
+        9,
+        "step 9 repeats the samples of step 2 (rank 0, attempt 1)",
+    ),
+    "augmentation": (
+        lambda folder: change(folder, 2, lambda line: line | {"hash": told("other", line["n"])} if line["type"] == "batch" else line),
+        "same input",
+        13,
+        "the same samples came out as other tensors",
+    ),
+    "optimizer not loaded": (
+        lambda folder: change(folder, 2, starts(optimizer=told("fresh"), entries=0)),
+        "restored: optimizer",
+        13,
+        "the optimizer's state in front of step 13 is that of no earlier step (0 entries): it was not loaded",
+    ),
+    "a moment lost": (
+        lambda folder: change(folder, 2, starts(optimizer=told("half"))),
+        "restored: optimizer",
+        13,
+        "is that of no earlier step, the parameters are those of step 12",
+    ),
+    "an older optimizer": (
+        lambda folder: change(folder, 2, starts(optimizer=told("optimizer", 8))),
+        "restored: optimizer",
+        13,
+        "is that of step 8, the parameters are those of step 12",
+    ),
+    "parameters of nowhere": (
+        lambda folder: change(folder, 2, starts(params=told("average"))),
+        "restored: parameters",
+        12,
+        "the parameters in front of the first step of attempt 2 are those of no earlier step",
+    ),
+    "schedule": (
+        lambda folder: change(folder, 2, starts(settings=told("twice"), lr=[0.05])),
+        "restored: schedule and settings",
+        13,
+        "the learning-rate schedule, or another setting of the optimizer, was not restored",
+    ),
+    "generators of rank 0": (
+        lambda folder: change(folder, 2, starts(rng=told("rng", 13, 0)), (1,)),
+        "restored: generators",
+        13,
+        "in front of step 13, rank 1: torch's random number generators were not restored",
+    ),
+    "scaler": (
+        lambda folder: change(folder, 2, steps(scale=65536.0)),
+        "restored: scaler",
+        13,
+        "in step 13, rank 0, 1: the gradient scaler was not restored",
+    ),
+    "a loss done twice": (
+        lambda folder: change(folder, 1, at(1, losses=[0.5]), (1,)),
+        "same trajectory",
+        9,
+        "step 9 was done twice and differs in loss (rank 1, attempt 1)",
+    ),
+    "parameters apart": (
+        lambda folder: change(folder, 2, at(2, params=told("apart"))),
+        "same trajectory",
+        14,
+        "differs from step 14 on, first in parameters",
+    ),
+    "the last state": (lambda folder: change(folder, 2, at(4, optimizer=told("apart"))), "same end", 16, "the last step differs in optimizer"),
+    "a hang": (lambda folder: launches(folder, 1, hung=True, planned=False), "progress", None, "attempt 1 stood still and was ended"),
+    "a death by itself": (
+        lambda folder: launches(folder, 1, planned=False, exit_code=3),
+        "progress",
+        None,
+        "attempt 1 ended by itself with exit code 3",
+    ),
+    "left behind": (lambda folder: launches(folder, 0, left_behind=2), "progress", None, "2 processes outlived their attempt"),
+    "no end": (
+        lambda folder: launches(folder, 2, exit_code=1),
+        "same end",
+        None,
+        "the job did not come to its end: attempt 2 ended with exit code 1",
+    ),
+}
+
+
+def launches(folder: Path, attempt: int, **fields: Any) -> None:
+    path = folder / "struck" / "arm.json"
+    document = json.loads(path.read_text())
+    document["launches"][attempt].update(fields)
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_came_back_wrong_is_named(recorded: Path, name: str) -> None:
+    spoil, promise, step, said = BROKEN[name]
+    spoil(recorded)
+    verdict = judged(recorded)
+    found = [finding for finding in verdict.findings if finding.promise == promise and finding.status == "broken"]
+    assert verdict.status == "invalid" and len(found) == 1, render(verdict, name)
+    assert said in found[0].message and found[0].step == step
+
+
+@pytest.mark.parametrize("name", ["data position", "optimizer not loaded", "schedule", "generators of rank 0"])
+def test_the_diagnosis_is_the_cause_and_not_what_follows_from_it(recorded: Path, name: str) -> None:
+    spoil, _, _, said = BROKEN[name]
+    spoil(recorded)
+    change(recorded, 2, lambda line: line | {"losses": [9.0], "params": told("after", line["step"])} if line["type"] == "step" else line)
+    assert said in judged(recorded).diagnosis
+
+
+def test_an_older_checkpoint_than_the_newest_is_named(tmp_path: Path) -> None:
+    for name in ("ref", "ref2"):
+        write_arm(tmp_path / name, (0, LAST))
+    write_arm(tmp_path / "struck", (0, 10), (4, LAST))
+    verdict = judged(tmp_path)
+    assert verdict.diagnosis == "attempt 1 went on behind step 4, and a checkpoint of step 8 had been finished"
+
+
+def test_a_job_that_ends_too_early_is_named(tmp_path: Path) -> None:
+    for name in ("ref", "ref2"):
+        write_arm(tmp_path / name, (0, LAST))
+    write_arm(tmp_path / "struck", (0, 10), (8, 12))
+    assert judged(tmp_path).diagnosis == "ended at step 12, the undisturbed run at step 16"
+
+
+def test_a_job_that_is_not_deterministic_is_unknown_and_never_invalid(recorded: Path) -> None:
+    (path,) = (recorded / "ref2" / "attempt-00").glob("rank1-*.jsonl")
+    path.write_text(path.read_text().replace(told("rng", 5, 1), told("other")))
+    BROKEN["parameters apart"][0](recorded)
+    verdict = judged(recorded)
+    assert verdict.status == "unknown" and "differ from step 5 on, first in generators" in verdict.diagnosis, render(verdict, "audit")
+    assert status(verdict, "same trajectory") == ["unknown"]
+
+
+def test_a_generator_that_nobody_seeds_is_left_out(recorded: Path) -> None:
+    for name in ("ref", "ref2", "struck"):
+        for path in sorted((recorded / name).glob("*/*.jsonl")):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = [line | {"rng_python": told(str(path), line["step"])} if line["type"] == "step" else line for line in lines]
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = judged(recorded)
+    assert verdict.status == "valid", render(verdict, "audit")
+    assert "the python generator is not seeded alike: it is not compared" in verdict.findings[0].evidence
+
+
+@pytest.mark.parametrize(("missing", "promise"), [("ref2", "deterministic"), ("ref", "same trajectory")])
+def test_without_references_nothing_is_called_kept(recorded: Path, missing: str, promise: str) -> None:
+    for name in ("ref2", "ref") if missing == "ref" else ("ref2",):
+        for path in sorted((recorded / name).rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        (recorded / name).rmdir()
+    verdict = judged(recorded)
+    assert verdict.status == ("unknown" if missing == "ref" else "valid")
+    assert status(verdict, promise) == ["not checked"]
+
+
+def test_steps_done_twice_need_no_reference(recorded: Path) -> None:
+    BROKEN["a loss done twice"][0](recorded)
+    verdict = judge_folder(recorded / "struck", None, "auto")
+    assert verdict.status == "invalid" and verdict.diagnosis.startswith("step 9 was done twice and differs in loss")
+
+
+def test_samples_in_any_order_are_judged_by_how_often_they_came(recorded: Path) -> None:
+    swapped = {13: 14, 14: 13}
+    change(recorded, 2, lambda line: line | {"ids": ids(swapped.get(line["n"] + 12, line["n"] + 12), 0)} if line["type"] == "batch" else line, (0,))
+    assert status(judged(recorded, "free"), "exactly once") == ["kept"]
+    assert status(judged(recorded, "declared"), "exactly once") == ["broken"]
+    change(recorded, 2, lambda line: line | {"ids": ids(1, 0)} if line["type"] == "batch" and line["n"] == 4 else line, (0,))
+    (finding,) = [finding for finding in judged(recorded, "free").findings if finding.promise == "exactly once"]
+    assert finding.status == "broken" and finding.message.startswith("2 samples came too often and 2 are missing, of 64")
+
+
+def test_what_the_recorder_could_not_see_makes_it_unknown(recorded: Path) -> None:
+    (path,) = (recorded / "struck" / "attempt-02").glob("rank0-*.jsonl")
+    path.write_text(path.read_text() + json.dumps({"type": "trouble", "what": "batch", "error": "TypeError: x"}) + "\n")
+    verdict = judged(recorded)
+    assert verdict.status == "unknown" and verdict.diagnosis == "the recorder could not see everything: struck: batch: TypeError: x"
+
+
+def test_a_torn_last_line_and_unknown_keys_are_no_error(recorded: Path) -> None:
+    (path,) = (recorded / "struck" / "attempt-00").glob("rank1-*.jsonl")
+    path.write_text(path.read_text() + '{"type":"later","x":1}\n{"type":"step","step":11,"los')
+    assert judged(recorded).status == "valid"
+
+
+def test_a_declared_recording_by_hand_is_judged(tmp_path: Path) -> None:
+    """What `rec.step(step, loss=..., samples=...)` writes: no digests, the job's own numbers."""
+
+    def lines(first: int, last: int) -> list[dict[str, Any]]:
+        told_steps = [{"type": "step", "step": s, "declared": True, "losses": [float(s)], "ids": [s, s + 100]} for s in range(first, last + 1)]
+        return [{"type": "process", "format": 1, "rank": 0, "world_size": 1}, *told_steps]
+
+    write(tmp_path / "ref", 0, 0, lines(1, 9))
+    write(tmp_path / "ref2", 0, 0, lines(1, 9))
+    write(tmp_path / "struck", 0, 0, lines(1, 6))
+    write(tmp_path / "struck", 1, 0, lines(5, 9))
+    assert judged(tmp_path).status == "valid"
+    write(tmp_path / "struck", 1, 0, [line | {"ids": [1, 101]} if line.get("step") == 7 else line for line in lines(5, 9)])
+    assert judged(tmp_path).diagnosis.startswith("step 7 repeats the samples of step 1 (rank 0, attempt 1)")
+
+
+HOSTILE = {
+    "another format": ('{"type":"process","format":9,"rank":0,"world_size":1}', "format 9, this ECRL reads 1"),
+    "a rank beyond all": ('{"type":"process","format":1,"rank":99999999999,"world_size":1}', "is no count from 0 to"),
+    "a step below zero": ('{"type":"step","step":-1}', "is no count from 0 to"),
+    "a word for a number": ('{"type":"step","step":1,"losses":["x"]}', "is no line of format 1"),
+    "no object": ("[1]", "is no object with a type"),
+    "ids of text": ('{"type":"batch","n":1,"ids":["a"]}', "is no line of format 1"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_recording_is_refused_by_name(recorded: Path, name: str) -> None:
+    line, said = HOSTILE[name]
+    (path,) = (recorded / "struck" / "attempt-01").glob("rank0-*.jsonl")
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(RecordError, match=path.name) as raised:
+        judged(recorded)
+    assert said in raised.value.line()
+
+
+def test_a_link_in_place_of_a_record_is_refused(recorded: Path, tmp_path: Path) -> None:
+    (path,) = (recorded / "struck" / "attempt-01").glob("rank0-*.jsonl")
+    path.rename(tmp_path / "elsewhere.jsonl")
+    path.symlink_to(tmp_path / "elsewhere.jsonl")
+    with pytest.raises(RecordError, match="is not a regular file"):
+        read_arm(recorded / "struck")
+
+
+def test_nothing_recorded_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "struck", 0, 0, attempt_lines(0, 0, 0)[:1])
+    with pytest.raises(EvidenceMissing, match="no step is on record"):
+        judged(tmp_path)
+
+
+def test_the_command_answers_with_text_page_json_and_junit(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    BROKEN["data position"][0](recorded)
+    change(recorded, 0, lambda line: line | {"path": "<script>alert(1)</script>\x1b[2J"} if line["type"] == "save" else line)
+    change(recorded, 1, lambda line: line | {"what": "DistributedSampler.set_epoch", "epoch": "<b>\x1b[31m"} if line["type"] == "call" else line)
+    code = audit([str(recorded), "--junit", str(tmp_path / "out.xml")], say=lambda line: None)
+    text = capsys.readouterr().out
+    document = json.loads((recorded / "audit.json").read_text())
+    page, junit = (recorded / "report" / "index.html").read_text(), (tmp_path / "out.xml").read_text()
+    assert code == 1 and text.startswith("audit: invalid: step 13 repeats the samples of step 1") and "\x1b" not in text
+    assert document["status"] == "invalid" and document["counts"]["broken"] >= 1 and document["diagnosis"] in text
+    assert "step 13 repeats the samples" in page and "<script>" not in page and "\x1b" not in page
+    assert '<testcase classname="struck" name="exactly once"><failure message="step 13 repeats' in junit

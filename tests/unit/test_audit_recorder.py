@@ -1,0 +1,105 @@
+"""The recorder follows training loops that are hard to follow: which batch a step consumed, and what is one step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ecrl
+from ecrl_cli.audit.records import Process, read_arm
+
+HERE = Path(__file__).parents[2]
+PAIRS = [("0", "1"), ("2", "3"), ("4", "5"), ("6", "7")]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traps")
+    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE / 'src'}"}
+    environment.pop("ECRL_RECORD", None)
+    command = [sys.executable, "-m", "tests.unit.audit_traps", str(folder)]
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def process(folder: Path, loop: str) -> Process:
+    (only,) = read_arm(folder / loop).processes
+    assert only.troubles == []
+    return only
+
+
+@pytest.mark.parametrize(
+    ("loop", "samples"),
+    [
+        ("plain", PAIRS),
+        ("one_batch_ahead", PAIRS),
+        ("skipped_batches", PAIRS[2:]),
+        ("validation_between", PAIRS),
+        ("accumulation", [("0", "1", "2", "3"), ("4", "5", "6", "7")]),
+        ("two_optimizers", PAIRS),
+        ("optimizer_in_backward", PAIRS),
+        ("step_calls_step", PAIRS),
+        ("workers", PAIRS),
+        ("odd_batches", [("0",), ("1",)]),
+    ],
+)
+def test_each_step_has_the_samples_that_it_consumed(recorded: Path, loop: str, samples: list[tuple[str, ...]]) -> None:
+    steps = process(recorded, loop).steps
+    assert [step.samples for step in steps] == samples
+    assert [step.number for step in steps] == list(range(1, len(samples) + 1))
+    assert all(step.by_id and step.losses and step.digests["params"] for step in steps)
+
+
+def test_a_step_that_the_scaler_left_out_is_no_step(recorded: Path) -> None:
+    """Its samples are on the next step's account, and the scale says why."""
+    found = process(recorded, "overflow")
+    assert [step.samples for step in found.steps] == [("0", "1"), ("2", "3", "4", "5"), ("6", "7")]
+    scales = [call["scale"] for call in found.calls if call["what"] == "GradScaler.update"]
+    assert scales == [8.0, 4.0, 4.0, 4.0]
+
+
+def test_data_without_ids_are_told_apart_by_their_content(recorded: Path) -> None:
+    steps = process(recorded, "no_ids").steps
+    assert len(steps) == 4 and not any(step.by_id for step in steps)
+    assert len({sample for step in steps for sample in step.samples}) == 8
+
+
+def test_two_optimizers_are_one_step_with_the_state_behind_both(recorded: Path) -> None:
+    ours, theirs = (process(recorded, loop).steps for loop in ("two_optimizers", "optimizer_in_backward"))
+    assert next(step.losses for step in ours) == next(step.losses for step in theirs)
+    assert len({step.digests["params"] for step in ours}) == 4
+
+
+def test_without_a_folder_a_session_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ECRL_RECORD", raising=False)
+    monkeypatch.chdir(tmp_path)
+    session = ecrl.session()
+    session.step(1, loss=0.5, samples=[1, 2])
+    session.saved("x")
+    assert not session.active and list(tmp_path.iterdir()) == []
+
+
+def test_a_session_writes_what_a_judge_can_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ECRL_RECORD", str(tmp_path / "arm"))
+    session = ecrl.session()
+    session.step(1, loss=0.5, samples=[1, 2], params="aa")
+    session.saved("last.pt")
+    (only,) = read_arm(tmp_path / "arm").processes
+    assert [(step.number, step.declared, step.samples, step.losses) for step in only.steps] == [(1, True, ("1", "2"), (0.5,))]
+    assert only.saves[0]["path"] == "last.pt"
+
+
+def test_a_folder_that_cannot_be_written_stops_the_record_and_not_the_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ECRL_RECORD", str(tmp_path / "file"))
+    session = ecrl.session()
+    session.step(1)
+    session.step(2)
+    assert capsys.readouterr().err.count("this process is no longer recorded") == 1
