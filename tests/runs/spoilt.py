@@ -262,11 +262,11 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
         INVALID,
     ),
 }
-SPOILT |= STALLS
-SPOILT |= SPOILT_METRICS | SPOILT_CLOCKS | SPOILT_RECORD
+for more in (STALLS, SPOILT_METRICS, SPOILT_CLOCKS, SPOILT_RECORD, SPOILT_STORE):
+    assert not (twice := SPOILT.keys() & more.keys()), f"two spoilt runs share a name: {twice}"
+    SPOILT |= more
 # What the finding must say among others.
 WORDS = {name: words for name, (_, _, _, words) in (CLOCKS | RECORD).items()}
-SPOILT |= SPOILT_STORE
 # Where evidence of the promise is missing, and what is left contradicts another one: the verdict is invalid, the finding unknown.
 ALSO_BROKEN = {
     "all wall times in 1970",
