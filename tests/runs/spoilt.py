@@ -20,6 +20,7 @@ from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at, te
 from tests.runs.spoilt_clocks import CLOCKS, SPOILT_CLOCKS
 from tests.runs.spoilt_metrics import SPOILT_METRICS
 from tests.runs.spoilt_record import RECORD, SPOILT_RECORD
+from tests.runs.spoilt_redteam import REDTEAM, SPOILT_REDTEAM
 from tests.runs.spoilt_stalls import STALLS
 from tests.runs.spoilt_store import SPOILT_STORE
 
@@ -262,11 +263,11 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
         INVALID,
     ),
 }
-for more in (STALLS, SPOILT_METRICS, SPOILT_CLOCKS, SPOILT_RECORD, SPOILT_STORE):
+for more in (STALLS, SPOILT_METRICS, SPOILT_CLOCKS, SPOILT_RECORD, SPOILT_STORE, SPOILT_REDTEAM):
     assert not (twice := SPOILT.keys() & more.keys()), f"two spoilt runs share a name: {twice}"
     SPOILT |= more
 # What the finding must say among others.
-WORDS = {name: words for name, (_, _, _, words) in (CLOCKS | RECORD).items()}
+WORDS = {name: words for name, (_, _, _, words) in (CLOCKS | RECORD | REDTEAM).items()}
 # Where evidence of the promise is missing, and what is left contradicts another one: the verdict is invalid, the finding unknown.
 ALSO_BROKEN = {
     "all wall times in 1970",

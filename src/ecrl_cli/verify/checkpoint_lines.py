@@ -6,6 +6,7 @@ import math
 import re
 
 from ecrl_cli.config.schema import BACKGROUND
+from ecrl_cli.errors import shown
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, CheckpointLine
 from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS
 from ecrl_cli.verify.case import Case, checkpoint_events
@@ -13,6 +14,18 @@ from ecrl_cli.verify.verdict import Notes
 
 _DURATIONS = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
 _COUNTS = ("bytes", "inflight")
+# What a line of each event says; metrics.json sums up what any line of a checkpoint says.
+_SAYS: dict[str, tuple[str, ...]] = {
+    "submitted": ("snapshot_s", "serialize_s", "backpressure_s", "bytes", "inflight"),
+    "received": (),
+    "released": ("enqueue_s", "stall_s", "stall_parts"),
+    "committed": ("write_s", "hash_s", "commit_s", "bytes", "path", "commit_sha256", "reason"),
+    "failed": ("write_s", "bytes", "reason"),
+    "lost": ("bytes", "reason"),
+    "retired": ("path", "commit_sha256"),
+    "pointer_failed": ("reason",),
+}
+_FIELDS = sorted({name for names in _SAYS.values() for name in names})
 _SLACK_S = 0.001  # a line is dated just before it is written, a duration just before that
 _PATH = re.compile(r"checkpoints/step_([0-9]{8})(\.safetensors|\.pt)?")
 
@@ -20,7 +33,10 @@ _PATH = re.compile(r"checkpoints/step_([0-9]{8})(\.safetensors|\.pt)?")
 def check_lines(case: Case, notes: Notes) -> None:
     """The journals of all attempts."""
     saved = {line.global_step for line in checkpoint_events(case.run) if line.event in ("submitted", "committed")}
+    early = not any(line.stall_parts for line in checkpoint_events(case.run))  # recorded before stalls were split into parts
     for a in case.run.attempts:
+        if not early:
+            _check_fields(a.attempt, a.checkpoints.events, notes)
         _check_journal(case, a.attempt, a.checkpoints.events, notes)
         for line in a.checkpoints.events:
             if line.event == "retired" and line.global_step not in saved:
@@ -50,6 +66,20 @@ def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], 
         elif line.event in CHECKPOINT_ENDS:
             in_flight.discard(line.global_step)
         before.setdefault(line.event, line)
+
+
+def _check_fields(attempt: int, lines: tuple[CheckpointLine, ...], notes: Notes) -> None:
+    """Each line says what its event says and no more; and a checkpoint is committed with as many bytes as it was submitted with."""
+    submitted: dict[int, int] = {}
+    for line in lines:
+        who = f"{line.event!r} of step {line.global_step} in the journal of attempt {attempt}"
+        foreign = [name for name in _FIELDS if line.event in _SAYS and name not in _SAYS[line.event] and getattr(line, name)]
+        if foreign:
+            notes.broken(f"{who} has {foreign[0]} {shown(getattr(line, foreign[0]))}, which is of another event")
+        if line.event == "submitted":
+            submitted[line.global_step] = line.bytes
+        elif line.event == "committed" and line.bytes and (due := submitted.get(line.global_step)) and line.bytes != due:
+            notes.broken(f"{who} has {line.bytes} bytes, {due} were submitted")  # 0: whoever closed the books, or found no writer, did not know
 
 
 def _impossible(line: CheckpointLine) -> list[str]:

@@ -52,6 +52,7 @@ def check_clocks(case: Case, notes: Notes) -> None:
         _check_attempt_instants(case, a, notes)
         _check_line_order(case, a, notes)
         _check_save_order(case, a, notes)
+    _check_starts(case, notes)
     _check_fired(case, notes)
     for clock, instants in sorted(_by_clock(case).items()):
         _check_agreement(clock, instants, notes)
@@ -75,6 +76,24 @@ def _check_sessions(case: Case, notes: Notes) -> None:
         if before.boot_id == after.boot_id and after.started_at < last - ROUNDING_S:
             notes.broken(f"session {number + 1} began {last - after.started_at:.3f} s before session {number} was over")
         _check_reboot(number, before, after, notes)
+
+
+def _check_starts(case: Case, notes: Notes) -> None:
+    """How long a session took to its first launch is on no other record than these two clocks: they must agree on it.
+
+    A wall clock that was set, or a machine that was suspended, in just these moments leaves the wall time of the run unknown.
+    """
+    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    for number, session in enumerate(sessions):
+        first = next((order for a in case.attempts if a.session == number and (order := case.run.logs(a.attempt).order)), None)
+        if first is None or not first.at or first.boot_id != session.boot_id:
+            continue
+        took, by_wall = first.at - session.started_at, first.time - session.time
+        if abs(took - by_wall) > APART_S + SLEW * max(took, 0.0):
+            notes.missing(
+                f"session {number} took {took:.3f} s to its first launch by the monotonic clock, {by_wall:.3f} s by the wall clock: "
+                "how long the run took is not known"
+            )
 
 
 def _check_reboot(number: int, before: Session, after: Session, notes: Notes) -> None:

@@ -8,7 +8,7 @@ from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.seats import may_shrink, seated
-from ecrl_cli.history.lineage import ancestry, line_chain, lines_of
+from ecrl_cli.history.lineage import ancestry, furthest, line_chain, lines_of
 from ecrl_cli.records.events import Attempt, Final, SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.launch import LaunchOrder
@@ -88,6 +88,11 @@ def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
     check_recalled(case, a, notes)
     if logs.order and (logs.order.resume_from, logs.order.resume_step) != (a.resumed_from, a.resumed_from_step):
         notes.broken(f"{who} was told to resume behind step {logs.order.resume_step}, supervisor.json says step {a.resumed_from_step}")
+    if logs.order and logs.order.attempt != a.attempt:
+        notes.broken(f"launch.json of {who} is of attempt {logs.order.attempt}")
+    seen = max((furthest(case.run, b.attempt) for b in case.attempts if b.attempt < a.attempt), default=0)
+    if logs.order and logs.order.max_step_seen > seen:
+        notes.broken(f"{who} was ordered as if step {logs.order.max_step_seen} had been done, the logs before it end at step {seen}")
     if a.attempt in {folder.attempt for folder in case.run.attempts} and logs.order is None:
         notes.missing(f"{who} has no launch.json")
     if a.outcome == "completed" and a is not case.attempts[-1]:

@@ -9,7 +9,7 @@ from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt
 
-_WELL = ("completed", "resized")
+ENDED_WELL = ("completed", "resized")
 
 
 def undisturbed(records: RunRecords) -> bool:
@@ -54,9 +54,9 @@ def one_pass(records: RunRecords) -> bool:
 def _interruption(records: RunRecords, a: Attempt, *, last: bool) -> str:
     """What ended `a`, or was carried into it, otherwise than in an undisturbed run."""
     who = f"attempt {a.attempt}"
-    if a.outcome not in _WELL and not (last and a.outcome == "running"):
+    if a.outcome not in ENDED_WELL and not (last and a.outcome == "running"):
         return f"{who} {a.outcome}"
-    if a.outcome in _WELL and (a.exit_code or a.signal is not None):
+    if a.outcome in ENDED_WELL and (a.exit_code or a.signal is not None):
         return f"{who} {a.outcome} with exit code {a.exit_code}, signal {a.signal}"
     if a.hang or a.rejected or a.forgone:
         return f"{who} " + ("hung" if a.hang else "refused a checkpoint or a snapshot")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from ecrl_cli.checkpoint.protocol import COMPONENTS
 from ecrl_cli.config.recovery import claims_trajectory, live
+from ecrl_cli.config.seats import may_shrink
+from ecrl_cli.errors import shown
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.survival import History, first_loss, lost_lines, pasts
 from ecrl_cli.records.state_digests import digests_configured
 from ecrl_cli.verify.case import Case, every_line
-from ecrl_cli.verify.disturbance import disturbance
+from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance
 from ecrl_cli.verify.reference_data import disagreement
 from ecrl_cli.verify.state_values import NO_TENSORS, STATE, Values, differing, differing_documents, differing_ends, has_digests, values_of
 from ecrl_cli.verify.stored import on_disk, tensor_digests_of
@@ -30,6 +33,7 @@ def same_trajectory(case: Case) -> Finding:
     A run that was disturbed and that no reference vouches for stays unknown: its replayed steps say too little. Not checked is one that was not
     disturbed and has no other beside it, or whose recovery claims no trajectory. Where the world size begins to differ from the
     reference's, the claim of plain DDP ends: how far the runs come apart from there is told, with what makes them. With replicas it goes on.
+    A recovery behind that step is not proven: a reference with the same changes of the world size would tell.
     It ends, too, before the first step that was finished without samples of ranks that died in it (lossy_forward).
     """
     notes = Notes(PROMISE)
@@ -90,11 +94,28 @@ def _compare(case: Case, reference: RunRecords, notes: Notes, again: str) -> Fin
         evidence = [*_extent(case, reference, theirs), *_reasons(case, reference, theirs)]
         which = "with as many ranks" if lost is None or claimed < lost - 1 else "before samples were lost"
         evidence += case.doubts
+        if unvouched := _recovered_behind(case, claimed):
+            notes.missing(f"not proven behind step {claimed}: {unvouched}, and {name} has as many ranks up to that step only")
         return notes.finding(f"equal to {name} in every loss of the {claimed} steps {which}; not claimed behind them; {again}", evidence)
     _check_finals(case, reference, notes)
     evidence = [] if notes.clean else _extent(case, reference, theirs)
     evidence += case.doubts
     return notes.finding(f"equal to {name} in every loss of {case.path.last_step} steps and in the final state; {again}", evidence)
+
+
+def _recovered_behind(case: Case, claimed: int) -> str:
+    """The first recovery or failure that the compared steps, up to `claimed`, say nothing about; empty where there is none.
+
+    Only where an undisturbed run with the same changes of the world size could say something: not where ranks were lost for good.
+    """
+    config = case.run.stored.config
+    if not claims_trajectory(config) or may_shrink(config) or not config.elastic.schedule:
+        return ""
+    for before, after in pairwise(case.attempts):
+        if before.outcome not in ENDED_WELL and after.resumed_from_step >= claimed:
+            return f"attempt {before.attempt} {before.outcome}, attempt {after.attempt} went on behind step {after.resumed_from_step}"
+    late = next((fired for fired in case.run.fired if (fired.at_step or fired.global_step) > claimed), None)
+    return f"a failure ({late.kind}) fired at step {late.at_step or late.global_step}" if late else ""
 
 
 def _reasons(case: Case, reference: RunRecords, theirs: Lineage) -> list[str]:
@@ -263,6 +284,8 @@ def _check_finals(case: Case, reference: RunRecords, notes: Notes) -> None:
             notes.broken(f"the final {component} differ" + (f": apart by step {ours.global_step} at the latest" if notes.clean else ""))
     for text in differing_ends(case.run, reference):
         notes.broken(text)
+    if ours.accuracy != others.accuracy:
+        notes.broken(f"the final accuracy is {shown(ours.accuracy)}, the reference's {shown(others.accuracy)}")
     if not same_float(ours.loss, others.loss):
         notes.broken(f"the final loss is {ours.loss!r}, the reference's {others.loss!r}")
 
