@@ -1,7 +1,7 @@
 """How a figure gets into the page and into a paper: one drawing, saved as SVG (slimmed, in the page's colours), PNG and PDF.
 
-matplotlib is drawn on directly (no pyplot: no global state, no window system). What `say` says of an artist is the value that the page shows
-over it.
+seaborn (`report.plots`) and matplotlib draw on figures that are made here, never on pyplot's current one: no global state, no window system.
+What `say` says of an artist is the value that the page shows over it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from html import escape
 from typing import Any
 
 import matplotlib as mpl
-import matplotlib.style
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -34,7 +33,9 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "ecrl",
+    "patch.force_edgecolor": False,
     "axes.edgecolor": MUTED.light,
+    "axes.linewidth": 1.25,
     "axes.labelcolor": MUTED.light,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -85,11 +86,15 @@ class Sketch:
 
 def drawn(sketches: Sequence[Sketch]) -> list[Picture]:
     """The pictures that there is something to show for, in order, each in the house's style."""
+    import seaborn  # noqa: F401  here, before the work is spread over processes: each of them would import it
+
     return [made for made in spread(_drawn, sketches) if made]
 
 
 def _drawn(sketch: Sketch) -> Picture | None:
-    with mpl.style.context("seaborn-v0_8-ticks"), mpl.rc_context(STYLE), warnings.catch_warnings():
+    import seaborn as sns
+
+    with sns.axes_style("ticks"), mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in a script that the font lacks
         figure = sketch.draw()
         return picture(sketch.name, sketch.title, figure, in_page=sketch.in_page) if figure else None

@@ -18,6 +18,7 @@ from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.figures import WIDTH, Picture, Sketch, drawn, legend_name, say
 from ecrl_cli.report.formats import change, duration, plural, printable, rate, share
 from ecrl_cli.report.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
+from ecrl_cli.report.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks
 from ecrl_cli.report.view import View, thinned
 
 ROW = 0.30  # inches: a bar
@@ -57,21 +58,22 @@ def first_seed(comparison: Comparison) -> dict[str, list[Run]]:
 
 def draw_goodput(comparison: Comparison) -> Figure:
     """A bar per arm; the 95% interval and every run's own point where there is more than one."""
+    import pandas as pd
+
     figure, axes, rows = _bars(comparison)
     colours = variant_colours(comparison.labels)
-    for y, arm in rows:
-        value, summary = arm.shown("goodput"), arm.summary("goodput")
-        points = [m.goodput for m in arm.metrics]
-        if value is not None:
-            (bar,) = axes.barh(y, value, height=0.72, color=colours[arm.label].light)
-            say(bar, f"{arm.suite} {arm.label}: {rate(value)} steps/s, {_spread(summary, rate)}")
-        if summary and summary.low is not None and summary.high is not None:
-            axes.plot([summary.low, summary.high], [y, y], color=INK.light, linewidth=1.4, solid_capstyle="butt")
-        for m in arm.metrics if len(points) > 1 else ():
-            (point,) = axes.plot([m.goodput], [y], "o", markersize=2.6, color=PAPER.light, markeredgecolor=INK.light, markeredgewidth=0.7)
-            say(point, f"{arm.suite} {arm.label}, seed {m.seed}: {rate(m.goodput)} steps/s")
-        right = max([*points, *([summary.high] if summary and summary.high is not None else [])])
-        _behind(axes, right, y, rate(value) if value is not None else "not averaged")
+    shown = [(y, arm, f"{arm.suite} {arm.label}", arm.shown("goodput"), arm.summary("goodput")) for y, arm in rows]
+    values = [(y, value, colours[arm.label].light, f"{name}: {rate(value)} steps/s, {_spread(s, rate)}") for y, arm, name, value, s in shown]
+    runs = [(m.goodput, y, PAPER.light, f"{name}, seed {m.seed}: {rate(m.goodput)} steps/s") for y, arm, name, _, _ in shown for m in arm.metrics]
+    points = pd.DataFrame(runs, columns=MARK_COLUMNS)
+    ends = pd.DataFrame([(y, s.low, s.high, INK.light) for y, *_, s in shown if s], columns=END_COLUMNS)
+    bars(axes, pd.DataFrame(values, columns=BAR_COLUMNS), rows[-1][0] + 1, 0.72)
+    intervals(axes, ends, 1.4)
+    several = points[points.groupby("y")["x"].transform("size") > 1]
+    marks(axes, several, marker="o", markersize=2.6, markeredgecolor=INK.light, markeredgewidth=0.7)
+    right = pd.concat([points.set_index("y")["x"], ends.set_index("row")["high"].astype(float)]).groupby(level=0).max()
+    for y, _, _, value, _ in shown:
+        _behind(axes, right[y], y, rate(value) if value is not None else "not averaged")
     axes.set_xlabel("committed steps per second of wall time")
     _room(axes)
     return figure
@@ -114,10 +116,10 @@ def draw_effects(found: Sequence[Contrast]) -> Figure:
         y += 1
         for effect in contrast.effects:
             _band(axes, y, effect)
-            _interval(axes, y, contrast, effect, colours[contrast.arm])
             ticks.append((y, effect.suite))
             y += 1
         y += 0.2
+    _estimates(axes, [(at, *row) for (at, _), row in zip(ticks, rows, strict=True)], colours)
     axes.axvline(0, color=MUTED.light, linewidth=0.8)
     _reach(axes, found)
     axes.set_yticks([at for at, _ in ticks], [printable(name) for _, name in ticks])
@@ -145,18 +147,23 @@ def _band(axes: Axes, y: float, effect: Effect) -> None:
         say(band, f"noise floor: the mean of as many pairs of {effect.floor.source} may differ by {share(reach)}")
 
 
-def _interval(axes: Axes, y: float, contrast: Contrast, effect: Effect, colour: Colour) -> None:
-    """The mean of ratios with its interval by Student's t; the pooled one is a diamond."""
-    ratios = effect.pair.mean_of_ratios
-    if ratios is None:
-        return
-    if ratios.low is not None and ratios.high is not None:
-        axes.plot([100 * ratios.low, 100 * ratios.high], [y, y], color=colour.light, linewidth=1.6, solid_capstyle="butt")
-    marker, size = ("D", 6.5) if effect.suite == ALL else ("o", 4.5)
-    (point,) = axes.plot([100 * ratios.mean], [y], marker, markersize=size, color=colour.light)
+def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast, Effect]], colours: dict[str, Colour]) -> None:
+    """The means of ratios with their intervals by Student's t; a pooled one is a diamond."""
+    import pandas as pd
+
+    shown = [(y, contrast, effect, ratios) for y, contrast, effect in rows if (ratios := effect.pair.mean_of_ratios)]
+    found = [(y, r.low, r.mean, r.high, colours[c.arm].light, effect.suite == ALL, _estimated(c, effect, r)) for y, c, effect, r in shown]
+    frame = pd.DataFrame(found, columns=["row", "low", "mean", "high", "colour", "pooled", "says"])
+    frame[["low", "mean", "high"]] = 100 * frame[["low", "mean", "high"]].astype(float)
+    intervals(axes, frame[END_COLUMNS], 1.6)
+    for pooled, marker, size in ((False, "o", 4.5), (True, "D", 6.5)):
+        marks(axes, frame[frame["pooled"] == pooled].rename(columns={"mean": "x", "row": "y"})[MARK_COLUMNS], marker=marker, markersize=size)
+
+
+def _estimated(contrast: Contrast, effect: Effect, ratios: Summary) -> str:
     spread = "" if ratios.low is None else f" [{change(ratios.low)} to {change(ratios.high)}]"
     noise = f", {effect.noise}" if effect.noise else ""
-    say(point, f"{contrast.title}, {effect.suite or 'all suites'}: {change(ratios.mean)}{spread}, {plural(effect.pair.n, 'pair')}{noise}")
+    return f"{contrast.title}, {effect.suite or 'all suites'}: {change(ratios.mean)}{spread}, {plural(effect.pair.n, 'pair')}{noise}"
 
 
 def draw_losses(comparison: Comparison) -> Figure:
@@ -170,10 +177,8 @@ def draw_losses(comparison: Comparison) -> Figure:
     for axes in panels.flat[len(chosen) :]:
         axes.set_axis_off()
     for axes, (suite, runs) in zip(panels.flat, chosen.items(), strict=False):
-        for number, run in enumerate(runs):
-            points = _losses(run)
-            width = max(1.0, 5.5 - 1.5 * number)
-            axes.plot([step for step, _ in points], [loss for _, loss in points], color=colours[comparison.label(run)].light, linewidth=width)
+        tones = [colours[comparison.label(run)].light for run in runs]
+        curves(axes, [_losses(run) for run in runs], tones, [max(1.0, 5.5 - 1.5 * number) for number in range(len(runs))])
         _readings(axes, comparison, runs)
         axes.set_title(printable(suite), fontsize=9, loc="left", color=INK.light)
         axes.set_xlabel("step")
@@ -232,11 +237,11 @@ def draw_timeline(axes: Axes, view: View, colour: Colour) -> None:
     axes.set_ylim(-0.5 * target, 1.1 * target)
 
 
-def _bars(comparison: Comparison, extra: float = 0.0) -> tuple[Figure, Axes, list[tuple[float, Arm]]]:
+def _bars(comparison: Comparison, extra: float = 0.0) -> tuple[Figure, Axes, list[tuple[int, Arm]]]:
     """Axes with a row per arm, a gap and a heading per suite; the rows from top to bottom."""
-    rows: list[tuple[float, Arm]] = []
+    rows: list[tuple[int, Arm]] = []
     headings: list[tuple[float, str]] = []
-    y = 0.0
+    y = 0
     several = len({arm.suite for arm in comparison.arms}) > 1
     for arm in comparison.arms:
         if several and (not rows or rows[-1][1].suite != arm.suite):

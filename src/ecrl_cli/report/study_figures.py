@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
@@ -13,6 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from ecrl_cli.report.figures import WIDTH, Picture, Sketch, drawn, legend_name, say
 from ecrl_cli.report.formats import magnitude, printable, short
 from ecrl_cli.report.palette import INK, MUTED, Colour, series_colours
+from ecrl_cli.report.plots import END_COLUMNS, curves, drawn_bars, intervals, middle
 from ecrl_cli.report.study_record import Studied, slugs
 from ecrl_cli.report.view import thinned
 from ecrl_cli.studies.result import Figure, Series
@@ -50,18 +52,37 @@ def draw(figure: Figure) -> Canvas:
 
 def _bars(axes: Axes, figure: Figure, colours: Colours) -> None:
     """Lying bars, so that long names can be read: one per series in each category, with its interval."""
-    thick = 0.84 / len(figure.series)
-    for number, series in enumerate(figure.series):
-        at = [row - 0.42 + thick * (number + 0.5) for row in range(len(figure.categories))]
-        _say(axes.barh(at, series.y, height=thick * 0.92, color=colours[series.label].light), figure, series)
-        for y, low, high in zip(at, series.low, series.high, strict=False):
-            axes.plot([low, high], [y, y], color=INK.light, linewidth=1.2, solid_capstyle="butt")
+    import pandas as pd
+    import seaborn as sns
+
+    palette = {number: colours[series.label].light for number, series in enumerate(figure.series)}
+    thick, rows = 0.84 / len(palette), range(len(figure.categories))
+    tidy = [(number, row, value) for number, series in enumerate(figure.series) for row, value in zip(rows, series.y, strict=False)]
+    frame = pd.DataFrame(tidy, columns=["series", "row", "value"])
+    sns.barplot(
+        frame, x="value", y="row", hue="series", palette=palette, hue_order=list(palette),
+        order=rows, orient="y", width=0.84, gap=0.08, errorbar=None, saturation=1, linewidth=0, legend=False, ax=axes,
+    )  # fmt: skip
+    for bar in drawn_bars(axes):
+        row = round(middle(bar))
+        series = figure.series[round((middle(bar) - row + 0.42) / thick - 0.5)]
+        say(bar, _said(figure.categories[row], series, series.y[row]))
+    ends = [
+        (row - 0.42 + thick * (number + 0.5), low, high, INK.light)
+        for number, series in enumerate(figure.series)
+        for row, low, high in zip(rows, series.low, series.high, strict=False)
+    ]
+    intervals(axes, pd.DataFrame(ends, columns=END_COLUMNS), 1.2)
     _categories(axes, figure)
 
 
 def _say(bars: Iterable[Patch], figure: Figure, series: Series) -> None:
     for bar, category, value in zip(bars, figure.categories, series.y, strict=False):
-        say(bar, f"{short(category)}, {short(series.label)}: {magnitude(value)}")
+        say(bar, _said(category, series, value))
+
+
+def _said(category: str, series: Series, value: float) -> str:
+    return f"{short(category)}, {short(series.label)}: {magnitude(value)}"
 
 
 def _stacked(axes: Axes, figure: Figure, colours: Colours) -> None:
@@ -73,25 +94,32 @@ def _stacked(axes: Axes, figure: Figure, colours: Colours) -> None:
 
 
 def _cdf(axes: Axes, figure: Figure, colours: Colours) -> None:
-    """The share of samples at or below each value."""
-    for series in figure.series:
-        ranked = sorted(series.y)
-        steps = thinned([(value, (rank + 1) / len(ranked)) for rank, value in enumerate(ranked)], MOST_POINTS)
-        if steps:
-            xs, ys = [steps[0][0], *(x for x, _ in steps)], [0.0, *(y for _, y in steps)]
-            axes.plot(xs, ys, drawstyle="steps-post", color=colours[series.label].light, linewidth=1.6)
+    """The share of samples at or below each value; the last series lies on top."""
+    import pandas as pd
+    import seaborn as sns
+
+    palette = {number: colours[series.label].light for number, series in enumerate(figure.series)}
+    tidy = pd.DataFrame([(number, value) for number, series in enumerate(figure.series) for value in series.y], columns=["series", "value"])
+    if not tidy.empty:
+        upwards = list(palette)[::-1]  # seaborn draws the last of them first
+        sns.ecdfplot(tidy, x="value", hue="series", palette=palette, hue_order=upwards, legend=False, linewidth=1.6, ax=axes)
+    for line in axes.lines:
+        start, *steps = np.asarray(line.get_data(), dtype=float).T.tolist()
+        few = thinned(steps, MOST_POINTS)
+        line.set_data([few[0][0], *(x for x, _ in few)], [start[1], *(share for _, share in few)])  # it rises at the first value, not at -inf
     axes.set_ylim(0, 1.02)
 
 
 def _lines(axes: Axes, figure: Figure, colours: Colours) -> None:
     """The first series widest and below, so that equal ones stay visible."""
-    for number, series in enumerate(figure.series):
-        xs = series.x or tuple(range(len(series.y)))
-        colour, points = colours[series.label].light, thinned(list(zip(xs, series.y, strict=True)), MOST_POINTS)
-        marker = "o" if len(points) <= 12 else None
-        axes.plot([x for x, _ in points], [y for _, y in points], color=colour, linewidth=max(1.0, 1.8 - 0.4 * number), marker=marker, markersize=3)
+    along = [series.x or tuple(range(len(series.y))) for series in figure.series]
+    points = [thinned(list(zip(xs, series.y, strict=True)), MOST_POINTS) for xs, series in zip(along, figure.series, strict=True)]
+    tones = [colours[series.label].light for series in figure.series]
+    for number, line in curves(axes, points, tones, [max(1.0, 1.8 - 0.4 * number) for number in range(len(points))]).items():
+        line.set(marker="o" if len(points[number]) <= 12 else "none", markersize=3)
+    for xs, series, tone in zip(along, figure.series, tones, strict=True):
         if series.low:
-            axes.fill_between(xs, series.low, series.high, color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(xs, series.low, series.high, color=tone, alpha=0.18, linewidth=0)
     if figure.categories and not any(series.x for series in figure.series):
         axes.set_xticks(range(len(figure.categories)), [short(printable(name), 40) for name in figure.categories])
     values = [value for series in figure.series for value in (*series.y, *series.low)]

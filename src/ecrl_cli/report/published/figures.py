@@ -16,14 +16,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ecrl_cli.metrics.statistics import Paired
-from ecrl_cli.report.figures import WIDTH, Picture, Sketch, drawn, say
+from ecrl_cli.report.figures import WIDTH, Picture, Sketch, drawn
 from ecrl_cli.report.formats import change, duration, rate
 from ecrl_cli.report.palette import INK, KNOWN_VARIANTS, MUTED, OTHER_VARIANTS, PAPER, Colour, variant_colours
+from ecrl_cli.report.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, intervals, marks
 from ecrl_cli.report.published.cells import MODELS, suite_name
 from ecrl_cli.report.published.experiments import ARM_WORDS
 from ecrl_cli.report.published.loss_curves import draw_losses
 from ecrl_cli.report.published.sample import Experiment
-from ecrl_cli.report.published.values import BY_SUITE, EXPERIMENTS, SUITES, ExperimentValues
+from ecrl_cli.report.published.values import BY_SUITE, EXPERIMENTS, SUITES, ExperimentValues, SuiteValues
 
 ROW = 0.2  # inches: a bar
 ARMS = ("ref", "blk", "ovl")
@@ -105,13 +106,14 @@ def _figure4(experiment: Experiment, suites: Sequence[str]) -> Figure:
     """Two panels, because seconds of stall depend on the scale: as published, and as measured on the published clock."""
     figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
     there, here = figure.subplots(1, 2)
-    for values in SUITES:
-        _point(there, suite_name(values), values.model, -values.stall_change, values.ovl_gain, "D")
+    _points(there, [(values, -values.stall_change, values.ovl_gain) for values in SUITES], "D")
+    measured = []
     for suite in suites:
         stall, pair = experiment.pair("ovl", "blk", "stall_s", [suite]), experiment.pair("ovl", "blk", "goodput_published_clock", [suite])
         gain = _ends(pair)[0]
         if stall and gain is not None:
-            _point(here, suite_name(BY_SUITE[suite]), BY_SUITE[suite].model, -stall.difference.mean, 100 * gain, "o")
+            measured.append((BY_SUITE[suite], -stall.difference.mean, 100 * gain))
+    _points(here, measured, "o")
     for axes, title in ((there, "published"), (here, f"measured, published clock ({experiment.scale})")):
         axes.set_title(title, fontsize=9, loc="left", color=INK.light)
         axes.set_xlabel("stall saved by overlapped, in seconds")
@@ -123,9 +125,14 @@ def _figure4(experiment: Experiment, suites: Sequence[str]) -> Figure:
     return figure
 
 
-def _point(axes: Axes, name: str, model: str, stall: float, gain: float, marker: str) -> None:
-    (point,) = axes.plot([stall], [gain], marker, markersize=6.5, color=_MODEL_COLOURS[model].light)
-    say(point, f"{name}: {duration(stall)} of stall saved, {change(gain / 100)} goodput")
+def _points(axes: Axes, found: Sequence[tuple[SuiteValues, float, float]], marker: str) -> None:
+    """A point per suite: seconds of stall saved, percent of goodput gained."""
+    import pandas as pd
+
+    said = [f"{suite_name(suite)}: {duration(stall)} of stall saved, {change(gain / 100)} goodput" for suite, stall, gain in found]
+    colours = [_MODEL_COLOURS[suite.model].light for suite, _, _ in found]
+    points = [(stall, gain, colour, says) for (_, stall, gain), colour, says in zip(found, colours, said, strict=True)]
+    marks(axes, pd.DataFrame(points, columns=MARK_COLUMNS), marker=marker, markersize=6.5)
 
 
 def _goodputs(experiment: Experiment, values: ExperimentValues) -> list[_Beside]:
@@ -144,17 +151,17 @@ def _rows(groups: Sequence[tuple[str, Sequence[_Beside]]], label: str) -> Figure
     height = sum(len(rows) + headed for _, rows in groups)
     figure = Figure(figsize=(WIDTH, ROW * height + 1.0), layout="constrained")
     axes = figure.subplots()
-    ticks: list[tuple[float, str]] = []
-    y = 0.0
+    places: list[tuple[int, str, _Beside]] = []
+    y = 0
     for name, rows in groups:
         if headed:
             axes.annotate(name, (0, y + 0.1), xycoords=("axes fraction", "data"), va="center", weight="bold")
             y += 1
         for row in rows:
-            _draw(axes, y, name, row)
-            ticks.append((y, row.label))
+            places.append((y, f"{name} {row.label}".strip(), row))
             y += 1
-    axes.set_yticks([at for at, _ in ticks], [text for _, text in ticks])
+    _draw(axes, places)
+    axes.set_yticks([at for at, _, _ in places], [row.label for _, _, row in places])
     axes.set_ylim(y - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -163,25 +170,22 @@ def _rows(groups: Sequence[tuple[str, Sequence[_Beside]]], label: str) -> Figure
     return figure
 
 
-def _draw(axes: Axes, y: float, group: str, row: _Beside) -> None:
-    name = f"{group} {row.label}".strip()
-    if row.value is not None:
-        (bar,) = axes.barh(y, row.value, height=0.76, color=row.colour.light)
-        say(bar, f"{name}: {row.form(row.value)} measured, launch to target{_interval(row)}")
-    if row.low is not None and row.high is not None:
-        axes.plot([row.low, row.high], [y, y], color=INK.light, linewidth=1.3, solid_capstyle="butt")
-    if row.on_published_clock is not None:
-        _mark(axes, row.on_published_clock, y, "o", f"{name}: {row.form(row.on_published_clock)} measured, published clock")
-    _mark(axes, row.published, y, "D", f"{name}: {row.form(row.published)} published")
+def _draw(axes: Axes, places: Sequence[tuple[int, str, _Beside]]) -> None:
+    """The bar, the interval, the circle and the diamond of every row; `places`: where the row is and what it is called."""
+    import pandas as pd
+
+    values = [(y, r.value, r.colour.light, f"{name}: {r.form(r.value)} measured, launch to target{_interval(r)}") for y, name, r in places]
+    bars(axes, pd.DataFrame(values, columns=BAR_COLUMNS), max((y for y, _, _ in places), default=0) + 1, 0.76)
+    intervals(axes, pd.DataFrame([(y, r.low, r.high, INK.light) for y, _, r in places], columns=END_COLUMNS), 1.3)
+    circles = [(r.on_published_clock, y, f"{name}: {r.form(r.on_published_clock)} measured, published clock") for y, name, r in places]
+    diamonds = [(r.published, y, f"{name}: {r.form(r.published)} published") for y, name, r in places]
+    for found, marker in ((circles, "o"), (diamonds, "D")):
+        frame = pd.DataFrame([(x, y, PAPER.light, says) for x, y, says in found], columns=MARK_COLUMNS)
+        marks(axes, frame, marker=marker, markersize=4.6, markeredgecolor=INK.light, markeredgewidth=1.1)
 
 
 def _interval(row: _Beside) -> str:
     return "" if row.low is None else f", 95% interval {row.form(row.low)} to {row.form(row.high)}"
-
-
-def _mark(axes: Axes, x: float, y: float, marker: str, text: str) -> None:
-    (point,) = axes.plot([x], [y], marker, markersize=4.6, color=PAPER.light, markeredgecolor=INK.light, markeredgewidth=1.1)
-    say(point, text)
 
 
 def _key() -> list[Artist]:

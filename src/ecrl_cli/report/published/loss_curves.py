@@ -12,6 +12,7 @@ from ecrl_cli.report.evidence import Run
 from ecrl_cli.report.figures import WIDTH, say
 from ecrl_cli.report.formats import count, magnitude, printable
 from ecrl_cli.report.palette import INK, Colour, variant_colours
+from ecrl_cli.report.plots import curves
 from ecrl_cli.report.published.experiments import ARM_WORDS
 from ecrl_cli.report.published.sample import DIVERGENCES, Experiment
 from ecrl_cli.report.published.values import ExperimentValues
@@ -44,11 +45,11 @@ def draw_losses(experiment: Experiment, values: ExperimentValues) -> Figure | No
 
 
 def _panel(axes: Axes, members: Sequence[tuple[str, Run]], colours: dict[str, Colour]) -> None:
-    for number, (arm, run) in enumerate(members):
-        points = _losses(run)
-        width = max(1.0, 5.0 - 1.7 * number)
-        (line,) = axes.plot([step for step, _ in points], [loss for _, loss in points], color=colours[arm].light, linewidth=width)
-        say(line, f"{ARM_WORDS[arm]}: loss {points[-1][1]:.4g} at step {count(points[-1][0])}")
+    points = [_losses(run) for _, run in members]
+    widths = [max(1.0, 5.0 - 1.7 * number) for number in range(len(members))]
+    for number, line in curves(axes, points, [colours[arm].light for arm, _ in members], widths).items():
+        step, loss = points[number][-1]
+        say(line, f"{ARM_WORDS[members[number][0]]}: loss {loss:.4g} at step {count(step)}")
     axes.set_xlabel("step")
 
 
