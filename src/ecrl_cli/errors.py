@@ -99,9 +99,10 @@ class StorageError(EcrlError):
 
     @classmethod
     def of(cls, call: str, path: object, error: OSError) -> StorageError:
-        """The error of file-system call `call` on `path`, with the errno by name (and by number in `errno`)."""
+        """The error of file-system call `call` on `path` (None: the system names none), with the errno by name (and by number in `errno`)."""
         name = errno_names.errorcode.get(error.errno or 0, "unknown errno")
-        made = cls(call, f"{name} at {path} ({error.strerror})")
+        where = "" if path is None else f" at {path}"
+        made = cls(call, f"{name}{where} ({error.strerror or error})")
         made.errno = error.errno or 0
         return made
 

@@ -182,8 +182,8 @@ def test_a_reference_that_is_missing_is_refused(sweep: Path, capsys: pytest.Capt
 
 def test_report_says_where_the_page_is(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[object] = []
-    made = SimpleNamespace(page=Path("p.html"), text="table\n", exit_code=3)
-    monkeypatch.setattr(reporting, "build_report", lambda dirs, out, other: asked.append((dirs, out, other)) or made)
+    made = SimpleNamespace(page=Path("p.html"), text="table\n", notes=(), exit_code=3)
+    monkeypatch.setattr(reporting, "build_report", lambda *given: asked.append(given) or made)
     assert main(["report", str(sweep), "--out", "o", "--against", str(sweep)]) == 3
-    assert asked == [([sweep], Path("o"), sweep)]
+    assert asked == [([sweep], Path("o"), sweep, False)]
     assert capsys.readouterr().out == "table\np.html\n"

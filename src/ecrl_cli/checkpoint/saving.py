@@ -36,7 +36,7 @@ def save_and_record(store: CheckpointStore, image: Image, attempt: int, log: Che
     with suppress(StorageError):
         log.retired(store.settle(saved, image))
         if store.pointer_error is not None:
-            log.write("pointer_failed", step, reason=store.pointer_error.line())
+            log.pointer_failed(step, store.pointer_error)
     return True
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.image import PartPlace, TensorPlace, TensorSpec
+from ecrl_cli.errors import StorageError
 
 _RECEIVE = 2**18
 _MAX_FDS = 64
@@ -102,7 +103,9 @@ class Channel:
         return data
 
     def take_fd(self) -> int:
-        """The descriptor that came with the oldest message not yet served."""
+        """The descriptor that came with the oldest message not yet served. StorageError where the system could not hand it over."""
+        if not self._fds:  # the kernel leaves out what this process has no free number for
+            raise StorageError("slot", "too many open files: memory to save into could not be received", "raise the limit: ulimit -n 1024")
         return self._fds.pop(0)
 
     def shutdown(self) -> None:

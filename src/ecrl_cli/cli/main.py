@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EcrlError as error:
         return _refuse(error, debug)
     except OSError as error:
-        return _refuse(StorageError.of("ecrl", error.filename or "a file that the system does not name", error), debug)
+        return _refuse(StorageError.of("ecrl", error.filename, error), debug)
     except KeyboardInterrupt:
         say("ecrl: stopped by SIGINT")
         return 130

@@ -265,6 +265,7 @@ class Attempt:
 @dataclass(frozen=True)
 class Session:
     """One supervisor's stay: monotonic `started_at`/`ended_at` (None: it was killed), wall `time`, `boot_id` of the clock.
+    `code`: the SHA-256 of ECRL's source that ran (empty: its version did not record it).
 
     Written at its end (None: it was killed, or its version did not record it): `signals`, the stop signals that it received, in order, and
     `writer_deaths`, how many background writers died without being told to.
@@ -276,6 +277,7 @@ class Session:
     ended_at: float | None = None
     signals: tuple[int, ...] | None = None
     writer_deaths: int | None = None
+    code: str = ""
 
 
 @dataclass(frozen=True)

@@ -198,6 +198,13 @@ class RunLayout:
         """`path` as it is written in records, so that a copied or moved run stays valid."""
         return path.relative_to(self.root).as_posix()
 
+    def relative_text(self, text: str) -> str:
+        """A message as it is written in records: without the folder that the run lies in."""
+        for root in (self.root.absolute(), self.root.resolve()):
+            text = text.replace(f"{root}/", "")
+            text = re.sub(rf"{re.escape(str(root))}(?![\w.-])", "the run directory", text)
+        return text
+
 
 @dataclass(frozen=True)
 class SweepLayout:

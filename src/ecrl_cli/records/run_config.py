@@ -39,6 +39,8 @@ def write_run_config(layout: RunLayout, config: RunConfig) -> None:
 
 def read_run_config(layout: RunLayout) -> StoredConfig:
     """config.json; EvidenceMissing where there is none, RecordError where it is damaged or of another schema."""
+    if not layout.root.exists():
+        raise EvidenceMissing(str(layout.root), "is gone: the run directory was removed", "restore it, or name another one")
     if not layout.config.exists():
         raise EvidenceMissing(str(layout.root), "has no config.json", "name a run directory of ecrl train")
     value = read_json(layout.config)

@@ -66,7 +66,10 @@ def claim_folder(root: Path, ours: tuple[str, ...]) -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """`path` itself where it is a directory, else the nearest directory above that exists."""
+    """`path` itself where it is a directory, else the nearest directory above that exists. RunDirectoryError where its name is no text: records,
+    Hydra and the ranks' launch orders could not name it."""
+    if not all(_is_utf8(str(each)) for each in (path.absolute(), path.resolve())):
+        raise RunDirectoryError("run_dir", f"the path is not UTF-8: {path.absolute()}", "choose another run_dir")
     for candidate in (path, *path.absolute().parents):
         try:
             mode = candidate.stat().st_mode
@@ -80,6 +83,14 @@ def _nearest(path: Path) -> Path:
             raise RunDirectoryError("run_dir", f"{candidate} is a file, need a directory", "choose another run_dir")
         return candidate
     return Path("/")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unreadable(path: Path, error: OSError) -> RunDirectoryError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 
 from ecrl_cli import __version__
+from ecrl_cli.records.source_code import source_sha256
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "safetensors", "scikit-learn")
 
@@ -38,16 +38,6 @@ def _machine() -> dict[str, Any]:
         "git_revision": _git_revision(),
         "source_sha256": source_sha256(),
     }
-
-
-@cache
-def source_sha256() -> str:
-    """Of ECRL's own Python files, names and contents: two revisions that differ in documents alone run the same code, two dirty ones may not."""
-    root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
 
 
 def code_revision() -> str:

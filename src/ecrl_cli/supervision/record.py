@@ -18,6 +18,7 @@ from ecrl_cli.records.reading import MAX_JOURNAL, parsed, read_whole
 from ecrl_cli.records.recovery import SURVIVED
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.records.seal import reopen
+from ecrl_cli.records.source_code import source_sha256
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.policy import restarts
 
@@ -45,7 +46,7 @@ class RecordKeeper:
 
     def begin(self) -> None:
         attempts = tuple(self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts)
-        session = Session(monotonic(), wall(), boot_id())
+        session = Session(monotonic(), wall(), boot_id(), code=source_sha256())
         self._write(attempts=taken_along(attempts), sessions=(*self.record.sessions, session), terminal_status="running", reason="")
 
     def open(self, attempt: Attempt) -> None:
@@ -61,7 +62,7 @@ class RecordKeeper:
         """The terminal status, the end of the session with what it received and lost, and the phases of every attempt, which nobody needed sooner."""
         ended = replace(self.record.sessions[-1], ended_at=monotonic(), signals=signals, writer_deaths=writer_deaths)
         sessions = (*self.record.sessions[:-1], ended)
-        self._write(terminal_status=status, reason=reason, sessions=sessions, attempts=taken_along(self.record.attempts))
+        self._write(terminal_status=status, reason=self._layout.relative_text(reason), sessions=sessions, attempts=taken_along(self.record.attempts))
         self._write(attempts=with_phases(self._layout, self.record.attempts))
         return self.record
 

@@ -17,6 +17,7 @@ from ecrl_cli.verify.continued import check_continued, size_of_survivors
 from ecrl_cli.verify.labels import check_labels, other_environment
 from ecrl_cli.verify.metrics_cache import check_metrics
 from ecrl_cli.verify.recalled import check_recalled
+from ecrl_cli.verify.session_code import other_code
 from ecrl_cli.verify.stored import OnDisk
 from ecrl_cli.verify.supervisor_record import check_supervisor_record
 from ecrl_cli.verify.survival import excused_lines
@@ -42,7 +43,7 @@ def records_consistent(case: Case) -> Finding:
     chained = sum(_check_chain(case, c, notes) for c in case.disk if c.report.ok)
     check_metrics(case, notes)
     kept = f"{len(case.attempts)} attempts agree with their logs; {chained} checkpoints vouch for the lines before them"
-    return notes.finding(kept, other_environment(case))
+    return notes.finding(kept, [*other_code(case), *other_environment(case)])
 
 
 def _check_identity(case: Case, notes: Notes) -> None:

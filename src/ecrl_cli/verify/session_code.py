@@ -1,0 +1,26 @@
+"""Which code each attempt ran, where a run went on under another one.
+
+It is told and changes no status: what equals the reference bit for bit does so whatever computed it, and what does not is found all the same.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from ecrl_cli.errors import shown
+from ecrl_cli.verify.case import Case
+
+
+def other_code(case: Case) -> tuple[str, ...]:
+    """One line where the run's attempts ran more than one code. Nothing where no session has its code on record, as in older records."""
+    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    ran = [(a.attempt, sessions[a.session].code) for a in case.attempts if 0 <= a.session < len(sessions)]
+    spans = [(code, [number for number, _ in group]) for code, group in groupby(ran, key=lambda item: item[1])]
+    if len(spans) < 2:
+        return ()
+    told = [f"{_attempts(numbers)} ran {f'code {shown(code[:12])}' if code else 'code that is not on record'}" for code, numbers in spans]
+    return ("the run went on under other code: " + ", ".join(told),)
+
+
+def _attempts(numbers: list[int]) -> str:
+    return f"attempt {numbers[0]}" if len(numbers) == 1 else f"attempts {numbers[0]} to {numbers[-1]}"
