@@ -283,7 +283,7 @@ def edit(path: Path, **changes: Any) -> None:
     if path == layout.verdict:
         judged(layout, verdict(changes["status"]))
         return
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}))
     judged_again(layout)
 
 

@@ -202,10 +202,10 @@ def test_the_report_draws_it_under_the_runs_timeline(tmp_path: Path, monkeypatch
     plan = Plan("ref", kills=())
     saves = sum(each.event == "committed" for lines in Simulation(plan).saves.values() for each in lines)
     run = make_run(tmp_path / "run", plan)
-    assert "transfers per second" not in report([run]).page.read_text()
+    assert "transfers per second" not in report([run]).page.read_text(encoding="utf-8")
     inside = [line(1000 + n / 4, 3 * n) for n in range(17)]
     RunLayout(run).disk.write_bytes(b"".join(map(line_of, inside[:9])) + b'{"at":1\n' + b"".join(map(line_of, inside[9:])) + b'{"at":')
-    page = report([run]).page.read_text()
+    page = report([run]).page.read_text(encoding="utf-8")
     assert "Disk: transfers per second, at most 12" in page and page.count('class="mark commit"') == saves
     drawn = re.search(r'class="disk" points="([^"]*)"', page)
     assert drawn and len(drawn[1].split()) == 32 and drawn[1].startswith("0.0,0.0 ")

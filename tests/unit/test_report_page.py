@@ -41,7 +41,7 @@ class Page(HTMLParser):
 
 
 def page_of(folder: Path) -> Page:
-    return Page(report([folder]).page.read_text())
+    return Page(report([folder]).page.read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -80,19 +80,19 @@ def test_the_page_asks_nobody_for_anything(four: Page) -> None:
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", [Plan("ref", HOSTILE, kills=()), Plan(HOSTILE, HOSTILE)])
     run = next(sweep.glob("*ref*"))
-    verdict = json.loads((run / "verdict.json").read_text())
+    verdict = json.loads((run / "verdict.json").read_text(encoding="utf-8"))
     verdict["findings"][0]["message"] = HOSTILE
     verdict["findings"][1]["evidence"] = [HOSTILE]
     judged(RunLayout(run), verdict)
     page = page_of(sweep)
     assert page.count("script") == 1 and page.count("img") == 0
     assert page.text.count("<script>alert(1)</script>") >= 6
-    assert "<script" not in (sweep / "report" / "report.md").read_text()
+    assert "<script" not in (sweep / "report" / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_control_characters_do_not_reach_the_page(tmp_path: Path) -> None:
-    text = report([make_run(tmp_path / "run", Plan("a\x1b[31m\x00b"))]).page.read_text()
+    text = report([make_run(tmp_path / "run", Plan("a\x1b[31m\x00b"))]).page.read_text(encoding="utf-8")
     assert "\x1b" not in text and "\x00" not in text
 
 
@@ -174,7 +174,7 @@ def test_another_run_adds_little(tmp_path: Path) -> None:
     text = {}
     for seeds in (2, 4):
         plans = [Plan("blk", "suite", seed, steps=400, every=10, kills=(101, 305)) for seed in range(seeds)]
-        text[seeds] = report([make_sweep(tmp_path / str(seeds), plans)]).page.read_text()
+        text[seeds] = report([make_sweep(tmp_path / str(seeds), plans)]).page.read_text(encoding="utf-8")
     assert (len(text[4]) - len(text[2])) / 2 < 50_000
     assert (Awake(text[4]).nodes - Awake(text[2]).nodes) / 2 < 60
 

@@ -45,7 +45,7 @@ def test_every_number_of_runs_csv_is_the_recorded_one(tmp_path: Path) -> None:
     found = by_variant(rows(folder / "runs.csv"))
     assert set(found) == {"clean", "ref", "blk", "ovl"}
     for variant, row in found.items():
-        said = json.loads((sweep / f"digits-cnn-kill-{variant}-s1337" / "metrics.json").read_text())
+        said = json.loads((sweep / f"digits-cnn-kill-{variant}-s1337" / "metrics.json").read_text(encoding="utf-8"))
         plain = {key: said[key] for key in ("wall_s", "goodput", "restarts", "replayed_steps", "committed_steps")}
         assert {key: float(row[key]) for key in plain} == plain
         assert {key: float(row[f"seconds_{key}"]) for key in said["seconds"]} == said["seconds"]
@@ -103,7 +103,7 @@ def test_one_run_has_no_interval(tmp_path: Path) -> None:
 def test_a_suite_that_fails_a_gate_is_listed_and_not_averaged(tmp_path: Path, break_it: str) -> None:
     sweep = make_sweep(tmp_path / "sweep", [*arms(), *arms("other-suite")])
     broken = RunLayout(sweep / "digits-cnn-kill-blk-s1337")
-    said = json.loads(broken.metrics.read_text())
+    said = json.loads(broken.metrics.read_text(encoding="utf-8"))
     if break_it == "verdict":
         edit(broken.verdict, status="invalid")
     elif break_it == "checkpoints":
@@ -152,7 +152,7 @@ def test_an_unfinished_run_is_listed_with_its_reason_and_never_compared(tmp_path
     assert found["digits-cnn-kill-ovl-s1337"]["left_out"] == "has not ended (step 12 of 60)"
     assert found["later"]["left_out"] == "never started (manifest: pending)"
     assert "ovl" not in {row["arm"] for row in rows(result.page.parent / "summary.csv")}
-    assert "not compared: later: never started" in result.text and "later" in result.page.read_text()
+    assert "not compared: later: never started" in result.text and "later" in result.page.read_text(encoding="utf-8")
     assert result.exit_code == 1
 
 
@@ -165,7 +165,7 @@ def test_a_damaged_run_is_listed_and_the_others_are_reported(tmp_path: Path) -> 
     found = {row["variant"]: row for row in rows(result.page.parent / "runs.csv")}
     assert found["blk"]["left_out"] == "nothing on record (completed)" and found["ref"]["goodput"]
     assert found["ovl"]["left_out"].startswith("its records cannot be read (logs/attempt-00/spans_rank0.jsonl: ")
-    assert "spans_rank0.jsonl" in result.page.read_text()
+    assert "spans_rank0.jsonl" in result.page.read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -196,7 +196,7 @@ def test_a_loss_that_is_no_number_does_not_break_the_report(tmp_path: Path) -> N
     document["mean_loss"] = {"1": 2.0, "2": None, "3": 1.0}
     (run / "metrics.json").write_text(json.dumps(document))
     result = report([run])
-    assert json.loads((result.page.parent / "report.json").read_text())["runs"][0]["final_loss"] is None
+    assert json.loads((result.page.parent / "report.json").read_text(encoding="utf-8"))["runs"][0]["final_loss"] is None
 
 
 def test_the_report_is_the_same_when_made_again(tmp_path: Path) -> None:
