@@ -173,7 +173,7 @@ def a_path_with_spaces(scratch: Path) -> Iterator[dict[str, str]]:
 def owned_by_nobody(scratch: Path) -> Iterator[dict[str, str]]:
     for path in (scratch.parent, scratch):
         os.chown(path, NOBODY, NOBODY)
-    yield {"HOME": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
+    yield {"HOME": str(scratch), "TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 ENVIRONMENTS = {
