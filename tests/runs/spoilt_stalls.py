@@ -13,9 +13,12 @@ from ecrl_cli.checkpoint.hashing import document_entry
 from ecrl_cli.checkpoint.manifest import make_commit, read_manifest
 from ecrl_cli.checkpoint.protocol import COMMIT, MANIFEST, TRAIN
 from ecrl_cli.config.codec import encode
+from ecrl_cli.history.load import load
+from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.storage.files import write_json
 from ecrl_cli.verify.verdict import INVALID
-from tests.runs.spoil import edit_lines
+from tests.runs.spoil import edit_json, edit_lines
 
 STEP = 18  # committed by attempt 1, and resumed from by attempt 2
 LAST = 24
@@ -92,11 +95,19 @@ def _replace(layout: RunLayout, folder: Path, data: bytes, entries: Any, train: 
     (folder.parent / name).write_bytes(data)
     (folder.parent / f"{folder.name}.json").write_bytes(canonical({"commit": commit.document(), "manifest": manifest, "train": train.decode()}))
 
-    def committed(line: dict[str, Any]) -> dict[str, Any]:
-        ours = (line["event"], line["global_step"]) == ("committed", LAST)
-        return line | {"path": f"checkpoints/{name}", "commit_sha256": commit.self_sha256} if ours else line
+    size = len(data) + len(train)
 
-    edit_lines(layout.attempt(2).checkpoints, committed)
+    def saved(line: dict[str, Any]) -> dict[str, Any]:
+        if line["global_step"] != LAST or line["event"] not in ("submitted", "committed"):
+            return line
+        ends = {"path": f"checkpoints/{name}", "commit_sha256": commit.self_sha256} if line["event"] == "committed" else {}
+        return line | {"bytes": size} | ends
+
+    edit_lines(layout.attempt(2).checkpoints, saved)
+    edit_json(layout.checkpoints / "latest.json", lambda pointer: pointer | {"path": name})
+    (layout.checkpoints / "latest_ok").unlink()
+    (layout.checkpoints / "latest_ok").symlink_to(name)
+    write_json(layout.metrics, metrics_document(load(layout)))
 
 
 def _not_a_number(name: str) -> Callable[[dict[str, Any]], Any]:

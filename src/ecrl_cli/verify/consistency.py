@@ -91,9 +91,9 @@ def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
         notes.broken(f"{who} was told to resume behind step {logs.order.resume_step}, supervisor.json says step {a.resumed_from_step}")
     if logs.order and logs.order.attempt != a.attempt:
         notes.broken(f"launch.json of {who} is of attempt {logs.order.attempt}")
-    seen = max((furthest(case.run, b.attempt) for b in case.attempts if b.attempt < a.attempt), default=0)
+    seen = max((max(furthest(case.run, b.attempt), b.last_step or 0) for b in case.attempts if b.attempt < a.attempt), default=0)
     if logs.order and logs.order.max_step_seen > seen:
-        notes.broken(f"{who} was ordered as if step {logs.order.max_step_seen} had been done, the logs before it end at step {seen}")
+        notes.broken(f"{who} was ordered as if step {logs.order.max_step_seen} had been done, the attempts before it came to step {seen}")
     if a.attempt in {folder.attempt for folder in case.run.attempts} and logs.order is None:
         notes.missing(f"{who} has no launch.json")
     if a.outcome == "completed" and a is not case.attempts[-1]:
