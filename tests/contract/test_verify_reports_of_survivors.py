@@ -105,3 +105,10 @@ def test_a_checkpoint_of_the_same_step_knows_the_state_that_they_took_along(tmp_
     finding = found(judge(run.root), ONCE)
     assert finding.status == (VALID if right else INVALID), finding
     assert right or "survivors of attempt 0 report another state than the checkpoint of step 18 holds" in finding.message
+
+
+def test_a_survivor_need_not_know_of_all_who_died_at_once(lossy: RunLayout) -> None:
+    """Ranks 2 and 3 died; who knew of rank 3 alone when it left has said nothing wrong."""
+    everyone(alive=[0, 1, 2])(lossy)
+    finding = found(judge(lossy.root), ONCE)
+    assert not any("as living" in text for text in (finding.message, *finding.evidence)), finding

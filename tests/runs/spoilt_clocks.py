@@ -150,6 +150,19 @@ def to_and_fro(run: RunLayout) -> None:
         edit_json(path, lambda document: document | {"time": document["time"] + 86400.0})
 
 
+def retired_early(run: RunLayout) -> None:
+    """A checkpoint that was removed a tenth of a second before it was committed."""
+    log = run.attempt(2).checkpoints
+    (line,) = (line for line in map(json.loads, log.read_text().splitlines()) if (line["event"], line["global_step"]) == ("committed", 24))
+    append(log, line | {"event": "retired", "at": line["at"] - 0.1, "time": line["time"] - 0.1})
+
+
+def no_barrier(span: dict[str, Any]) -> dict[str, Any]:
+    """What rank 1 waited for the save of step 12 is booked as something else; its wait in the step itself stays."""
+    waited = (span["category"], span["global_step"]) == ("sync", 12) and span["end"] - span["start"] > 0.02
+    return span | {"category": "write_wait"} if waited else span
+
+
 def stripes(run: RunLayout) -> None:
     """Every third wall time is another one."""
     every_line(lambda line: line | {"time": line["time"] + 0.3 * (line["global_step"] % 3 == 0)})(run)
@@ -246,6 +259,8 @@ CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
     "a log behind the end of its attempt": (lines(0, 1, shifted(1.0, "at", "time")), TIME, INVALID, "after the attempt was over"),
     "another rank's time": (another_time, TIME, INVALID, "after rank 1 had ended it: they exchange gradients in between"),
     "committed before it was submitted": (saved(24, "received", at=1004.87, time=1004.87 + WALL), TIME, INVALID, "before it was received"),
+    "retired before it was committed": (retired_early, TIME, INVALID, "step 24 of attempt 2 was retired 0.100000 s before it was committed"),
+    "a rank that did not wait for a save": (spans(1, 1, no_barrier), TIME, INVALID, "rank 1 waited for the save of step 12 in attempt 1"),
     "more writing than time": (saved(24, "committed", write_s=0.2), TIME, INVALID, "s of writing between two instants"),
     "no stall": (saved(24, "released", stall_s=0.0), TIME, INVALID, "stalled for 0.000000 s by its line, for 0.034000 s at least by the spans"),
     "a stall divided by ten": (saved(24, "released", stall_s=0.0034), TIME, INVALID, "stalled for 0.003400 s by its line"),

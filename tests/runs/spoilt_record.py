@@ -119,6 +119,13 @@ RECORD: dict[str, tuple[Spoil, str, str, str]] = {
         INVALID,
         "attempt 0 hung: nothing moved in its last 1.000 s, in which rank 0 logged 9 steps",
     ),
+    "a hang in which two steps were done": (
+        hung(0, waited_s=0.24, limit_s=0.2),
+        RECORDS,
+        INVALID,
+        "attempt 0 hung: nothing moved in its last 0.240 s, in which rank 0 logged 2 steps",
+    ),
+    "a hang that no time was allowed for": (hung(0, waited_s=0.1, limit_s=0.0), RECORDS, INVALID, "after 0.100 s of silence, 0.000 s were allowed"),
     "a hang before its time": (hung(0, waited_s=0.1, limit_s=0.2), RECORDS, INVALID, "after 0.100 s of silence, 0.200 s were allowed"),
     "a hang without a word": (attempt(0, outcome="hung"), RECORDS, INVALID, "attempt 0 hung, and nothing says how"),
     "a hang of an attempt that died": (attempt(0, hang=HANG), RECORDS, INVALID, "attempt 0 died, and has a hang on record"),

@@ -92,6 +92,12 @@ SPOILT_STATES: dict[str, tuple[Spoil, str, str, str]] = {
     "rank 1 ends with another optimizer": (end(1, optimizer=OTHER), STATE, INVALID, "the end of rank 1 differs from that of rank 0 in optimizer"),
     "rank 1 ends with another schedule": (end(1, train=OTHER), STATE, INVALID, "the end of rank 1 differs from that of rank 0 in train"),
     "rank 1 ends with other generators": (end(1, rng=OTHER), STATE, INVALID, "the end of rank 1 differs in rng from what it logged behind step 24"),
+    "rank 1 ends with generators that no checkpoint has": (
+        end(1, rng=OTHER),
+        STATE,
+        INVALID,
+        "checkpoints/step_00000024 differs in rng from the end of rank 1",
+    ),
     "rank 1 ends with other buffers": (end(1, buffers=OTHER), STATE, INVALID, "the end of rank 1 differs in buffers from what it logged"),
     "final.json has two ends of rank 0": (both_end_elsewhere, STATE, INVALID, "final.json names two ends of rank 0, which differ in parameters"),
     "the end of the ranks is not on record": (no_ends, STATE, UNKNOWN, "final.json does not say what each rank ends in"),

@@ -63,6 +63,13 @@ def resumed_stale(layout: RunLayout, rejected: list[dict[str, Any]]) -> None:
     edit_json(layout.attempt(2).launch, lambda order: order | {"resume_from": where, "resume_step": 12})
 
 
+def resumed_under_another_name(layout: RunLayout) -> None:
+    """Attempt 2 names the commit of step 18, and the path of step 12."""
+    where = {"path": "checkpoints/step_00000012", "commit_sha256": event(layout, 1, "committed", 18)["commit_sha256"]}
+    attempts(layout, lambda found: found[2].update(resumed_from=where))
+    edit_json(layout.attempt(2).launch, lambda order: order | {"resume_from": where})
+
+
 def stale_behind_a_retirement(layout: RunLayout) -> None:
     line = event(layout, 1, "committed", 18)
     append(layout.attempt(1).checkpoints, line | {"event": "retired"})
@@ -153,6 +160,7 @@ SPOILT_STORE: dict[str, tuple[Spoil, str, str]] = {
     "resumed from a stale one behind a false retirement": (stale_behind_a_retirement, NO_BAD, INVALID),
     "resumed from a stale one behind a false refusal": (lambda run: resumed_stale(run, [refused(18)]), NO_BAD, INVALID),
     "resumed from a stale one behind a false loss": (lambda run: resumed_stale(run, [refused(18, "file", "is gone")]), NO_BAD, INVALID),
+    "resumed from the path of another step": (resumed_under_another_name, NO_BAD, INVALID),
     "a refusal of what nobody saved": (refuses(2, refused(99)), NO_BAD, INVALID),
     "a refusal of what is older": (refuses(2, refused(12)), NO_BAD, INVALID),
     "a loss of what was not there": (refuses(1, refused(12, "file", "is gone")), NO_BAD, INVALID),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint.canonical import canonical
+from ecrl_cli.checkpoint.canonical import canonical, digest
 from ecrl_cli.checkpoint.guard import GuardConfig, examine
 from ecrl_cli.checkpoint.hashing import chunk_sums, tensor_sha256
 from ecrl_cli.checkpoint.manifest import components, make_commit, read_manifest
@@ -271,6 +271,21 @@ def test_a_model_that_is_not_finite_is_refused(group: Path, value: float) -> Non
 
 def test_more_bytes_than_allowed_are_not_read(group: Path) -> None:
     assert examine(group, replace(CONFIG.guard, max_bytes=1000)).layer == "parts"
+
+
+def test_as_many_bytes_as_are_allowed_are_read(group: Path) -> None:
+    manifest = read_manifest((group / MANIFEST).read_bytes())
+    total = sum(part.bytes for part in manifest.parts.values())
+    assert examine(group, replace(CONFIG.guard, max_bytes=total)).ok
+    assert examine(group, replace(CONFIG.guard, max_bytes=total - 1)).layer == "parts"
+
+
+def test_a_manifest_of_another_attempt_than_the_commit_is_refused(group: Path) -> None:
+    commit = json.loads((group / COMMIT).read_bytes())
+    body = {name: value for name, value in commit.items() if name != "self_sha256"} | {"attempt": 7}
+    (group / COMMIT).write_bytes(canonical(body | {"self_sha256": digest(body)}))
+    report = examine(group, CONFIG.guard)
+    assert report.layer == "manifest" and "another run, attempt or step" in report.reason
 
 
 def test_without_contents_only_names_sizes_and_records_are_looked_at(group: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.checkpoint.catalog import newest_valid
+from ecrl_cli.checkpoint.guard import GuardReport
 from ecrl_cli.checkpoint.manifest import read_commit
 from ecrl_cli.checkpoint.protocol import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL
 from ecrl_cli.checkpoint.store import CheckpointStore
@@ -114,6 +117,15 @@ def test_a_damaged_checkpoint_in_the_way_is_set_aside_not_overwritten(tmp_path: 
     assert len(with_prefix(store, ".rejected_step_00000020")) == (2 if single else 1)
 
 
+def test_what_replaces_a_damaged_checkpoint_follows_the_one_before_it(tmp_path: Path) -> None:
+    """Its records are in order still; it is set aside all the same, and no predecessor."""
+    store = store_at(tmp_path)
+    before = commit(store, 10)
+    flip(commit(store, 20).path / MODEL, 5000)
+    saved = store.save(image(20, seed=2), 0)
+    assert read_commit((saved.path / COMMIT).read_bytes()).prev_commit_sha256 == before.commit_sha256
+
+
 def test_an_older_attempt_is_fenced_before_and_during_its_save(tmp_path: Path) -> None:
     old = store_at(tmp_path, attempt=3)
     new = CheckpointStore(tmp_path / "checkpoints", CONFIG)
@@ -203,6 +215,20 @@ def test_retention_sees_that_what_it_wrote_itself_was_cut_off_since(tmp_path: Pa
     assert "step_00000010" in names(store)
 
 
+def test_retention_does_not_count_what_was_put_in_the_place_of_what_it_wrote(tmp_path: Path) -> None:
+    """Another commit under the same name, with its records in order and its tensors damaged."""
+    (tmp_path / "other").mkdir()
+    store, other = store_at(tmp_path), store_at(tmp_path / "other")
+    for step in (10, 20):
+        path = commit(store, step).path
+    foreign = other.save(image(20, seed=2), 0).path
+    flip(foreign / MODEL, 5000)
+    shutil.rmtree(path)
+    shutil.copytree(foreign, path)
+    commit(store, 30)
+    assert "step_00000010" in names(store)
+
+
 def test_the_newest_valid_one_is_chosen_by_step_not_by_time_and_each_refusal_is_told(tmp_path: Path) -> None:
     store = store_at(tmp_path, replace(CONFIG, keep=9))
     paths = {step: commit(store, step).path for step in (10, 20, 30, 40)}
@@ -217,6 +243,19 @@ def test_the_newest_valid_one_is_chosen_by_step_not_by_time_and_each_refusal_is_
         store.set_aside(tmp_path / rejected.path)
     assert names(store) == ["step_00000020", "step_00000010"]
     assert len(with_prefix(store, ".rejected_")) == 2
+
+
+def test_a_checkpoint_whose_name_was_late_is_chosen_and_not_among_the_refused(tmp_path: Path) -> None:
+    """As a network file system answers: not there at the first look, there at the second."""
+    store = store_at(tmp_path)
+    commit(store, 10)
+    late = [commit(store, 20).path]
+
+    def look(path: Path) -> GuardReport:
+        return GuardReport(late.pop(), False, "file", f"ENOENT at {path.name}") if path in late else store.examine(path)
+
+    choice = newest_valid(store.fs, store.root, look)
+    assert choice.report is not None and (choice.report.global_step, choice.rejected) == (20, ())
 
 
 def test_the_pointers_name_the_newest(tmp_path: Path, single: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import subprocess
@@ -161,6 +162,18 @@ def moved_storage(entries: dict[str, bytes]) -> None:
     entries["archive/data/x"] = entries.pop("archive/data/0")
 
 
+def within_another(data: bytes, _: Path) -> bytes:
+    """The directory of the zip points to a copy of the last storage, header and all, that lies among the numbers of the first."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        first, last = (archive.getinfo(f"archive/data/{number}") for number in (0, len(STATE) - 1))
+    length = 30 + int.from_bytes(data[last.header_offset + 26 :][:2], "little") + int.from_bytes(data[last.header_offset + 28 :][:2], "little")
+    forged, target = bytearray(data), first.header_offset + 4096
+    forged[target : target + length + last.file_size] = data[last.header_offset : last.header_offset + length + last.file_size]
+    listed = data.rindex(last.filename.encode())
+    forged[listed - 4 : listed] = target.to_bytes(4, "little")
+    return bytes(forged)
+
+
 FORGED_FILES: dict[str, Callable[[bytes, Path], bytes]] = {
     "no zip file": lambda data, _: b"\0" * len(data),
     "an empty file": lambda data, _: b"",
@@ -178,6 +191,7 @@ FORGED_FILES: dict[str, Callable[[bytes, Path], bytes]] = {
     "the other byte order": lambda data, _: rezipped(data, swapped("byteorder", b"big")),
     "packed": lambda data, _: rezipped(data, lambda e: None, zipfile.ZIP_DEFLATED),
     "a local header of another name": lambda data, _: data.replace(b"archive/data/0", b"archive/data/9", 1),
+    "a storage within another": within_another,
     "another train.json": lambda data, _: rezipped(data, lambda e: e.update({"archive/data.pkl": e["archive/data.pkl"].replace(b'[""]', b"[1 ]")})),
 }
 

@@ -230,6 +230,21 @@ def test_another_boot_starts_another_clock() -> None:
     assert account.overlaps() == [] and account.wall_s == pytest.approx(4.7) and account.absent_s == pytest.approx(47.9)
 
 
+def test_a_wall_clock_that_was_set_back_between_two_boots_makes_no_absence() -> None:
+    run = records(
+        [attempt(0, launched_at=500.0), attempt(1, 2, "a", outcome="completed", launched_at=1.0, session=1)],
+        [life(0, 500.0, range(1, 3), commits=((2, "a"),)), life(1, 1.0, range(3, 5), final=final(3.1))],
+        sessions=(Session(500.0, 1000.0, "one"), Session(0.5, 900.0, "two")),
+    )
+    assert timeline(run).absent_s == 0.0
+
+
+def test_the_stay_of_a_killed_supervisor_reaches_to_the_failure_that_killed_it() -> None:
+    killed = (Fired(0, "supervisor", 0, 2, 0, 2.5, 2.5),)
+    run = records([attempt(0, launched_at=0.0)], [life(0, 0.0, range(1, 3))], fired=killed)
+    assert timeline(run).windows == ((0.0, 2.5),)
+
+
 def test_time_counted_twice_shows_twice() -> None:
     doubled = life(0, 0.0, range(1, 3), final=final(2.1))
     spans = (*doubled.spans.events, Span("snapshot", 1.0, 1.5, 0, 1))
@@ -275,6 +290,13 @@ def test_tensors_are_read_and_bfloat16_widened(tmp_path: Path) -> None:
         path.write_bytes(damage)
         with pytest.raises(RecordError):
             read_tensors(path)
+
+
+def test_a_header_that_is_longer_than_its_file_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((3).to_bytes(8, "little") + b"{}")
+    with pytest.raises(RecordError, match="a header of 3 bytes"):
+        read_tensors(path)
 
 
 def test_a_torn_tail_is_counted_and_damage_is_named(tmp_path: Path) -> None:

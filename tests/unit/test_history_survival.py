@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import build_blk, build_ref
-from tests.runs.spoil import edit_json, edit_lines
+from tests.runs.spoil import append, edit_json, edit_lines
 from tests.runs.spoilt import TRAJECTORY
 from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_lossy, build_rollback, build_spared
 
@@ -101,6 +102,20 @@ def test_metrics_that_hide_what_was_lost_are_no_fold_of_the_records(tmp_path: Pa
     layout.metrics.write_text(layout.metrics.read_text().replace('"lost_samples": 4', '"lost_samples": 0', 1))
     finding = found(judge(layout.root), "records-consistent")
     assert finding.status == INVALID and "in metrics.json lost_samples is 0" in finding.message
+
+
+def test_a_sample_that_two_layers_lost_counts_once(tmp_path: Path) -> None:
+    """Each layer has a line of its own; one of them lost a sample more."""
+    layout = build_lossy(tmp_path)
+    before = load(layout)
+    assert lost_samples(before, lineage(before)) == 4
+
+    for rank in range(2):
+        path = layout.attempt(0).ledger(rank)
+        line = json.loads(path.read_text().splitlines()[0])
+        append(path, line | {"samples": [*line["samples"], 79], "layers": ["scale"]})
+    after = load(layout)
+    assert lost_samples(after, lineage(after)) == 5
 
 
 def test_what_was_lost_and_then_done_again_from_a_checkpoint_is_not_lost(tmp_path: Path) -> None:

@@ -100,6 +100,11 @@ def test_a_counter_that_went_back_begins_anew() -> None:
     assert [rate.tps for rate in rates([line(1, 5), line(2, 9), line(3, 0), line(4, 2)])] == [4, 2]
 
 
+def test_reads_that_went_back_begin_anew_although_writes_did_not() -> None:
+    lines = [dataclasses.replace(line(at, 5), reads=reads) for at, reads in ((1, 9), (2, 12), (3, 0), (4, 2))]
+    assert [rate.tps for rate in rates(lines)] == [3, 2]
+
+
 def test_coarser_lines_hold_all_that_happened() -> None:
     fine = [line(100 + n / 10 + (0.002 if n % 3 else 0.0), n * n) for n in range(41)]
     coarse = coarser(fine, 1.0)

@@ -12,16 +12,19 @@ import pytest
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import timeline
+from ecrl_cli.metrics.cache import differences
 from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.gates import quality_gates
+from ecrl_cli.metrics.goodput import goodput_published_clock
+from ecrl_cli.metrics.recoveries import recoveries
 from ecrl_cli.metrics.restarts import RESTART_COSTS, restarts
 from ecrl_cli.metrics.snapshots import snapshots
 from ecrl_cli.records.events import CATEGORIES, Span
 from ecrl_cli.records.journal import Lines
 from tests.runs.builder import build_blk, build_ref, flip
-from tests.runs.spoil import edit_json, edit_lines, without
+from tests.runs.spoil import append, edit_json, edit_lines, line_at, without
 
 CONTRACT = [
     *("schema_version", "run_id", "reference_id", "suite", "variant", "seed", "scale", "dataset_size", "steps_per_epoch", "global_batch"),
@@ -52,6 +55,27 @@ def test_replayed_steps_cost_time_and_count_once(tmp_path: Path) -> None:
     assert [entry["detect"] for entry in blk["restart_phases"]] == pytest.approx([0.0, 0.2, 0.2])
 
 
+def test_a_list_of_another_length_is_no_fold_of_the_records(tmp_path: Path) -> None:
+    folded = metrics_document(load(build_blk(tmp_path)))
+    said = folded | {"restart_phases": folded["restart_phases"][:-1]}
+    (text,) = differences(said, folded)
+    assert text.startswith("restart_phases is [")
+
+
+@pytest.mark.parametrize(("more", "count"), [(5e-7, 0), (5e-6, 1)])
+def test_metrics_of_an_earlier_version_may_differ_in_rounding_alone(tmp_path: Path, more: float, count: int) -> None:
+    folded = metrics_document(load(build_blk(tmp_path)))
+    said = {name: value for name, value in folded.items() if name != "metrics_version"} | {"wall_s": folded["wall_s"] + more}
+    assert len(differences(said, folded)) == count
+
+
+def test_the_published_clock_does_not_reach_over_a_boot(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    assert goodput_published_clock(load(layout)) is not None
+    edit_json(layout.supervisor, lambda s: s["sessions"].append(s["sessions"][0] | {"boot_id": "other"}))
+    assert goodput_published_clock(load(layout)) is None
+
+
 def test_a_run_without_its_end_has_no_final_state(tmp_path: Path) -> None:
     layout = build_blk(tmp_path)
     layout.attempt(2).final.unlink()
@@ -75,7 +99,36 @@ def test_every_submitted_checkpoint_counts_however_it_ended(tmp_path: Path) -> N
     spoilt = account(load(layout))
     assert (spoilt.submitted, spoilt.count("committed"), spoilt.count("lost"), spoilt.balanced) == (4, 2, 1, False)
     assert spoilt.total("stall_s") == pytest.approx(whole.total("stall_s")) == pytest.approx(4 * 0.036)
-    assert spoilt.document()["bytes"] == 4000
+    assert spoilt.document()["bytes"] == whole.document()["bytes"] > 0
+
+
+def test_a_checkpoint_ends_by_its_first_line_that_says_so(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    log = layout.attempt(1).checkpoints
+    append(log, line_at(log, 12) | {"event": "lost"})
+    found = account(load(layout))
+    assert (found.count("committed"), found.count("lost")) == (4, 0)
+
+
+def test_no_parts_are_added_up_where_one_stall_has_none(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    assert account(load(layout)).document()["stalled_barrier_s"] == pytest.approx(4 * 0.002)
+    edit_lines(layout.attempt(2).checkpoints, lambda line: line | {"stall_parts": {}} if line["event"] == "released" else line)
+    assert "stalled_barrier_s" not in account(load(layout)).document()
+
+
+def test_an_attempt_of_another_session_is_no_recovery(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    edit_json(layout.supervisor, lambda s: s["sessions"].append(s["sessions"][0]))
+    edit_json(layout.supervisor, lambda s: s["attempts"][2].update(session=1))
+    records = load(layout)
+    assert [each.attempt for each in recoveries(records, timeline(records))] == [1]
+
+
+def test_an_epoch_has_whole_batches_alone(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    edit_json(layout.dataset, lambda record: record | {"size": 87})
+    assert metrics_document(load(layout))["steps_per_epoch"] == 10
 
 
 def test_each_restart_has_its_cost_and_the_launch_is_none(tmp_path: Path) -> None:
@@ -103,6 +156,12 @@ def test_divergence_from_the_reference(tmp_path: Path) -> None:
     assert other["loss"]["first_differing_step"] == 12 and other["loss"]["auc"] > 0 and not any(other["final_equal"].values())
     assert same["state"] == {name: {"l2": 0.0, "relative_l2": 0.0, "differing": 0} for name in ("parameters", "buffers")}
     assert other["state_step"] == 24 and other["state"]["parameters"]["l2"] > 0 and other["state"]["parameters"]["differing"] > 0
+
+
+def test_the_distance_is_that_of_the_newest_checkpoints(tmp_path: Path) -> None:
+    """At step 18 the two are equal still."""
+    state = divergence_document(load(build_blk(tmp_path, "buggy", bug_from=22)), load(build_ref(tmp_path)))["state"]
+    assert state["parameters"]["l2"] > 0 and state["parameters"]["differing"] == 3
 
 
 GOOD: dict[str, Any] = {

@@ -85,6 +85,7 @@ def agree(wall: Wall, late: dict[int, float] | None = None, every: float = 0.02)
         (lambda at: WALL + at + (7200.0 if at > 10 else 0.0), {}),
         (lambda at: WALL + at - (7200.0 if at > 10 else 0.0), {}),
         (lambda at: WALL + at + 28800.0 * (at > 5) + 60.0 * (at > 10), {}),
+        (lambda at: WALL + at + 60.0 * (at > 5) + 60.0 * (at > 10) + 60.0 * (at > 15), {}),
         (lambda at: WALL + at, {17: 0.015, 500: 0.01, 900: 0.018}),
         (lambda at: WALL + at, {999: 500.0}),
         (lambda at: WALL + at + 0.04 * (int(at) % 2), {}),
@@ -97,6 +98,7 @@ def agree(wall: Wall, late: dict[int, float] | None = None, every: float = 0.02)
         "set forward",
         "set back",
         "suspended twice",
+        "suspended as often as it may be",
         "busy",
         "held up at the end",
         "jitter",
@@ -116,8 +118,9 @@ def test_an_odd_but_honest_wall_clock_is_believed(wall: Wall, late: dict[int, fl
         lambda at: WALL + at * 1.25,
         lambda at: WALL + at + 86400.0 * (5 < at < 10),
         lambda at: WALL + at + 1.0 * (int(at * 10) % 2),
+        lambda at: WALL + at + 60.0 * int(at / 4),
     ],
-    ids=["half", "double", "backwards", "standing", "a quarter too fast", "to and fro", "hopping"],
+    ids=["half", "double", "backwards", "standing", "a quarter too fast", "to and fro", "hopping", "set once too often"],
 )
 def test_clocks_that_do_not_advance_together_are_not(wall: Wall) -> None:
     assert agree(wall) == INVALID
