@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ecrl_cli.audit.audit import judge_folder
+from ecrl_cli.audit.page import page
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, render
 from ecrl_cli.cli.auditing import audit
@@ -308,3 +309,15 @@ def test_the_command_answers_with_text_page_json_and_junit(recorded: Path, tmp_p
     assert document["status"] == "invalid" and document["counts"]["broken"] >= 1 and document["diagnosis"] in text
     assert "step 13 repeats the samples" in page and "<script>" not in page and "\x1b" not in page
     assert '<testcase classname="struck" name="exactly once"><failure message="step 13 repeats' in junit
+
+
+def test_the_page_colours_only_what_was_compared(recorded: Path) -> None:
+    """The first undisturbed run is compared with nothing, the second with it; the arm that differs comes first."""
+    BROKEN["parameters apart"][0](recorded)
+    text = page("audit", judged(recorded))
+    drawn = {part.split("<")[0]: part for part in text.split("<h3>")[1:]}
+    assert list(drawn) == ["struck", "ref", "ref2"]
+    assert "parameters, steps 14 to 14: different" in drawn["struck"] and "samples, steps 1 to 16: equal" in drawn["struck"]
+    assert ": equal" not in drawn["ref"] and "parameters, steps 1 to 16: not compared" in drawn["ref"]
+    assert "parameters, steps 1 to 16: equal" in drawn["ref2"]
+    assert "python generator, steps 1 to 16: not recorded" in drawn["struck"]

@@ -10,8 +10,8 @@ from ecrl_cli.audit.promises import BROKEN, COMPONENTS, KEPT, UNKNOWN, Judged, v
 from ecrl_cli.audit.verdict import AuditVerdict
 from ecrl_cli.errors import visible
 
-_CELL, _ROW, _LEFT, _MOST = 8, 16, 96, 1200
-_COLOURS = {"equal": "#3a9a5b", "different": "#c2382f", "unrecorded": "#c8c8c8", "alone": "#7d9ec0"}
+_CELL, _ROW, _LEFT, _MOST = 8, 16, 112, 1200
+_COLOURS = {"equal": "#3a9a5b", "different": "#c2382f", "not recorded": "#c8c8c8", "not compared": "#7d9ec0"}
 _ORDER = {BROKEN: 0, UNKNOWN: 1, "not checked": 2, KEPT: 3}
 
 _TEMPLATE = """<!doctype html>
@@ -28,7 +28,7 @@ td,th{text-align:left;vertical-align:top;padding:.3em .6em;border-bottom:1px sol
 <p><strong>{{ verdict.diagnosis }}</strong></p>
 <h2>Fingerprints</h2>
 <p><small>Steps from left to right, what each step recorded from top to bottom: green where it equals the undisturbed run, red where it
-differs, grey where it was not recorded, blue where there is nothing to compare with. A dark bar is a death: what is right of it was done by a
+differs, grey where it was not recorded, blue where it was not compared. A dark bar is a death: what is right of it was done by a
 later attempt.</small></p>
 {% for arm in arms %}<h3>{{ arm.name }}</h3><div class="scroll">
 <svg width="{{ arm.width }}" height="{{ arm.height }}" role="img" aria-label="fingerprint of {{ arm.name }}">
@@ -56,8 +56,9 @@ later attempt.</small></p>
 def page(name: str, verdict: AuditVerdict) -> str:
     """index.html; every text of a record is escaped, and no control character of one is in it."""
     findings = sorted(verdict.findings, key=lambda finding: _ORDER[finding.status])
-    arms = [*verdict.references, *verdict.arms]
-    fingerprints = [_fingerprint(judged, bool(verdict.references)) for judged in arms]
+    arms = [*sorted(verdict.arms, key=lambda judged: not judged.differs), *verdict.references]
+    first = verdict.references[0] if verdict.references else None
+    fingerprints = [_fingerprint(judged, first is not None and judged is not first) for judged in arms]
     template = Environment(autoescape=True).from_string(_TEMPLATE)
     text = template.render(name=name, verdict=verdict, findings=findings, arms=fingerprints, costs=[_cost(judged) for judged in arms])
     return "\n".join(visible(line) for line in text.split("\n"))
@@ -96,7 +97,7 @@ def _row(judged: Judged, component: str, place: int, steps: list[int], width: fl
 
 def _state(judged: Judged, component: str, step: int, compared: bool) -> str:
     if all(value_of(record, component) is None for _, record in judged.path.steps[step].values()):
-        return "unrecorded"
-    if not compared:
-        return "alone"
+        return "not recorded"
+    if not compared or component in judged.ignored:
+        return "not compared"
     return "different" if component in judged.differs.get(step, ()) else "equal"

@@ -57,6 +57,9 @@ def arms_of(folder: Path) -> tuple[list[Arm], list[Arm]]:
 def judge(references: Iterable[Arm], struck: Iterable[Arm], order: str = "auto") -> AuditVerdict:
     """Judge every struck arm against the first reference."""
     undisturbed = [judged_arm(arm) for arm in references]
+    for other in undisturbed[1:]:
+        other.ignored = promises.unseeded(undisturbed)
+        other.differs = promises.compare(other.path, undisturbed[0].path, other.ignored)
     findings = [promises.deterministic(undisturbed)] if undisturbed else []
     for judged in undisturbed:
         findings += [f for f in [_completed(judged)] if f is not None]
