@@ -145,7 +145,11 @@ def test_a_size_that_the_scaled_batch_fits_is_not_lowered() -> None:
     told: list[str] = []
     changes = {**SMOKE, "world_size": 5, "elastic__schedule": {400: 2}}
     small = build(values(**LOWER, **changes), frozenset({"world_size"}), told.append)
-    assert (small.world_size, list(small.elastic.schedule.values()), told) == (5, [2], [])
+    assert (small.world_size, list(small.elastic.schedule.values()), told) == (
+        5,
+        [2],
+        ["scale=smoke: ranks are forked by zygote; add supervision=torchrun for the default launcher"],
+    )
     assert run_id(small) == run_id(build(values(**changes), frozenset({"world_size"})))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 from ecrl_cli.errors import EvidenceMissing, RecordError, shown
 from ecrl_cli.history.load import RunRecords, load
@@ -79,7 +80,7 @@ def _recording(folder: Path) -> Recording | None:
     if records.unread:
         raise RecordError(f"{folder.name}/{records.unread[0].path}", records.unread[0].reason, "restore the file")
     times = timeline(records)
-    steps = _mini_batches(times)
+    steps = _mini_batches(times, _barriers(records))
     if records.supervisor is None or not steps:
         return None
     config, checkpoints = records.stored.config, account(records)
@@ -100,15 +101,25 @@ def _recording(folder: Path) -> Recording | None:
     )
 
 
-def _mini_batches(times: Timeline) -> list[float]:
-    """Seconds of each step done for the first time, but for those that warm up."""
+def _barriers(records: RunRecords) -> dict[tuple[int, int], float]:
+    """By attempt and step, the seconds that ranks waited for one another behind a checkpoint: of the stall, though their span is the step's sync."""
+    return {
+        (line.attempt, line.global_step): line.stall_parts.get("barrier", 0.0)
+        for a in records.attempts
+        for line in a.checkpoints.events
+        if line.event == "released" and line.stall_parts
+    }
+
+
+def _mini_batches(times: Timeline, barriers: Mapping[tuple[int, int], float] = MappingProxyType({})) -> list[float]:
+    """Seconds of each step done for the first time, but for those that warm up; without the `barriers`, which are a checkpoint's."""
     steps: dict[tuple[int, int], dict[str, float]] = {}
     for piece in times.pieces:
         if piece.step > 0:
             spent = steps.setdefault((piece.attempt, piece.step), {})
             spent[piece.category] = spent.get(piece.category, 0.0) + piece.end - piece.start
-    timed = (spent for spent in steps.values() if "compute" in spent and "warm_up" not in spent)
-    return [math.fsum(spent.get(name, 0.0) for name in _STEP) for spent in timed]
+    timed = ((key, spent) for key, spent in steps.items() if "compute" in spent and "warm_up" not in spent)
+    return [math.fsum((*(spent.get(name, 0.0) for name in _STEP), -barriers.get(key, 0.0))) for key, spent in timed]
 
 
 def _failures(records: RunRecords, times: Timeline, mini_batch: float) -> Iterable[Failure]:
