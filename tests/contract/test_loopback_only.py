@@ -81,7 +81,7 @@ def test_a_job_on_one_machine_cannot_be_reached_or_made_to_run_code(job: tuple[L
 
 def _plant(running: AgentAttempt, folder: Path, ports: list[int]) -> None:
     """From another process: where torchrun's own rendezvous would unpickle it before it ends."""
-    environment = next(process.environ() for process in _family() if "TORCHELASTIC_RUN_ID" in process.environ())
+    environment = next(found for process in _family() if "TORCHELASTIC_RUN_ID" in (found := _environment(process)))
     evil = base64.b64encode(pickle.dumps(Evil(folder / "canary"))).decode()
     plant = [sys.executable, "-c", PLANT, environment["TORCHELASTIC_RUN_ID"], evil, *map(str, ports)]
     subprocess.run(plant, check=True, timeout=120)
@@ -92,6 +92,14 @@ def _plant(running: AgentAttempt, folder: Path, ports: list[int]) -> None:
 
 def _family() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """Empty where it has ended meanwhile."""
+    try:
+        return process.environ()
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return {}
 
 
 def _listening() -> set[tuple[str, int]]:

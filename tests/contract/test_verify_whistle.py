@@ -149,7 +149,7 @@ def test_a_failed_save_that_recovery_found_whole_has_one_end(sweep: Path) -> Non
     assert late["event"] == "submitted"
     committed = {"reason": FOUND}
     edit_lines(log, lambda line: line | committed if line["event"] == "committed" and line["global_step"] == 18 else line)
-    append(log, late | {"event": "failed"})
+    append(log, {name: late[name] for name in ("global_step", "attempt", "at", "time")} | {"event": "failed"})
     assert found(judge(sweep / "blk"), "checkpoints-accounted").status == VALID
 
 

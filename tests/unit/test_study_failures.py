@@ -40,6 +40,7 @@ from ecrl_cli.studies.training.planted import BUGS, REPLICA_BUGS, environment, p
 from ecrl_cli.supervision.signals import StopSignals
 from ecrl_cli.verify.verdict import VALID as VALID_STATUS
 from ecrl_cli.verify.verdict import Finding, Verdict
+from tests.conftest import comes_true
 
 PLAIN = Setup("vit", 2, "blocking", "unsafe", "group")
 KILLS = ("kill@5.backward/0.4:1", "kill@4.load:0")
@@ -218,7 +219,7 @@ def test_the_search_for_a_planted_bug_goes_on_behind_what_is_not_its_doing(tmp_p
 
 def test_what_still_works_for_a_run_is_found(tmp_path: Path) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, "ECRL_RUN": str(tmp_path)}) as process:
-        assert remaining(tmp_path) == [process.pid]
+        assert comes_true(lambda: remaining(tmp_path) == [process.pid])  # it has its environment once it has become another program
         assert remaining(tmp_path / "other") == []
     assert remaining(tmp_path) == []
 

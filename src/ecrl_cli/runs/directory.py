@@ -68,7 +68,7 @@ def claim_folder(root: Path, ours: tuple[str, ...]) -> None:
 def _nearest(path: Path) -> Path:
     """`path` itself where it is a directory, else the nearest directory above that exists. RunDirectoryError where its name is no text: records,
     Hydra and the ranks' launch orders could not name it."""
-    if not all(_is_utf8(str(each)) for each in (path.absolute(), path.resolve())):
+    if not all(_is_utf8(str(each)) for each in (path.absolute(), os.path.realpath(path))):
         raise RunDirectoryError("run_dir", f"the path is not UTF-8: {path.absolute()}", "choose another run_dir")
     for candidate in (path, *path.absolute().parents):
         try:
