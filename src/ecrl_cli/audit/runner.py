@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ecrl_cli.audit.plan import PlannedStrike
+from ecrl_cli.audit.promises import ending
 from ecrl_cli.audit.records import Launch
 from ecrl_cli.config.audit import AuditKeys
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import ConfigError, EcrlError, Stopped
 from ecrl_cli.records.clock import monotonic
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.processes import become_subreaper, open_pidfd, reap, split, sweep, tagged, wait_all
+from ecrl_cli.supervision.processes import become_subreaper, open_pidfd, reap, sweep, tagged, wait_all
 
 Say = Callable[[str], None]
 _LOOK_S = 0.5  # how often growth of the records is looked at
@@ -192,6 +193,5 @@ def last_words(arm: Path) -> str:
 
 def failed(arm: Path, launch: Launch) -> EcrlError:
     """The error for a job that does not even run undisturbed."""
-    code, number = split(0) if launch.exit_code is None and launch.signal is None else (launch.exit_code, launch.signal)
-    how = f"signal {number}" if number else f"exit code {code}"
+    how = ending(launch.exit_code, launch.signal)
     return ConfigError("COMMAND", f"ended with {how} without any failure: {last_words(arm)}", f"look at {arm}/attempt-00/output.log")
