@@ -35,7 +35,7 @@ from bench.runs import deaths, machine, train
 
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import timeline
-from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.verify_run import judge
 
 ARMS = ("rollback", "forward", "mem", "spares", "blk")
 GOAL = 0.95

@@ -30,13 +30,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from bench.stall import WORLD, Bench, begun, median_ratio, memory_copy, writer_of
 
-from ecrl_cli.checkpoint.make import make_in_memory, make_strategy
-from ecrl_cli.checkpoint.snapshots import Snapshots
-from ecrl_cli.checkpoint.strategy import Strategy
+from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
+from ecrl_cli.checkpoint.strategies.factory import make_in_memory, make_strategy
+from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
-from ecrl_cli.records.clock import SpanClock, monotonic
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.span_clock import SpanClock
 
 EVERY = 50
 ARMS = ("none", "none_again", "blocking", "overlapped", "in_memory")

@@ -22,7 +22,7 @@ from typing import Any
 from tests.e2e.chromium import CHROMIUM, address, chromium
 from tests.unit.report_runs import Plan, make_sweep
 
-from ecrl_cli.records.clock import monotonic
+from ecrl_cli.linux.clock import monotonic
 
 REPORT_GOAL_S, LOAD_GOAL_S = 10.0, 2.0
 STEPS, EVERY = 1600, 50

@@ -27,14 +27,14 @@ import torch.multiprocessing as mp
 from ecrl_cli.config.elastic import owned, share
 from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
 from ecrl_cli.data.loading import Batch
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.models import build as build_model
-from ecrl_cli.records.clock import monotonic
-from ecrl_cli.training.exchange import BetweenRanks, alone
-from ecrl_cli.training.learner import DataParallelLearner, Learner
+from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
-from ecrl_cli.training.pulse import Pulse
+from ecrl_cli.training.replica_allreduce import BetweenRanks, alone
 from ecrl_cli.training.replicas import Contribution, ReplicaLearner
 from ecrl_cli.training.session import wrap
+from ecrl_cli.training.train_step import DataParallelLearner, Learner
 
 CPU = torch.device("cpu")
 REPLICAS = 8

@@ -25,13 +25,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.diagnose import diagnose
-from ecrl_cli.checkpoint.hashing import workers
-from ecrl_cli.checkpoint.scrub import ScrubConfig, scrub
-from ecrl_cli.checkpoint.store import CheckpointStore
-from ecrl_cli.checkpoint.syndrome import Flip
-from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
-from ecrl_cli.records.clock import monotonic
+from ecrl_cli.checkpoint.format.hashing import workers
+from ecrl_cli.checkpoint.repair.crc_bit_flip import Flip
+from ecrl_cli.checkpoint.repair.diagnose import diagnose
+from ecrl_cli.checkpoint.repair.scrub import ScrubConfig, scrub
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.linux.clock import monotonic
 
 PART = 102_228_128  # bytes of ResNet-50's parameters and buffers; its momentum is about as large
 PIECE = 4 * 2**20

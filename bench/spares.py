@@ -29,7 +29,7 @@ from typing import Any
 from bench.runs import deaths, first_line, machine, train
 
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.verify_run import judge
 
 STEPS, EVERY, DIES_AT, RANKS = 9, 4, 7, 2
 ARMS = ("torchrun", "spares", "zygote", "torchrun_again")

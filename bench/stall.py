@@ -33,16 +33,17 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import resnet18
 
-from ecrl_cli.checkpoint.make import make_strategy
-from ecrl_cli.checkpoint.progress import Progress
-from ecrl_cli.checkpoint.state import StatePack
-from ecrl_cli.checkpoint.wire import listen
+from ecrl_cli.checkpoint.capture.train_position import Progress
+from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.strategies.factory import make_strategy
+from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
-from ecrl_cli.records.clock import SpanClock, monotonic
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.records.span_clock import SpanClock
 
 WORLD = 2
 GOALS = {
@@ -300,7 +301,7 @@ def writer_of(layout: RunLayout, config: RunConfig) -> subprocess.Popen[bytes]:
     layout.logs.mkdir(parents=True)
     write_run_config(layout, config)
     with listen(layout.writer) as listener:
-        command = [sys.executable, "-m", "ecrl_cli.supervision.writer_main", str(layout.root), str(listener.fileno())]
+        command = [sys.executable, "-m", "ecrl_cli.supervision.launch.writer_main", str(layout.root), str(listener.fileno())]
         return subprocess.Popen(command, pass_fds=[listener.fileno()])
 
 

@@ -29,16 +29,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torchvision.models import resnet50
 
-from ecrl_cli.checkpoint.hashing import workers
-from ecrl_cli.checkpoint.image import Image, Stamp
-from ecrl_cli.checkpoint.memory import Memory
-from ecrl_cli.checkpoint.progress import Progress
-from ecrl_cli.checkpoint.protocol import TRAIN
-from ecrl_cli.checkpoint.slots import Slot, Snapshotter
-from ecrl_cli.checkpoint.state import StatePack
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
-from ecrl_cli.records.clock import monotonic
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.staging_buffer import Slot, Snapshotter
+from ecrl_cli.checkpoint.capture.train_position import Progress
+from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.format.hashing import workers
+from ecrl_cli.checkpoint.format.image import Image, Stamp
+from ecrl_cli.checkpoint.format.names import TRAIN
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.storage.writing import WriteMode
 
 GOALS = {

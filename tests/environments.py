@@ -26,9 +26,9 @@ SPECIAL = re.compile(r"chrom(e|ium)|google-chrome|strace|mkfs|mke2fs|fusermount|
 QUICK_BITS = (
     "unit/test_memory_alignment.py",
     "unit/test_training_replicas.py",
-    "unit/test_training_tree.py",
-    "unit/test_checkpoint_state.py",
-    "unit/test_recovery_dormant.py",
+    "unit/test_training_tree_reduce.py",
+    "unit/test_checkpoint_train_state.py",
+    "unit/test_replication_masked_average.py",
     "unit/test_models_optimization.py",
     "e2e/test_interruption.py::test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name",
 )
@@ -43,26 +43,26 @@ BITS = (
 )
 SIGNALS = (
     "unit/test_studies_frame.py",
-    "unit/test_supervision_supervise.py",
+    "unit/test_supervision_supervisor.py",
     "unit/test_supervision_hung.py",
-    "unit/test_supervision_grace.py",
-    "unit/test_supervision_writer.py",
-    "unit/test_studies_overdue.py",
-    "unit/test_runs_keeper.py",
+    "unit/test_supervision_grace_budget.py",
+    "unit/test_supervision_writer_process.py",
+    "unit/test_studies_trial_timeout.py",
+    "unit/test_runs_supervisor_restarter.py",
     "unit/test_session_guards.py",
     "e2e/test_interruption.py",
 )
 FILES = (
     "unit/test_checkpoint_store.py",
-    "unit/test_checkpoint_writer.py",
-    "unit/test_checkpoint_guard.py",
+    "unit/test_checkpoint_server.py",
+    "unit/test_checkpoint_integrity.py",
     "unit/test_storage_fs.py",
     "unit/test_storage_files.py",
-    "unit/test_runs_place.py",
+    "unit/test_runs_run_dir_link.py",
     "unit/test_cli_main.py",
     "unit/test_cli_scrub.py",
-    "unit/test_supervision_lock.py",
-    "unit/test_supervision_processes.py",
+    "unit/test_linux_run_lock.py",
+    "unit/test_linux_processes.py",
     "unit/test_metrics_disk.py",
 )
 TOOLS = (
@@ -75,10 +75,10 @@ TOOLS = (
 )
 RUNS = ("e2e/test_bad_input.py", "unit/test_cli_grid.py", "unit/test_cli_sweep.py", "contract/test_launchers.py")
 TEXTS = (
-    "unit/test_report_text.py",
-    "unit/test_report_tables.py",
+    "unit/test_report_markdown.py",
+    "unit/test_report_csv_files.py",
     "unit/test_report_page.py",
-    "unit/test_supervision_ui.py",
+    "unit/test_supervision_console.py",
     "unit/test_study_hostile.py",
 )
 

@@ -12,27 +12,27 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "ecrl_cli"
 FLOORS = [
-    *("errors", "storage", "config", "records", "history", "data", "models", "checkpoint", "failures", "recovery"),
-    *("training", "supervision", "metrics", "verify", "runs", "studies", "audit", "report", "cli"),
+    *("errors", "linux", "storage", "config", "records", "history", "data", "models", "checkpoint", "failures", "recovery"),
+    *("training", "supervision", "metrics", "verify", "runs", "studies", "audit", "report", "replication", "cli"),
 ]
 # Torch-free for good: what supervises, judges and prints.
 TORCH_FREE = (
     "ecrl_cli.cli.main",
     "ecrl_cli.runs.run",
     "ecrl_cli.runs.sweep",
-    "ecrl_cli.studies.runner",
-    "ecrl_cli.supervision.supervise",
+    "ecrl_cli.studies.frame.runner",
+    "ecrl_cli.supervision.supervisor",
     "ecrl_cli.history",
     "ecrl_cli.metrics.document",
-    "ecrl_cli.verify.judge",
+    "ecrl_cli.verify.verify_run",
     "ecrl_cli.audit.audit",
     "ecrl_cli.report.build",
-    "ecrl_cli.checkpoint.guard",
-    "ecrl_cli.checkpoint.store",
-    "ecrl_cli.checkpoint.writer",
+    "ecrl_cli.checkpoint.store.integrity",
+    "ecrl_cli.checkpoint.store.store",
+    "ecrl_cli.checkpoint.writer.server",
     "ecrl_cli.failures.plan",
-    "ecrl_cli.failures.inject",
-    "ecrl_cli.supervision.writer_main",
+    "ecrl_cli.failures.injector",
+    "ecrl_cli.supervision.launch.writer_main",
     "ecrl_cli.data.order",
     "ecrl_cli.data.preflight",
 )
@@ -74,6 +74,43 @@ def test_imports_point_down() -> None:
             meet = {here, there} == {"metrics", "verify"} and path != PACKAGE / "verify" / "metrics_cache.py"
             if up or meet:
                 wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {here} imports {there}")
+    assert not wrong, "\n".join(wrong)
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_at_start(known: dict[str, Path]) -> dict[str, set[str]]:
+    """By module, which modules of ours it imports when it is imported; what stands under TYPE_CHECKING or in a function does not count."""
+    found = {}
+    for name, path in known.items():
+        named = [
+            each
+            for statement in ast.parse(path.read_text()).body
+            for _, each in imported(statement)
+            if isinstance(statement, ast.Import | ast.ImportFrom)
+        ]
+        found[name] = {each for each in named if each in known and each != name and not name.startswith(f"{each}.")}
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    imports = imports_at_start({module_name(path): path for path in modules()})
+    while ends := [name for name, needs in imports.items() if not needs & imports.keys()]:
+        for name in ends:
+            del imports[name]
+    assert not imports, f"in a circle, or above one: {sorted(imports)}"
+
+
+def test_the_tool_imports_no_replication() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in modules()
+        if floor_of(path) != "replication"
+        for line, name in imported(ast.parse(path.read_text()))
+        if name.startswith("ecrl_cli.replication")
+    ]
     assert not wrong, "\n".join(wrong)
 
 

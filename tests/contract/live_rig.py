@@ -21,20 +21,20 @@ import torch  # noqa: F401 - shared with every rank
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.plan import pending
-from ecrl_cli.records.board import Board
-from ecrl_cli.records.clock import monotonic
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.pdeathsig import die_with_parent
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import PlannedFailure
+from ecrl_cli.records.heartbeat_table import Board
 from ecrl_cli.records.journal import line_of
-from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Assignment, Hello, Left, Standby, Trouble
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision import listener as listening
-from ecrl_cli.supervision.listener import Connection, Listener
-from ecrl_cli.supervision.zygote_main import HOST, start_store
-from ecrl_cli.training import live, worker  # noqa: F401
-from ecrl_cli.training.mortal import die_with_parent
+from ecrl_cli.supervision.launch.zygote_main import HOST, start_store
+from ecrl_cli.supervision.watch import control_server as listening
+from ecrl_cli.supervision.watch.control_server import Connection, Listener
+from ecrl_cli.training import in_place_session, worker  # noqa: F401
 from ecrl_cli.training.output import print_to
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 

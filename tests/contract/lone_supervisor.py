@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision.attempt import AttemptWatch
-from ecrl_cli.supervision.listener import Listener
-from ecrl_cli.supervision.signals import StopSignals
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptWatch
+from ecrl_cli.supervision.watch.control_server import Listener
 from tests.contract.standin import StandinLauncher, pids_of_ranks, spec
 from tests.contract.test_launchers import KINDS, launchers_process
 

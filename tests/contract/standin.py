@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
+from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
 
 REPOSITORY = Path(__file__).parent.parent.parent
 PYTHONPATH = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "src")))

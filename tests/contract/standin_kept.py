@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ecrl_cli.failures.fired import claim
+from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.records.events import Fired
 from ecrl_cli.records.layout import RunLayout
 

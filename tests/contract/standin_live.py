@@ -18,14 +18,14 @@ import time
 from pathlib import Path
 
 from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import Final, RankLine
 from ecrl_cli.records.journal import Journal, line_of, read_json
-from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Assignment, Hello, Left, Standby, Trouble
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.training.control import Control, _connect
-from ecrl_cli.training.pulse import Pulse
+from ecrl_cli.training.control_client import Control, _connect
+from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 
 

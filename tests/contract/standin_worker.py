@@ -25,9 +25,9 @@ from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress, Trouble
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.training import stacks
-from ecrl_cli.training.control import Control, die_with_parent
-from ecrl_cli.training.pulse import Pulse
+from ecrl_cli.training import stack_dump_handler
+from ecrl_cli.training.control_client import Control, die_with_parent
+from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.rendezvous import Rendezvous
 
 HANGING = ("freeze", "spin", "grasp")
@@ -35,7 +35,7 @@ HANGING = ("freeze", "spin", "grasp")
 
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
     layout, rank = RunLayout(run_dir), rendezvous.rank
-    control = Control(layout, Hello(rank, os.getpid(), attempt, started, stacks=stacks.answer()))
+    control = Control(layout, Hello(rank, os.getpid(), attempt, started, stacks=stack_dump_handler.answer()))
     control.attach()
     pulse = Pulse(control.board, rank)
     sys.stdout.write(f"rank {rank} of {rendezvous.world_size} prints\n")

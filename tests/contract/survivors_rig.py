@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ecrl_cli.records.board import Board
+from ecrl_cli.linux.pdeathsig import die_with_parent
+from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.recovery.fault_tolerant_allreduce import Bereaved, Survivors, group_of_one
 from ecrl_cli.recovery.membership import BoardMembership
-from ecrl_cli.recovery.survivors import Bereaved, Survivors, group_of_one
-from ecrl_cli.supervision.zygote_main import start_store
-from ecrl_cli.training.mortal import die_with_parent
+from ecrl_cli.supervision.launch.zygote_main import start_store
 
 STEPS, BATCH, WIDTH = 8, 24, 64
 

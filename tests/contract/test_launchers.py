@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision.attempt import AttemptWatch, Ended
-from ecrl_cli.supervision.launcher import Launcher, RunningAttempt
-from ecrl_cli.supervision.listener import Listener
-from ecrl_cli.supervision.signals import StopSignals
-from ecrl_cli.supervision.torchrun import TorchrunLauncher, first_failure
-from ecrl_cli.supervision.zygote import ZygoteLauncher
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.launch.launcher import Launcher, RunningAttempt
+from ecrl_cli.supervision.launch.torchrun import TorchrunLauncher, first_failure
+from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptWatch, Ended
+from ecrl_cli.supervision.watch.control_server import Listener
 from tests.contract.standin import MODULE, PYTHONPATH, REPOSITORY, StandinLauncher, gone, pids_of_ranks, scripted, spec, told_when_gone
 
 KINDS: dict[str, Callable[[], Launcher]] = {"torchrun": TorchrunLauncher, "zygote": lambda: ZygoteLauncher((MODULE,))}

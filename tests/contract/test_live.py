@@ -14,15 +14,15 @@ from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import CheckpointConfig, RecoveryConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import NoProgress, Stopped
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.journal import read_json
-from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
-from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
-from ecrl_cli.supervision.supervise import supervise
-from ecrl_cli.supervision.ui import SilentUI
-from ecrl_cli.supervision.zygote import ZygoteLauncher
+from ecrl_cli.supervision.console import SilentUI
+from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
+from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
+from ecrl_cli.supervision.supervisor import supervise
 from tests.contract.standin import PYTHONPATH, scripted
 
 MODULE = "tests.contract.standin_live"

@@ -17,10 +17,10 @@ import pytest
 
 from ecrl_cli.data.order import epoch_order, shard, window
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.records import recovery
+from ecrl_cli.records import survivor_records
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.recovery import LedgerLine
+from ecrl_cli.records.survivor_records import LedgerLine
 
 STEPS, BATCH = 6, 48
 BASE: dict[str, Any] = {
@@ -89,10 +89,10 @@ def learned(run: RunRecords) -> dict[tuple[int, int], Any]:
     return {(line.global_step, line.rank): (line.loss, line.sample_ids_hash, line.inputs_hash) for line in lines}
 
 
-def said_in(run: RunRecords) -> list[list[recovery.Testimony]]:
+def said_in(run: RunRecords) -> list[list[survivor_records.Testimony]]:
     """By attempt that was left, one of each survivor."""
     logs = [run.layout.attempt(attempt.attempt) for attempt in run.attempts[:-1]]
-    return [[read_journal(path, recovery.Testimony).events[0] for path in sorted(each.folder.glob("recovery_rank*.jsonl"))] for each in logs]
+    return [[read_journal(path, survivor_records.Testimony).events[0] for path in sorted(each.folder.glob("recovery_rank*.jsonl"))] for each in logs]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

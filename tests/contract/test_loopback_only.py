@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ecrl_cli.supervision.agent import AgentAttempt
-from ecrl_cli.supervision.launcher import Launcher, LaunchSpec, RunningAttempt
-from ecrl_cli.supervision.torchrun import TorchrunLauncher
-from ecrl_cli.supervision.zygote import ZygoteLauncher
+from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
+from ecrl_cli.supervision.launch.torchrun import TorchrunLauncher
+from ecrl_cli.supervision.launch.torchrun_agent import AgentAttempt
+from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
 from tests.contract.standin import PYTHONPATH, scripted, spec
 
 GROUP = "tests.contract.standin_group"
@@ -125,7 +125,7 @@ def _other_device() -> str | None:
 
 
 def test_the_agents_of_several_nodes_meet_by_number_and_two_jobs_never_meet() -> None:
-    from ecrl_cli.supervision.torchrun_main import FixedRendezvous
+    from ecrl_cli.supervision.launch.torchrun_main import FixedRendezvous
 
     head = FixedRendezvous("127.0.0.1", 0, 0, 2, "job")
     first = head.next_rendezvous()

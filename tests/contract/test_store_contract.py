@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint.guard import GuardConfig
-from ecrl_cli.checkpoint.protocol import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.format.names import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES
 from ecrl_cli.config.studies import WRITING
-from ecrl_cli.studies.crash_points.bench import Bench
-from ecrl_cli.studies.crash_points.killer import memory_there
+from ecrl_cli.studies.crash_points.crash_server import memory_there
+from ecrl_cli.studies.crash_points.crash_targets import Save
 from ecrl_cli.studies.crash_points.points import survivor
-from ecrl_cli.studies.crash_points.scene import Payload
-from ecrl_cli.studies.crash_points.victims import Save
-from ecrl_cli.studies.modes import write_mode
+from ecrl_cli.studies.crash_points.store_fixture import Payload
+from ecrl_cli.studies.crash_points.trial import Bench
+from ecrl_cli.studies.frame.write_modes import write_mode
 
 ATTEMPT = 3
 

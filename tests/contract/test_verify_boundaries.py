@@ -12,12 +12,12 @@ from ecrl_cli.config.schema import CheckpointConfig
 from ecrl_cli.history.load import load
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.fault_instants import _check_passed
-from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.labels import check_labels
 from ecrl_cli.verify.train_state import GROWTH_INTERVAL, _following
 from ecrl_cli.verify.verdict import INVALID, VALID, Notes, render
+from ecrl_cli.verify.verification_input import Case
+from ecrl_cli.verify.verify_run import judge
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import RunBuilder, build_blk, build_ref, config_of
 from tests.runs.spoil import append, edit_json

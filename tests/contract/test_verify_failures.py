@@ -9,9 +9,9 @@ import pytest
 
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.case import Case
-from ecrl_cli.verify.failures import failures_once
+from ecrl_cli.verify.fault_plan import failures_once
 from ecrl_cli.verify.verdict import INVALID, VALID, Finding
+from ecrl_cli.verify.verification_input import Case
 from tests.runs.spoil import edit_lines
 from tests.runs.struck import FAILED, NOT_BEREFT, WRONG, ListedBuilder, build_bereft, build_struck, listed
 

@@ -12,9 +12,9 @@ import pytest
 from ecrl_cli.config.schema import CheckpointConfig
 from ecrl_cli.history.load import AttemptRecords, RunRecords, load
 from ecrl_cli.records.events import RankLine
-from ecrl_cli.verify.case import Case
-from ecrl_cli.verify.recalled import check_recalled
+from ecrl_cli.verify.snapshot_resume import check_recalled
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk
 
 Records = Callable[[RunRecords], RunRecords]

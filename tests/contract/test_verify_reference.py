@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.errors import RunDirectoryError
-from ecrl_cli.failures.fired import claim
+from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.history.load import load
 from ecrl_cli.records.events import Fired
 from ecrl_cli.records.layout import REFERENCES, RunLayout
-from ecrl_cli.verify.checks import run_checks
 from ecrl_cli.verify.disturbance import disturbance, one_pass
-from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.reference import References
+from ecrl_cli.verify.registry import run_checks
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
+from ecrl_cli.verify.verify_run import judge
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_ref, config_of
 from tests.runs.spoil import at_step, edit_json, edit_lines, line_at, without
 from tests.runs.spoilt import TRAJECTORY, Spoil, attempts

@@ -14,8 +14,8 @@ from ecrl_cli.history.lineage import lineage, losses
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
+from ecrl_cli.verify.verify_run import judge
 from tests.contract.test_verify_resized import said, size_of_attempt
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import SAMPLES, build_replicas, build_replicas_ref

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.canonical import digest
+from ecrl_cli.checkpoint.format.canonical_json import digest
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.judge import judge
-from ecrl_cli.verify.stored import on_disk
+from ecrl_cli.verify.disk_state import on_disk
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
+from ecrl_cli.verify.verify_run import judge
 from tests.contract.test_verify_whistle import found
 from tests.runs.spoil import at_step, edit_lines
 from tests.runs.spoilt import ONCE, TIME, Spoil

@@ -13,9 +13,9 @@ from ecrl_cli.metrics.cache import differences
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.seal import reopen
-from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
+from ecrl_cli.verify.verify_run import judge
 from tests.runs.builder import build_blk, flip
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt_metrics import KEY, OTHER_KEY, SEALED, ask_for_signature, key_file, names_in, seal
@@ -146,7 +146,7 @@ def test_a_run_that_goes_on_has_neither_seal_nor_metrics(run: RunLayout) -> None
 
 
 def test_a_key_file_is_refused_by_its_name(run: RunLayout) -> None:
-    from ecrl_cli.config.secret import read_key
+    from ecrl_cli.config.hmac_key import read_key
 
     with pytest.raises(ConfigError, match="--seal-key"):
         read_key(str(run.root / "missing"), "--seal-key")

@@ -14,9 +14,9 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.source_code import source_sha256
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.record import RecordKeeper, read_record, with_phases
-from ecrl_cli.verify.judge import judge
+from ecrl_cli.supervision.attempts.supervisor_record import RecordKeeper, read_record, with_phases
 from ecrl_cli.verify.verdict import VALID, render
+from ecrl_cli.verify.verify_run import judge
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.spoil import edit_json

@@ -11,8 +11,8 @@ from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
+from ecrl_cli.verify.verify_run import judge
 from tests.runs import builder
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt import attempts

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
+from ecrl_cli.verify.verify_run import judge
 from tests.runs.builder import build_blk
 from tests.runs.spoil import edit_lines
 from tests.runs.spoilt_stalls import as_torch_file

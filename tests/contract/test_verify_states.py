@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, VALID, Finding, Verdict, render
+from ecrl_cli.verify.verify_run import judge
 from tests.runs.builder import build_blk
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt_states import SPOILT_AUTO, SPOILT_STATES, SPOILT_TRAIN, STATE, build_states, logged, without_undue_digests

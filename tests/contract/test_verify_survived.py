@@ -13,9 +13,9 @@ import pytest
 
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.blows import stopped
-from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.fault_effects import stopped
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
+from ecrl_cli.verify.verify_run import judge
 from tests.contract.test_verify_resized import said
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import RunBuilder, config_of

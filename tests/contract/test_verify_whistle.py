@@ -10,8 +10,8 @@ import pytest
 from ecrl_cli.errors import EvidenceMissing, RecordError, RunDirectoryError
 from ecrl_cli.records.events import FOUND, GONE
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
+from ecrl_cli.verify.verify_run import judge
 from tests.runs.builder import build_blk, build_clean, build_ref, build_refused
 from tests.runs.said import SAID
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at

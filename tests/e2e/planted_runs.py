@@ -9,11 +9,11 @@ from typing import Any
 
 from ecrl_cli.config.build import build
 from ecrl_cli.runs.run import Desk, run
-from ecrl_cli.studies.training.planted import environment
-from ecrl_cli.supervision.launchers import Launchers
-from ecrl_cli.supervision.ui import SilentUI
-from ecrl_cli.verify.judge import judge
+from ecrl_cli.studies.mutants.recovery import environment
+from ecrl_cli.supervision.console import SilentUI
+from ecrl_cli.supervision.launch.launcher_cache import Launchers
 from ecrl_cli.verify.verdict import Verdict
+from ecrl_cli.verify.verify_run import judge
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.state_bugs import STATE_BUGS, Keys, StateBug
 

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from ecrl_cli.studies.training.planted import site
+from ecrl_cli.studies.mutants.recovery import site
 
 # A rank begins its session with the bug that its run is named after.
 _CHOICE = """
@@ -46,7 +46,7 @@ def plant(folder: Path, bugs: dict[str, tuple[str, str]], of_supervisor: dict[st
     `of_supervisor`: by name, how the supervisor is spoilt: lines that have `patch(owner, name, value)`, which lasts as long as the run.
     """
     text = ["import importlib", site("ecrl_cli.training.session", _CHOICE), "BUGS = {}", "SUPERVISED = {}"]
-    text.append(site("ecrl_cli.supervision.supervise", _SUPERVISED).replace("Plant", "SupervisorPlant").replace("spoil(", "spoil_supervisor("))
+    text.append(site("ecrl_cli.supervision.supervisor", _SUPERVISED).replace("Plant", "SupervisorPlant").replace("spoil(", "spoil_supervisor("))
     for name, (module, body) in bugs.items():
         text += [f"def bug(module):\n{body}", f"BUGS[{suite_of(name)!r}] = lambda bug=bug: bug(importlib.import_module({module!r}))"]
     for name, body in (of_supervisor or {}).items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from ecrl_cli.verify.verdict import INVALID
 
-_STATE, _LEARNER = "ecrl_cli.checkpoint.state", "ecrl_cli.training.learner"
+_STATE, _LEARNER = "ecrl_cli.checkpoint.capture.train_state", "ecrl_cli.training.train_step"
 STATE, TRAJECTORY, INPUT, ONCE = "state-consistent", "same-trajectory", "same-input", "exactly-once"
 Keys = dict[str, Any]
 
@@ -134,7 +134,7 @@ STATE_BUGS: dict[str, StateBug] = {
     ),
     "the last train.json with the cursor at 0": StateBug(_STATE, _last_train_json('sampler["cursor_step"] = 0'), STATE, (*_TRAIN, "cursor_step 0")),
     "the checkpoint holds other parameters": StateBug(
-        "ecrl_cli.checkpoint.slots",
+        "ecrl_cli.checkpoint.capture.staging_buffer",
         """
     capture = module.Slot.capture
     def spoilt(self, tensors):
@@ -270,12 +270,20 @@ STATE_BUGS: dict[str, StateBug] = {
     ),
     # who joins those who outlived a death
     "the newcomer has no momentum": StateBug(
-        "ecrl_cli.training.live", _newcomer("[e['momentum_buffer'].zero_() for e in pack.optimizer.state.values()]"), STATE, ("optimizer",), **_LOSSY
+        "ecrl_cli.training.in_place_session",
+        _newcomer("[e['momentum_buffer'].zero_() for e in pack.optimizer.state.values()]"),
+        STATE,
+        ("optimizer",),
+        **_LOSSY,
     ),
     "the newcomer has twice the learning rate": StateBug(
-        "ecrl_cli.training.live", _newcomer("[g.update(lr=2 * g['lr']) for g in pack.optimizer.param_groups]"), STATE, ("learning rate",), **_LOSSY
+        "ecrl_cli.training.in_place_session",
+        _newcomer("[g.update(lr=2 * g['lr']) for g in pack.optimizer.param_groups]"),
+        STATE,
+        ("learning rate",),
+        **_LOSSY,
     ),
     "the newcomer has other parameters": StateBug(
-        "ecrl_cli.training.live", _newcomer("[p.data.mul_(1.01) for p in pack.model.parameters()]"), STATE, ("parameters",), **_LOSSY
+        "ecrl_cli.training.in_place_session", _newcomer("[p.data.mul_(1.01) for p in pack.model.parameters()]"), STATE, ("parameters",), **_LOSSY
     ),
 }

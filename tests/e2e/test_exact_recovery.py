@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import VALID, render
+from ecrl_cli.verify.verify_run import judge
 from tests.conftest import Ecrl, run_ecrl
 from tests.e2e.runs import end_state, last_losses, metrics, supervisor, tiny
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.failures import network
+from ecrl_cli.linux import netns
 from ecrl_cli.records.layout import RunLayout
 from tests.conftest import Ecrl, command, processes_of, run_ecrl
 from tests.e2e.runs import end_state, metrics, supervisor, tiny
@@ -101,7 +101,7 @@ def test_a_killed_supervisor_is_replaced_by_its_keeper(ecrl: Ecrl, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "zygote"])
 def test_the_network_between_the_ranks_goes_down(ecrl: Ecrl, tmp_path: Path, reference: Path, launcher: str) -> None:
-    probe = [sys.executable, "-I", "-S", network.__file__, sys.executable, "-c", ""]
+    probe = [sys.executable, "-I", "-S", netns.__file__, sys.executable, "-c", ""]
     tried = subprocess.run(probe, capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"no network namespace may be made here: {tried.stderr.strip()}")

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ecrl_cli.checkpoint.protocol import MODEL
+from ecrl_cli.checkpoint.format.names import MODEL
+from ecrl_cli.linux.processes import printing_to
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision.processes import printing_to
-from ecrl_cli.supervision.signals import ECHO_S
+from ecrl_cli.supervision.attempts.stop_signals import ECHO_S
 from tests.conftest import Ecrl, comes_true, command, processes_of, run_ecrl
 from tests.e2e.runs import end_state, metrics, steps_logged, supervisor, tiny
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.studies.training.planted import BUGS
-from ecrl_cli.verify.judge import judge
+from ecrl_cli.studies.mutants.recovery import BUGS
 from ecrl_cli.verify.verdict import INVALID, VALID, render
+from ecrl_cli.verify.verify_run import judge
 from tests.conftest import run_ecrl
 from tests.e2e.planted_runs import PlantedRuns
 from tests.e2e.planting import plant, suite_of

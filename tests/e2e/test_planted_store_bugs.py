@@ -13,10 +13,10 @@ import pytest
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.blows import check_effect
-from ecrl_cli.verify.case import Case
-from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.fault_effects import check_effect
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Notes, render
+from ecrl_cli.verify.verification_input import Case
+from ecrl_cli.verify.verify_run import judge
 from tests.conftest import run_ecrl
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import tiny
@@ -26,7 +26,7 @@ SHAPE = tiny("world_size=1", "target_steps=12", "checkpoint.every=2", "failure=l
 HONEST = "none"
 pytestmark = pytest.mark.timeout(600)  # one sweep of all
 
-_STORE, _SAVING = "ecrl_cli.checkpoint.store", "ecrl_cli.checkpoint.saving"
+_STORE, _SAVING = "ecrl_cli.checkpoint.store.store", "ecrl_cli.checkpoint.store.save_and_log"
 _RETIRE = """
     def retire(self):
         gone = []
@@ -85,8 +85,8 @@ IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
             install(self)
         GroupInstaller.install = early
         return save(store, image, attempt, log)
-    import ecrl_cli.checkpoint.blocking
-    ecrl_cli.checkpoint.blocking.save_and_record = spoilt
+    import ecrl_cli.checkpoint.strategies.blocking
+    ecrl_cli.checkpoint.strategies.blocking.save_and_record = spoilt
 """,
         ),
         NO_LOSS,
@@ -244,11 +244,11 @@ BLOWS = (
     *("enospc@1", "eio@3", "slow_disk@6*0.01"),
 )
 HARMLESS = (
-    "ecrl_cli.failures.kinds",
+    "ecrl_cli.failures.registry",
     """
     from dataclasses import replace
     from ecrl_cli.failures.storage import PlannedStore
-    import ecrl_cli.failures.storage as storage
+    import ecrl_cli.failures.faulty_store as storage
     for name, strike in list(module.STRIKES.items()):
         module.STRIKES[name] = replace(strike, blow=lambda scene: scene.output)
     storage.FAULTS = {}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.records.layout import REFERENCES
-from ecrl_cli.studies.training.planted import BUGS
+from ecrl_cli.studies.mutants.recovery import BUGS
 from tests.conftest import Ecrl
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import tiny

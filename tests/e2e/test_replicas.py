@@ -10,10 +10,10 @@ import pytest
 from ecrl_cli.history.lineage import lineage, losses
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.training.planted import REPLICA_BUGS
-from ecrl_cli.verify.judge import judge
-from ecrl_cli.verify.stored import tensor_digests
+from ecrl_cli.studies.mutants.recovery import REPLICA_BUGS
+from ecrl_cli.verify.disk_state import tensor_digests
 from ecrl_cli.verify.verdict import INVALID, VALID, render
+from ecrl_cli.verify.verify_run import judge
 from tests.conftest import Ecrl, run_ecrl
 from tests.contract.test_verify_whistle import found
 from tests.e2e.planting import plant, suite_of

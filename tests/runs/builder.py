@@ -12,22 +12,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.canonical import canonical, digest
-from ecrl_cli.checkpoint.hashing import tensor_sha256
-from ecrl_cli.checkpoint.image import Image, Stamp, TensorSpec, plan_image
-from ecrl_cli.checkpoint.manifest import components, components_of
-from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.train_document import rng_digest, train_digest
+from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.hashing import tensor_sha256
+from ecrl_cli.checkpoint.format.image import Image, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.manifest import components, components_of
+from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.checkpoint.format.train_document import rng_digest, train_digest
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.elastic import next_change, owned, world_size_after
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import CheckpointConfig, DatasetConfig, ElasticConfig, FailureConfig, RunConfig, VariantConfig, WriteModeConfig
 from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash, position
-from ecrl_cli.failures.fired import claim
+from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import (
     Attempt,
     CheckpointLine,
@@ -43,12 +44,11 @@ from ecrl_cli.records.events import (
     SupervisorRecord,
 )
 from ecrl_cli.records.journal import Journal
-from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.record import with_phases
+from ecrl_cli.supervision.attempts.supervisor_record import with_phases
 from ecrl_cli.verify.train_state import learning_rate
 
 SAMPLES = 80

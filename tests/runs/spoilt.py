@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from ecrl_cli.checkpoint.canonical import digest
-from ecrl_cli.checkpoint.protocol import MODEL, TRAIN
+from ecrl_cli.checkpoint.format.canonical_json import digest
+from ecrl_cli.checkpoint.format.names import MODEL, TRAIN
 from ecrl_cli.data.order import epoch_order, ids_hash, window
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID

@@ -13,7 +13,7 @@ from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.record import read_record, with_phases
+from ecrl_cli.supervision.attempts.supervisor_record import read_record, with_phases
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN
 from tests.runs.builder import BOOT, WALL
 from tests.runs.spoil import Edit, append, at_step, edit_json, edit_lines, without

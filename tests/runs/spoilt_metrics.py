@@ -11,7 +11,7 @@ from typing import Any
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.seal import make_seal, write_seal
-from ecrl_cli.verify.stored import on_disk
+from ecrl_cli.verify.disk_state import on_disk
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.canonical import canonical
-from ecrl_cli.checkpoint.hashing import document_entry
-from ecrl_cli.checkpoint.manifest import make_commit, read_manifest
-from ecrl_cli.checkpoint.protocol import COMMIT, MANIFEST, TRAIN
+from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.hashing import document_entry
+from ecrl_cli.checkpoint.format.manifest import make_commit, read_manifest
+from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, TRAIN
 from ecrl_cli.config.codec import encode
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document

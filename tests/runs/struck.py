@@ -11,13 +11,13 @@ from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import FailureConfig, RunConfig
-from ecrl_cli.failures.fired import claim
+from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import Attempt, Fired
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.record import read_record, with_phases
+from ecrl_cli.supervision.attempts.supervisor_record import read_record, with_phases
 from tests.runs.builder import BOOT, WALL, RunBuilder, config_of
 from tests.runs.spoil import at_step, edit_json, edit_lines, line_at
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from ecrl_cli.config.schema import FailureConfig, RecoveryConfig, SupervisionConfig
 from ecrl_cli.data.order import epoch_order, shard, window
-from ecrl_cli.failures.fired import claim
+from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import Attempt, Fired, ResumedFrom
 from ecrl_cli.records.journal import Journal
-from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.recovery import LOST, LedgerLine, Redone, Testimony
+from ecrl_cli.records.survivor_records import LOST, LedgerLine, Redone, Testimony
 from tests.runs.builder import SAMPLES, WALL, RunBuilder, Worker, config_of
 
 # Two buckets of "layers"; the one layer of the built checkpoints among them.

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ecrl_cli.checkpoint.guard import GuardConfig
-from ecrl_cli.checkpoint.image import Image
-from ecrl_cli.checkpoint.store import CheckpointStore, Saved, StoreConfig
-from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
-from ecrl_cli.checkpoint.wire import listen
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fs import Fs, PosixFs
 
@@ -67,7 +67,7 @@ def writer_process(layout: RunLayout) -> Iterator[subprocess.Popen[bytes]]:
     """The real background writer of `layout`, which listens when this begins."""
     layout.logs.mkdir(exist_ok=True)
     with listen(layout.writer) as listener, layout.writer_output.open("ab") as output:
-        command = [sys.executable, "-m", "ecrl_cli.supervision.writer_main", str(layout.root), str(listener.fileno())]
+        command = [sys.executable, "-m", "ecrl_cli.supervision.launch.writer_main", str(layout.root), str(listener.fileno())]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[listener.fileno()])
     try:
         yield process

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.report import evidence
+from ecrl_cli.report.model import run_record
 from tests.unit import report_runs
 
 
@@ -21,8 +21,8 @@ def numbers_from_metrics(request: pytest.FixtureRequest) -> Iterator[None]:
     name = request.module.__name__.rpartition(".")[2]
     with pytest.MonkeyPatch.context() as patch:
         if name.startswith("test_report_") and name != "test_report_cache":
-            patch.setattr(evidence, "folded", _given)
-            patch.setattr(evidence, "_file_differs", lambda *given: [])
+            patch.setattr(run_record, "folded", _given)
+            patch.setattr(run_record, "_file_differs", lambda *given: [])
             patch.setattr(report_runs, "GIVEN", True)
         yield
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.report.comparison import Comparison, compare
-from ecrl_cli.report.evidence import read_run
-from ecrl_cli.report.find import found
+from ecrl_cli.report.model.comparison import Comparison, compare
+from ecrl_cli.report.model.inputs import found
+from ecrl_cli.report.model.run_record import read_run
 from ecrl_cli.storage.files import write_json
 from tests.unit.report_runs import Plan, judged_again, make_sweep
 

@@ -21,9 +21,9 @@ from ecrl_cli.records.journal import line_of, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import store, write_run_config
 from ecrl_cli.records.verdict_file import verdict_file
-from ecrl_cli.report.comparison import Comparison, compare
-from ecrl_cli.report.evidence import read_run
-from ecrl_cli.report.find import places
+from ecrl_cli.report.model.comparison import Comparison, compare
+from ecrl_cli.report.model.inputs import places
+from ecrl_cli.report.model.run_record import read_run
 from ecrl_cli.storage import files
 
 STARTING = {"launch": 0.3, "import": 0.4, "rendezvous": 0.1, "load": 0.1, "warm_up": 0.2}

@@ -13,7 +13,7 @@ from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.page import page
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, render
-from ecrl_cli.cli.auditing import audit
+from ecrl_cli.cli.audit import audit
 from ecrl_cli.errors import EvidenceMissing, RecordError
 from tests.unit.audit_recordings import LAST, attempt_lines, change, healthy, ids, told, write, write_arm
 

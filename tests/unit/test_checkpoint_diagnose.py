@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint import mending
-from ecrl_cli.checkpoint.diagnose import diagnose, line
-from ecrl_cli.checkpoint.guard import examine
-from ecrl_cli.checkpoint.protocol import CHUNK, COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.repair import check_folder, repair
-from ecrl_cli.checkpoint.syndrome import Flip, flipped, single_flip
-from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.format.names import CHUNK, COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.checkpoint.repair import record_repair
+from ecrl_cli.checkpoint.repair.crc_bit_flip import Flip, flipped, single_flip
+from ecrl_cli.checkpoint.repair.diagnose import diagnose, line
+from ecrl_cli.checkpoint.repair.repair import check_folder, repair
+from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import RunDirectoryError, StorageError
-from ecrl_cli.storage.recording import RecordingFs
+from ecrl_cli.storage.recording_fs import RecordingFs
 from tests.unit.checkpoint_support import CountingFs, flip, store_at
 
 
@@ -97,7 +97,7 @@ def test_every_bit_of_the_frame_of_a_sidecar_is_found(tmp_path: Path) -> None:
 
 
 def test_a_large_manifest_is_mended_from_the_parts(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mending, "MAX_SEARCH", 300)
+    monkeypatch.setattr(record_repair, "MAX_SEARCH", 300)
     file = path / MANIFEST if path.is_dir() else path.with_suffix(".json")
     before = file.read_bytes()
     start, end = before.index(b'"parts":'), before.index(b',"run_id":', before.index(b'"parts":'))
@@ -273,7 +273,7 @@ def test_where_repaired_copies_may_not_go(group: Path, tmp_path: Path) -> None:
 
 def test_a_hostile_part_is_not_read_over_and_over(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the manifest damaged, its parts are read to make it again: a header that names one range a thousand times does not get its way."""
-    monkeypatch.setattr(mending, "MAX_SEARCH", 300)
+    monkeypatch.setattr(record_repair, "MAX_SEARCH", 300)
     flip(group / MANIFEST, 300, 1)
     size = 400_000
     header = json.dumps({f"parameters.{number}": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]} for number in range(1000)}).encode()

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint.canonical import canonical, digest
-from ecrl_cli.checkpoint.guard import examine
-from ecrl_cli.checkpoint.hashing import chunk_sums, tensor_sha256
-from ecrl_cli.checkpoint.manifest import make_commit, read_commit, read_manifest
-from ecrl_cli.checkpoint.protocol import COMMIT, MANIFEST, MODEL
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
+from ecrl_cli.checkpoint.format.manifest import make_commit, read_commit, read_manifest
+from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL
+from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.build import build
+from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.machine import check_machine
-from ecrl_cli.config.secret import read_key
 from ecrl_cli.errors import ConfigError
 from tests.unit.checkpoint_support import CONFIG, commit, image, store_at
 

@@ -12,22 +12,23 @@ from typing import Any
 import pytest
 import torch
 
-from ecrl_cli.checkpoint import snapshots as records
-from ecrl_cli.checkpoint.in_memory import InMemoryStrategy
-from ecrl_cli.checkpoint.loading import load_snapshot
-from ecrl_cli.checkpoint.make import make_in_memory
-from ecrl_cli.checkpoint.progress import Progress
-from ecrl_cli.checkpoint.snapshots import Snapshots
+from ecrl_cli.checkpoint.capture import memory_snapshots as records
+from ecrl_cli.checkpoint.capture.loading import load_snapshot
+from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
+from ecrl_cli.checkpoint.capture.train_position import Progress
+from ecrl_cli.checkpoint.strategies.factory import make_in_memory
+from ecrl_cli.checkpoint.strategies.in_memory import InMemoryStrategy
 from ecrl_cli.errors import EcrlError, NoValidCheckpoint
-from ecrl_cli.records.clock import SpanClock, monotonic
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import Attempt, RankLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.storage.writing import BLOCK
 from ecrl_cli.supervision.recall import recall
 from ecrl_cli.supervision.resume import choose, order
 from tests.unit.checkpoint_support import commit, store_at
-from tests.unit.test_checkpoint_state import Run, config
+from tests.unit.test_checkpoint_train_state import Run, config
 
 
 @pytest.fixture

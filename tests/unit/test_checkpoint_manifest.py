@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.canonical import canonical, parse, parse_canonical
-from ecrl_cli.checkpoint.hashing import chunk_sums, tensor_sha256
-from ecrl_cli.checkpoint.manifest import Manifest, PartEntry, TensorEntry, components, make_commit, read_commit, read_manifest
-from ecrl_cli.checkpoint.protocol import MODEL
+from ecrl_cli.checkpoint.format.canonical_json import canonical, parse, parse_canonical
+from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
+from ecrl_cli.checkpoint.format.manifest import Manifest, PartEntry, TensorEntry, components, make_commit, read_commit, read_manifest
+from ecrl_cli.checkpoint.format.names import MODEL
 
 SHA = "a" * 64
 BAD_NAMES = ("../x", "/x", "a/b", "x\0", "", ".", "..", "A", "a..b", "x" * 65)

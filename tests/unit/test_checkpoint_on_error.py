@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint.client import WriterClient, WriterGone
-from ecrl_cli.checkpoint.strategy import Strategy
-from ecrl_cli.checkpoint.wire import listen
+from ecrl_cli.checkpoint.strategies.strategy import Strategy
+from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
+from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import StorageError
@@ -20,9 +20,9 @@ from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Trouble
 from ecrl_cli.records.run_config import write_run_config
-from ecrl_cli.supervision.policy import decide
+from ecrl_cli.supervision.attempts.restart_policy import decide
 from tests.unit.checkpoint_support import writer_process
-from tests.unit.test_checkpoint_state import Run, config, lines, strategy_of
+from tests.unit.test_checkpoint_train_state import Run, config, lines, strategy_of
 
 
 @contextmanager

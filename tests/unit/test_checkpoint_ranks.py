@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from ecrl_cli.checkpoint.guard import examine
-from ecrl_cli.checkpoint.manifest import components
+from ecrl_cli.checkpoint.format.manifest import components
+from ecrl_cli.checkpoint.store.integrity import examine
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from tests.unit.checkpoint_support import writer_process
-from tests.unit.test_checkpoint_state import Run, config, strategy_of
+from tests.unit.test_checkpoint_train_state import Run, config, strategy_of
 
 RANK = """
 import json, random, sys
 from pathlib import Path
 import numpy as np, torch, torch.distributed as dist
-from tests.unit.test_checkpoint_state import Run, config, strategy_of
+from tests.unit.test_checkpoint_train_state import Run, config, strategy_of
 root, rank, strategy = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2)

@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.canonical import canonical
-from ecrl_cli.checkpoint.guard import GuardConfig, examine
-from ecrl_cli.checkpoint.hashing import document_entry, tensor_sha256
-from ecrl_cli.checkpoint.manifest import make_commit, read_manifest
-from ecrl_cli.checkpoint.onepass import examine_once
-from ecrl_cli.checkpoint.protocol import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL, OPTIMIZER, TRAIN
-from ecrl_cli.checkpoint.scrub import Scrub, ScrubConfig, sampled, scrub
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.hashing import document_entry, tensor_sha256
+from ecrl_cli.checkpoint.format.manifest import make_commit, read_manifest
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL, OPTIMIZER, TRAIN
+from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, sampled, scrub
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, examine
+from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import StorageError
-from ecrl_cli.storage import reading
+from ecrl_cli.storage import safe_read
 from ecrl_cli.storage.fs import PosixFs
 from tests.unit.checkpoint_support import commit, flip, store_at
 from tests.unit.test_checkpoint_diagnose import CountingFs
-from tests.unit.test_checkpoint_guard import DAMAGES, FORGED_HEADERS, Damage, forge, header_edited
+from tests.unit.test_checkpoint_integrity import DAMAGES, FORGED_HEADERS, Damage, forge, header_edited
 
 
 def folder_of(root: Path, count: int, *, single: bool = False) -> Path:
@@ -71,7 +71,7 @@ def padded(data: bytes) -> bytes:
 def test_numbers_that_are_not_finite_are_seen_wherever_they_lie(
     group: Path, value: float, arrange: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "PIECE", 4096)  # so that a file comes in many
+    monkeypatch.setattr(safe_read, "PIECE", 4096)  # so that a file comes in many
     data = bytearray((group / MODEL).read_bytes())
     data[-4:] = struct.pack("<f", value)
     forge(group, arrange(bytes(data)), sha256=tensor_sha256("torch.float32", (10_000,), bytes(data[-40_000:])))

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint.catalog import newest_valid
-from ecrl_cli.checkpoint.guard import GuardReport
-from ecrl_cli.checkpoint.manifest import read_commit
-from ecrl_cli.checkpoint.protocol import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL
-from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.checkpoint.format.manifest import read_commit
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL
+from ecrl_cli.checkpoint.store.catalog import newest_valid
+from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.storage.fs import Buffer, PosixFs
-from ecrl_cli.storage.recording import Call, RecordingFs
+from ecrl_cli.storage.recording_fs import Call, RecordingFs
 from ecrl_cli.storage.writing import WriteMode
 from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
 

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from ecrl_cli.checkpoint.catalog import newest_valid
-from ecrl_cli.checkpoint.guard import GuardConfig, examine
-from ecrl_cli.checkpoint.image import Image, PartPlace, Stamp, TensorSpec, plan_image
-from ecrl_cli.checkpoint.loading import load_checkpoint
-from ecrl_cli.checkpoint.memory import Memory
-from ecrl_cli.checkpoint.onepass import examine_once
-from ecrl_cli.checkpoint.scrub import ScrubConfig, scrub
-from ecrl_cli.checkpoint.slots import Layout, Slot
-from ecrl_cli.checkpoint.synthetic import RUN_ID
+from ecrl_cli.checkpoint.capture.loading import load_checkpoint
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.staging_buffer import Layout, Slot
+from ecrl_cli.checkpoint.format.image import Image, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.repair.scrub import ScrubConfig, scrub
+from ecrl_cli.checkpoint.store.catalog import newest_valid
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, examine
+from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import PosixFs
 from tests.unit.checkpoint_support import store_at
@@ -226,7 +226,7 @@ def test_the_zip_is_not_read_without_bound(path: Path) -> None:
 
 def test_the_judge_reads_it_without_torch(path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ecrl_cli.checkpoint.guard import examine; "
+        "import sys; from pathlib import Path; from ecrl_cli.checkpoint.store.integrity import examine; "
         "assert examine(Path(sys.argv[1])).ok; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 0

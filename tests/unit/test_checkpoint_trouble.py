@@ -12,28 +12,29 @@ from typing import Any, cast
 
 import pytest
 
-from ecrl_cli.checkpoint.client import WriterClient
-from ecrl_cli.checkpoint.lines import CheckpointLog
-from ecrl_cli.checkpoint.memory import Memory
-from ecrl_cli.checkpoint.none import NoneStrategy
-from ecrl_cli.checkpoint.protocol import LATEST, LEASE, MODEL, TRASH_PREFIX
-from ecrl_cli.checkpoint.saving import save_and_record
-from ecrl_cli.checkpoint.store import CheckpointStore
-from ecrl_cli.checkpoint.wire import Channel, listen
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.format.names import LATEST, LEASE, MODEL, TRASH_PREFIX
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
+from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.strategies.none import NoneStrategy
+from ecrl_cli.checkpoint.writer.client import WriterClient
+from ecrl_cli.checkpoint.writer.protocol import Channel, listen
 from ecrl_cli.errors import EcrlError, StorageError
-from ecrl_cli.failures.inject import Injector
-from ecrl_cli.records.clock import SpanClock, monotonic
+from ecrl_cli.failures.injector import Injector
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.storage.fs import Buffer, PosixFs
-from ecrl_cli.storage.recording import RecordingFs
+from ecrl_cli.storage.recording_fs import RecordingFs
 from ecrl_cli.storage.writing import WriteMode
-from ecrl_cli.training.pulse import Pulse
-from ecrl_cli.training.step import Loop
+from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.train_loop import Loop
 from tests.unit.checkpoint_support import CONFIG, commit, image, store_at, writer_process
-from tests.unit.test_checkpoint_state import Run, config, lines, strategy_of
+from tests.unit.test_checkpoint_train_state import Run, config, lines, strategy_of
 
 UNSAFE = WriteMode(sync_files=False, atomic=False, sync_directories=False)
 

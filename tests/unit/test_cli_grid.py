@@ -8,9 +8,9 @@ import pytest
 
 from ecrl_cli.cli.arguments import parse, typed
 from ecrl_cli.cli.compose import Grid, compose_grid, quote
+from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.identity import reference_id, run_name
 from ecrl_cli.config.keys import leaves
-from ecrl_cli.config.places import conf_dir, groups
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from ecrl_cli import __version__
-from ecrl_cli.cli import judging, reporting
+from ecrl_cli.cli import report, verify
+from ecrl_cli.cli.help_text import VERBS
 from ecrl_cli.cli.main import main
-from ecrl_cli.cli.texts import VERBS
 from ecrl_cli.errors import EvidenceMissing, RecordError
 from ecrl_cli.records.layout import RunLayout
 
@@ -125,8 +125,8 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             raise RecordError("rank0.jsonl:3", "torn") if run.name == "unreadable" else EvidenceMissing(run.name, "has no config.json")
         return SimpleNamespace(status=run.name, to_json=lambda: {"status": run.name})
 
-    monkeypatch.setattr(judging, "judge", judge)
-    monkeypatch.setattr(judging, "render", lambda verdict: f"it is {verdict.status}")
+    monkeypatch.setattr(verify, "judge", judge)
+    monkeypatch.setattr(verify, "render", lambda verdict: f"it is {verdict.status}")
     return tmp_path / "sweep"
 
 
@@ -165,7 +165,7 @@ def test_a_copy_that_cannot_be_written_is_judged_all_the_same(
     def refuse(path: Path, value: object) -> None:
         raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr(judging, "write_json", refuse)
+    monkeypatch.setattr(verify, "write_json", refuse)
     assert main(["verify", str(sweep / "valid")]) == 0
     assert "the verdict is not stored (Read-only file system)" in capsys.readouterr().err
 
@@ -183,7 +183,7 @@ def test_a_reference_that_is_missing_is_refused(sweep: Path, capsys: pytest.Capt
 def test_report_says_where_the_page_is(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[object] = []
     made = SimpleNamespace(page=Path("p.html"), text="table\n", notes=(), exit_code=3)
-    monkeypatch.setattr(reporting, "build_report", lambda *given: asked.append(given) or made)
+    monkeypatch.setattr(report, "build_report", lambda *given: asked.append(given) or made)
     assert main(["report", str(sweep), "--out", "o", "--against", str(sweep)]) == 3
     assert asked == [([sweep], Path("o"), sweep, False)]
     assert capsys.readouterr().out == "table\np.html\n"

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint import scrub
-from ecrl_cli.checkpoint.guard import examine
-from ecrl_cli.checkpoint.protocol import COMMIT, LATEST, MODEL, OPTIMIZER
-from ecrl_cli.checkpoint.store import StoreConfig
-from ecrl_cli.checkpoint.synthetic import RUN_ID
-from ecrl_cli.cli import judging
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MODEL, OPTIMIZER
+from ecrl_cli.checkpoint.repair import scrub
+from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.store import StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID
+from ecrl_cli.cli import verify
 from ecrl_cli.cli.main import main
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
@@ -172,8 +172,8 @@ def test_a_run_is_judged_as_ever_and_scrubbed_when_asked(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(judging, "judge", lambda run, reference, known: SimpleNamespace(status="valid", to_json=lambda: {"status": "valid"}))
-    monkeypatch.setattr(judging, "render", lambda verdict: "it is valid")
+    monkeypatch.setattr(verify, "judge", lambda run, reference, known: SimpleNamespace(status="valid", to_json=lambda: {"status": "valid"}))
+    monkeypatch.setattr(verify, "render", lambda verdict: "it is valid")
     flip(folder / "step_00000020" / MODEL, 9000)
     assert main(["verify", str(tmp_path)]) == 0
     assert lines(capsys) == ["it is valid"]

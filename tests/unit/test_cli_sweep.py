@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.cli import jobs
+from ecrl_cli.cli import hydra_jobs
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import compose_grid
 from ecrl_cli.cli.main import main
@@ -37,12 +37,12 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         return RunResult(0, "completed", "target reached")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(jobs, "run", run)
+    monkeypatch.setattr(hydra_jobs, "run", run)
     return configs
 
 
 def use(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.setattr(jobs, "run", run)
+    monkeypatch.setattr(hydra_jobs, "run", run)
 
 
 def manifest(sweep: Path) -> list[dict[str, str]]:

@@ -16,24 +16,25 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.cli import cluster, submission
+from ecrl_cli.cli import submission, submitit_job
 from ecrl_cli.cli.arguments import Arguments, parse
 from ecrl_cli.cli.compose import Cell
-from ecrl_cli.cli.engine import overrides_for_hydra
+from ecrl_cli.cli.launcher_settings import overrides_for_hydra
 from ecrl_cli.cli.main import main
 from ecrl_cli.cli.prepare import Plan
-from ecrl_cli.cli.queue import queued, remember
+from ecrl_cli.cli.slurm_queue import queued, remember
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.schema import DatasetConfig, FailureConfig, ModelConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import ConfigError, Stopped
-from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.runs.sweep import Manifest
-from ecrl_cli.supervision import allocation, nodes
-from ecrl_cli.supervision.allocation import Seats, seats, take_seats
-from ecrl_cli.supervision.launcher import LaunchSpec
-from ecrl_cli.supervision.lock import held
+from ecrl_cli.supervision.launch import multi_node as nodes
+from ecrl_cli.supervision.launch import slurm_allocation
+from ecrl_cli.supervision.launch.launcher import LaunchSpec
+from ecrl_cli.supervision.launch.slurm_allocation import Seats, seats, take_seats
+from ecrl_cli.supervision.run_lock import held
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment
 
 SLURM = "hydra/launcher=submitit_slurm"
@@ -152,7 +153,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[str]
         monkeypatch.setattr(subprocess, "run", run)
         for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(allocation, "answering", asked)
+        monkeypatch.setattr(slurm_allocation, "answering", asked)
         return told
 
     return make
@@ -207,7 +208,10 @@ def test_srun_starts_one_agent_per_node_that_never_restarts_anything(tmp_path: P
     words = nodes.command(spec, "meeting", tmp_path / "scratch")
     text = " ".join(words)
     assert Path(words[0]).name == "srun" and "--nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=a,b --overlap" in text
-    assert f"{sys.executable} -m ecrl_cli.supervision.node meeting --nnodes 2 --nproc-per-node 2 --max-restarts 0 --rdzv-backend ecrl" in text
+    assert (
+        f"{sys.executable} -m ecrl_cli.supervision.launch.srun_node_main meeting --nnodes 2 --nproc-per-node 2 --max-restarts 0 --rdzv-backend ecrl"
+        in text
+    )
     assert "--rdzv-id meeting" in text and text.endswith(f"-m ecrl_cli.training.worker {tmp_path} 2") and ":4000 " in text
 
 
@@ -267,7 +271,7 @@ class Jobs:
     def __init__(self, does: Mapping[int, Callable[[RunLayout], None]], refuses: Exception | None = None) -> None:
         self.does, self.refuses, self.seeds, self.name = does, refuses, list[int](), "submitit_slurm"
 
-    def start(self, job: cluster.Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> list[Handed]:
+    def start(self, job: submitit_job.Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> list[Handed]:
         if self.refuses:
             raise self.refuses
         folders = [words[-1].removeprefix("hydra.sweep.subdir=").strip("'") for words in overrides]
@@ -289,7 +293,7 @@ def submitted(plan: Plan, engine: Jobs) -> tuple[dict[str, RunResult], dict[str,
 
 
 def says(*result: Any) -> Callable[[RunLayout], None]:
-    return lambda layout: cluster.record(layout, RunResult(*result))
+    return lambda layout: submitit_job.record(layout, RunResult(*result))
 
 
 def nothing(layout: RunLayout) -> None:
@@ -423,7 +427,7 @@ def test_the_same_command_submits_only_what_is_missing(tmp_path: Path, monkeypat
 
 def test_what_an_earlier_job_said_is_not_taken_for_this_ones_word(tmp_path: Path, queue: set[str]) -> None:
     plan = plan_of(tmp_path / "sweep", 1)
-    cluster.record(RunLayout(plan.run_dir("run-s1")), RunResult(0, "completed", "target reached"))
+    submitit_job.record(RunLayout(plan.run_dir("run-s1")), RunResult(0, "completed", "target reached"))
     results, _, _ = submitted(plan, Jobs({1: nothing}))
     assert results["run-s1"].exit_code == 143
 
@@ -434,24 +438,24 @@ def test_who_stops_waiting_stops_no_job(tmp_path: Path, queue: set[str]) -> None
 
 
 def attended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meets: Callable[[], RunResult]) -> RunLayout:
-    monkeypatch.setattr(cluster, "run", lambda config, folder, desk: meets())
+    monkeypatch.setattr(submitit_job, "run", lambda config, folder, desk: meets())
     layout = RunLayout(tmp_path)
-    cluster.attend(layout, RunConfig(device="cpu"))
+    submitit_job.attend(layout, RunConfig(device="cpu"))
     return layout
 
 
 def test_a_run_that_another_job_holds_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = RunLayout(tmp_path)
     with held(layout):
-        result = cluster.attend(layout, RunConfig())
-    assert result.exit_code == 8 and cluster.recorded(layout) is None
+        result = submitit_job.attend(layout, RunConfig())
+    assert result.exit_code == 8 and submitit_job.recorded(layout) is None
 
 
 def test_a_defect_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks() -> RunResult:
         raise ValueError("never thought of")
 
-    said = cluster.recorded(attended(tmp_path, monkeypatch, breaks))
+    said = submitit_job.recorded(attended(tmp_path, monkeypatch, breaks))
     assert said and said.exit_code == 1 and "never thought of" in said.reason
 
 
@@ -473,7 +477,7 @@ def test_the_engines_signal_stops_the_run_first_and_then_reaches_the_engine(tmp_
         for number, handler in before.items():
             signal.signal(number, handler)
     assert order == ["SIGTERM", "the run is at rest", "SIGUSR2"]
-    assert cluster.recorded(layout) == RunResult(143, "failed", "E-stopped SIGTERM: stopped")
+    assert submitit_job.recorded(layout) == RunResult(143, "failed", "E-stopped SIGTERM: stopped")
 
 
 def test_a_run_that_reached_its_target_is_not_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,6 +500,6 @@ def test_a_run_that_reached_its_target_is_not_started_anew(tmp_path: Path, monke
 
 
 def test_a_job_that_slurm_queued_again_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Stopped("SIGTERM", "b does not answer", code=allocation.REQUEUED).line()
+    line = Stopped("SIGTERM", "b does not answer", code=slurm_allocation.REQUEUED).line()
     with pytest.raises(SystemExit):
         attended(tmp_path, monkeypatch, lambda: RunResult(143, "failed", line))

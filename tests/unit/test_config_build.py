@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecrl_cli.config import fields
+from ecrl_cli.config import convert
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.keys import leaves
@@ -84,7 +84,7 @@ def test_divisible_or_refused_with_a_batch_that_would_do(batch: int, ranks: int)
 
 def test_an_installed_package_adds_names(monkeypatch: pytest.MonkeyPatch) -> None:
     added = EntryPoint(name="mine", value="package:builder", group="ecrl.models")
-    monkeypatch.setattr(fields, "entry_points", lambda group: [added] if group == "ecrl.models" else [])
+    monkeypatch.setattr(convert, "entry_points", lambda group: [added] if group == "ecrl.models" else [])
     assert build(values(model__name="mine")).model.name == "mine"
     assert "model.name: must be one of small_cnn, resnet18, resnet50, resnet152, vit, nt3, mine, got 'other'" in refusal(model__name="other")
     assert "dataset.name: must be one of" in refusal(dataset__name="mine")

@@ -13,7 +13,7 @@ import pytest
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.identity import NOT_IDENTITY, NOT_REFERENCE, reference_id, reference_id_of, run_id, run_id_of
 from ecrl_cli.config.schema import ElasticConfig, RunConfig
-from ecrl_cli.verify.judge import judge
+from ecrl_cli.verify.verify_run import judge
 from tests.runs.builder import build_ref
 
 

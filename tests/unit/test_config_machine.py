@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.config import machine
+from ecrl_cli.config.estimates import human_bytes, human_seconds, snapshot_bytes
 from ecrl_cli.config.schema import CheckpointConfig, ModelConfig, RunConfig
-from ecrl_cli.config.size import human_bytes, human_seconds, snapshot_bytes
 from ecrl_cli.errors import ConfigError
 
 

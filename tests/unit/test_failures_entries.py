@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ecrl_cli.config.build import build
-from ecrl_cli.config.entries import MOMENTS, WHATS, Entry, parse
+from ecrl_cli.config.fault_spec import MOMENTS, WHATS, Entry, parse
 from ecrl_cli.errors import ConfigError
 
 NUMBERS = st.floats(0, 1e6, allow_nan=False)

@@ -17,11 +17,12 @@ from ecrl_cli.history.divergence import first_differing_step, loss_divergence, r
 from ecrl_cli.history.lineage import ancestry, line_chain, lineage, replayed_steps
 from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords, load
 from ecrl_cli.history.timeline import phases, timeline
-from ecrl_cli.records.clock import SpanClock, monotonic
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import CATEGORIES, Attempt, CheckpointLine, Final, Fired, RankLine, ResumedFrom, Session, Span, SupervisorRecord
 from ecrl_cli.records.journal import Journal, Lines, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import store
+from ecrl_cli.records.span_clock import SpanClock
 from tests.runs.builder import build_blk, flip
 from tests.runs.spoil import tear
 

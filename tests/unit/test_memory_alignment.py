@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ecrl_cli.checkpoint import handing
-from ecrl_cli.checkpoint.canonical import parse
-from ecrl_cli.checkpoint.image import TensorPlace
-from ecrl_cli.checkpoint.live import spec_of
-from ecrl_cli.checkpoint.loading import tensor_at
-from ecrl_cli.checkpoint.memory import Memory
-from ecrl_cli.checkpoint.progress import Progress
-from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.checkpoint.capture import state_transfer
+from ecrl_cli.checkpoint.capture.loading import tensor_at
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.tensor_sources import spec_of
+from ecrl_cli.checkpoint.capture.train_position import Progress
+from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.format.canonical_json import parse
+from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
 from ecrl_cli.data import loading
@@ -122,11 +122,11 @@ def test_a_state_from_shared_memory_or_from_another_rank_lies_aligned() -> None:
     first = Training("small_cnn", "adamw")
     first.step(1)
     tensors, train = first.saved()
-    header, data = handing.handed(first.pack, WHERE)
+    header, data = state_transfer.handed(first.pack, WHERE)
     first.step(2)
 
     received = Training("small_cnn", "adamw", seed=99)
-    handing.take(received.pack, header, lying_at(data, 4))
+    state_transfer.take(received.pack, header, lying_at(data, 4))
 
     memory, place, found = Memory.create(1 << 20), 12, {}
     for name, tensor in tensors.items():

@@ -21,7 +21,7 @@ from ecrl_cli.records.events import Session
 from ecrl_cli.records.journal import line_of, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
-from ecrl_cli.report.view import disk_rates
+from ecrl_cli.report.model.timeline_view import disk_rates
 from ecrl_cli.runs import run as runs
 from tests.runs.builder import build_ref, config_of
 from tests.unit.report_runs import WALL_0, Plan, Simulation, make_run

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from ecrl_cli.cli import main
-from ecrl_cli.cli.judging import verify
+from ecrl_cli.cli.verify import verify
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.report.build import report
-from ecrl_cli.report.comparison import Comparison, compare
-from ecrl_cli.report.copies import once
-from ecrl_cli.report.evidence import Run, read_run
-from ecrl_cli.report.find import Place
+from ecrl_cli.report.model.comparison import Comparison, compare
+from ecrl_cli.report.model.copies import once
+from ecrl_cli.report.model.inputs import Place
+from ecrl_cli.report.model.run_record import Run, read_run
 from ecrl_cli.storage.files import write_json
 from tests.runs.builder import build_blk, build_ref, flip
 from tests.runs.spoil import at_step, edit_json, edit_lines

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from ecrl_cli.metrics.statistics import paired
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
-from ecrl_cli.report.figures import picture, say
+from ecrl_cli.report.figures.export import picture, say
 from ecrl_cli.report.formats import change, duration, minus, rate
-from ecrl_cli.report.sheet import plain_sheet
+from ecrl_cli.report.tables.html_table import plain_sheet
 from tests.unit.report_runs import Plan, Simulation, arms, judged, make_run, make_sweep
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{"

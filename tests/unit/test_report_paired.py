@@ -13,14 +13,27 @@ from matplotlib.patches import Rectangle
 
 from ecrl_cli.metrics.statistics import paired, summary
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.report.claims import claims
-from ecrl_cli.report.comparison import ALL, Comparison, compare
-from ecrl_cli.report.effect_tables import comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
-from ecrl_cli.report.effect_text import brief, tables
-from ecrl_cli.report.effects import contrasted
-from ecrl_cli.report.paired import AGAIN, NO_FLOOR, SAME, Floor, above_floor, against_floor, contrasts, floors, noise_floor, pairs, told_apart, versus
-from ecrl_cli.report.run_figures import draw_effects
-from ecrl_cli.report.sheets import wins
+from ecrl_cli.report.figures.runs import draw_effects
+from ecrl_cli.report.model.comparison import ALL, Comparison, compare
+from ecrl_cli.report.model.contrasts import contrasted
+from ecrl_cli.report.model.paired import (
+    AGAIN,
+    NO_FLOOR,
+    SAME,
+    Floor,
+    above_floor,
+    against_floor,
+    contrasts,
+    floors,
+    noise_floor,
+    pairs,
+    told_apart,
+    versus,
+)
+from ecrl_cli.report.tables.run_tables import wins
+from ecrl_cli.report.tables.statistics import brief, tables
+from ecrl_cli.report.tables.statistics_rows import comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
+from ecrl_cli.report.text.claims import claims
 from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, make_run, make_sweep, timed
 
 

@@ -17,16 +17,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import ecrl_cli.report.build
-from ecrl_cli.report.comparison import Comparison
-from ecrl_cli.report.effects import contrasted
-from ecrl_cli.report.figures import Sketch, drawn
-from ecrl_cli.report.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, drawn_bars, intervals, marks, middle
-from ecrl_cli.report.published.figures import published_pictures
-from ecrl_cli.report.published.sample import experiments
-from ecrl_cli.report.run_figures import draw_effects, draw_goodput, draw_losses
-from ecrl_cli.report.study_figures import draw
-from ecrl_cli.studies.result import Figure as StudyFigure
-from ecrl_cli.studies.result import Series
+from ecrl_cli.replication.report.figures import published_pictures
+from ecrl_cli.replication.report.sample import experiments
+from ecrl_cli.report.figures.export import Sketch, drawn
+from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, drawn_bars, intervals, marks, middle
+from ecrl_cli.report.figures.runs import draw_effects, draw_goodput, draw_losses
+from ecrl_cli.report.figures.studies import draw
+from ecrl_cli.report.model.comparison import Comparison
+from ecrl_cli.report.model.contrasts import contrasted
+from ecrl_cli.studies.frame.result import Figure as StudyFigure
+from ecrl_cli.studies.frame.result import Series
 from tests.unit.published_runs import matrix
 from tests.unit.report_runs import compared, full_sweep
 
@@ -92,7 +92,7 @@ def test_every_kind_of_figure_that_seaborn_has_a_plot_for_goes_through_it(two: C
 def test_the_published_figures_go_through_seaborn(tmp_path: Path, plotted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     matrix(tmp_path / "sweep", ("cifar10-r18-base",))
     shown = experiments(compared(tmp_path / "sweep"))
-    monkeypatch.setattr("ecrl_cli.report.published.figures.drawn", lambda sketches: [sketch.draw() for sketch in sketches])
+    monkeypatch.setattr("ecrl_cli.replication.report.figures.drawn", lambda sketches: [sketch.draw() for sketch in sketches])
     assert len(published_pictures(shown)) == 3
     assert plotted.count("barplot") == 2 and plotted.count("lineplot") == 8
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from ecrl_cli.metrics.statistics import Paired, paired
-from ecrl_cli.report.arms import arms_of
+from ecrl_cli.replication.report import claims as claims_module
+from ecrl_cli.replication.report.claims import Claim, claims
+from ecrl_cli.replication.report.findings import NewFinding, new_findings
+from ecrl_cli.replication.report.limits import limits
+from ecrl_cli.replication.report.publication import publication
+from ecrl_cli.replication.report.sample import Experiment, experiments
+from ecrl_cli.replication.report.values import SUITES
 from ecrl_cli.report.build import report
-from ecrl_cli.report.published import claims as claims_module
-from ecrl_cli.report.published.claims import Claim, claims
-from ecrl_cli.report.published.findings import NewFinding, new_findings
-from ecrl_cli.report.published.limits import limits
-from ecrl_cli.report.published.model import Publication
-from ecrl_cli.report.published.publication import publication
-from ecrl_cli.report.published.sample import Experiment, experiments
-from ecrl_cli.report.published.values import SUITES
+from ecrl_cli.report.model.arms import arms_of
+from ecrl_cli.report.model.replication import Publication
 from tests.unit.published_runs import SEEDS, cell, diverge, matrix, read, recorded, run_of
 from tests.unit.report_runs import Plan, edit, make_sweep
 
@@ -38,7 +38,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take most of the time and add nothing to an artifact."""
-    monkeypatch.setattr("ecrl_cli.report.published.publication.published_pictures", lambda found: ())
+    monkeypatch.setattr("ecrl_cli.replication.report.publication.published_pictures", lambda found: ())
 
 
 @pytest.fixture(scope="module")

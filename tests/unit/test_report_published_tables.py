@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.report.published import values
-from ecrl_cli.report.published.model import PublishedTable
-from ecrl_cli.report.published.sample import experiments
-from ecrl_cli.report.published.setting import differences, facts, in_full, in_short
-from ecrl_cli.report.published.tables import published_tables
+from ecrl_cli.replication.report import values
+from ecrl_cli.replication.report.sample import experiments
+from ecrl_cli.replication.report.setting import differences, facts, in_full, in_short
+from ecrl_cli.replication.report.tables import published_tables
+from ecrl_cli.report.model.replication import PublishedTable
 from ecrl_cli.storage.files import write_json
 from tests.unit.published_runs import SEEDS, SUITES, cell, diverge, matrix, read, recorded, run_of
 from tests.unit.report_runs import Plan, edit, make_run, make_sweep

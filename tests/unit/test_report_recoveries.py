@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.report.answer import answer
-from ecrl_cli.report.comparison import Comparison, compare
-from ecrl_cli.report.evidence import read_run
-from ecrl_cli.report.find import places
-from ecrl_cli.report.recovery_table import recoveries_table
-from ecrl_cli.report.tables import CSV_FILES, as_csv
-from ecrl_cli.report.text import markdown
+from ecrl_cli.report.model.comparison import Comparison, compare
+from ecrl_cli.report.model.inputs import places
+from ecrl_cli.report.model.run_record import read_run
+from ecrl_cli.report.render.markdown import markdown
+from ecrl_cli.report.tables.csv_files import CSV_FILES, as_csv
+from ecrl_cli.report.tables.recoveries import recoveries_table
+from ecrl_cli.report.text.summary import answer
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_rollback, build_spared
 

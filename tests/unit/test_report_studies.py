@@ -21,8 +21,8 @@ from ecrl_cli.records.layout import RunLayout, StudyLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.formats import proportion as shown_proportion
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Figure, Findings, Series, Table, proportion
-from ecrl_cli.studies.study import Skip
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Findings, Series, Table, proportion
+from ecrl_cli.studies.frame.study import Skip
 from tests.unit.report_runs import Plan, arms, judged_again, make_run, make_sweep
 from tests.unit.test_report_page import HOSTILE, Page
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint.lines import CheckpointLog
-from ecrl_cli.checkpoint.wire import Channel
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
+from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EvidenceMissing, RunDirectoryError, StorageError
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.run_config import read_run_config
-from ecrl_cli.runs.directory import claim, claim_sweep
-from ecrl_cli.supervision.record import RecordKeeper
+from ecrl_cli.runs.run_dir_checks import claim, claim_sweep
+from ecrl_cli.supervision.attempts.supervisor_record import RecordKeeper
 
 
 def test_a_path_that_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.cli import jobs
+from ecrl_cli.cli import hydra_jobs
 from ecrl_cli.cli.main import main
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.elastic import sizes
@@ -18,7 +18,7 @@ from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, RecoveryConf
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import REFERENCES, RunLayout
-from ecrl_cli.report.find import places
+from ecrl_cli.report.model.inputs import places
 from ecrl_cli.runs import run as runs
 from ecrl_cli.runs.reference import place, reference_of, to_train, wanted
 from ecrl_cli.runs.run import FINISHED, Desk, RunResult
@@ -105,7 +105,7 @@ class Recorded:
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     stand_in = Recorded(tmp_path / "scratch")
-    monkeypatch.setattr(jobs, "run", stand_in)
+    monkeypatch.setattr(hydra_jobs, "run", stand_in)
     monkeypatch.setattr(runs, "run", stand_in)
     monkeypatch.chdir(tmp_path)
     return stand_in

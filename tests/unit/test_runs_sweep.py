@@ -13,13 +13,13 @@ from rich.console import Console
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import RunHeld
 from ecrl_cli.records.layout import RunLayout, SweepLayout
-from ecrl_cli.runs import reuse
-from ecrl_cli.runs.board import Board
+from ecrl_cli.runs import compatibility
 from ecrl_cli.runs.environment import environment
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.runs.sweep import Todo, read_manifest, sweep, todo
+from ecrl_cli.runs.sweep_progress import Board
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.lock import held
+from ecrl_cli.supervision.run_lock import held
 from tests.runs.builder import build_ref
 
 GOOD = RunResult(0, "completed", "target reached")
@@ -94,7 +94,7 @@ def begun(folder: Path, **changed: object) -> RunLayout:
 
 def test_runs_of_this_code_and_machine_agree_whatever_document_was_committed_since(tmp_path: Path) -> None:
     layouts = {"same": begun(tmp_path / "same", git_revision="another"), "new": RunLayout(tmp_path / "new")}
-    assert reuse.disagreements(layouts) == {}
+    assert compatibility.disagreements(layouts) == {}
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
         "lost": begun(tmp_path / "lost"),
     }
     layouts["lost"].environment.unlink()
-    found = reuse.disagreements(layouts)
+    found = compatibility.disagreements(layouts)
     assert found["code"].startswith("source_sha256 '0123' there and ") and "," not in found["code"]
     assert "packages.torch '1.0' there" in found["machine"] and "kernel '2.6' there" in found["machine"]
     assert found["older"].startswith("git_revision 'another' there") and "missing" in found["lost"]

@@ -9,7 +9,7 @@ import pytest
 from ecrl_cli.errors import RunDirectoryError
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.report.build import report
-from ecrl_cli.runs.directory import claim
+from ecrl_cli.runs.run_dir_checks import claim
 from tests.runs.builder import build_clean, config_of
 
 

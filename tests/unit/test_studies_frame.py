@@ -18,11 +18,11 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EcrlError, RecordError, RunDirectoryError, Stopped
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.journal import read_journal
-from ecrl_cli.studies import catalog
-from ecrl_cli.studies.pool import results
-from ecrl_cli.studies.result import Findings, proportion, upper_bound
-from ecrl_cli.studies.runner import check_folder, replay, run_study
-from ecrl_cli.studies.study import Record, Setting, Skip, Trial
+from ecrl_cli.studies.frame import registry
+from ecrl_cli.studies.frame.pool import results
+from ecrl_cli.studies.frame.result import Findings, proportion, upper_bound
+from ecrl_cli.studies.frame.runner import check_folder, replay, run_study
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Trial
 
 CONFIG = StudyConfig(WriteLatency(), seed=5, workers=1)
 
@@ -59,7 +59,7 @@ class Toy:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
     made = type("MyToy", (Toy,), {"ran": []})
-    monkeypatch.setattr(catalog, "make_study", made)
+    monkeypatch.setattr(registry, "make_study", made)
     for module in ("runner", "pool"):
         monkeypatch.setattr(f"ecrl_cli.studies.{module}.make_study", made)
     return made
@@ -149,7 +149,7 @@ def die(trial: Trial) -> None:
 
 
 def test_a_worker_that_dies_is_an_error_of_one_line(tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecrl_cli.studies.pool._work", die)
+    monkeypatch.setattr("ecrl_cli.studies.frame.pool._work", die)
     study = toy(Setting(CONFIG, tmp_path))
     with pytest.raises(EcrlError, match="a worker process has died"):
         list(results(replace(CONFIG, study=Corruption(), workers=2), tmp_path, study, study.plan(), say=lambda line: None))
@@ -207,7 +207,7 @@ def test_only_its_own_folder_is_used(tmp_path: Path, toy: type[Toy]) -> None:
 def test_records_of_other_code_are_not_gone_on_with(tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch) -> None:
     run_study(CONFIG, tmp_path, lambda line: None)
     check_folder(CONFIG, tmp_path)
-    monkeypatch.setattr("ecrl_cli.studies.runner.code_revision", lambda: "ecrl 99")
+    monkeypatch.setattr("ecrl_cli.studies.frame.runner.code_revision", lambda: "ecrl 99")
     with pytest.raises(RunDirectoryError, match="trials of both would be mixed"):
         check_folder(CONFIG, tmp_path)
 
@@ -265,7 +265,7 @@ def test_the_real_command_sweeps_and_answers_as_json(tmp_path: Path, monkeypatch
 
 
 def test_every_option_of_a_study_can_be_composed(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in catalog._STUDIES.builtin:
+    for name in registry._STUDIES.builtin:
         try:
             assert main(["study", f"study={name}", "--cfg", "job"]) == 0
         except EcrlError as error:  # pragma: no cover

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint import guard, manifest
-from ecrl_cli.checkpoint.guard import examine
-from ecrl_cli.checkpoint.protocol import FORMAT_VERSION
+from ecrl_cli.checkpoint.format import manifest
+from ecrl_cli.checkpoint.format.names import FORMAT_VERSION
+from ecrl_cli.checkpoint.store import integrity
+from ecrl_cli.checkpoint.store.integrity import examine
 from ecrl_cli.config.studies import Compat
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies import compat
+from ecrl_cli.studies.frame.study import Record, Setting
 from ecrl_cli.studies.golden.make import EXPECTED, LAYOUTS
 from ecrl_cli.studies.golden.make import make as make_golden
-from ecrl_cli.studies.study import Record, Setting
 
 MOST_BYTES = 100_000
 
@@ -101,13 +102,13 @@ def _lenient(kind: Any, value: dict[str, Any]) -> Any:
 
 
 def test_a_reader_that_opens_parts_before_the_version_is_known_fails_the_gate(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = guard._Reader.take_manifest
+    take = integrity._Reader.take_manifest
 
     def hasty(self: Any, data: bytes) -> None:
         self.small("model.safetensors", 10_000)
         take(self, data)
 
-    monkeypatch.setattr(guard._Reader, "take_manifest", hasty)
+    monkeypatch.setattr(integrity._Reader, "take_manifest", hasty)
     assert "refused" in gates(setting, lambda key: key == "refused/group/the_next_version")
 
 

@@ -14,21 +14,22 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint import guard
-from ecrl_cli.checkpoint.guard import examine
-from ecrl_cli.checkpoint.protocol import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.checkpoint.store import integrity
+from ecrl_cli.checkpoint.store.integrity import examine
 from ecrl_cli.config.studies import Corruption
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.corruption import anchors, clean, exhaustive, faults, mutants, planted, published, recovery, scattered, structural
+from ecrl_cli.studies.corruption import clean, exhaustive, faults, published, random_faults, recovery, stock_loaders, structural
+from ecrl_cli.studies.corruption.bytes_fs import look_at, taken
 from ecrl_cli.studies.corruption.content import GUARD, image_of, store_in, training_specs
 from ecrl_cli.studies.corruption.findings import findings
-from ecrl_cli.studies.corruption.mechanisms import seen_by
-from ecrl_cli.studies.corruption.shelf import look_at, taken
+from ecrl_cli.studies.corruption.layer_ablation import seen_by
 from ecrl_cli.studies.corruption.study import make
 from ecrl_cli.studies.corruption.tables_faults import published_findings
 from ecrl_cli.studies.corruption.tables_other import anchor_findings, planted_findings
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Trial
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Trial
+from ecrl_cli.studies.mutants import layers, repair
 
 SMALL = Corruption(trials=1, random=2, seeds=1, clean=4, flips=2)
 Planting = Callable[[], AbstractContextManager[None]]
@@ -78,7 +79,7 @@ def whole(tmp_path: Path) -> dict[str, bytes]:
 def test_the_plan_is_fixed_by_the_seed_and_every_key_is_its_own(setting: Setting) -> None:
     plan = make(setting).plan()
     assert plan == make(setting).plan() and len({trial.key for trial in plan}) == len(plan)
-    assert {trial.facts["arm"] for trial in plan} == {*SMALL.arms, planted.ARM}
+    assert {trial.facts["arm"] for trial in plan} == {*SMALL.arms, repair.ARM}
     without = Setting(StudyConfig(replace(SMALL, arms=("published",), planted=False)), setting.scratch)
     assert {trial.facts["arm"] for trial in make(without).plan()} == {"published"}
 
@@ -93,7 +94,7 @@ def test_the_default_is_the_published_number_and_at_least_what_is_asked_for(sett
 
 
 def test_a_small_study_passes_every_gate_and_its_findings_are_json(setting: Setting) -> None:
-    arms = (published, scattered, recovery, clean)
+    arms = (published, random_faults, recovery, clean)
     found = findings(records(setting, [trial for arm in arms for trial in of_arm(setting, arm.ARM)]))
     assert not failed(found), found.gates
     rows = {row["fault"]: row for row in found.tables[0].rows}
@@ -105,7 +106,7 @@ def test_a_small_study_passes_every_gate_and_its_findings_are_json(setting: Sett
 
 
 def test_a_trial_gives_the_same_again(setting: Setting) -> None:
-    for arm in (published, scattered, recovery):
+    for arm in (published, random_faults, recovery):
         trial = of_arm(setting, arm.ARM)[0]
         assert records(setting, [trial]) == records(setting, [trial])
 
@@ -148,7 +149,7 @@ def test_every_mutation_of_a_region_is_another_one_and_every_byte_has_its_turn()
 def test_memory_and_disk_answer_alike(tmp_path: Path, whole: dict[str, bytes]) -> None:
     path, rng = tmp_path / "run" / "checkpoints" / "step_00000010", random.Random(4)
     for _ in range(60):
-        damaged, _where = scattered.injured(whole, rng.choice(scattered.FAULTS), rng)
+        damaged, _where = random_faults.injured(whole, rng.choice(random_faults.FAULTS), rng)
         for name, data in damaged.items():
             published.overwrite(path / name, data)
         report = examine(path, GUARD)
@@ -217,7 +218,7 @@ def sample(setting: Setting) -> list[Trial]:
     short = [replace(trial, facts=trial.facts | {"start": 0, "stop": 20}) for trial in places]
     return [
         *of_arm(setting, published.ARM),
-        *of_arm(setting, scattered.ARM),
+        *of_arm(setting, random_faults.ARM),
         *of_arm(setting, recovery.ARM),
         *of_arm(setting, clean.ARM),
         *kept,
@@ -226,28 +227,28 @@ def sample(setting: Setting) -> list[Trial]:
 
 
 def test_a_guard_that_reads_no_contents_fails_the_gates(setting: Setting) -> None:
-    found = findings(records(setting, sample(setting), partial(mutants.planted, "contents")))
+    found = findings(records(setting, sample(setting), partial(layers.planted, "contents")))
     assert failed(found) >= {"random: detected", "structural: as expected", "exhaustive: detected", "exhaustive: enough"}
     assert not failed(found) & {"clean: no false positive", "random: typed"}
 
 
 def test_a_guard_that_raises_fails_the_gates(setting: Setting) -> None:
     trials = [trial for trial in sample(setting) if trial.facts["arm"] != recovery.ARM]
-    found = failed(findings(records(setting, trials, partial(mutants.planted, "errors as refusals"))))
+    found = failed(findings(records(setting, trials, partial(layers.planted, "errors as refusals"))))
     assert found >= {"random: typed", "random: detected", "structural: typed", "published: typed"}
 
 
 def test_a_guard_that_refuses_everything_fails_the_gates(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
-        raise guard.Refused("hash", "is not liked")
+        raise integrity.Refused("hash", "is not liked")
 
-    monkeypatch.setattr(guard, "_check_contents", refuse)
+    monkeypatch.setattr(integrity, "_check_contents", refuse)
     found = failed(findings(records(setting, sample(setting))))
     assert found >= {"published: no false positive", "clean: no false positive", "exhaustive: no-ops", "recovery"}
 
 
 def test_recovery_that_believes_the_newest_name_fails_its_gate(setting: Setting) -> None:
-    assert failed(findings(records(setting, of_arm(setting, recovery.ARM), partial(mutants.planted, "recovery asks the guard")))) == {"recovery"}
+    assert failed(findings(records(setting, of_arm(setting, recovery.ARM), partial(layers.planted, "recovery asks the guard")))) == {"recovery"}
 
 
 @pytest.mark.parametrize(("outcomes", "bound"), [(["detected"] * 3, True), (["detected", "silent_wrong"], False), ([], False)])
@@ -276,15 +277,15 @@ def test_a_study_without_no_ops_or_without_an_effect_fails_its_gates(setting: Se
 
 def no_faults(monkeypatch: pytest.MonkeyPatch, *rows: str) -> None:
     """Only these rows, and one random fault of each kind."""
-    every = planted._rows
-    monkeypatch.setattr(planted, "_rows", lambda setting: [trial for trial in every(setting) if trial.facts["row"] in rows])
-    monkeypatch.setattr(planted, "PER_FAULT", 2)
+    every = repair._rows
+    monkeypatch.setattr(repair, "_rows", lambda setting: [trial for trial in every(setting) if trial.facts["row"] in rows])
+    monkeypatch.setattr(repair, "PER_FAULT", 2)
 
 
 def test_a_layer_left_out_is_found_or_shown_to_be_backed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     no_faults(monkeypatch, "part of another attempt", "tensor digest wrong, made to agree")
     backed, back = "hashes of tensor files", "tensor digests"
-    trials = [trial for trial in of_arm(setting, planted.ARM) if trial.facts["mutant"] in (backed, back, f"{backed} + {back}")]
+    trials = [trial for trial in of_arm(setting, repair.ARM) if trial.facts["mutant"] in (backed, back, f"{backed} + {back}")]
     made = records(setting, trials)
     found = planted_findings(made)
     assert {row["mutant"]: row["answer"] for row in found.tables[0].rows} == {backed: "backed", back: "found", f"{backed} + {back}": "found"}
@@ -295,24 +296,24 @@ def test_a_layer_left_out_is_found_or_shown_to_be_backed(setting: Setting, monke
 
 def test_a_mutant_that_the_cases_do_not_reach_fails_the_gate(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     no_faults(monkeypatch, "part deleted")
-    trials = [trial for trial in of_arm(setting, planted.ARM) if trial.facts["mutant"] == "NaN"]
+    trials = [trial for trial in of_arm(setting, repair.ARM) if trial.facts["mutant"] == "NaN"]
     assert failed(planted_findings(records(setting, trials))) == {"planted"}
 
 
 def test_the_guard_is_whole_again_after_a_mutant() -> None:
-    before = {name: getattr(guard, name) for name in vars(guard)}
-    for name in mutants.names():
-        with mutants.planted(name):
+    before = {name: getattr(integrity, name) for name in vars(integrity)}
+    for name in layers.names():
+        with layers.planted(name):
             pass
-    assert {name: getattr(guard, name) for name in vars(guard)} == before
+    assert {name: getattr(integrity, name) for name in vars(integrity)} == before
 
 
 # --- stock loaders
 
 
-@pytest.mark.parametrize("loader", anchors.LOADERS)
+@pytest.mark.parametrize("loader", stock_loaders.LOADERS)
 def test_a_stock_loader_answers_every_flip(setting: Setting, loader: str) -> None:
-    found = records(setting, [trial for trial in of_arm(setting, anchors.ARM) if trial.facts["loader"] == loader])
+    found = records(setting, [trial for trial in of_arm(setting, stock_loaders.ARM) if trial.facts["loader"] == loader])
     assert sum(found[0].found[name] for name in ("raised", "silent_wrong", "harmless")) == SMALL.flips
     assert not failed(findings(found))
 

@@ -15,23 +15,23 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.protocol import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER
+from ecrl_cli.checkpoint.format.names import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER
 from ecrl_cli.config.studies import WRITING, CrashPoints
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.crash_points.bench import Bench
+from ecrl_cli.studies.crash_points.crash_server import memory_there
+from ecrl_cli.studies.crash_points.crash_targets import Save
 from ecrl_cli.studies.crash_points.findings import findings
-from ecrl_cli.studies.crash_points.killer import memory_there
 from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, PUBLISHED, survivor
-from ecrl_cli.studies.crash_points.scene import History, Payload, expected_of, image_of, recover, remains, store_config
 from ecrl_cli.studies.crash_points.search import UNSEEN, search
+from ecrl_cli.studies.crash_points.store_fixture import History, Payload, expected_of, image_of, recover, remains, store_config
 from ecrl_cli.studies.crash_points.study import make
-from ecrl_cli.studies.crash_points.victims import Save
-from ecrl_cli.studies.planted import PLANTED
-from ecrl_cli.studies.planted_guard import blind_at
-from ecrl_cli.studies.planted_store import PlantedStore
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Study, Trial
+from ecrl_cli.studies.crash_points.trial import Bench
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
+from ecrl_cli.studies.mutants.integrity import blind_at
+from ecrl_cli.studies.mutants.registry import PLANTED
+from ecrl_cli.studies.mutants.store import PlantedStore
 
 SMALL = CrashPoints(modes=("unsafe", "atomic_dirsync"), layouts=("group",), strategies=("blocking",), trials=2, fewer=1, kills=2, planted=False)
 PAYLOAD = Payload(1, 16_384, 8_192)
@@ -148,7 +148,7 @@ def test_a_guard_that_lets_a_changed_byte_pass_is_not_believed(tmp_path: Path, l
 
 
 def test_a_kill_that_comes_when_all_is_saved_hits_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecrl_cli.studies.crash_points.bench.BACK_TO_BACK", 1)
+    monkeypatch.setattr("ecrl_cli.studies.crash_points.trial.BACK_TO_BACK", 1)
     assert not bench.kill(Save("unsafe", "group"), 0.001)["hit"]
 
 
@@ -250,8 +250,8 @@ def test_the_state_of_the_files_in_the_published_words(tmp_path: Path, said: str
 def test_the_folder_in_memory_goes_when_the_study_and_its_group_are_killed(tmp_path: Path, number: int) -> None:
     code = (
         "import os, signal\n"
-        "from ecrl_cli.studies.crash_points.bench import Bench\n"
-        "from ecrl_cli.studies.crash_points.scene import Payload\n"
+        "from ecrl_cli.studies.crash_points.trial import Bench\n"
+        "from ecrl_cli.studies.crash_points.store_fixture import Payload\n"
         "killer = Bench('memory', Payload(1, 4096, 4096))._killer\n"
         "print(killer.folder, killer._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"

@@ -12,15 +12,15 @@ import pytest
 from ecrl_cli.config.studies import DiskTimeline
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EvidenceMissing
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.metrics.disk import Disk, DiskLine
-from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies import disk_timeline
 from ecrl_cli.studies.disk_timeline import Stretch
-from ecrl_cli.studies.runner import run_study
-from ecrl_cli.studies.study import Record
+from ecrl_cli.studies.frame.runner import run_study
+from ecrl_cli.studies.frame.study import Record
 
 CONFIG = StudyConfig(DiskTimeline(checkpoints=2, every_s=0.05, interval_s=0.05, fine_s=0.01))
 

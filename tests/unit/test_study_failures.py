@@ -18,26 +18,26 @@ from typing import Any
 import pytest
 
 from ecrl_cli.config.build import build
-from ecrl_cli.config.entries import parse
+from ecrl_cli.config.fault_spec import parse
 from ecrl_cli.config.identity import run_name
 from ecrl_cli.config.studies import STRUCK, WRITING, Elastic, Failures
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.runs.run import RunResult
-from ecrl_cli.studies.elastic import findings as elastic_findings
-from ecrl_cli.studies.elastic.draw import SIZES, Course
-from ecrl_cli.studies.elastic.study import make as make_elastic
-from ecrl_cli.studies.failures.draw import EVERY, KINDS, TARGET, Setup, draw
-from ecrl_cli.studies.failures.findings import findings, who
-from ecrl_cli.studies.failures.study import make as make_failures
-from ecrl_cli.studies.remains import remaining
-from ecrl_cli.studies.replay import command
-from ecrl_cli.studies.study import Record, Setting
-from ecrl_cli.studies.training import bench as benches
-from ecrl_cli.studies.training.bench import Bench, Keys, Run
-from ecrl_cli.studies.training.planted import BUGS, REPLICA_BUGS, environment, planted
-from ecrl_cli.supervision.signals import StopSignals
+from ecrl_cli.studies.frame.leak_check import remaining
+from ecrl_cli.studies.frame.replay_command import command
+from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.mutants.recovery import BUGS, REPLICA_BUGS, environment, planted
+from ecrl_cli.studies.training import elastic_tables as elastic_findings
+from ecrl_cli.studies.training import trial as benches
+from ecrl_cli.studies.training.elastic_generator import SIZES, Course
+from ecrl_cli.studies.training.elastic_study import make as make_elastic
+from ecrl_cli.studies.training.failures_generator import EVERY, KINDS, TARGET, Setup, draw
+from ecrl_cli.studies.training.failures_study import make as make_failures
+from ecrl_cli.studies.training.failures_tables import findings, who
+from ecrl_cli.studies.training.trial import Bench, Keys, Run
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.verify.verdict import VALID as VALID_STATUS
 from ecrl_cli.verify.verdict import Finding, Verdict
 from tests.conftest import comes_true

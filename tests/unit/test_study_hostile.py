@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.canonical import parse
-from ecrl_cli.checkpoint.guard import examine
+from ecrl_cli.checkpoint.format.canonical_json import parse
+from ecrl_cli.checkpoint.store.integrity import examine
 from ecrl_cli.cli.compose import user_folders
 from ecrl_cli.config.studies import Hostile
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import ConfigError, RecordError, StorageError
-from ecrl_cli.failures.fired import fired_indices
+from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.reading import read_whole
-from ecrl_cli.studies.hostile import audit, inputs, looks
+from ecrl_cli.records.safe_read import read_whole
+from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.hostile import audit, inputs, readers
 from ecrl_cli.studies.hostile.findings import GROWTH, findings
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.isolation import isolated
 from ecrl_cli.studies.hostile.payloads import payloads
-from ecrl_cli.studies.hostile.scene import FILE_TYPES, GUARD, Scene, Stage
+from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, GUARD, Scene, Stage
 from ecrl_cli.studies.hostile.study import make
-from ecrl_cli.studies.study import Record, Setting
-from ecrl_cli.supervision.lock import held
+from ecrl_cli.supervision.run_lock import held
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_there_are_enough_inputs_and_every_group_of_the_list_is_there() -> None:
 def test_the_scene_is_good_before_the_adversary_comes(stage: Stage) -> None:
     with stage.scene() as scene:
         assert examine(scene.group, GUARD).ok and examine(scene.single, GUARD).ok
-        assert looks.look(replace(all_inputs()["pointers/latest_ok leads out"], act=lambda scene: None), scene).by == "passed over"
+        assert readers.look(replace(all_inputs()["pointers/latest_ok leads out"], act=lambda scene: None), scene).by == "passed over"
 
 
 def test_each_fifteenth_input_is_refused_by_name_and_runs_nothing(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def accepting(scene: Scene) -> None:
 def test_what_is_not_refused_is_called_taken_for_good(stage: Stage) -> None:
     for look, refusers in (("guard", ("hash",)), ("guard single", ("hash",)), ("records", ("config.json",)), ("lock", ("StorageError",))):
         with stage.scene() as scene:
-            seen = looks.look(inputs.Hostile("none", "nothing", look, refusers, accepting), scene)
+            seen = readers.look(inputs.Hostile("none", "nothing", look, refusers, accepting), scene)
         assert seen.outcome == "silent_wrong", look
 
 
@@ -87,9 +87,9 @@ def test_an_error_that_nobody_raised_on_purpose_is_untyped(stage: Stage, monkeyp
     def broken(*args: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(looks, "examine", broken)
+    monkeypatch.setattr(readers, "examine", broken)
     with stage.scene() as scene:
-        assert looks.look(all_inputs()["COMMIT/empty"], scene).outcome == "untyped"
+        assert readers.look(all_inputs()["COMMIT/empty"], scene).outcome == "untyped"
 
 
 def hang() -> dict[str, Any]:
@@ -108,9 +108,9 @@ def test_a_look_that_hangs_or_dies_is_said_to(tmp_path: Path) -> None:
 
 
 def test_memory_that_a_look_takes_is_seen(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "look", lambda hostile, scene: looks.Seen("detected", str(len(bytearray(100 * 2**20)))))
+    monkeypatch.setattr(readers, "look", lambda hostile, scene: readers.Seen("detected", str(len(bytearray(100 * 2**20)))))
     with stage.scene() as scene:
-        found = isolated(lambda: looks.measured(all_inputs()["COMMIT/empty"], scene), 20)
+        found = isolated(lambda: readers.measured(all_inputs()["COMMIT/empty"], scene), 20)
     assert found["grown"] > GROWTH
 
 

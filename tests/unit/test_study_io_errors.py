@@ -13,15 +13,15 @@ import pytest
 
 from ecrl_cli.config.studies import IoErrors
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.storage.faulty import Fault
-from ecrl_cli.studies.io_errors import full_disk, traced
+from ecrl_cli.storage.fault_injecting_fs import Fault
+from ecrl_cli.studies.frame.runner import run_study
+from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
+from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import run_cases
 from ecrl_cli.studies.io_errors.findings import ENOUGH, findings
-from ecrl_cli.studies.io_errors.mutants import MUTANTS
 from ecrl_cli.studies.io_errors.operations import NEWEST, NEXT, Cell
 from ecrl_cli.studies.io_errors.study import make, syncs_of_a_save
-from ecrl_cli.studies.runner import run_study
-from ecrl_cli.studies.study import Record, Setting, Study, Trial
+from ecrl_cli.studies.mutants.careless_fs import MUTANTS
 
 STRICT = Cell("group", "atomic_dirsync")
 
@@ -121,7 +121,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
 
 
-@pytest.mark.skipif(bool(traced.reason_against()), reason=traced.reason_against() or "no strace")
+@pytest.mark.skipif(bool(strace_faults.reason_against()), reason=strace_faults.reason_against() or "no strace")
 @pytest.mark.parametrize(("at", "outcome"), [(2, "previous"), (4, "new")])
 def test_a_sync_that_the_kernel_refuses(tmp_path: Path, at: int, outcome: str) -> None:
     with study(tmp_path, arms=("sync",), layouts=("single",), modes=("atomic_dirsync",), planted=False) as made:
@@ -133,7 +133,7 @@ def test_a_sync_that_the_kernel_refuses(tmp_path: Path, at: int, outcome: str) -
 
 
 def test_an_arm_that_cannot_run_is_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced, "reason_against", lambda: "strace is not installed")
+    monkeypatch.setattr(strace_faults, "reason_against", lambda: "strace is not installed")
     with study(tmp_path, arms=("sync", "calls"), operations=("claim",)) as made:
         assert [(skip.arm, skip.reason) for skip in made.skips()] == [("sync", "strace is not installed")]
         assert not [trial for trial in made.plan() if trial.facts["arm"] == "sync"]

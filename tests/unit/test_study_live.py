@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 
 from ecrl_cli.config.build import build
-from ecrl_cli.config.entries import parse
+from ecrl_cli.config.fault_spec import parse
 from ecrl_cli.config.identity import reference_id, run_name
 from ecrl_cli.config.studies import LiveRecovery
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import Attempt, Fired, PlannedFailure, RankLine, ResumedFrom
-from ecrl_cli.records.recovery import LedgerLine, Redone
-from ecrl_cli.records.recovery import Testimony as Spoken
-from ecrl_cli.studies.live import look
-from ecrl_cli.studies.live.draw import TARGET, Course, of_facts, present
-from ecrl_cli.studies.live.findings import findings
-from ecrl_cli.studies.live.oracle import can_tell, foretold
-from ecrl_cli.studies.live.story import Blow, Chapter, Story
-from ecrl_cli.studies.live.study import make
-from ecrl_cli.studies.study import Record, Setting
-from ecrl_cli.studies.training.planted_live import LIVE_BUGS
+from ecrl_cli.records.survivor_records import LedgerLine, Redone
+from ecrl_cli.records.survivor_records import Testimony as Spoken
+from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.mutants.in_place_recovery import LIVE_BUGS
+from ecrl_cli.studies.training import live_invariants
+from ecrl_cli.studies.training.live_generator import TARGET, Course, of_facts, present
+from ecrl_cli.studies.training.live_history import Blow, Chapter, Story
+from ecrl_cli.studies.training.live_oracle import can_tell, foretold
+from ecrl_cli.studies.training.live_study import make
+from ecrl_cli.studies.training.live_tables import findings
 from tests.unit.test_study_failures import failed
 
 COURSE = Course("lossy_forward", 3, 0, "none", 0.0)
@@ -104,7 +104,7 @@ def retold(told: Story, number: int = 0, **changes: Any) -> Story:
 
 
 def test_a_run_that_is_well_is_found_well() -> None:
-    assert {name: asked(story()) for name, asked in look.LOOKS.items()} == {"apart": "", "restarted": "", "ledger": ""}
+    assert {name: asked(story()) for name, asked in live_invariants.LOOKS.items()} == {"apart": "", "restarted": "", "ledger": ""}
 
 
 def spoken(told: Story, rank: int, **changes: Any) -> Story:
@@ -114,21 +114,21 @@ def spoken(told: Story, rank: int, **changes: Any) -> Story:
 
 def test_survivors_that_are_not_alike_are_apart() -> None:
     told, lines = story(), story().chapters[0].lines
-    assert "differ behind step 2" in look.apart(retold(told, lines=lines | {2: (lines[2][0], line(2, 2, 0, "other"))}))
-    assert "state_digest" in look.apart(spoken(told, 2, state_digest="other"))
-    assert "alive" in look.apart(spoken(told, 2, alive=(0, 1, 2)))
-    assert "redone" in look.apart(spoken(told, 0, redone=()))
-    assert "logged" in look.apart(spoken(spoken(told, 0, state_digest="rote"), 2, state_digest="rote")), "alike, and not what was logged"
-    assert "no testimony" in look.apart(retold(told, testimonies={0: told.chapters[0].testimonies[0]}))
-    assert "was struck and went on" in look.apart(retold(told, blows=(replace(told.chapters[0].blows[0], ranks=frozenset((2,))),)))
+    assert "differ behind step 2" in live_invariants.apart(retold(told, lines=lines | {2: (lines[2][0], line(2, 2, 0, "other"))}))
+    assert "state_digest" in live_invariants.apart(spoken(told, 2, state_digest="other"))
+    assert "alive" in live_invariants.apart(spoken(told, 2, alive=(0, 1, 2)))
+    assert "redone" in live_invariants.apart(spoken(told, 0, redone=()))
+    assert "logged" in live_invariants.apart(spoken(spoken(told, 0, state_digest="rote"), 2, state_digest="rote")), "alike, and not what was logged"
+    assert "no testimony" in live_invariants.apart(retold(told, testimonies={0: told.chapters[0].testimonies[0]}))
+    assert "was struck and went on" in live_invariants.apart(retold(told, blows=(replace(told.chapters[0].blows[0], ranks=frozenset((2,))),)))
     late = replace(told.chapters[1].attempt, resumed_from_step=1)
-    assert "goes on behind step 1" in look.apart(retold(told, 1, attempt=late))
+    assert "goes on behind step 1" in live_invariants.apart(retold(told, 1, attempt=late))
 
 
 def test_what_goes_back_to_a_checkpoint_need_not_say_what_state_it_gives_up() -> None:
     told = spoken(spoken(story(), 0, state_digest=""), 2, state_digest="")
     back = replace(told, config=replace(told.config, recovery=replace(told.config.recovery, name="checkpoint_restart")))
-    assert "logged" in look.apart(told) and look.apart(back) == ""
+    assert "logged" in live_invariants.apart(told) and live_invariants.apart(back) == ""
 
 
 def anew(told: Story, outcome: str = "died") -> Story:
@@ -140,21 +140,21 @@ def anew(told: Story, outcome: str = "died") -> Story:
 
 def test_a_restart_is_excused_only_where_nobody_could_go_on() -> None:
     told = anew(story())
-    assert "ranks [0, 2] were left" in look.restarted(told)
-    assert "ranks [0, 2] were left" in look.restarted(anew(story(), "hung"))
+    assert "ranks [0, 2] were left" in live_invariants.restarted(told)
+    assert "ranks [0, 2] were left" in live_invariants.restarted(anew(story(), "hung"))
     every = replace(told.chapters[0].blows[0], ranks=frozenset((0, 1, 2)))
-    assert look.restarted(retold(told, blows=(every,))) == "", "nobody was left"
+    assert live_invariants.restarted(retold(told, blows=(every,))) == "", "nobody was left"
     odd = replace(told, config=replace(told.config, global_batch=141))
-    assert look.restarted(odd) == "", "two do not share 141 samples"
-    assert look.restarted(replace(told, config=build(Course("checkpoint_restart", 3, 1, "none", 0.0).keys()))) == ""
+    assert live_invariants.restarted(odd) == "", "two do not share 141 samples"
+    assert live_invariants.restarted(replace(told, config=build(Course("checkpoint_restart", 3, 1, "none", 0.0).keys()))) == ""
     back = build(Course("immediate_rollback", 3, 1, "none", 0.0).keys())
-    assert look.restarted(replace(told, config=back)), "one spare was enough"
+    assert live_invariants.restarted(replace(told, config=back)), "one spare was enough"
     two = replace(told.chapters[0].blows[0], ranks=frozenset((0, 1)))
-    assert look.restarted(retold(replace(told, config=back), blows=(two,))) == "", "one spare for two"
+    assert live_invariants.restarted(retold(replace(told, config=back), blows=(two,))) == "", "one spare for two"
     taken = replace(told.chapters[0].attempt, memory="survivors", joined=(2,), origins=(0, 1, 2))
-    assert look.restarted(retold(replace(told, config=back), attempt=taken)) == "", "the spare's successor need not be ready"
+    assert live_invariants.restarted(retold(replace(told, config=back), attempt=taken)) == "", "the spare's successor need not be ready"
     counted = retold(story(), attempt=replace(story().chapters[0].attempt, outcome="died"))
-    assert "ended as died, and its ranks went on" in look.restarted(counted)
+    assert "ended as died, and its ranks went on" in live_invariants.restarted(counted)
 
 
 def test_who_died_while_it_started_leaves_those_who_hold_the_state() -> None:
@@ -162,27 +162,27 @@ def test_who_died_while_it_started_leaves_those_who_hold_the_state() -> None:
     told = anew(story())
     attempt = replace(told.chapters[0].attempt, joined=(1,), memory="survivors", origins=(0, 1, 2))
     loading = replace(told.chapters[0].blows[0], planned=PlannedFailure(0, "kill", 0, 2, "load"), ranks=frozenset((0, 2)))
-    assert look.restarted(retold(told, attempt=attempt, blows=(loading,))) == ""
-    assert look.restarted(retold(told, attempt=attempt, blows=(replace(loading, ranks=frozenset((0,))),))), "rank 2 has it"
+    assert live_invariants.restarted(retold(told, attempt=attempt, blows=(loading,))) == ""
+    assert live_invariants.restarted(retold(told, attempt=attempt, blows=(replace(loading, ranks=frozenset((0,))),))), "rank 2 has it"
 
 
 def test_a_false_ledger_is_found() -> None:
     told = story()
     (lost,) = told.chapters[0].ledgers[0]
     fewer, more = replace(lost, samples=lost.samples[:-1]), replace(lost, layers=(*lost.layers, "last"))
-    assert "was lost and is not on the ledger (2 like it)" in look.ledger(retold(told, ledgers=dict.fromkeys((0, 2), (fewer,))))
-    assert "is on the ledger and was not lost" in look.ledger(retold(told, ledgers=dict.fromkeys((0, 2), (more,))))
-    assert "ledgers differ" in look.ledger(retold(told, ledgers={0: (lost,), 2: (fewer,)}))
+    assert "was lost and is not on the ledger (2 like it)" in live_invariants.ledger(retold(told, ledgers=dict.fromkeys((0, 2), (fewer,))))
+    assert "is on the ledger and was not lost" in live_invariants.ledger(retold(told, ledgers=dict.fromkeys((0, 2), (more,))))
+    assert "ledgers differ" in live_invariants.ledger(retold(told, ledgers={0: (lost,), 2: (fewer,)}))
     back = replace(told, config=build(Course("immediate_rollback", 3, 1, "none", 0.0).keys()))
-    assert "something was lost, with immediate_rollback" in look.ledger(back)
+    assert "something was lost, with immediate_rollback" in live_invariants.ledger(back)
 
 
 def test_who_dies_in_backward_cannot_have_contributed_whatever_is_said() -> None:
     told = retold(story(), ledgers={})
     said = {rank: replace(each, redone=(), layers=()) for rank, each in told.chapters[0].testimonies.items()}
-    assert "cannot have been applied" in look.ledger(retold(told, testimonies=said))
+    assert "cannot have been applied" in live_invariants.ledger(retold(told, testimonies=said))
     late = Blow(PlannedFailure(0, "kill", 1, 2, "optimizer", share=0.5), told.chapters[0].blows[0].fired, frozenset((1,)))
-    assert look.ledger(retold(told, testimonies=said, blows=(late,))) == "", "its gradients were with all"
+    assert live_invariants.ledger(retold(told, testimonies=said, blows=(late,))) == "", "its gradients were with all"
 
 
 def test_where_two_ranks_end_is_foretold_and_depends_on_who_contributed() -> None:
@@ -225,11 +225,11 @@ def test_every_gate_can_fail() -> None:
 
 def test_the_search_for_a_planted_bug_says_whether_one_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = iter(("valid", "idle", "apart"))
-    monkeypatch.setattr("ecrl_cli.studies.live.study.play", lambda *given: {"outcome": next(outcomes), "why": "they differ", "seen": ""})
+    monkeypatch.setattr("ecrl_cli.studies.training.live_study.play", lambda *given: {"outcome": next(outcomes), "why": "they differ", "seen": ""})
     planted = [trial for trial in study_of(tmp_path).plan() if trial.facts["arm"] == "planted"]
     assert [trial.facts["bug"] for trial in planted] == list(LIVE_BUGS)
     assert study_of(tmp_path).run(planted[0]) == {"found": True, "runs": 3, "by": "apart: they differ", "beside": ""}
-    monkeypatch.setattr("ecrl_cli.studies.live.study.play", lambda *given: {"outcome": "valid", "why": "", "seen": ""})
+    monkeypatch.setattr("ecrl_cli.studies.training.live_study.play", lambda *given: {"outcome": "valid", "why": "", "seen": ""})
     assert study_of(tmp_path).run(planted[0])["found"] is False
 
 

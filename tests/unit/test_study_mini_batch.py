@@ -20,27 +20,27 @@ from ecrl_cli.config.study import build_study
 from ecrl_cli.errors import ConfigError, DatasetError
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import StudyLayout
-from ecrl_cli.records.recovery import LOST, REPEATED
-from ecrl_cli.report.find import StudyPlace
-from ecrl_cli.report.study_figures import draw
-from ecrl_cli.report.study_record import read_studies
-from ecrl_cli.studies.mini_batch import estimate
-from ecrl_cli.studies.mini_batch.cells import Cell, corrections, planned, survivors, try_scenario
-from ecrl_cli.studies.mini_batch.checkpoints import Checkpoints
-from ecrl_cli.studies.mini_batch.findings import findings
-from ecrl_cli.studies.mini_batch.gates import due
-from ecrl_cli.studies.mini_batch.long_run import struck
-from ecrl_cli.studies.mini_batch.model import MiniBatch, predicted_s
-from ecrl_cli.studies.mini_batch.outliers import left_out
-from ecrl_cli.studies.mini_batch.parts import measured
-from ecrl_cli.studies.mini_batch.samples import samples_of
-from ecrl_cli.studies.mini_batch.scene import Corrections, Failure, Scene
-from ecrl_cli.studies.mini_batch.sizes import PAPER, SIZES, SMALL, SMOKE
-from ecrl_cli.studies.mini_batch.strategies import EXACT, RECOVER
-from ecrl_cli.studies.mini_batch.trainee import State, Trainee
-from ecrl_cli.studies.mini_batch.workers import Pass, Workers, average
-from ecrl_cli.studies.study import Record
-from ecrl_cli.verify.ledger import unaccounted
+from ecrl_cli.records.survivor_records import LOST, REPEATED
+from ecrl_cli.replication.mini_batch import estimate
+from ecrl_cli.replication.mini_batch.cells import Cell, corrections, planned, survivors, try_scenario
+from ecrl_cli.replication.mini_batch.checkpoints import Checkpoints
+from ecrl_cli.replication.mini_batch.components import measured
+from ecrl_cli.replication.mini_batch.findings import findings
+from ecrl_cli.replication.mini_batch.gates import due
+from ecrl_cli.replication.mini_batch.long_run import struck
+from ecrl_cli.replication.mini_batch.model import MiniBatch, predicted_s
+from ecrl_cli.replication.mini_batch.outliers import left_out
+from ecrl_cli.replication.mini_batch.samples import samples_of
+from ecrl_cli.replication.mini_batch.scene import Corrections, Failure, Scene
+from ecrl_cli.replication.mini_batch.simulated_trainer import State, Trainee
+from ecrl_cli.replication.mini_batch.sizes import PAPER, SIZES, SMALL, SMOKE
+from ecrl_cli.replication.mini_batch.strategies import EXACT, RECOVER
+from ecrl_cli.replication.mini_batch.workers import Pass, Workers, average
+from ecrl_cli.report.figures.studies import draw
+from ecrl_cli.report.model.inputs import StudyPlace
+from ecrl_cli.report.model.study_record import read_studies
+from ecrl_cli.studies.frame.study import Record
+from ecrl_cli.verify.sample_accounting import unaccounted
 
 WORKERS, FAILING, SEED = 4, 3, 7
 CONFIG = MiniBatchFailure(scale="smoke", replicas=WORKERS, survivors=(2, 3), percents=(25, 75), seeds=2, failures=2, rounds=1, averages=0)

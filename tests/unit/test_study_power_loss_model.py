@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.catalog import Choice
-from ecrl_cli.checkpoint.guard import GuardReport
+from ecrl_cli.checkpoint.store.catalog import Choice
+from ecrl_cli.checkpoint.store.integrity import GuardReport
 from ecrl_cli.config.studies import POWER_LOSS_WORKLOADS, PowerLoss
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, Fs
-from ecrl_cli.storage.model import ModelFs
+from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import WriteMode, replace_small, write_new
-from ecrl_cli.studies.planted import PLANTED, Planted
-from ecrl_cli.studies.power_loss import model_findings, model_judge
+from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.mutants.power_loss import hunt
+from ecrl_cli.studies.mutants.registry import PLANTED, Planted
+from ecrl_cli.studies.power_loss import model_findings, model_invariants
 from ecrl_cli.studies.power_loss.model_arm import ModelArm
 from ecrl_cli.studies.power_loss.model_cell import Cell, Limits
 from ecrl_cli.studies.power_loss.model_disk import MODELS, Disk
-from ecrl_cli.studies.power_loss.model_forest import Forest
-from ecrl_cli.studies.power_loss.model_judge import Judge, Recovered, outcome
-from ecrl_cli.studies.power_loss.model_planted import hunt
-from ecrl_cli.studies.power_loss.model_work import ROOT, RUN, WORKLOADS, Bench, played
-from ecrl_cli.studies.study import Record, Setting
+from ecrl_cli.studies.power_loss.model_invariants import Judge, Recovered, outcome
+from ecrl_cli.studies.power_loss.tree_store import Forest
+from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, WORKLOADS, Bench, played
 
 NAMES_ONLY = WriteMode(sync_files=False)
 
@@ -139,7 +139,7 @@ def cell(workload: str, mode: str, model: str, judge: Judge | None = None, state
 
 
 def test_a_guard_that_raises_or_never_ends_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_judge, "_CALLS", 300)
+    monkeypatch.setattr(model_invariants, "_CALLS", 300)
 
     def raises(path: Path, config: object = None, fs: object = None) -> GuardReport:
         raise ZeroDivisionError

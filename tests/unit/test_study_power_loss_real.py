@@ -19,6 +19,7 @@ from ecrl_cli.config.studies import PowerLoss
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.studies.frame.study import Record, Setting
 from ecrl_cli.studies.power_loss import real_arms
 from ecrl_cli.studies.power_loss.disk_mounts import cut_off
 from ecrl_cli.studies.power_loss.disk_server import DiskWrite, LoggedDisk, read_log
@@ -27,7 +28,6 @@ from ecrl_cli.studies.power_loss.real_arms import RealArms, classes_seen, not_ki
 from ecrl_cli.studies.power_loss.real_findings import real_findings
 from ecrl_cli.studies.power_loss.real_process import Answer, Saver, outcome_of
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, Payload, Recovered, StoreSubject
-from ecrl_cli.studies.study import Record, Setting
 from tests.conftest import comes_true
 
 PAYLOAD = Payload(7, 4096, 2048)

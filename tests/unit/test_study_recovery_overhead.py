@@ -20,24 +20,24 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.history.timeline import Piece, Timeline
 from ecrl_cli.records.layout import StudyLayout
+from ecrl_cli.replication.overhead import checks, experiments, measured, optimum, published_claim
+from ecrl_cli.replication.overhead.closed_forms import daly, daly_first, exact_interval, expected_wall, segment_s, young
+from ecrl_cli.replication.overhead.gates import gates
+from ecrl_cli.replication.overhead.job_model import Course
+from ecrl_cli.replication.overhead.measured import measured_parts, parts_without, recordings
+from ecrl_cli.replication.overhead.optimum import search
+from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts, typed
+from ecrl_cli.replication.overhead.record_index import Ledger
+from ecrl_cli.replication.overhead.simulate import Failures, simulate, sweep, system_mtbf
+from ecrl_cli.replication.overhead.spread import Told, inverse, told
+from ecrl_cli.replication.overhead.strategies import BY_NAME, Loss, Scene, course, expected_loss, waiting
+from ecrl_cli.replication.overhead.study import make
+from ecrl_cli.replication.overhead.tables import published, scenarios, threshold
 from ecrl_cli.report.build import report
-from ecrl_cli.report.study_figures import draw
-from ecrl_cli.studies.overhead import checks, experiments, measured, optimum, two_minutes
-from ecrl_cli.studies.overhead.closed import daly, daly_first, exact_interval, expected_wall, segment_s, young
-from ecrl_cli.studies.overhead.course import Course
-from ecrl_cli.studies.overhead.gates import gates
-from ecrl_cli.studies.overhead.ledger import Ledger
-from ecrl_cli.studies.overhead.measured import measured_parts, parts_without, recordings
-from ecrl_cli.studies.overhead.optimum import search
-from ecrl_cli.studies.overhead.parts import PUBLISHED, Parts, typed
-from ecrl_cli.studies.overhead.simulate import Failures, simulate, sweep, system_mtbf
-from ecrl_cli.studies.overhead.spread import Told, inverse, told
-from ecrl_cli.studies.overhead.strategies import BY_NAME, Loss, Scene, course, expected_loss, waiting
-from ecrl_cli.studies.overhead.study import make
-from ecrl_cli.studies.overhead.tables import published, scenarios, threshold
-from ecrl_cli.studies.result import Figure, Series
-from ecrl_cli.studies.runner import run_study
-from ecrl_cli.studies.study import Record, Setting, Study
+from ecrl_cli.report.figures.studies import draw
+from ecrl_cli.studies.frame.result import Figure, Series
+from ecrl_cli.studies.frame.runner import run_study
+from ecrl_cli.studies.frame.study import Record, Setting, Study
 from tests.runs.builder import build_blk, build_clean, build_ref
 
 HOUR = 3600.0
@@ -272,14 +272,14 @@ def test_the_crossover_is_where_both_cost_the_same() -> None:
 
 def test_two_minutes_at_a_hundred_thousand() -> None:
     """At the MTBF that makes the sentence true two minutes is the longest interval of 90%; the source's own 40,000 h want a slower restart."""
-    needed = two_minutes.needed(0.48, 7.13)
-    assert needed is not None and two_minutes.WORKERS * needed / HOUR == pytest.approx(18_700, rel=0.01)
-    assert two_minutes.longest(0.48, 7.13, needed) == pytest.approx(120)
-    read = two_minutes.read(0.48, 7.13)
+    needed = published_claim.needed(0.48, 7.13)
+    assert needed is not None and published_claim.WORKERS * needed / HOUR == pytest.approx(18_700, rel=0.01)
+    assert published_claim.longest(0.48, 7.13, needed) == pytest.approx(120)
+    read = published_claim.read(0.48, 7.13)
     assert read.longest == pytest.approx(279, abs=1) and read.restart == pytest.approx(85.3, abs=0.1)
-    assert two_minutes.read(0.48, read.restart or 0).longest == pytest.approx(120)
-    assert two_minutes.read(5, 30).longest == pytest.approx(120, rel=0.01)
-    assert two_minutes.read(20, 0).needed_mtbf is None and two_minutes.read(5, 600).longest is None
+    assert published_claim.read(0.48, read.restart or 0).longest == pytest.approx(120)
+    assert published_claim.read(5, 30).longest == pytest.approx(120, rel=0.01)
+    assert published_claim.read(20, 0).needed_mtbf is None and published_claim.read(5, 600).longest is None
 
 
 # --- runs on record ---------------------------------------------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies import remains
-from ecrl_cli.studies.actors.stage import Stage
-from ecrl_cli.studies.hangs import stories
+from ecrl_cli.studies.fake_ranks.supervisor_harness import Stage
+from ecrl_cli.studies.frame import leak_check
+from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
+from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs.cases import CASES, _found_after, _limit
 from ecrl_cli.studies.hangs.study import SIDE_THREAD, HangsStudy
 from ecrl_cli.studies.signals.study import ALONE_PLANT, DEAF_PLANT, EVERY, PHASES, WORDS, SignalsStudy, acknowledged
-from ecrl_cli.studies.study import Record, Setting, Study, Trial
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +60,16 @@ def test_the_detector_passes_its_stories_and_broken_ones_do_not(hangs: HangsStud
         assert hangs.run(trial_of(hangs, arm="story", what=story))["good"]
     quickest = min(range(40), key=lambda seed: random.Random(seed).uniform(0.0, 1.0))  # where steps are far shorter than the timeout
     for seed in (3, quickest):
-        for bug in stories.PLANTED:
+        for bug in detector_scenarios.PLANTED:
             assert bug.shown(random.Random(seed)), (bug.name, seed)
 
 
 def test_what_is_left_in_shared_memory_is_found_by_whose_name_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remains, "_SHARED", tmp_path)
+    monkeypatch.setattr(leak_check, "_SHARED", tmp_path)
     for name in ("ecrl-1", "sem.ecrl-2", "torch_3", "somebody-else"):
         (tmp_path / name).touch()
     (tmp_path / "ecrl-folder").mkdir()
-    assert remains.shared_memory() == {"ecrl-1", "sem.ecrl-2", "torch_3", "ecrl-folder"}
+    assert leak_check.shared_memory() == {"ecrl-1", "sem.ecrl-2", "torch_3", "ecrl-folder"}
 
 
 def test_how_late_a_hang_was_found_is_told_by_the_ranks_and_not_by_the_supervisor(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ import pytest
 
 from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.planted import PLANTED
+from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.store_soak.findings import findings
 from ecrl_cli.studies.store_soak.model import Model
 from ecrl_cli.studies.store_soak.operations import Op, decoded, encoded, program, unrivalled
-from ecrl_cli.studies.store_soak.play import Cell, play
+from ecrl_cli.studies.store_soak.program import Cell, play
 from ecrl_cli.studies.store_soak.shrink import shortest
 from ecrl_cli.studies.store_soak.study import make
-from ecrl_cli.studies.study import Record, Setting
 
 STRICT = Cell("atomic_dirsync", "group")
 

@@ -11,10 +11,11 @@ import pytest
 
 from ecrl_cli.config.studies import Writers
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.study import Record, Setting
-from ecrl_cli.studies.writers import clocks, fencing, planted, races, readers, remote, source
+from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.mutants import writers
+from ecrl_cli.studies.writers import clock_lint, clocks, fencing, flaky_nfs, races, readers
 from ecrl_cli.studies.writers.findings import findings
-from ecrl_cli.studies.writers.scene import History
+from ecrl_cli.studies.writers.store_fixture import History
 from ecrl_cli.studies.writers.study import make
 
 SMALL = Writers(races=2, every=60, lies=1, saves=3, planted=False)
@@ -50,7 +51,7 @@ def test_the_published_number_of_trials_is_the_default(tmp_path: Path) -> None:
     study = make(Setting(StudyConfig(Writers()), tmp_path))
     arms = [trial.facts["arm"] for trial in study.plan()]
     study.close()
-    assert (arms.count("race"), arms.count("clock"), arms.count("planted")) == (200, 100, len(planted.PLANTED))
+    assert (arms.count("race"), arms.count("clock"), arms.count("planted")) == (200, 100, len(writers.PLANTED))
     assert arms.count("fence") + arms.count("publish") >= 200 and arms.count("remote") >= 100
 
 
@@ -74,9 +75,9 @@ def test_the_same_state_published_twice_is_one_checkpoint_and_another_state_is_a
     assert (other["old"], other["newer"], other["outcome"]) == ("conflict", "saved", "new")
 
 
-@pytest.mark.parametrize("bug", [bug for bug in planted.PLANTED if bug.cell["arm"] == "reader"], ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found(history: History, tmp_path: Path, bug: planted.Planted) -> None:
-    found = planted.run(bug.name, history, 1, tmp_path / "t")
+@pytest.mark.parametrize("bug", [bug for bug in writers.PLANTED if bug.cell["arm"] == "reader"], ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(history: History, tmp_path: Path, bug: writers.Planted) -> None:
+    found = writers.run(bug.name, history, 1, tmp_path / "t")
     assert 0 < found["shown"] <= found["tried"]
 
 
@@ -86,7 +87,7 @@ def test_a_planted_bug_is_found(history: History, tmp_path: Path, bug: planted.P
 )
 def test_a_planted_bug_of_the_fence_is_found(history: History, tmp_path: Path, bug: str, at: int) -> None:
     """The study sweeps over all calls of a save; here those around one of them."""
-    wanted = next(one for one in planted.PLANTED if one.name == bug)
+    wanted = next(one for one in writers.PLANTED if one.name == bug)
     with wanted.around():
         facts = [wanted.cell | {"at": place} for place in range(at - 3, at + 3)]
         assert not all(fencing.sound(fencing.run(history, 1, tmp_path / "t", one, wanted.kind), one) for one in facts)
@@ -103,7 +104,7 @@ def test_races_have_one_winner_whatever_a_predecessor_left(tmp_path: Path) -> No
 
 
 def test_a_choice_by_mtime_is_found(tmp_path: Path) -> None:
-    bug = next(one for one in planted.PLANTED if one.name == "newest by mtime")
+    bug = next(one for one in writers.PLANTED if one.name == "newest by mtime")
     honest = clocks.story(tmp_path / "honest", 1, "group", "", random.Random(1))
     assert clocks.story(tmp_path / "planted", 1, "group", "stuck", random.Random(1), bug.kind.store) != honest
 
@@ -119,7 +120,7 @@ def test_clocks_change_nothing(tmp_path: Path) -> None:
 def test_a_recovery_that_is_told_once_that_a_file_is_not_there_looks_again(history: History, tmp_path: Path, fault: str) -> None:
     for at in (1, 2, 4, 7):
         facts = {"layout": "group", "phase": "recovery", "fault": fault, "at": at}
-        assert remote.sound(remote.run(history, 1, tmp_path / "t", facts)), facts
+        assert flaky_nfs.sound(flaky_nfs.run(history, 1, tmp_path / "t", facts)), facts
 
 
 def test_a_reader_is_not_misled_by_a_writer_that_retires_what_it_has_listed(history: History, tmp_path: Path) -> None:
@@ -140,11 +141,11 @@ def test_a_reader_is_not_misled_by_a_writer_that_retires_what_it_has_listed(hist
     ],
 )
 def test_a_source_that_lets_a_clock_decide_is_seen(text: str) -> None:
-    assert source.offences(text)
+    assert clock_lint.offences(text)
 
 
 def test_a_source_that_records_a_time_is_not_accused() -> None:
-    assert not source.offences("document = {'time': wall(), 'at': monotonic()}\nif step > 3:\n    save()")
+    assert not clock_lint.offences("document = {'time': wall(), 'at': monotonic()}\nif step > 3:\n    save()")
 
 
 def good(arm: str) -> Record:

@@ -14,24 +14,24 @@ import pytest
 
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, SupervisionConfig
 from ecrl_cli.errors import Hung, NoProgress, Stopped
-from ecrl_cli.records.board import Board
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import RankLine
+from ecrl_cli.records.heartbeat_table import Board
 from ecrl_cli.records.journal import read_journal
-from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress
-from ecrl_cli.supervision import signals
-from ecrl_cli.supervision.farewell import Farewell, to_stop
-from ecrl_cli.supervision.hangs import Limits
-from ecrl_cli.supervision.signals import StopSignals
-from ecrl_cli.supervision.supervise import supervise
-from ecrl_cli.supervision.ui import SilentUI
-from ecrl_cli.supervision.vigil import Post, Vigil
-from ecrl_cli.supervision.zygote import ZygoteLauncher
+from ecrl_cli.supervision.attempts import stop_signals
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.console import SilentUI
+from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
+from ecrl_cli.supervision.supervisor import supervise
+from ecrl_cli.supervision.watch.graceful_stop import Farewell, to_stop
+from ecrl_cli.supervision.watch.hang_detector import Limits
+from ecrl_cli.supervision.watch.watchdog import Post, Vigil
 from tests.contract.standin import MODULE, PYTHONPATH, StandinLauncher
-from tests.unit.test_supervision_processes import WAIT
-from tests.unit.test_supervision_supervise import CONFIG as WITHOUT_SAVES
-from tests.unit.test_supervision_supervise import DONE, prepared, recorded
+from tests.unit.test_linux_processes import WAIT
+from tests.unit.test_supervision_supervisor import CONFIG as WITHOUT_SAVES
+from tests.unit.test_supervision_supervisor import DONE, prepared, recorded
 
 LIMIT_S = 1.0
 QUICK = SupervisionConfig(launcher="zygote", max_restarts=5, hang_timeout_s=LIMIT_S, start_timeout_s=LIMIT_S)
@@ -161,7 +161,7 @@ class AskAgain(StopAtFirstProgress):
 
 def test_a_second_stop_ends_a_farewell_that_hangs(launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that never come to the step that they were to stop behind; neither the grace nor the hang's limit would end them."""
-    monkeypatch.setattr(signals, "ECHO_S", 1e-9)
+    monkeypatch.setattr(stop_signals, "ECHO_S", 1e-9)
     config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=3600.0))
     layout, ui = prepared(tmp_path, {0: "7:wait", 1: "7:freeze"}, config=config), AskAgain(signal.SIGTERM)
     with pytest.raises(Stopped) as stopped:
@@ -181,7 +181,7 @@ def asked(stop: StopSignals, *numbers: int) -> None:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, to be set."""
     time = [100.0]
-    monkeypatch.setattr(signals, "monotonic", lambda: time[0])
+    monkeypatch.setattr(stop_signals, "monotonic", lambda: time[0])
     return time
 
 

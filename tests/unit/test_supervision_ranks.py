@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from ecrl_cli.supervision import processes
-from ecrl_cli.supervision.launcher import Ranks
+from ecrl_cli.linux import processes
+from ecrl_cli.supervision.launch.launcher import Ranks
 from tests.conftest import comes_true
 
 # The thread that began the process has gone, another is in a system call: on its way out, and not over.

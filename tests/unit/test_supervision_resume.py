@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.guard import GuardReport
-from ecrl_cli.checkpoint.lines import CheckpointLog
-from ecrl_cli.checkpoint.onepass import examine_once
-from ecrl_cli.checkpoint.protocol import MODEL
-from ecrl_cli.checkpoint.store import CheckpointStore
-from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.format.names import MODEL
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
+from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.schema import ElasticConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import NoValidCheckpoint, StorageError
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import FOUND, GONE, Attempt, CheckpointLine, Rejected
 from ecrl_cli.records.journal import Journal, read_journal, read_json
-from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision import ahead as module
-from ecrl_cli.supervision.ahead import LookAhead
-from ecrl_cli.supervision.allocation import Seats
+from ecrl_cli.supervision.in_place import checkpoint_prevalidation as module
+from ecrl_cli.supervision.in_place.checkpoint_prevalidation import LookAhead
+from ecrl_cli.supervision.launch.slurm_allocation import Seats
 from ecrl_cli.supervision.resume import choose, order
 from tests.unit.checkpoint_support import CountingFs, commit, flip, store_at
 

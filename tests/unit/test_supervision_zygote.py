@@ -8,11 +8,12 @@ from unittest.mock import MagicMock
 import pytest
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.records.launch import LaunchOrder
+from ecrl_cli.linux import processes
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision import processes, zygote
-from ecrl_cli.supervision.launcher import LaunchSpec
-from ecrl_cli.supervision.zygote import ZygoteLauncher
+from ecrl_cli.supervision.launch import zygote
+from ecrl_cli.supervision.launch.launcher import LaunchSpec
+from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
 
 
 @pytest.mark.parametrize(("private", "started"), [(True, 2), (False, 1)])

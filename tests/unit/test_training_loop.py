@@ -12,9 +12,9 @@ import torch
 
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import LossNotFinite
-from ecrl_cli.training.learner import Learned
 from ecrl_cli.training.seeding import seed_rank
-from ecrl_cli.training.step import Loop
+from ecrl_cli.training.train_loop import Loop
+from ecrl_cli.training.train_step import Learned
 
 
 def loop_at(step: int, loss: float = 0.25) -> Any:

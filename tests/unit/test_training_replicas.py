@@ -20,13 +20,13 @@ from torch import nn
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import OptimizerConfig
 from ecrl_cli.data.loading import Batch
-from ecrl_cli.training import exchange
-from ecrl_cli.training.exchange import BetweenRanks, alone
+from ecrl_cli.training import replica_allreduce
+from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.optimization import autocast, build_scaler, build_scheduler
-from ecrl_cli.training.pulse import Pulse
+from ecrl_cli.training.replica_allreduce import BetweenRanks, alone
 from ecrl_cli.training.replicas import Contribution, ReplicaLearner
 from ecrl_cli.training.seeding import seed_replica
-from ecrl_cli.training.tree import TreeSum
+from ecrl_cli.training.tree_reduce import TreeSum
 
 V, MICRO = 4, 3
 CPU = torch.device("cpu")
@@ -228,7 +228,7 @@ def exchanged(values: torch.Tensor, world_size: int, monkeypatch: pytest.MonkeyP
             tree.push_leaf(leaf, values[leaf].clone())
         roots[rank] = BetweenRanks(leaves, rank, world_size)(tree)
 
-    monkeypatch.setattr(exchange, "dist", PerThread())
+    monkeypatch.setattr(replica_allreduce, "dist", PerThread())
     running = [Thread(target=rank_of, args=(rank,), name=str(rank)) for rank in range(world_size)]
     for thread in running:
         thread.start()

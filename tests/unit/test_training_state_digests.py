@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ecrl_cli.checkpoint.progress import Progress
-from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.checkpoint.capture.train_position import Progress
+from ecrl_cli.checkpoint.capture.train_state import StatePack
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.errors import RecordError

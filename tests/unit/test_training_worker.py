@@ -9,7 +9,7 @@ import pytest
 
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Trouble
-from ecrl_cli.supervision.listener import Listener
+from ecrl_cli.supervision.watch.control_server import Listener
 from ecrl_cli.training import worker
 from ecrl_cli.training.rendezvous import Rendezvous
 

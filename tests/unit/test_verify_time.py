@@ -12,11 +12,11 @@ import pytest
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import Piece, Timeline
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify import conservation
-from ecrl_cli.verify.case import Case
+from ecrl_cli.verify import time_accounting
 from ecrl_cli.verify.clocks import Instant, _check_agreement
-from ecrl_cli.verify.judge import judge
 from ecrl_cli.verify.verdict import INVALID, VALID, Notes, render
+from ecrl_cli.verify.verification_input import Case
+from ecrl_cli.verify.verify_run import judge
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import WALL, build_blk, build_ref
 from tests.runs.spoil import edit_json
@@ -42,8 +42,8 @@ def run(recorded: Path, tmp_path: Path) -> RunLayout:
 def test_time_on_no_account_and_time_on_two_are_gated_alike(recorded: Path, monkeypatch: pytest.MonkeyPatch, more: float, status: str) -> None:
     """Two pieces that do not overlap, in a window that is longer or shorter than they are together."""
     pieces = (Piece("compute", 0.0, 5.0, 0, 0), Piece("idle", 5.0, 10.0, 0, 0))
-    monkeypatch.setattr(conservation, "timeline", lambda records: Timeline(pieces, ((0.0, 10.0 / (1 - more)),), 0.0))
-    assert conservation.time_conserved(Case(load(RunLayout(recorded)))).status == status
+    monkeypatch.setattr(time_accounting, "timeline", lambda records: Timeline(pieces, ((0.0, 10.0 / (1 - more)),), 0.0))
+    assert time_accounting.time_conserved(Case(load(RunLayout(recorded)))).status == status
 
 
 def test_a_final_loss_that_is_not_the_reference_s_is_seen(run: RunLayout) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ecrl_cli.errors import RecordError
-from ecrl_cli.verify.case import Case
-from ecrl_cli.verify.checks import guarded
+from ecrl_cli.verify.registry import guarded
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Notes, Verdict, render
+from ecrl_cli.verify.verification_input import Case
 
 
 def verdict(*statuses: str) -> Verdict:

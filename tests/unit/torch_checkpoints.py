@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ecrl_cli.checkpoint.canonical import canonical
-from ecrl_cli.checkpoint.hashing import chunk_sums, tensor_sha256
-from ecrl_cli.checkpoint.manifest import make_commit, read_manifest
+from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
+from ecrl_cli.checkpoint.format.manifest import make_commit, read_manifest
 
 Tensors = dict[str, torch.Tensor]
 

@@ -16,7 +16,7 @@ from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, run_arm
 from ecrl_cli.audit.verdict import AuditVerdict, arms_of, judge
 from ecrl_cli.config.audit import AuditConfig
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.size import human_seconds
+from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.storage.files import write_json, write_whole
 

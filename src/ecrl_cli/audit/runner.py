@@ -16,9 +16,9 @@ from ecrl_cli.audit.records import Launch
 from ecrl_cli.config.audit import AuditKeys
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import ConfigError, EcrlError, Stopped
-from ecrl_cli.records.clock import monotonic
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.processes import become_subreaper, open_pidfd, reap, sweep, tagged, wait_all
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.processes import become_subreaper, open_pidfd, reap, sweep, tagged, wait_all
 
 Say = Callable[[str], None]
 _LOOK_S = 0.5  # how often growth of the records is looked at

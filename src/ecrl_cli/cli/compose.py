@@ -19,10 +19,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from ecrl_cli.cli.arguments import Arguments, check_overrides, read_overrides, typed
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.places import conf_dir, groups
+from ecrl_cli.config.conf_paths import conf_dir, groups
+from ecrl_cli.config.omegaconf_bridge import raw
 from ecrl_cli.config.scale import SCALED_IN_A_MATRIX
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.config.tree import raw
 from ecrl_cli.errors import ConfigError, shown
 
 PRIMARY = "train"

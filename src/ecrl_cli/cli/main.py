@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ecrl_cli import __version__
 from ecrl_cli.cli.console import say
-from ecrl_cli.cli.texts import COMPLETION, HELP, VERBS
+from ecrl_cli.cli.help_text import COMPLETION, HELP, VERBS
 from ecrl_cli.config.keys import did_you_mean
 from ecrl_cli.errors import ConfigError, EcrlError, StorageError, shown
 
@@ -64,7 +64,7 @@ def _refuse_unknown_verb(word: str) -> None:
 
 
 def _train_help() -> str:
-    from ecrl_cli.config.places import conf_dir, groups
+    from ecrl_cli.config.conf_paths import conf_dir, groups
 
     options = "\n".join(f"  {name:<14} {', '.join(found)}" for name, found in groups([conf_dir()]).items())
     return HELP["train"].replace("{groups}", options)
@@ -86,14 +86,14 @@ def _train(words: list[str], debug: bool) -> int:
 
 
 def _verify(words: list[str], debug: bool) -> int:
-    from ecrl_cli.cli.judging import verify
+    from ecrl_cli.cli.verify import verify
 
     del debug
     return verify(words)
 
 
 def _report(words: list[str], debug: bool) -> int:
-    from ecrl_cli.cli.reporting import report
+    from ecrl_cli.cli.report import report
 
     del debug
     return report(words)
@@ -108,7 +108,7 @@ def _study(words: list[str], debug: bool) -> int:
 
 
 def _audit(words: list[str], debug: bool) -> int:
-    from ecrl_cli.cli.auditing import audit
+    from ecrl_cli.cli.audit import audit
 
     del debug
     return audit(words, say=say)
@@ -118,8 +118,8 @@ def _completion(words: list[str], debug: bool) -> int:
     del debug
     if words != ["bash"]:
         raise ConfigError("completion", f"must be bash, got {shown(' '.join(words))}", "write `ecrl completion bash`")
+    from ecrl_cli.config.conf_paths import conf_dir, groups
     from ecrl_cli.config.keys import leaves
-    from ecrl_cli.config.places import conf_dir, groups
 
     joining = ("suite", "matrix")
     choices = [f"{'+' if name in joining else ''}{name}={option}" for name, found in groups([conf_dir()]).items() for option in found]

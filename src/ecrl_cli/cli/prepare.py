@@ -8,25 +8,25 @@ from pathlib import Path
 
 from ecrl_cli.cli.arguments import Arguments
 from ecrl_cli.cli.compose import Cell, Grid, compose_grid
-from ecrl_cli.cli.engine import check_engine, check_shape, chosen
+from ecrl_cli.cli.launcher_settings import check_engine, check_shape, chosen
 from ecrl_cli.config.elastic import common_multiple
+from ecrl_cli.config.estimates import human_seconds, seconds
 from ecrl_cli.config.identity import run_name
 from ecrl_cli.config.machine import check_machine, visible_gpus
 from ecrl_cli.config.schema import DatasetConfig, RunConfig
-from ecrl_cli.config.size import human_seconds, seconds
 from ecrl_cli.data.preflight import known_size
 from ecrl_cli.data.preflight import prepare as prepare_data
 from ecrl_cli.errors import ConfigError, RunDirectoryError
 from ecrl_cli.failures.plan import plan as planned
 from ecrl_cli.records.layout import RunLayout, SweepLayout
-from ecrl_cli.runs.directory import claim, claim_sweep
+from ecrl_cli.runs.compatibility import disagreements
 from ecrl_cli.runs.naming import run_directory, sweep_directory
-from ecrl_cli.runs.place import lost
 from ecrl_cli.runs.reference import to_train
-from ecrl_cli.runs.reuse import disagreements
-from ecrl_cli.supervision.allocation import check_allocation
-from ecrl_cli.supervision.lock import held
-from ecrl_cli.supervision.network import check_network
+from ecrl_cli.runs.run_dir_checks import claim, claim_sweep
+from ecrl_cli.runs.run_dir_link import lost
+from ecrl_cli.supervision.launch.netns_command import check_network
+from ecrl_cli.supervision.launch.slurm_allocation import check_allocation
+from ecrl_cli.supervision.run_lock import held
 
 Say = Callable[[str], None]
 

@@ -16,8 +16,8 @@ from hydra.core.override_parser.types import Override
 from ecrl_cli.cli.arguments import Arguments, parse, values
 from ecrl_cli.cli.compose import compose, expand, initialized, search_override, user_folders
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.keys import did_you_mean
-from ecrl_cli.config.places import conf_dir, groups
 from ecrl_cli.config.studies import STUDIES
 from ecrl_cli.config.study import StudyConfig, build_study, study_id, study_name
 from ecrl_cli.errors import ConfigError, shown
@@ -39,7 +39,7 @@ def study(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
         return 0
     places = _places(configs, swept=len(configs) > 1 or arguments.multirun)
     # Here and not above: scipy and pandas take a second that bad input need not wait for.
-    from ecrl_cli.studies.runner import check_folder, replay, run_study
+    from ecrl_cli.studies.frame.runner import check_folder, replay, run_study
 
     os.umask(0o077)
     if configs[0].trial:

@@ -11,16 +11,16 @@ from typing import Any, Protocol
 
 from hydra.core.singleton import Singleton
 
-from ecrl_cli.cli.cluster import AT_WORK, Job, recorded
 from ecrl_cli.cli.compose import quote
 from ecrl_cli.cli.prepare import Plan, Say
-from ecrl_cli.cli.queue import QUEUED, queued, remember
+from ecrl_cli.cli.slurm_queue import QUEUED, queued, remember
+from ecrl_cli.cli.submitit_job import AT_WORK, Job, recorded
 from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.errors import RunHeld
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import FINISHED, RunResult
 from ecrl_cli.runs.sweep import Manifest, fair_order, is_finished, row, status
-from ecrl_cli.supervision.lock import held
+from ecrl_cli.supervision.run_lock import held
 
 LOOK_EVERY_S = 2.0
 _NOT_BEGUN = RunResult(143, "stopped", "its job has not begun")

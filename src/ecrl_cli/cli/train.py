@@ -11,11 +11,11 @@ import hydra
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import PRIMARY, VERSION_BASE, quote, search_override
-from ecrl_cli.cli.engine import chosen, overrides_for_hydra
+from ecrl_cli.cli.launcher_settings import chosen, overrides_for_hydra
 from ecrl_cli.cli.prepare import Plan, Say, estimate, expected_seconds, prepare, references
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.places import conf_dir
-from ecrl_cli.config.size import human_seconds
+from ecrl_cli.config.conf_paths import conf_dir
+from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.runs.reference import estimate_s
 
@@ -63,8 +63,8 @@ def _show(plan: Plan) -> None:
 
 def _hand_over(plan: Plan, overrides: list[str], *, debug: bool, as_json: bool, say: Say) -> int:
     # Here and not above: the supervising side (psutil, rich, numpy) loads in half a second that bad input need not wait for.
-    from ecrl_cli.cli.jobs import Jobs
-    from ecrl_cli.runs.place import settle
+    from ecrl_cli.cli.hydra_jobs import Jobs
+    from ecrl_cli.runs.run_dir_link import settle
     from ecrl_cli.runs.sweep import exit_code
 
     if not plan.swept:  # Hydra makes the folder, and then it is too late to put it elsewhere

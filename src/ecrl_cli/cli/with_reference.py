@@ -21,7 +21,7 @@ def train_references(runs: Sequence[Path], known: References) -> int:
     # Here and not above: the supervising side loads in half a second that a judge of records alone need not wait for.
     from ecrl_cli.runs.reference_training import announcement, required
     from ecrl_cli.runs.run import Desk, run
-    from ecrl_cli.supervision.launchers import Launchers
+    from ecrl_cli.supervision.launch.launcher_cache import Launchers
 
     launchers, mask = Launchers(), os.umask(0o077)
     try:

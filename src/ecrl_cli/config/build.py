@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from ecrl_cli.config.checks import check
+from ecrl_cli.config.convert import convert
 from ecrl_cli.config.elastic import Say, lowered, settled
 from ecrl_cli.config.failures import fitting
-from ecrl_cli.config.fields import convert
+from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.scale import apply_scale
 from ecrl_cli.config.schedule import apply_schedule, name_the_suite, reapply_schedule
 from ecrl_cli.config.schema import LAUNCHERS, FailureConfig, RunConfig
-from ecrl_cli.config.tree import plain
 from ecrl_cli.errors import ConfigError, shown
 
 

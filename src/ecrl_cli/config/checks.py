@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ecrl_cli.config.elastic import fits, misfit, next_fitting
 from ecrl_cli.config.failures import check_failures
-from ecrl_cli.config.recovery import check_live
+from ecrl_cli.config.in_place_recovery import check_live
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, shown
 

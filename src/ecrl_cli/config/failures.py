@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ecrl_cli.config.elastic import ranks_at, sizes
-from ecrl_cli.config.entries import KEY, STARTING, Entry, refused, typed_entries
+from ecrl_cli.config.fault_spec import KEY, STARTING, Entry, refused, typed_entries
 from ecrl_cli.config.schema import FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError
 

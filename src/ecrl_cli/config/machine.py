@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 
 from ecrl_cli.config.elastic import sizes
+from ecrl_cli.config.estimates import human_bytes, snapshot_bytes
+from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import BACKGROUND, RunConfig
-from ecrl_cli.config.secret import read_key
-from ecrl_cli.config.size import human_bytes, snapshot_bytes
 from ecrl_cli.errors import ConfigError
 
 KEPT = 2  # snapshots that in_memory keeps: one that is whole, one that is being written

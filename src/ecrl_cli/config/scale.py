@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ecrl_cli.config.elastic import KEY, common_multiple
-from ecrl_cli.config.entries import parse
+from ecrl_cli.config.fault_spec import parse
 from ecrl_cli.config.schema import RunConfig
 
 # What a matrix sweeps over in steps of the paper's scale: its values are scaled too, those that a user typed are not.

@@ -152,7 +152,7 @@ class FailureConfig:
 
     `moment`: when in the step, `share`: how far into it (of the gradients, modules or parameters), `point`: where in the store's protocol,
     `seconds`: how long what slows down slows down; empty or 0: the kind's own. `mtbf_steps`, `mtbf_s`: for mtbf, which draws: the mean number
-    of steps, or of seconds of wall time, between two failures; 0: not drawn. `entries`: for listed, each one in the words of failures/listed.py.
+    of steps, or of seconds of wall time, between two failures; 0: not drawn. `entries`: for listed, each in the words of failures/compile_spec.py.
     """
 
     kind: str = one_of("none", FAILURE_KINDS)

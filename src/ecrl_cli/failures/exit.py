@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
-from ecrl_cli.config.entries import IN_STEP, STARTING
-from ecrl_cli.failures.strike import Scene, Strike
+from ecrl_cli.config.fault_spec import IN_STEP, STARTING
+from ecrl_cli.failures.fault_kind import Scene, Strike
 
 EXIT_CODE = 137
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from typing import NoReturn
 
-from ecrl_cli.config.entries import IN_STEP, STARTING
+from ecrl_cli.config.fault_spec import IN_STEP, STARTING
+from ecrl_cli.failures.fault_kind import Scene, Strike
 from ecrl_cli.failures.signals import to_victims
-from ecrl_cli.failures.strike import Scene, Strike
 
 
 def blow(scene: Scene) -> NoReturn:

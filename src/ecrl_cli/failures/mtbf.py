@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from ecrl_cli.config.elastic import ranks_at, sizes
-from ecrl_cli.config.entries import Entry
+from ecrl_cli.config.fault_spec import Entry
 from ecrl_cli.config.limits import MOST_FAILURES
 from ecrl_cli.config.schema import RunConfig
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.network import set_loopback
-from ecrl_cli.failures.strike import Scene, Strike
+from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.linux.netns import set_loopback
 
 
 def blow(scene: Scene) -> None:

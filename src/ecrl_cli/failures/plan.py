@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ecrl_cli.config.codec import decode
-from ecrl_cli.config.entries import STARTING
+from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.limits import MOST_FAILURES
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, RecordError
-from ecrl_cli.failures.kinds import KINDS, STRIKES
-from ecrl_cli.failures.leaving import check_sizes
-from ecrl_cli.failures.listed import planned
-from ecrl_cli.failures.strike import SPARING
+from ecrl_cli.failures.compile_spec import planned
+from ecrl_cli.failures.fault_kind import SPARING
+from ecrl_cli.failures.registry import KINDS, STRIKES
+from ecrl_cli.failures.remaining_ranks import check_sizes
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from ecrl_cli.config.entries import STARTING
-from ecrl_cli.failures.strike import Scene, Strike
+from ecrl_cli.config.fault_spec import STARTING
+from ecrl_cli.failures.fault_kind import Scene, Strike
 
 
 class PlannedError(RuntimeError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.strike import Scene, Strike
+from ecrl_cli.failures.fault_kind import Scene, Strike
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "symlink", "truncate")

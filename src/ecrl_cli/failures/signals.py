@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 
-from ecrl_cli.failures.strike import Scene
+from ecrl_cli.failures.fault_kind import Scene
 
 
 def to_victims(scene: Scene, number: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ecrl_cli.failures.strike import Scene, Strike
+from ecrl_cli.failures.fault_kind import Scene, Strike
 
 LASTS = 10  # steps
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.failures.fault_kind import Scene, Strike
 from ecrl_cli.failures.signals import supervisor_pid, to_process
-from ecrl_cli.failures.strike import Scene, Strike
 
 
 def blow(scene: Scene) -> None:

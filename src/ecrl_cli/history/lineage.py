@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
-from ecrl_cli.records.recovery import SURVIVORS
+from ecrl_cli.records.survivor_records import SURVIVORS
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.errors import RecordError
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import (
     SCHEMA_VERSION,
     CheckpointLine,
@@ -22,11 +23,10 @@ from ecrl_cli.records.events import (
     SupervisorRecord,
 )
 from ecrl_cli.records.journal import Lines, read_journal, read_json
-from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout, is_folder
-from ecrl_cli.records.recovery import LedgerLine, Testimony
 from ecrl_cli.records.run_config import StoredConfig, journal_bytes, read_run_config
 from ecrl_cli.records.state_digests import DigestInterval
+from ecrl_cli.records.survivor_records import LedgerLine, Testimony
 
 T = TypeVar("T")
 NOTHING: Lines[Any] = Lines((), (), 0)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from ecrl_cli.history.lineage import seen_before
 from ecrl_cli.history.load import AttemptRecords, RunRecords
 from ecrl_cli.records.events import CATEGORIES, Attempt, Session, Span
-from ecrl_cli.records.recovery import SURVIVED
+from ecrl_cli.records.survivor_records import SURVIVED
 
 # What a process does before it can work; it has no part in a step.
 STARTUP = ("launch", "import", "rendezvous", "load", "warm_up")

@@ -16,7 +16,7 @@ from typing import ClassVar
 import psutil
 
 from ecrl_cli.errors import EcrlError, EvidenceMissing
-from ecrl_cli.records.clock import monotonic, wall
+from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.journal import Journal
 
 LEAST_S = 0.005  # a shorter interval would measure the sampler

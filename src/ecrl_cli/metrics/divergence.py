@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.protocol import COMPONENTS, MODEL, step_name
+from ecrl_cli.checkpoint.format.names import COMPONENTS, MODEL, step_name
 from ecrl_cli.history.divergence import loss_divergence, read_tensors, state_divergence
 from ecrl_cli.history.lineage import lineage, losses
 from ecrl_cli.history.load import RunRecords

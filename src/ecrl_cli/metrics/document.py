@@ -9,7 +9,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.lineage import Lineage, lineage, losses, replayed_steps
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.history.survival import lost_samples, survivals
+from ecrl_cli.history.membership import lost_samples, survivals
 from ecrl_cli.history.timeline import PHASES, Timeline, phases, replays, timeline
 from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.goodput import committed_steps, goodput, goodput_published_clock

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 from ecrl_cli.history.lineage import lineage, seen_before
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.history.survival import given_up, lost_lines
+from ecrl_cli.history.membership import given_up, lost_lines
 from ecrl_cli.history.timeline import PHASES, Timeline, blows_of
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.recovery import SURVIVED, SURVIVORS
-from ecrl_cli.supervision.policy import RELAUNCHED
+from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS
+from ecrl_cli.supervision.attempts.restart_policy import RELAUNCHED
 
 _NOT_NEW = ({*PHASES} | {"replay"}) - {"warm_up"}  # a first step warms up, and is new all the same
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import PHASES, Timeline, phases, replays
-from ecrl_cli.supervision.policy import RELAUNCHED
+from ecrl_cli.supervision.attempts.restart_policy import RELAUNCHED
 
 RESTART_COSTS = (*PHASES, "replay")
 

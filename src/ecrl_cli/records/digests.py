@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ecrl_cli.errors import RecordError
 from ecrl_cli.records.layout import RunLayout, is_folder
-from ecrl_cli.records.reading import MAX_JOURNAL
+from ecrl_cli.records.safe_read import MAX_JOURNAL
 
 PRINTED = 2**24  # of output of a process that are digested: its size tells of more
 _CHUNK = 2**20

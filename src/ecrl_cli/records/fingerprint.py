@@ -9,8 +9,8 @@ from typing import Any
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.records.digests import file_digest, record_files, tree_digest
 from ecrl_cli.records.layout import RunLayout, is_folder
-from ecrl_cli.records.reading import MAX_DOCUMENT
 from ecrl_cli.records.run_config import journal_bytes, read_run_config
+from ecrl_cli.records.safe_read import MAX_DOCUMENT
 
 
 def fingerprint(layout: RunLayout) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import RecordError, StorageError
-from ecrl_cli.records.reading import MAX_JOURNAL, parsed, read_lines, read_whole
+from ecrl_cli.records.safe_read import MAX_JOURNAL, parsed, read_lines, read_whole
 
 T = TypeVar("T")
 MOST_TORN = 1000  # each is a process that died in the middle of a write

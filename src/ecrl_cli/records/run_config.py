@@ -11,7 +11,7 @@ from ecrl_cli.errors import EvidenceMissing, RecordError
 from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.reading import MAX_JOURNAL
+from ecrl_cli.records.safe_read import MAX_JOURNAL
 from ecrl_cli.storage.files import write_json
 
 

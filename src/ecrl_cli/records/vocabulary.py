@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ecrl_cli.records.board import PHASES
 from ecrl_cli.records.events import CATEGORIES, CHECKPOINT_ENDS
-from ecrl_cli.records.recovery import EFFECTS, SNAPSHOT, SURVIVED, SURVIVORS
+from ecrl_cli.records.heartbeat_table import PHASES
+from ecrl_cli.records.survivor_records import EFFECTS, SNAPSHOT, SURVIVED, SURVIVORS
 
 OUTCOMES = ("running", "completed", "died", "stopped", "resized", "hung", SURVIVED)
 TERMINAL_STATUSES = ("running", "completed", "stopped", "gave_up", "refused")

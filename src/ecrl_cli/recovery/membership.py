@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from ecrl_cli.records.board import Board
-from ecrl_cli.records.clock import monotonic
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.heartbeat_table import Board
 
 _LOOK_S = 0.0005
 

@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
-from ecrl_cli.report.against import Against, read_against
-from ecrl_cli.report.against_text import against_document, against_files, against_lines
-from ecrl_cli.report.answer import Answer, answer
-from ecrl_cli.report.comparison import Comparison, compare
-from ecrl_cli.report.evidence import read_run
-from ecrl_cli.report.find import destination, found
+from ecrl_cli.report.figures.runs import pictures
+from ecrl_cli.report.figures.studies import study_pictures
 from ecrl_cli.report.formats import harmless, printable
-from ecrl_cli.report.page import Drawn, render
-from ecrl_cli.report.parts import parts
-from ecrl_cli.report.published.publication import publication
-from ecrl_cli.report.run_figures import pictures
-from ecrl_cli.report.spread import spread
-from ecrl_cli.report.study_answer import studies_answer, together, worst_code
-from ecrl_cli.report.study_figures import study_pictures
-from ecrl_cli.report.study_record import Studied, read_studies
-from ecrl_cli.report.study_tables import csv_files, study_document
-from ecrl_cli.report.study_text import ALONE, AMONG_OTHERS, study_lines, study_markdown
-from ecrl_cli.report.tables import CSV_FILES, as_csv, as_document
-from ecrl_cli.report.text import markdown, terminal
+from ecrl_cli.report.model.comparison import Comparison, compare
+from ecrl_cli.report.model.inputs import destination, found
+from ecrl_cli.report.model.replication import replication
+from ecrl_cli.report.model.run_record import read_run
+from ecrl_cli.report.model.study_record import Studied, read_studies
+from ecrl_cli.report.model.sweep_diff import Against, read_against
+from ecrl_cli.report.parallel import spread
+from ecrl_cli.report.render.markdown import markdown, terminal
+from ecrl_cli.report.render.page import Drawn, render
+from ecrl_cli.report.render.sections import parts
+from ecrl_cli.report.render.study_markdown import ALONE, AMONG_OTHERS, study_lines, study_markdown
+from ecrl_cli.report.render.sweep_diff import against_document, against_files, against_lines
+from ecrl_cli.report.tables.csv_files import CSV_FILES, as_csv, as_document
+from ecrl_cli.report.tables.studies import csv_files, study_document
+from ecrl_cli.report.text.study_summary import studies_answer, together, worst_code
+from ecrl_cli.report.text.summary import Answer, answer
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.storage.links import refuse_links
 
@@ -87,7 +87,7 @@ def _nothing(shown: Comparison, studies: Sequence[Studied]) -> EvidenceMissing:
 
 def contents(shown: Comparison, studies: Sequence[Studied] = (), beside: Against | None = None) -> dict[str, bytes]:
     """Every file of the report by its path in the folder; the page last, so that a page never lacks what it links to."""
-    published = publication(shown) if shown.runs else None
+    published = replication().publication(shown) if shown.runs else None
     drawn = Drawn(pictures(shown), {study.ident: study_pictures(study) for study in studies}, parts(shown, published, beside))
     said = _said(shown, studies)
     files = {f"figures/{picture.name}.{kind}": data for picture in drawn.every for kind, data in (("png", picture.png), ("pdf", picture.pdf))}

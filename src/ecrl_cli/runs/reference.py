@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ecrl_cli.config.estimates import seconds
 from ecrl_cli.config.identity import reference_id, run_name
+from ecrl_cli.config.in_place_recovery import claims_trajectory
 from ecrl_cli.config.machine import visible_gpus
-from ecrl_cli.config.recovery import claims_trajectory
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RecoveryConfig, RunConfig, ScheduleConfig, StorageConfig, VariantConfig
-from ecrl_cli.config.size import seconds
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.layout import REFERENCES
 

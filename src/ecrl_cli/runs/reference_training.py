@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.config.identity import reference_id
-from ecrl_cli.config.recovery import claims_trajectory
+from ecrl_cli.config.in_place_recovery import claims_trajectory
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.config.size import human_seconds
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.reference import place, reference_of, wanted
-from ecrl_cli.verify.case import same_sizes
 from ecrl_cli.verify.disturbance import disturbance
-from ecrl_cli.verify.judge import named
 from ecrl_cli.verify.reference import References, bounded, witnesses
+from ecrl_cli.verify.verification_input import same_sizes
+from ecrl_cli.verify.verify_run import named
 
 
 def vouched(records: RunRecords, known: References, *, whole: bool) -> bool:

@@ -15,23 +15,23 @@ from ecrl_cli.data.preflight import prepare
 from ecrl_cli.errors import EcrlError, NoProgress, NoValidCheckpoint, RecordError, Stopped, StorageError
 from ecrl_cli.failures.plan import describe, plan
 from ecrl_cli.history.load import load
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.metrics.disk import sampled
-from ecrl_cli.records.clock import monotonic
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
-from ecrl_cli.runs import keeper
-from ecrl_cli.runs.directory import claim
+from ecrl_cli.runs import supervisor_restarter
 from ecrl_cli.runs.environment import environment
+from ecrl_cli.runs.run_dir_checks import claim
 from ecrl_cli.runs.sealing import end_run, write_metrics
 from ecrl_cli.storage.files import sync_directory, write_json
-from ecrl_cli.supervision.launcher import Launcher
-from ecrl_cli.supervision.launchers import Launchers
-from ecrl_cli.supervision.lock import held
-from ecrl_cli.supervision.record import read_record
-from ecrl_cli.supervision.supervise import supervise
-from ecrl_cli.supervision.ui import UI, make_ui
+from ecrl_cli.supervision.attempts.supervisor_record import read_record
+from ecrl_cli.supervision.console import UI, make_ui
+from ecrl_cli.supervision.launch.launcher import Launcher
+from ecrl_cli.supervision.launch.launcher_cache import Launchers
+from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.supervisor import supervise
 
 Say = Callable[[str], None]
 WORTH_SAYING_S = 0.5
@@ -104,11 +104,11 @@ def _run(config: RunConfig, layout: RunLayout, desk: Desk) -> RunResult:
 
 def _supervised(config: RunConfig, layout: RunLayout, desk: Desk) -> SupervisorRecord:
     """Here, or in a process of its own where the plan ends the supervisor."""
-    kept = keeper.wanted(config)
+    kept = supervisor_restarter.wanted(config)
     launcher = None if kept else warm(desk.launchers, config, desk.say)  # before the UI: what is interrupted while it warms leaves no bar behind
     with sampled(layout.disk, config.supervision.disk_interval_s, desk.say):
         if kept:
-            return keeper.keep(config, layout, desk.say)
+            return supervisor_restarter.keep(config, layout, desk.say)
         return supervise(config, layout, desk.show(config, layout, desk.above), launcher)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from ecrl_cli.config.secret import read_key
+from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.errors import EcrlError, RunHeld
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.seal import make_seal, write_seal
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.lock import held
-from ecrl_cli.verify.stored import on_disk
+from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.verify.disk_state import on_disk
 
 
 def end_run(layout: RunLayout, say: Callable[[str], None]) -> None:

@@ -14,11 +14,11 @@ from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
-from ecrl_cli.records.reading import read_whole
-from ecrl_cli.runs.reuse import flat
+from ecrl_cli.records.safe_read import read_whole
+from ecrl_cli.runs.compatibility import flat
 from ecrl_cli.runs.run import FINISHED, RunResult, finished
 from ecrl_cli.storage.files import write_whole
-from ecrl_cli.supervision.lock import held
+from ecrl_cli.supervision.run_lock import held
 
 _STOPPED = (130, 143)
 

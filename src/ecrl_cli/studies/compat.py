@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.canonical import canonical, digest
-from ecrl_cli.checkpoint.guard import GuardReport, examine
-from ecrl_cli.checkpoint.protocol import COMMIT, FORMAT_VERSION, MANIFEST, step_name
+from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.names import COMMIT, FORMAT_VERSION, MANIFEST, step_name
+from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
 from ecrl_cli.errors import StorageError
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.studies.frame.result import Column, Findings, Table
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
 from ecrl_cli.studies.golden.make import EXPECTED, LAYOUTS, STEP
-from ecrl_cli.studies.result import Column, Findings, Table
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
 
 GOLDEN = Path(__file__).parent / "golden"
 SUFFIX = {"group": "", "single": ".safetensors", "torch": ".pt"}
@@ -141,8 +141,8 @@ def _loaded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `ecrl train` would restore from: by tensor its type, shape and digest of its bytes; and train.json."""
     import torch
 
-    from ecrl_cli.checkpoint.hashing import tensor_sha256
-    from ecrl_cli.checkpoint.loading import load_checkpoint
+    from ecrl_cli.checkpoint.capture.loading import load_checkpoint
+    from ecrl_cli.checkpoint.format.hashing import tensor_sha256
 
     loaded = load_checkpoint(path)
     found = {}
@@ -185,7 +185,7 @@ def _refused(path: Path, variant: Variant) -> dict[str, Any]:
 
 
 def _loader_refuses(path: Path, report: GuardReport) -> bool:
-    from ecrl_cli.checkpoint.loading import load_checkpoint
+    from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 
     try:
         load_checkpoint(path)

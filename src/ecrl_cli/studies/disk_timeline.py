@@ -15,18 +15,18 @@ from typing import Any
 
 from scipy import stats
 
-from ecrl_cli.checkpoint.image import Image
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.studies import DiskTimeline
 from ecrl_cli.errors import EvidenceMissing
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.metrics.disk import Disk, DiskLine, Rate, Sampler, coarser, disk_of, rates, read_disk
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.records.clock import monotonic
-from ecrl_cli.studies.modes import write_mode
-from ecrl_cli.studies.result import Column, Figure, Findings, Series, Table
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.write_modes import write_mode
 
 _SYNCED = ("atomic_nodirsync", "atomic_dirsync")  # their saves return only when the disk has the bytes
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pandas as pd
 
-from ecrl_cli.checkpoint.image import Image
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.studies import WriteLatency
-from ecrl_cli.records.clock import monotonic
-from ecrl_cli.studies.modes import write_mode
-from ecrl_cli.studies.result import Column, Figure, Findings, Series, Table
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.write_modes import write_mode
 
 QUANTILES = (0.5, 0.9, 0.99)
 # Milliseconds on another machine (macOS 14.6, APFS): p50, p90, p99.

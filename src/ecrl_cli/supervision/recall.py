@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ecrl_cli.checkpoint.canonical import parse
-from ecrl_cli.checkpoint.catalog import Recalled
-from ecrl_cli.checkpoint.snapshots import Content, Snapshot, Snapshots, Unsound
+from ecrl_cli.checkpoint.capture.memory_snapshots import Content, Snapshot, Snapshots, Unsound
+from ecrl_cli.checkpoint.format.canonical_json import parse
+from ecrl_cli.checkpoint.store.catalog import Recalled
 from ecrl_cli.records.events import Forgone, RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout

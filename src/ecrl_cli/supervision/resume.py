@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ecrl_cli.checkpoint.catalog import Choice, newest_valid
-from ecrl_cli.checkpoint.guard import GuardReport
-from ecrl_cli.checkpoint.protocol import step_name
-from ecrl_cli.checkpoint.snapshots import Snapshots
-from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
+from ecrl_cli.checkpoint.format.names import step_name
+from ecrl_cli.checkpoint.store.catalog import Choice, newest_valid
+from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import NoValidCheckpoint
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, Rejected, ResumedFrom
-from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.recovery import SNAPSHOT
-from ecrl_cli.supervision.ahead import LookAhead
-from ecrl_cli.supervision.allocation import Seats
-from ecrl_cli.supervision.books import acknowledge, still_kept
-from ecrl_cli.supervision.going_on import GoingOn, begin, write_order
+from ecrl_cli.records.survivor_records import SNAPSHOT
+from ecrl_cli.supervision.attempts.checkpoint_reconciliation import acknowledge, still_kept
+from ecrl_cli.supervision.in_place.checkpoint_prevalidation import LookAhead
+from ecrl_cli.supervision.in_place.regroup_plan import GoingOn, begin, write_order
+from ecrl_cli.supervision.launch.slurm_allocation import Seats
 from ecrl_cli.supervision.recall import recall
 
 

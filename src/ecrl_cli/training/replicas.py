@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 
 from ecrl_cli.data.loading import Batch
-from ecrl_cli.training.exchange import Exchange
-from ecrl_cli.training.learner import Learned
-from ecrl_cli.training.pulse import Pulse
+from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.replica_allreduce import Exchange
 from ecrl_cli.training.seeding import seed_replica
-from ecrl_cli.training.tree import TreeSum
+from ecrl_cli.training.train_step import Learned
+from ecrl_cli.training.tree_reduce import TreeSum
 
 
 class Contribution:

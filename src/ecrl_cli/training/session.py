@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ecrl_cli.checkpoint.loading import load_snapshot
-from ecrl_cli.checkpoint.make import make_in_memory, make_strategy
-from ecrl_cli.checkpoint.peers import DefaultGroup, Peers
-from ecrl_cli.checkpoint.progress import NOWHERE
-from ecrl_cli.checkpoint.progress import Progress as Restored
-from ecrl_cli.checkpoint.state import StatePack
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.strategy import Strategy
+from ecrl_cli.checkpoint.capture.collectives import DefaultGroup, Peers
+from ecrl_cli.checkpoint.capture.loading import load_snapshot
+from ecrl_cli.checkpoint.capture.train_position import NOWHERE
+from ecrl_cli.checkpoint.capture.train_position import Progress as Restored
+from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.strategies.factory import make_in_memory, make_strategy
+from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import RunConfig
@@ -26,29 +26,30 @@ from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.data.sample_set import SampleSet
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.failures.inject import Injector
-from ecrl_cli.failures.storage import store_for
+from ecrl_cli.failures.faulty_store import store_for
+from ecrl_cli.failures.injector import Injector
+from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.models import build as build_model
-from ecrl_cli.records.clock import SpanClock, monotonic, wall
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import DatasetRecord, Final
 from ecrl_cli.records.journal import Journal, read_json
-from ecrl_cli.records.launch import LaunchOrder
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
-from ecrl_cli.records.recovery import SNAPSHOT
-from ecrl_cli.storage.beating import beating
+from ecrl_cli.records.span_clock import SpanClock
+from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.training.control import Control
+from ecrl_cli.storage.heartbeat_fs import beating
+from ecrl_cli.training.control_client import Control
 from ecrl_cli.training.ddp import WarmUp, wrap
-from ecrl_cli.training.exchange import BetweenRanks, alone
-from ecrl_cli.training.learner import DataParallelLearner, Learner
+from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
-from ecrl_cli.training.pulse import Pulse
 from ecrl_cli.training.rendezvous import Rendezvous
+from ecrl_cli.training.replica_allreduce import BetweenRanks, alone
 from ecrl_cli.training.replicas import Contribution, ReplicaLearner
 from ecrl_cli.training.seeding import seed_rank, seed_replica
 from ecrl_cli.training.state_digests import DigestSchedule
-from ecrl_cli.training.step import Loop
+from ecrl_cli.training.train_loop import Loop
+from ecrl_cli.training.train_step import DataParallelLearner, Learner
 
 
 class Session:

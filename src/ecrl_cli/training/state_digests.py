@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ecrl_cli.checkpoint.state import StatePack
+from ecrl_cli.checkpoint.capture.train_state import StatePack
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import RecordError

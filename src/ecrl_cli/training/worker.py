@@ -12,27 +12,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ecrl_cli.records.clock import SpanClock, monotonic
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.span_clock import SpanClock
 
 STARTED = monotonic()  # before torch is imported, so that importing it is on the account
 
 from ecrl_cli.config.codec import decode  # noqa: E402
-from ecrl_cli.config.recovery import live  # noqa: E402
+from ecrl_cli.config.in_place_recovery import live  # noqa: E402
 from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError  # noqa: E402 - after the first instant
-from ecrl_cli.failures.inject import Injector  # noqa: E402
+from ecrl_cli.failures.injector import Injector  # noqa: E402
+from ecrl_cli.records.attempt_spec import LaunchOrder  # noqa: E402
 from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
-from ecrl_cli.records.launch import LaunchOrder  # noqa: E402
 from ecrl_cli.records.layout import RunLayout  # noqa: E402
 from ecrl_cli.records.messages import Assignment, Hello, Left, Progress, Standby, Trouble  # noqa: E402
 from ecrl_cli.records.run_config import read_run_config  # noqa: E402
-from ecrl_cli.training import stacks  # noqa: E402
-from ecrl_cli.training.control import Control, Unattended, die_with_parent  # noqa: E402
+from ecrl_cli.training import stack_dump_handler  # noqa: E402
+from ecrl_cli.training.control_client import Control, Unattended, die_with_parent  # noqa: E402
+from ecrl_cli.training.heartbeat import Pulse  # noqa: E402
 from ecrl_cli.training.output import print_to  # noqa: E402
-from ecrl_cli.training.pulse import Pulse  # noqa: E402
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment  # noqa: E402
 
 if TYPE_CHECKING:
-    from ecrl_cli.training.live import Kept
+    from ecrl_cli.training.in_place_session import Kept
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
     """The whole life of a warm spare, which is a rank as soon as it is needed. Nothing in it is on any account before."""
     del started
     layout = RunLayout(run_dir)
-    from ecrl_cli.training.live import warmed_up
+    from ecrl_cli.training.in_place_session import warmed_up
 
     kept = warmed_up(read_run_config(layout).config, store)
     control = Control(layout, Standby(os.getpid()))
@@ -67,14 +68,14 @@ def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
 
 def _serve(layout: RunLayout, seat: Seat) -> int:
     """Take part in attempt after attempt; gives the exit code."""
-    memory = stacks.answer()
+    memory = stack_dump_handler.answer()
     try:
         following: Seat | int = seat
         while isinstance(following, Seat):
             following = _take_part(layout, following, memory)
         return following
     finally:
-        stacks.silence(memory)
+        stack_dump_handler.silence(memory)
 
 
 def _take_part(layout: RunLayout, seat: Seat, memory: int) -> Seat | int:
@@ -117,7 +118,7 @@ def _train(layout: RunLayout, seat: Seat, control: Control) -> tuple[Left, Kept]
         control.progress(Progress(order.resume_step, "importing", monotonic()))
     config = read_run_config(layout).config
     if live(config):
-        from ecrl_cli.training.live import Kept, LiveSession  # torch: its import is a span of its own and follows the hello
+        from ecrl_cli.training.in_place_session import Kept, LiveSession  # torch: its import is a span of its own and follows the hello
 
         assert seat.rendezvous.store is not None, "only ranks that share a store outlive others"
         kept = seat.kept or Kept(seat.rendezvous.store, config.supervision.collective_timeout_s)

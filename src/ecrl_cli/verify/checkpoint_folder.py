@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.protocol import LATEST, LATEST_OK, LEASE, STEP_NAME
+from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, LEASE, STEP_NAME
 from ecrl_cli.config.schema import BACKGROUND
 from ecrl_cli.errors import RecordError
 from ecrl_cli.records.events import CheckpointLine
-from ecrl_cli.records.reading import parsed, read_whole
-from ecrl_cli.verify.case import Case, checkpoint_events
+from ecrl_cli.records.safe_read import parsed, read_whole
 from ecrl_cli.verify.retention import step_of
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 _MAX_POINTER = 4096
 

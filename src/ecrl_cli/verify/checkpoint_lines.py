@@ -9,8 +9,8 @@ from ecrl_cli.config.schema import BACKGROUND
 from ecrl_cli.errors import shown
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, CheckpointLine
 from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS
-from ecrl_cli.verify.case import Case, checkpoint_events
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 _DURATIONS = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
 _COUNTS = ("bytes", "inflight")

@@ -6,12 +6,12 @@ from collections import Counter
 
 from ecrl_cli.config.elastic import next_change
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, CheckpointLine
-from ecrl_cli.verify.case import Case, checkpoint_events
 from ecrl_cli.verify.checkpoint_folder import check_folder, writer_died
 from ecrl_cli.verify.checkpoint_lines import check_lines
+from ecrl_cli.verify.disk_state import OnDisk
 from ecrl_cli.verify.recovery_choice import check_choices
-from ecrl_cli.verify.stored import OnDisk
 from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 NO_BAD, NO_LOSS, ACCOUNT = "no-bad-checkpoint", "no-acknowledged-loss", "checkpoints-accounted"
 _ENDED_WELL = ("completed", "resized")  # attempts behind which whoever wrote has said all that it did

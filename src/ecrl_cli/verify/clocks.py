@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ecrl_cli.records.events import Attempt, CheckpointLine, Session
-from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
 
 APART_S = 0.05  # by which the two clocks may differ at one instant: both are read within microseconds of each other
 SLEW = 0.1  # the most that a daemon speeds a wall clock up or slows it down by (chrony: 8.3%; the kernel's own slew: 0.05%)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from ecrl_cli.checkpoint.manifest import components
-from ecrl_cli.checkpoint.protocol import COMPONENTS
+from ecrl_cli.checkpoint.format.manifest import components
+from ecrl_cli.checkpoint.format.names import COMPONENTS
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.seats import may_shrink, seated
 from ecrl_cli.history.lineage import ancestry, furthest, line_chain, lines_of
+from ecrl_cli.records.attempt_spec import LaunchOrder
 from ecrl_cli.records.events import Attempt, Final, SupervisorRecord
 from ecrl_cli.records.journal import read_json
-from ecrl_cli.records.launch import LaunchOrder
-from ecrl_cli.verify.case import Case, checkpoint_events
-from ecrl_cli.verify.continued import check_continued, size_of_survivors
+from ecrl_cli.verify.attempt_continuity import check_continued, size_of_survivors
+from ecrl_cli.verify.disk_state import OnDisk
 from ecrl_cli.verify.labels import check_labels, other_environment
 from ecrl_cli.verify.metrics_cache import check_metrics
-from ecrl_cli.verify.recalled import check_recalled
 from ecrl_cli.verify.session_code import other_code
-from ecrl_cli.verify.stored import OnDisk
+from ecrl_cli.verify.snapshot_resume import check_recalled
 from ecrl_cli.verify.supervisor_record import check_supervisor_record
-from ecrl_cli.verify.survival import excused_lines
+from ecrl_cli.verify.survivor_membership import excused_lines
 from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verification_input import Case, checkpoint_events
 from ecrl_cli.verify.vocabulary import check_words
 
 RECORDS, TARGET = "records-consistent", "target-reached"

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 from ecrl_cli.config.elastic import fits, owned, share
 from ecrl_cli.history.lineage import Segment, lines_of, seen_before
-from ecrl_cli.history.survival import lost_samples
+from ecrl_cli.history.membership import lost_samples
 from ecrl_cli.records.events import RankLine
-from ecrl_cli.verify.case import Case, every_line
-from ecrl_cli.verify.schedule import Place, Schedule, schedule
-from ecrl_cli.verify.survival import Line, survivals
+from ecrl_cli.verify.expected_samples import Place, Schedule, schedule
+from ecrl_cli.verify.survivor_membership import Line, survivals
 from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "exactly-once"
 

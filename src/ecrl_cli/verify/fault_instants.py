@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ecrl_cli.config.entries import STARTING
+from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.schema import BACKGROUND
-from ecrl_cli.failures.fired import fired_indices
-from ecrl_cli.failures.kinds import STRIKES
+from ecrl_cli.failures.fault_log import fired_indices
+from ecrl_cli.failures.registry import STRIKES
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
-from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
 
 _SLACK_S = 0.001  # one clock for all processes of a boot; an instant is read just before what it dates is written
 _DUE_SLACK_S = 0.1  # the time before this stay, as it is folded now and as it was folded then

@@ -14,9 +14,9 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import RecordError, shown
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import is_folder
-from ecrl_cli.records.reading import read_whole
-from ecrl_cli.verify.case import Case
+from ecrl_cli.records.safe_read import read_whole
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
 
 _COMPOSED = "config.yaml"
 _MAX_COMPOSED = 2**18

@@ -15,9 +15,9 @@ from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import CHECKPOINT_ENDS
 from ecrl_cli.records.journal import read_json
-from ecrl_cli.verify.case import Case
-from ecrl_cli.verify.survival import excused_lines
+from ecrl_cli.verify.survivor_membership import excused_lines
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
 
 SHOWN = 4  # fields that are named; what else this promise found must be seen beside them
 

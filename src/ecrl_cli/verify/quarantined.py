@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrl_cli.checkpoint.guard import GuardReport, examine
-from ecrl_cli.checkpoint.protocol import REJECTED_PREFIX
+from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX
+from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import is_folder
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.verify.stored import guard_config
+from ecrl_cli.verify.disk_state import guard_config
 
 _NAME = re.compile(rf"^{re.escape(REJECTED_PREFIX)}(step_([0-9]{{8}}))\.([0-9a-f]+)(\.safetensors|\.pt|\.json)?\Z")
 

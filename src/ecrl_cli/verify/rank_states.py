@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ecrl_cli.checkpoint.manifest import Manifest, components
-from ecrl_cli.checkpoint.train_document import rng_digest
+from ecrl_cli.checkpoint.format.manifest import Manifest, components
+from ecrl_cli.checkpoint.format.train_document import rng_digest
 from ecrl_cli.errors import shown
 from ecrl_cli.history.lineage import lines_of
 from ecrl_cli.records.events import Attempt, Final
 from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState
 from ecrl_cli.records.state_digests import digest_due, digests_configured, recorded_by_rank, worked_out
-from ecrl_cli.verify.case import Case, checkpoint_events
+from ecrl_cli.verify.disk_state import OnDisk
 from ecrl_cli.verify.state_values import Values, differing, equal_on_ranks, has_digests, values_of
-from ecrl_cli.verify.stored import OnDisk
 from ecrl_cli.verify.train_state import train_digest_of
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 TENSORS = ("parameters", "buffers", "optimizer")
 

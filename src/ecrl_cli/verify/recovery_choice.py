@@ -7,11 +7,11 @@ from collections import Counter
 
 from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import GONE, Attempt, Rejected
-from ecrl_cli.verify.case import Case, checkpoint_events
+from ecrl_cli.verify.disk_state import OnDisk, set_aside
 from ecrl_cli.verify.quarantined import Quarantined
 from ecrl_cli.verify.retention import Live, step_of
-from ecrl_cli.verify.stored import OnDisk, set_aside
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 NOT_ACKNOWLEDGED = "is not the checkpoint that was acknowledged"
 # A refusal for what a file system said once, or for what only the run's own user and key can tell, cannot be looked at again.

@@ -12,10 +12,10 @@ from ecrl_cli.history.extent import check_extent
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
-from ecrl_cli.verify.case import Case, same_sizes
-from ecrl_cli.verify.checks import run_checks
 from ecrl_cli.verify.disturbance import one_pass
+from ecrl_cli.verify.registry import run_checks
 from ecrl_cli.verify.verdict import VALID, worst
+from ecrl_cli.verify.verification_input import Case, same_sizes
 
 PREFERRED = ("ref", "clean")  # variants, best reference first
 _MOST = 4  # references that one run is compared with

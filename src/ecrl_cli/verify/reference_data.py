@@ -5,7 +5,7 @@ from __future__ import annotations
 from ecrl_cli.history.divergence import first_differing_step
 from ecrl_cli.history.lineage import lineage, losses
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.verify.case import same_sizes
+from ecrl_cli.verify.verification_input import same_sizes
 
 _ENDS = ("parameters_digest", "buffers_digest", "optimizer_digest", "rng_digest")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
-from ecrl_cli.verify.case import Case, every_line
 from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "same-input"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ecrl_cli.config.secret import read_key
+from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.errors import ConfigError, RecordError
 from ecrl_cli.records.seal import Seal, changed_files, read_seal
-from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "records-sealed"
 

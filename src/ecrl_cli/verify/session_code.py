@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from ecrl_cli.errors import shown
-from ecrl_cli.verify.case import Case
+from ecrl_cli.verify.verification_input import Case
 
 
 def other_code(case: Case) -> tuple[str, ...]:

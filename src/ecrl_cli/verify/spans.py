@@ -6,10 +6,10 @@ from itertools import pairwise
 
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine, Span
 from ecrl_cli.records.vocabulary import RANK_CATEGORIES
-from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.clocks import local_ranks
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
 
 _FREE = ("compute", "warm_up", "idle", "import", "rendezvous", "load")  # what a stall is not
 _AFTERWARDS_S = 0.05  # computing behind the last step: a few statements

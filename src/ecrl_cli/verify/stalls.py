@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from ecrl_cli.history.load import AttemptRecords
 from ecrl_cli.records.events import CHECKPOINT_ENDS, STALL_PARTS, CheckpointLine, Span
-from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
 
 # All numbers here are differences of the same readings of one clock, so that only rounding sets them apart: a sum of some ten numbers of up to
 # 10^7 s (the clock of a machine that has been up for months) is exact to 10^-7 s. No load and no pause of the process adds to that.

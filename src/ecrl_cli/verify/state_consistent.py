@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.rank_states import check_checkpoints, check_due, check_end, check_steps, check_survivors
 from ecrl_cli.verify.train_state import check_documents, check_settings
 from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "state-consistent"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ecrl_cli.checkpoint.canonical import canonical, digest
-from ecrl_cli.checkpoint.train_document import TRAIN_STATE
-from ecrl_cli.config.recovery import live
+from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE
+from ecrl_cli.config.in_place_recovery import live
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.rank_state import RANK_COMPONENTS

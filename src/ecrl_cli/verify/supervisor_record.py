@@ -7,14 +7,14 @@ from itertools import pairwise
 from ecrl_cli.history.lineage import furthest
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.records.events import Attempt, Forgone, SupervisorRecord
-from ecrl_cli.records.recovery import SNAPSHOT, SURVIVED
+from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED
 from ecrl_cli.records.vocabulary import TARGET_REACHED
-from ecrl_cli.supervision.policy import counted, restarts
-from ecrl_cli.verify.case import Case
+from ecrl_cli.supervision.attempts.restart_policy import counted, restarts
 from ecrl_cli.verify.clocks import local_ranks
 from ecrl_cli.verify.metrics_cache import lacking
 from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
 
 _PHASE_S = 1e-6  # a phase is a sum of differences that are on record
 

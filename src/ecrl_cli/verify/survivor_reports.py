@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ecrl_cli.checkpoint.canonical import digest
-from ecrl_cli.checkpoint.manifest import Manifest
+from ecrl_cli.checkpoint.format.canonical_json import digest
+from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.records.events import Attempt, RankLine
-from ecrl_cli.records.recovery import SURVIVED, Testimony
-from ecrl_cli.verify.case import Case
+from ecrl_cli.records.survivor_records import SURVIVED, Testimony
 from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
 
 _PARAMETER = "parameters."
 _DIES_AT_ONCE = ("exit", "kill", "raise", "oom")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ecrl_cli.checkpoint.train_document import TRAIN_STATE, train_digest
+from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE, train_digest
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import position, steps_per_epoch
 from ecrl_cli.errors import shown
@@ -14,9 +14,9 @@ from ecrl_cli.history.divergence import same_float
 from ecrl_cli.history.lineage import ancestry
 from ecrl_cli.records.events import Attempt, RankLine
 from ecrl_cli.records.state_digests import recorded_by_rank
-from ecrl_cli.verify.case import Case, checkpoint_events
-from ecrl_cli.verify.stored import OnDisk
+from ecrl_cli.verify.disk_state import OnDisk
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 # torch works the cosine out step by step, each from the one before, and not from the beginning as here: that differs by roundings, which add up to
 # less than this share of optimizer.lr in a million steps.

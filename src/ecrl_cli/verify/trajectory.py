@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from ecrl_cli.checkpoint.protocol import COMPONENTS
-from ecrl_cli.config.recovery import claims_trajectory, live
+from ecrl_cli.checkpoint.format.names import COMPONENTS
+from ecrl_cli.config.in_place_recovery import claims_trajectory, live
 from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.errors import shown
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.history.survival import History, first_loss, lost_lines, pasts
+from ecrl_cli.history.membership import History, first_loss, lost_lines, pasts
 from ecrl_cli.records.state_digests import digests_configured
-from ecrl_cli.verify.case import Case, every_line
+from ecrl_cli.verify.disk_state import on_disk, tensor_digests_of
 from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance
 from ecrl_cli.verify.reference_data import disagreement
 from ecrl_cli.verify.state_values import NO_TENSORS, STATE, Values, differing, differing_documents, differing_ends, has_digests, values_of
-from ecrl_cli.verify.stored import on_disk, tensor_digests_of
-from ecrl_cli.verify.survival import excused_lines
+from ecrl_cli.verify.survivor_membership import excused_lines
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, Notes
+from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "same-trajectory"
 States = dict[tuple[int, int], Values]  # by step and rank

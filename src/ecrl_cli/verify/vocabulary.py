@@ -11,8 +11,8 @@ from ecrl_cli.errors import shown
 from ecrl_cli.history.load import AttemptRecords
 from ecrl_cli.records.events import RankLine, SupervisorRecord
 from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS, HANG_PHASES, LEDGER_EFFECTS, MEMORIES, OUTCOMES, TERMINAL_STATUSES
-from ecrl_cli.verify.case import Case
 from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
 
 _MAY_BE_NAN = ("loss",)  # of final.json, where the last attempt did no step itself
 _MAY_BE_NEGATIVE = ("loss", "origins")  # a newcomer that takes nobody's place is -1

@@ -12,7 +12,7 @@ from hydra.types import HydraContext, TaskFunction
 
 
 class EcrlLauncher(Launcher):
-    """Gives the jobs to the task function, which knows how to supervise them (`ecrl_cli.cli.jobs.Jobs`).
+    """Gives the jobs to the task function, which knows how to supervise them (`ecrl_cli.cli.hydra_jobs.Jobs`).
 
     `settings`: those of the engine that is to run them, where one is chosen.
     """

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.guard import examine
-from ecrl_cli.checkpoint.image import DTYPES, Image, TensorSpec
-from ecrl_cli.checkpoint.manifest import Components, components
-from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG
-from ecrl_cli.checkpoint.synthetic import image_components
+from ecrl_cli.checkpoint.format.image import DTYPES, Image, TensorSpec
+from ecrl_cli.checkpoint.format.manifest import Components, components
+from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG
+from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.synthetic import image_components
 from ecrl_cli.studies.corruption.content import GENERATOR, GUARD, Parts, image_of, store_in
-from ecrl_cli.studies.study import Setting, Skip, Trial
+from ecrl_cli.studies.frame.study import Setting, Skip, Trial
 
 ARM = "clean"
 SLICE = 50  # verifications: half of them of copies

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ecrl_cli.checkpoint.canonical import canonical
-from ecrl_cli.checkpoint.guard import GuardConfig
-from ecrl_cli.checkpoint.image import Image, PartPlace, Stamp, TensorSpec, plan_image
-from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG, TRAIN, step_name
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.synthetic import RUN_ID
+from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.image import Image, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN, step_name
+from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.storage.writing import WriteMode
 
 GUARD = GuardConfig(run_id=RUN_ID)

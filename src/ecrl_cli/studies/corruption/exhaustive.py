@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ecrl_cli.checkpoint.catalog import newest_valid
-from ecrl_cli.checkpoint.guard import GuardReport, examine
-from ecrl_cli.checkpoint.protocol import COMMIT, LATEST, MANIFEST
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MANIFEST
+from ecrl_cli.checkpoint.store.catalog import newest_valid
+from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
+from ecrl_cli.studies.corruption.bytes_fs import ROOT, ShelfFs, look_at, taken
 from ecrl_cli.studies.corruption.content import GUARD, image_of, store_in, training_specs
+from ecrl_cli.studies.corruption.counts import Tally
 from ecrl_cli.studies.corruption.faults import put
-from ecrl_cli.studies.corruption.look import Look, looked, outcome
-from ecrl_cli.studies.corruption.shelf import ROOT, ShelfFs, look_at, taken
-from ecrl_cli.studies.corruption.tally import Tally
-from ecrl_cli.studies.study import Setting, Trial
+from ecrl_cli.studies.corruption.invariants import Look, looked, outcome
+from ecrl_cli.studies.frame.study import Setting, Trial
 
 ARM = "exhaustive"
 LAYOUTS = ("group", "single")

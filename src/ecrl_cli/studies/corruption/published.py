@@ -7,15 +7,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.guard import examine
+from ecrl_cli.checkpoint.store.integrity import examine
 from ecrl_cli.storage.writing import WriteMode
+from ecrl_cli.studies.corruption.bytes_fs import taken
 from ecrl_cli.studies.corruption.content import GUARD, PUBLISHED, image_of, store_in, training_specs
 from ecrl_cli.studies.corruption.faults import PUBLISHED as FAULTS
 from ecrl_cli.studies.corruption.faults import zeros_over_zeros
-from ecrl_cli.studies.corruption.look import looked, outcome
-from ecrl_cli.studies.corruption.mechanisms import seen_by
-from ecrl_cli.studies.corruption.shelf import taken
-from ecrl_cli.studies.study import Setting, Trial
+from ecrl_cli.studies.corruption.invariants import looked, outcome
+from ecrl_cli.studies.corruption.layer_ablation import seen_by
+from ecrl_cli.studies.frame.study import Setting, Trial
 
 ARM = "published"
 NOOP, CONTROL = "zeros over zeros", "none"

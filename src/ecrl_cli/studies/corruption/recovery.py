@@ -6,13 +6,13 @@ import random
 import shutil
 from typing import Any
 
-from ecrl_cli.checkpoint.manifest import components
-from ecrl_cli.checkpoint.synthetic import image_components
+from ecrl_cli.checkpoint.format.manifest import components
+from ecrl_cli.checkpoint.store.synthetic import image_components
+from ecrl_cli.studies.corruption.bytes_fs import taken
 from ecrl_cli.studies.corruption.content import image_of, store_in, training_specs
 from ecrl_cli.studies.corruption.faults import IN_A_FILE
 from ecrl_cli.studies.corruption.published import overwrite
-from ecrl_cli.studies.corruption.shelf import taken
-from ecrl_cli.studies.study import Setting, Trial
+from ecrl_cli.studies.frame.study import Setting, Trial
 
 ARM = "recovery"
 STEPS = (10, 20, 30, 40)

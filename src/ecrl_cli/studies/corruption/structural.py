@@ -10,17 +10,17 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.guard import GuardReport, examine
-from ecrl_cli.checkpoint.manifest import components
-from ecrl_cli.checkpoint.synthetic import image_components
+from ecrl_cli.checkpoint.format.manifest import components
+from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
+from ecrl_cli.checkpoint.store.synthetic import image_components
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.studies.corruption.content import GUARD
-from ecrl_cli.studies.corruption.look import looked
-from ecrl_cli.studies.corruption.rows import Row
-from ecrl_cli.studies.corruption.rows_group import GROUP, SINGLE
-from ecrl_cli.studies.corruption.scene import STEPS, Scene, scene
-from ecrl_cli.studies.study import Setting, Skip, Trial
-from ecrl_cli.supervision.books import still_kept
+from ecrl_cli.studies.corruption.invariants import looked
+from ecrl_cli.studies.corruption.store_fixture import STEPS, Scene, scene
+from ecrl_cli.studies.corruption.structural_cases import Row
+from ecrl_cli.studies.corruption.structural_cases_group import GROUP, SINGLE
+from ecrl_cli.studies.frame.study import Setting, Skip, Trial
+from ecrl_cli.supervision.attempts.checkpoint_reconciliation import still_kept
 
 ARM = "structural"
 ROWS = {"group": GROUP, "single": SINGLE}

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ecrl_cli.config.studies import Corruption
-from ecrl_cli.studies.corruption import anchors, clean, planted, published, recovery, scattered, structural
+from ecrl_cli.studies.corruption import clean, published, random_faults, recovery, stock_loaders, structural
 from ecrl_cli.studies.corruption.exhaustive import ARM as EXHAUSTIVE
 from ecrl_cli.studies.corruption.exhaustive import Exhaustive
 from ecrl_cli.studies.corruption.findings import findings
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.mutants import repair
 
-_ARMS = {arm.ARM: arm for arm in (published, scattered, structural, recovery, clean, anchors, planted)}
+_ARMS = {arm.ARM: arm for arm in (published, random_faults, structural, recovery, clean, stock_loaders, repair)}
 
 
 def make(setting: Setting) -> Study:
@@ -30,7 +31,7 @@ class _Corruption:
         """Arm by arm; the long trials last would leave a core idle, so the short ones are."""
         first = self._exhaustive.trials() if EXHAUSTIVE in self._config.arms else []
         if self._config.planted:
-            first = [*planted.trials(self._setting), *first]
+            first = [*repair.trials(self._setting), *first]
         return [*first, *(trial for arm in self._arms for trial in _ARMS[arm].trials(self._setting))]
 
     def skips(self) -> list[Skip]:

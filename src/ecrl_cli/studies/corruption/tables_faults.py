@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ecrl_cli.checkpoint.protocol import LATEST, LAYERS
+from ecrl_cli.checkpoint.format.names import LATEST, LAYERS
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.metrics.statistics import wilson
+from ecrl_cli.studies.corruption.counts import summed
 from ecrl_cli.studies.corruption.faults import PUBLISHED as FAULTS
-from ecrl_cli.studies.corruption.mechanisms import MECHANISMS
+from ecrl_cli.studies.corruption.layer_ablation import MECHANISMS
 from ecrl_cli.studies.corruption.published import CONTROL, NOOP
-from ecrl_cli.studies.corruption.tally import summed
-from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Figure, Findings, Series, Table, proportion, upper_bound
-from ecrl_cli.studies.study import Record
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Findings, Series, Table, proportion, upper_bound
+from ecrl_cli.studies.frame.study import Record
 
 LEAST_EXHAUSTIVE = 30_000
 # Table 3: detected of 400, then by load error, content digest, file SHA-256.

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.corruption.mutants import BACKED, MUTANTS
 from ecrl_cli.studies.corruption.structural import row_of
 from ecrl_cli.studies.corruption.tables_faults import gate
-from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Findings, Table, proportion, upper_bound
-from ecrl_cli.studies.study import Record, Trial
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Findings, Table, proportion, upper_bound
+from ecrl_cli.studies.frame.study import Record, Trial
+from ecrl_cli.studies.mutants.layers import BACKED, MUTANTS
 
 _OURS = "the guard, in the random arm"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from ecrl_cli.studies.crash_points.counts import Records, count, group, whole
 from ecrl_cli.studies.crash_points.points import NONE, PHASES, PUBLISHED
-from ecrl_cli.studies.crash_points.tally import Records, count, group, whole
-from ecrl_cli.studies.result import Figure, Series, proportion
-from ecrl_cli.studies.study import Record
+from ecrl_cli.studies.frame.result import Figure, Series, proportion
+from ecrl_cli.studies.frame.study import Record
 
 # The published conditions, and one behind the commit, where the new checkpoint is due.
 CONDITIONS = {"none": NONE, **PUBLISHED, "after_root_sync": "after_root_sync"}

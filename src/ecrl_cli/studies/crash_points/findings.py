@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ecrl_cli.studies.crash_points.counts import OUTCOMES, Records, count, group, whole
 from ecrl_cli.studies.crash_points.figures import CONDITIONS, atomicity, breakdown, phase_counts, phases, recovery
 from ecrl_cli.studies.crash_points.gates import gates
 from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, PHASES
 from ecrl_cli.studies.crash_points.search import violation
-from ecrl_cli.studies.crash_points.tally import OUTCOMES, Records, count, group, whole
-from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Findings, Table, proportion, upper_bound
-from ecrl_cli.studies.study import Record
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Findings, Table, proportion, upper_bound
+from ecrl_cli.studies.frame.study import Record
 
 # Usable groups of all, and the interval as printed (its text says Wilson, its numbers are Clopper-Pearson's).
 PRINTED = {

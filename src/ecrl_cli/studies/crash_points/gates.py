@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.crash_points.tally import Records
-from ecrl_cli.studies.modes import write_mode
-from ecrl_cli.studies.study import Record
+from ecrl_cli.studies.crash_points.counts import Records
+from ecrl_cli.studies.frame.study import Record
+from ecrl_cli.studies.frame.write_modes import write_mode
 
 
 def gates(found: Records) -> tuple[Gate, ...]:

@@ -6,8 +6,8 @@ import mmap
 import os
 import signal
 
-from ecrl_cli.checkpoint.protocol import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.studies.modes import write_mode
+from ecrl_cli.checkpoint.format.names import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.studies.frame.write_modes import write_mode
 
 NONE = "none"  # the reference: nobody is killed
 DATA = "data"  # the one file of the single layout, whose name has the step in it

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ecrl_cli.studies.crash_points.bench import Bench
-from ecrl_cli.studies.crash_points.victims import Save
-from ecrl_cli.studies.planted import PLANTED, Planted
+from ecrl_cli.studies.crash_points.crash_targets import Save
+from ecrl_cli.studies.crash_points.trial import Bench
+from ecrl_cli.studies.mutants.registry import PLANTED, Planted
 
 _SYNC = "a kill keeps the page cache: what was written is there, synced or not (the study power-loss finds it)"
 _BEHIND = "a killed writer leaves no commit record beside a damaged file: the first layer refuses it (the study corruption finds it)"

@@ -10,17 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from ecrl_cli.checkpoint.image import Image, ImagePlan
+from ecrl_cli.checkpoint.format.image import Image, ImagePlan
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.crash_points.scene import VICTIM, Payload
-from ecrl_cli.studies.crash_points.victims import Save
+from ecrl_cli.studies.crash_points.crash_targets import Save
+from ecrl_cli.studies.crash_points.store_fixture import VICTIM, Payload
 
 
 class KillerProcess:
     """`folder`: where the trials lie; gone when this is closed, or when this process is killed."""
 
     def __init__(self, where: str, payload: Payload) -> None:
-        command = [sys.executable, "-m", "ecrl_cli.studies.crash_points.killer", where]
+        command = [sys.executable, "-m", "ecrl_cli.studies.crash_points.crash_server", where]
         command += [str(number) for number in (payload.seed, payload.model_bytes, payload.optimizer_bytes)]
         single = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no thread before a fork
         # In a session of its own: a signal to the study's whole group must not end the one who removes the folder.
@@ -50,7 +50,7 @@ class KillerProcess:
 
 def hand_over(run: RunLayout, plan: ImagePlan, image: Image) -> bool:
     """Submit `image` to the run's background writer as rank 0 does; gives whether the writer lived to say that the save has ended."""
-    from ecrl_cli.checkpoint.client import WriterClient, WriterGone  # here and not above: it imports torch
+    from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone  # here and not above: it imports torch
 
     client = WriterClient(run, lambda memory: cast(Any, memory))  # plain memory instead of a slot full of tensors
     try:

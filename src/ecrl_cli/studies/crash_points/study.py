@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ecrl_cli.config.studies import CrashPoints
-from ecrl_cli.studies.crash_points.bench import Bench
+from ecrl_cli.studies.crash_points.crash_server import memory_there
+from ecrl_cli.studies.crash_points.crash_targets import Save
 from ecrl_cli.studies.crash_points.findings import findings
-from ecrl_cli.studies.crash_points.killer import memory_there
 from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, survivor
-from ecrl_cli.studies.crash_points.scene import Payload
 from ecrl_cli.studies.crash_points.search import search, unseen
-from ecrl_cli.studies.crash_points.victims import Save
-from ecrl_cli.studies.planted import PLANTED
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.crash_points.store_fixture import Payload
+from ecrl_cli.studies.crash_points.trial import Bench
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.mutants.registry import PLANTED
 
 KILL_AFTER_S = (0.5e-3, 20e-3)  # uniform
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ecrl_cli.checkpoint.canonical import canonical
-from ecrl_cli.checkpoint.hashing import tensor_sha256
-from ecrl_cli.checkpoint.image import DTYPES, Image, ImagePlan, PartPlace, Stamp, TensorSpec, plan_image
-from ecrl_cli.checkpoint.protocol import FORMAT_VERSION, MODEL, OPTIMIZER, RNG, TRAIN, step_name
-from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.hashing import tensor_sha256
+from ecrl_cli.checkpoint.format.image import DTYPES, Image, ImagePlan, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.names import FORMAT_VERSION, MODEL, OPTIMIZER, RNG, TRAIN, step_name
+from ecrl_cli.checkpoint.store.store import CheckpointStore
 
 LAYOUTS = ("group", "single", "torch")
 EXPECTED = "expected.json"
@@ -67,7 +67,7 @@ def _torch_file(plan: ImagePlan, memory: bytearray, train: bytes) -> bytes:
     """As `checkpoint.slots` writes format=torch."""
     import torch
 
-    from ecrl_cli.checkpoint.loading import tensor_at
+    from ecrl_cli.checkpoint.capture.loading import tensor_at
 
     file = io.BytesIO()
     torch.save({"tensors": {place.spec.name: tensor_at(memory, place).clone() for place in plan.tensors}, "train": train.decode()}, file)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.schema import RunConfig, SupervisionConfig
+from ecrl_cli.linux import processes
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.actors.part import Part
-from ecrl_cli.studies.actors.stage import LIMIT_S, START_S, Cue, Ending, Prompter, Stage, lineage_whole, settings, whole
-from ecrl_cli.studies.remains import remaining
-from ecrl_cli.supervision import processes
-from ecrl_cli.supervision.hangs import SAVING
+from ecrl_cli.studies.fake_ranks.script import Part
+from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, START_S, Cue, Ending, Prompter, Stage, lineage_whole, settings, whole
+from ecrl_cli.studies.frame.leak_check import remaining
+from ecrl_cli.supervision.watch.hang_detector import SAVING
 
 STEPS = 40
 GONE_WITHIN_S = 2.0
@@ -132,7 +132,7 @@ def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
     """SIGKILL to the supervisor: within two seconds nothing of the run is left, and the next one goes on."""
     config = settings(400, every=20, start_timeout_s=60.0)
     with stage.run(config, Part(step_s=0.004)) as layout:
-        lone = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.lone", str(layout.root)], stdout=subprocess.PIPE, text=True)
+        lone = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.lone_supervisor", str(layout.root)], stdout=subprocess.PIPE, text=True)
         assert lone.stdout is not None
         with _ended_at_last(lone):
             lone.stdout.readline()  # it has come to a step
@@ -149,7 +149,7 @@ def zombie(stage: Stage, rng: random.Random) -> Found:
     """A writer of the first attempt stands still before its commit and wakes up when a newer attempt is done: it is fenced, nothing changes."""
     config = settings(STEPS)
     with stage.run(config, Part(deeds={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})) as layout:
-        late = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.late", str(layout.root)], stdout=subprocess.PIPE, text=True)
+        late = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.late_writer", str(layout.root)], stdout=subprocess.PIPE, text=True)
         with _ended_at_last(late):
             os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             found = _ended(stage.supervise(config, layout, Prompter()), layout)

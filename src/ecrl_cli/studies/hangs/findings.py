@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.result import Column, Findings, Table, planted_gate
+from ecrl_cli.studies.frame.study import Record
 from ecrl_cli.studies.hangs.cases import IN_LIMITS
-from ecrl_cli.studies.result import Column, Findings, Table, planted_gate
-from ecrl_cli.studies.study import Record
 
 # k of n
 AS_PROMISED = (Column("good", "as promised", "count"), Column("n", "of", "count"))

@@ -13,14 +13,14 @@ from types import FrameType
 from typing import Any
 
 from ecrl_cli.config.studies import Hangs
-from ecrl_cli.studies.actors.part import Part
-from ecrl_cli.studies.actors.stage import LIMIT_S, Prompter, Stage, settings
-from ecrl_cli.studies.hangs import stories
+from ecrl_cli.studies.fake_ranks.script import Part
+from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, Prompter, Stage, settings
+from ecrl_cli.studies.frame.leak_check import shared_memory
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs.cases import CASES, STEPS
 from ecrl_cli.studies.hangs.findings import findings
-from ecrl_cli.studies.remains import shared_memory
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
 
 SIDE_THREAD = "a heartbeat from a side thread"
 # What is on record of a trial that the study had to end.
@@ -48,7 +48,7 @@ class HangsStudy:
         trials = [Trial(f"case/{case.what}/{n:03d}", {"arm": "case", "what": case.what}) for n in range(self._config.each) for case in CASES]
         for story in ("slow", "suspended", "standing"):
             trials += [Trial(f"story/{story}/{n:03d}", {"arm": "story", "what": story}) for n in range(self._config.slow)]
-        bugs = (*(bug.name for bug in stories.PLANTED), SIDE_THREAD) if self._config.planted else ()
+        bugs = (*(bug.name for bug in detector_scenarios.PLANTED), SIDE_THREAD) if self._config.planted else ()
         return trials + [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in bugs]
 
     def skips(self) -> Sequence[Skip]:
@@ -73,15 +73,15 @@ class HangsStudy:
     def _story(self, trial: Trial) -> dict[str, Any]:
         rng = self._setting.rng(trial.key)
         if trial.facts["what"] == "standing":
-            found = stories.standing(stories.product, rng)
+            found = detector_scenarios.standing(detector_scenarios.product, rng)
             return {"waited": found, "good": found is not None and found < 3}
-        alarms = (stories.slow if trial.facts["what"] == "slow" else stories.suspended)(stories.product, rng)
+        alarms = (detector_scenarios.slow if trial.facts["what"] == "slow" else detector_scenarios.suspended)(detector_scenarios.product, rng)
         return {"alarms": alarms, "good": alarms == 0}
 
     def _planted(self, trial: Trial) -> dict[str, Any]:
         if trial.facts["what"] == SIDE_THREAD:
             return {"shown": self._side_thread()}
-        bug = next(bug for bug in stories.PLANTED if bug.name == trial.facts["what"])
+        bug = next(bug for bug in detector_scenarios.PLANTED if bug.name == trial.facts["what"])
         return {"shown": bug.shown(self._setting.rng(trial.key))}
 
     def _side_thread(self) -> bool:

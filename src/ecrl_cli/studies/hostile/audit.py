@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.studies.hostile.inputs import all_inputs
-from ecrl_cli.studies.hostile.looks import look
-from ecrl_cli.studies.hostile.scene import Stage
-from ecrl_cli.supervision.environment import child_environment
+from ecrl_cli.studies.hostile.readers import look
+from ecrl_cli.studies.hostile.store_fixture import Stage
+from ecrl_cli.supervision.launch.child_environment import child_environment
 
 BEGIN, END = "/ecrl-look-begins", "/ecrl-look-ends"
 IN_PROCESS = ("guard", "newest", "records", "sweep", "lock")

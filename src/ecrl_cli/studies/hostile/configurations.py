@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from ecrl_cli.config.keys import sections
-from ecrl_cli.studies.hostile.inputs import Hostile
-from ecrl_cli.studies.hostile.scene import Scene
+from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
+from ecrl_cli.studies.hostile.store_fixture import Scene
 
 CALL = {"_target_": "builtins.open", "_args_": ["x", "w"]}
 TREES: dict[str, dict[str, object]] = {
@@ -53,13 +53,13 @@ FILES = {
 }
 
 
-def inputs() -> list[Hostile]:
-    found = [Hostile("configuration", name, f"build {name}", ("ConfigError",)) for name in TREES]
+def inputs() -> list[MaliciousInput]:
+    found = [MaliciousInput("configuration", name, f"build {name}", ("ConfigError",)) for name in TREES]
     for name, words in COMMANDS.items():
-        found.append(Hostile("command line", name, "command", ("exit 2",), words=("train", *words, "run_dir={outside}/new", "--cfg", "job")))
+        found.append(MaliciousInput("command line", name, "command", ("exit 2",), words=("train", *words, "run_dir={outside}/new", "--cfg", "job")))
     for name, text in FILES.items():
         words = ("train", "--config-dir", "{run}/conf", "+suite=evil", "run_dir={outside}/new", "--cfg", "job")
-        found.append(Hostile("--config-dir", name, "command", ("exit 2",), partial(_file, text), words))
+        found.append(MaliciousInput("--config-dir", name, "command", ("exit 2",), partial(_file, text), words))
     return found
 
 

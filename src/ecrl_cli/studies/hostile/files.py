@@ -6,47 +6,49 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from ecrl_cli.checkpoint.protocol import COMMIT, LEASE, MANIFEST, MODEL
-from ecrl_cli.studies.hostile.inputs import Hostile
+from ecrl_cli.checkpoint.format.names import COMMIT, LEASE, MANIFEST, MODEL
 from ecrl_cli.studies.hostile.json_texts import TEXTS
-from ecrl_cli.studies.hostile.scene import FILE_TYPES, RECORDS, Scene, made_into, part_made_into
+from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
+from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, RECORDS, Scene, made_into, part_made_into
 
 RECORD_TYPES = ("a FIFO", "an endless device", "a folder", "a link out", "a sparse terabyte")
 RECORD_TEXTS = ("a list", "null", "a million deep", "ten megabytes of text", "UTF-16", "a pickle", "a hundred thousand digits")
 LOOKS_BEFORE = range(2, 34, 3)  # calls of the guard's look at a group before which the adversary acts
 
 
-def inputs() -> list[Hostile]:
+def inputs() -> list[MaliciousInput]:
     found = []
     for kind in FILE_TYPES:
-        found.append(Hostile("types of files", f"a part: {kind}", "guard", ("parts", "schema", "hash"), part_made_into(kind)))
+        found.append(MaliciousInput("types of files", f"a part: {kind}", "guard", ("parts", "schema", "hash"), part_made_into(kind)))
         for record in (COMMIT, MANIFEST):
             act = made_into(kind, f"checkpoints/step_00000020/{record}")
-            found.append(Hostile("types of files", f"{record}: {kind}", "guard", ("commit", "manifest", "parts"), act))
+            found.append(MaliciousInput("types of files", f"{record}: {kind}", "guard", ("commit", "manifest", "parts"), act))
         if kind not in ("a link in", "a hard link out"):
-            found.append(Hostile("types of files", f"lease: {kind}", "newest", ("StorageError",), made_into(kind, f"checkpoints/{LEASE}")))
-    found += [Hostile("types of files", f"the folder: {name}", look, refusers, act) for name, look, refusers, act in _FOLDERS]
+            found.append(MaliciousInput("types of files", f"lease: {kind}", "newest", ("StorageError",), made_into(kind, f"checkpoints/{LEASE}")))
+    found += [MaliciousInput("types of files", f"the folder: {name}", look, refusers, act) for name, look, refusers, act in _FOLDERS]
     for name, during in _DURING.items():
-        found += [Hostile("while it is looked at", f"{name}, call {at}", "guard", _ANY, during=during, at=at) for at in LOOKS_BEFORE]
+        found += [MaliciousInput("while it is looked at", f"{name}, call {at}", "guard", _ANY, during=during, at=at) for at in LOOKS_BEFORE]
     for record in RECORDS:
-        found += [Hostile("records of a run", f"{record}: {kind}", "records", (record,), made_into(kind, record)) for kind in RECORD_TYPES]
+        found += [MaliciousInput("records of a run", f"{record}: {kind}", "records", (record,), made_into(kind, record)) for kind in RECORD_TYPES]
         texts = [text for text in RECORD_TEXTS if (record, text) not in _FAIR]
-        found += [Hostile("records of a run", f"{record}: {text}", "records", (record,), partial(_text, record, TEXTS[text])) for text in texts]
+        found += [
+            MaliciousInput("records of a run", f"{record}: {text}", "records", (record,), partial(_text, record, TEXTS[text])) for text in texts
+        ]
     for kind in (*RECORD_TYPES, "a million deep", "a pickle"):
         act = made_into(kind, "manifest.csv") if kind in FILE_TYPES else partial(_text, "manifest.csv", TEXTS[kind])
-        found.append(Hostile("records of a sweep", f"manifest.csv: {kind}", "sweep", ("RecordError",), act))
+        found.append(MaliciousInput("records of a sweep", f"manifest.csv: {kind}", "sweep", ("RecordError",), act))
     for name in ("\u00b2", "\u0660\u0660\u0661", "-1"):
         found.append(
-            Hostile(
+            MaliciousInput(
                 "records of a run", f"fired/{name}.json", "records", (f"fired/{name}.json",), partial(_text, f"fired/{name}.json", TEXTS["a pickle"])
             )
         )
     locks = (("a link out", _SOME), ("a folder", _SOME), ("a FIFO", _SOME))
-    found += [Hostile("lock", kind, "lock", refusers, made_into(kind, ".lock")) for kind, refusers in locks]
+    found += [MaliciousInput("lock", kind, "lock", refusers, made_into(kind, ".lock")) for kind, refusers in locks]
     for record, text in (("config.json", "a million deep"), ("supervisor.json", "a pickle"), ("metrics.json", "UTF-16"), ("config.json", "a FIFO")):
         act = made_into(text, record) if text in FILE_TYPES else partial(_text, record, TEXTS[text])
         for verb in ("verify", "report"):
-            found.append(Hostile(f"ecrl {verb}", f"{record}: {text}", "command", ("exit 2", "exit 3", "exit 1"), act, (verb, "{run}")))
+            found.append(MaliciousInput(f"ecrl {verb}", f"{record}: {text}", "command", ("exit 2", "exit 3", "exit 1"), act, (verb, "{run}")))
     return found
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.hostile.looks import PROGRAMS
-from ecrl_cli.studies.result import Column, Findings, Table
-from ecrl_cli.studies.study import Record
+from ecrl_cli.studies.frame.result import Column, Findings, Table
+from ecrl_cli.studies.frame.study import Record
+from ecrl_cli.studies.hostile.readers import PROGRAMS
 
 INPUTS = 120  # at least so many
 GROWTH = 64 * 2**20  # bytes of memory beyond what is looked at

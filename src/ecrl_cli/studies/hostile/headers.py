@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ecrl_cli.checkpoint.canonical import canonical
-from ecrl_cli.checkpoint.protocol import MODEL
-from ecrl_cli.studies.hostile.inputs import Hostile
-from ecrl_cli.studies.hostile.scene import MODEL_BYTES, Scene
+from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.names import MODEL
+from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
+from ecrl_cli.studies.hostile.store_fixture import MODEL_BYTES, Scene
 
 WEIGHT, SHAPE = "parameters.weight", [4194305, 4194305, 211106198978564]
 Edit = Callable[[dict[str, Any]], object]
@@ -48,12 +48,14 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-def inputs() -> list[Hostile]:
-    found = [Hostile("header", f"length {name}", "guard", ("schema",), partial(_length, value)) for name, value in LENGTHS.items()]
-    found += [Hostile("header", name, "guard", ("schema",), partial(_header, edit)) for name, edit in EDITS.items()]
-    found.append(Hostile("header", "a million deep", "guard", ("schema",), partial(_raw, b'{"a":' + b"[" * 10**6)))
-    found += [Hostile("manifest's claims", name, "guard", ("manifest", "parts", "schema"), partial(_claim, edit)) for name, edit in CLAIMS.items()]
-    found.append(Hostile("manifest's claims", "a file a thousand times its size", "guard", ("parts",), _large))
+def inputs() -> list[MaliciousInput]:
+    found = [MaliciousInput("header", f"length {name}", "guard", ("schema",), partial(_length, value)) for name, value in LENGTHS.items()]
+    found += [MaliciousInput("header", name, "guard", ("schema",), partial(_header, edit)) for name, edit in EDITS.items()]
+    found.append(MaliciousInput("header", "a million deep", "guard", ("schema",), partial(_raw, b'{"a":' + b"[" * 10**6)))
+    found += [
+        MaliciousInput("manifest's claims", name, "guard", ("manifest", "parts", "schema"), partial(_claim, edit)) for name, edit in CLAIMS.items()
+    ]
+    found.append(MaliciousInput("manifest's claims", "a file a thousand times its size", "guard", ("parts",), _large))
     return found
 
 

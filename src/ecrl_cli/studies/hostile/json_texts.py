@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ecrl_cli.checkpoint.protocol import COMMIT, LEASE, TRAIN
-from ecrl_cli.studies.hostile.inputs import Hostile
-from ecrl_cli.studies.hostile.scene import Scene
+from ecrl_cli.checkpoint.format.names import COMMIT, LEASE, TRAIN
+from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
+from ecrl_cli.studies.hostile.store_fixture import Scene
 
 DEEP = 1_000_000
 
@@ -47,15 +47,17 @@ VALUES: dict[str, dict[str, object]] = {
 }
 
 
-def inputs() -> list[Hostile]:
+def inputs() -> list[MaliciousInput]:
     found = []
     for name, text in TEXTS.items():
-        found.append(Hostile("COMMIT", name, "guard", ("commit",), partial(_as_commit, text)))
-        found.append(Hostile("MANIFEST", name, "guard", ("manifest",), partial(_as_manifest, text)))
-        found.append(Hostile("sidecar", name, "guard single", ("commit",), partial(_as_sidecar, text)))
-        found.append(Hostile("lease", name, "newest", ("StorageError",), partial(_as_lease, text)))
-    found += [Hostile("COMMIT", name, "guard", ("commit", "manifest"), partial(_value, change)) for name, change in VALUES.items()]
-    found += [Hostile("train.json", name, "guard", ("schema", "hash"), partial(_as_train, text)) for name, text in TEXTS.items() if name not in _FAIR]
+        found.append(MaliciousInput("COMMIT", name, "guard", ("commit",), partial(_as_commit, text)))
+        found.append(MaliciousInput("MANIFEST", name, "guard", ("manifest",), partial(_as_manifest, text)))
+        found.append(MaliciousInput("sidecar", name, "guard single", ("commit",), partial(_as_sidecar, text)))
+        found.append(MaliciousInput("lease", name, "newest", ("StorageError",), partial(_as_lease, text)))
+    found += [MaliciousInput("COMMIT", name, "guard", ("commit", "manifest"), partial(_value, change)) for name, change in VALUES.items()]
+    found += [
+        MaliciousInput("train.json", name, "guard", ("schema", "hash"), partial(_as_train, text)) for name, text in TEXTS.items() if name not in _FAIR
+    ]
     return found
 
 

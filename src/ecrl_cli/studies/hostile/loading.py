@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ecrl_cli.checkpoint.loading import load_checkpoint
+from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.errors import EcrlError
 
 

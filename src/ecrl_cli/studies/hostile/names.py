@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from ecrl_cli.checkpoint.canonical import canonical
-from ecrl_cli.checkpoint.protocol import LATEST, LATEST_OK, MODEL
-from ecrl_cli.studies.hostile.inputs import Hostile
-from ecrl_cli.studies.hostile.scene import Scene
+from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, MODEL
+from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
+from ecrl_cli.studies.hostile.store_fixture import Scene
 
 PARTS = {
     "absolute": "/etc/passwd",
@@ -39,17 +39,17 @@ ODD_STEPS = (
 MANY = 100_000
 
 
-def inputs() -> list[Hostile]:
-    found = [Hostile("names of parts", name, "guard", ("manifest", "parts"), partial(_part, value)) for name, value in PARTS.items()]
-    found.append(Hostile("names of parts", "two that differ in case", "guard", ("manifest", "parts"), partial(_also, "Model.safetensors")))
-    found.append(Hostile("names of parts", "65 parts", "guard", ("manifest",), _many_parts))
+def inputs() -> list[MaliciousInput]:
+    found = [MaliciousInput("names of parts", name, "guard", ("manifest", "parts"), partial(_part, value)) for name, value in PARTS.items()]
+    found.append(MaliciousInput("names of parts", "two that differ in case", "guard", ("manifest", "parts"), partial(_also, "Model.safetensors")))
+    found.append(MaliciousInput("names of parts", "65 parts", "guard", ("manifest",), _many_parts))
     tensors = ("module.__class__", "__init__", "", "parameters." + "x" * 600, "parameters\0.weight")
-    found += [Hostile("names of tensors", repr(name[:24]), "guard", ("manifest", "schema"), partial(_tensor, name)) for name in tensors]
-    found += [Hostile("names of checkpoints", name, "newest", ("passed over",), partial(_odd, name)) for name in ODD_STEPS]
-    found.append(Hostile("names of checkpoints", "a hundred thousand", "newest", ("commit",), _crowd))
+    found += [MaliciousInput("names of tensors", repr(name[:24]), "guard", ("manifest", "schema"), partial(_tensor, name)) for name in tensors]
+    found += [MaliciousInput("names of checkpoints", name, "newest", ("passed over",), partial(_odd, name)) for name in ODD_STEPS]
+    found.append(MaliciousInput("names of checkpoints", "a hundred thousand", "newest", ("commit",), _crowd))
     for name, target in {"out": "../../outside", "to itself": LATEST_OK, "absolute": "/etc", "into the dark": "step_00000099"}.items():
-        found.append(Hostile("pointers", f"latest_ok leads {name}", "newest", ("passed over",), partial(_pointer, target)))
-    found.append(Hostile("pointers", "latest.json names /etc/passwd", "newest", ("passed over",), _latest))
+        found.append(MaliciousInput("pointers", f"latest_ok leads {name}", "newest", ("passed over",), partial(_pointer, target)))
+    found.append(MaliciousInput("pointers", "latest.json names /etc/passwd", "newest", ("passed over",), _latest))
     return found
 
 

@@ -6,23 +6,23 @@ import json
 from functools import partial
 from pathlib import Path
 
-from ecrl_cli.checkpoint.canonical import canonical, digest
-from ecrl_cli.checkpoint.hashing import chunk_sums
-from ecrl_cli.checkpoint.protocol import MODEL
-from ecrl_cli.studies.hostile.inputs import Hostile
+from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.hashing import chunk_sums
+from ecrl_cli.checkpoint.format.names import MODEL
+from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
 from ecrl_cli.studies.hostile.payloads import payloads
-from ecrl_cli.studies.hostile.scene import Scene
+from ecrl_cli.studies.hostile.store_fixture import Scene
 
 
-def inputs() -> list[Hostile]:
+def inputs() -> list[MaliciousInput]:
     found = []
     for name in payloads(Path("x")):
-        found.append(Hostile("pickle as a part", name, "guard", ("parts", "hash"), partial(_in_place, name)))
-        found.append(Hostile("pickle, all hashes agree", name, "guard", ("schema",), partial(_forged, name)))
-    found.append(Hostile("pickle beside", "a .pt in a checkpoint's folder", "guard", ("parts",), _dropped))
-    found.append(Hostile("pickle beside", "a .pt as a checkpoint", "newest", ("commit",), _alone))
+        found.append(MaliciousInput("pickle as a part", name, "guard", ("parts", "hash"), partial(_in_place, name)))
+        found.append(MaliciousInput("pickle, all hashes agree", name, "guard", ("schema",), partial(_forged, name)))
+    found.append(MaliciousInput("pickle beside", "a .pt in a checkpoint's folder", "guard", ("parts",), _dropped))
+    found.append(MaliciousInput("pickle beside", "a .pt as a checkpoint", "newest", ("commit",), _alone))
     for name in ("reduce", "torch zip", "torch legacy"):
-        found.append(Hostile("format torch, all hashes agree", name, "load", ("StorageError",), partial(_committed, name)))
+        found.append(MaliciousInput("format torch, all hashes agree", name, "load", ("StorageError",), partial(_committed, name)))
     return found
 
 

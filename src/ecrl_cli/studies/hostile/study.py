@@ -8,14 +8,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from ecrl_cli.config.studies import Hostile as Config
-from ecrl_cli.studies.hostile import audit, control
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.hostile import audit, canary_control
 from ecrl_cli.studies.hostile.findings import findings
-from ecrl_cli.studies.hostile.inputs import Hostile, all_inputs
+from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.isolation import ROOM, isolated
-from ecrl_cli.studies.hostile.looks import COMMAND_S, PROGRAMS, measured
-from ecrl_cli.studies.hostile.scene import Scene, Stage
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
+from ecrl_cli.studies.hostile.readers import COMMAND_S, PROGRAMS, measured
+from ecrl_cli.studies.hostile.store_fixture import Scene, Stage
 
 
 def make(setting: Setting) -> Study:
@@ -54,7 +55,7 @@ class HostileStudy:
         folder = scratch / trial.facts["arm"]
         try:
             if trial.facts["arm"] == "control":
-                return control.run(folder)
+                return canary_control.run(folder)
             folder.mkdir()
             return audit.run(folder, self._setting.config.seed, self._config.every)
         finally:
@@ -66,7 +67,7 @@ class HostileStudy:
     def close(self) -> None:
         shutil.rmtree(self._setting.scratch / "stage", ignore_errors=True)
 
-    def _try(self, hostile: Hostile) -> dict[str, Any]:
+    def _try(self, hostile: MaliciousInput) -> dict[str, Any]:
         with self._stage.scene() as scene:
             payload = _bytes(scene)
             hostile.act(scene)

@@ -6,13 +6,13 @@ import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ecrl_cli.checkpoint.manifest import components
-from ecrl_cli.checkpoint.protocol import LEASE, STAGE_PREFIX, TRASH_PREFIX
-from ecrl_cli.checkpoint.store import CheckpointStore
+from ecrl_cli.checkpoint.format.manifest import components
+from ecrl_cli.checkpoint.format.names import LEASE, STAGE_PREFIX, TRASH_PREFIX
+from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import EcrlError, StorageError
-from ecrl_cli.storage.faulty import SHORT, ZERO, Fault, FaultyFs, Livelock
+from ecrl_cli.storage.fault_injecting_fs import SHORT, ZERO, Fault, FaultyFs, Livelock
 from ecrl_cli.storage.fs import Fs
-from ecrl_cli.storage.model import ModelFs
+from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import TEMPORARY
 from ecrl_cli.studies.io_errors.operations import (
     ATTEMPT,

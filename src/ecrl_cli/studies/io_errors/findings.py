@@ -7,8 +7,8 @@ from typing import Any
 
 from ecrl_cli.config.studies import IoErrors
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.result import Column, Findings, Table
-from ecrl_cli.studies.study import Record
+from ecrl_cli.studies.frame.result import Column, Findings, Table
+from ecrl_cli.studies.frame.study import Record
 
 ENOUGH = 5000  # cases
 _SHOWN = 30  # violations in the table

@@ -15,14 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.image import Image
-from ecrl_cli.checkpoint.protocol import STAGE_PREFIX, TRASH_PREFIX
-from ecrl_cli.checkpoint.store import CheckpointStore
-from ecrl_cli.checkpoint.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.names import STAGE_PREFIX, TRASH_PREFIX
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
+from ecrl_cli.linux.mounts import LIBC, check, private_mounts
 from ecrl_cli.storage.writing import TEMPORARY
 from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, Cell, plain
-from ecrl_cli.studies.mounts import LIBC, check, private_mounts
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 _MS_REMOUNT, _MNT_DETACH = 32, 2
@@ -42,7 +42,7 @@ class Room:
 
 def reason_against() -> str:
     """Why this machine cannot run the arm; empty where it can."""
-    code = "from ecrl_cli.studies.mounts import private_mounts; private_mounts()"
+    code = "from ecrl_cli.linux.mounts import private_mounts; private_mounts()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"no private mounts: {done.stderr.strip().splitlines()[-1][:100]}"
 

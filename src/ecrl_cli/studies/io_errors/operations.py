@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ecrl_cli.checkpoint.guard import GuardConfig
-from ecrl_cli.checkpoint.image import Image
-from ecrl_cli.checkpoint.manifest import Components
-from ecrl_cli.checkpoint.protocol import LATEST, LATEST_OK, STAGE_PREFIX, TRASH_PREFIX, step_name
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.manifest import Components
+from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, STAGE_PREFIX, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs
-from ecrl_cli.storage.model import ModelFs
-from ecrl_cli.storage.model_tree import ROOT, File, Folder, Link, Node, Tree
+from ecrl_cli.storage.memory_fs import ModelFs
+from ecrl_cli.storage.memory_fs_nodes import ROOT, File, Folder, Link, Node, Tree
 from ecrl_cli.storage.writing import TEMPORARY
-from ecrl_cli.studies.modes import write_mode
+from ecrl_cli.studies.frame.write_modes import write_mode
 
 MOUNT = Path("/model")
 CHECKPOINTS = MOUNT / "checkpoints"

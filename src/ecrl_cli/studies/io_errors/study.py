@@ -11,16 +11,16 @@ from functools import cached_property
 from typing import Any
 
 from ecrl_cli.config.studies import IoErrors
-from ecrl_cli.storage.faulty import Fault
-from ecrl_cli.storage.model import ModelFs
-from ecrl_cli.studies.io_errors import full_disk, traced
+from ecrl_cli.storage.fault_injecting_fs import Fault
+from ecrl_cli.storage.memory_fs import ModelFs
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import FAULTS, Seen, run_cases
 from ecrl_cli.studies.io_errors.findings import findings
 from ecrl_cli.studies.io_errors.full_disk import PAGE, FullDisk, Room
-from ecrl_cli.studies.io_errors.mutants import MUTANTS
 from ecrl_cli.studies.io_errors.operations import ATTEMPT, MOUNT, NEWEST, NEXT, OPERATIONS, Cell, beginning, image, store_on
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.mutants.careless_fs import MUTANTS
 
 _OVERHEAD = 16  # pages that a save needs beside its payload, and a few to spare
 _INODES = 10  # one more than the files of a group and its folder
@@ -52,7 +52,7 @@ class _IoErrors:
             return self._run_planted(facts)
         cell = Cell(facts["layout"], facts["mode"])
         if facts["arm"] == "sync":
-            found = traced.refused_save(self._scratch / "refused", cell, facts["at"], facts["persistence"] != "once")
+            found = strace_faults.refused_save(self._scratch / "refused", cell, facts["at"], facts["persistence"] != "once")
         else:
             self._disk = self._disk or FullDisk(self._scratch / "full")
             found = self._disk.save(Room(cell.layout, cell.mode, facts["payload"], facts["left"], facts["arm"] == "inodes"))
@@ -110,7 +110,7 @@ class _IoErrors:
     def _against(self) -> dict[str, str]:
         """Why an arm cannot run here; empty where it can, or is not asked for."""
         full = full_disk.reason_against() if {"space", "inodes"} & set(self._config.arms) else ""
-        reasons = {"space": full, "inodes": full, "sync": traced.reason_against() if "sync" in self._config.arms else ""}
+        reasons = {"space": full, "inodes": full, "sync": strace_faults.reason_against() if "sync" in self._config.arms else ""}
         return {arm: reason if arm in self._config.arms else "" for arm, reason in reasons.items()}
 
     def _run_calls(self, facts: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ecrl_cli.errors import EcrlError, shown
-from ecrl_cli.studies.mounts import LIBC, check
+from ecrl_cli.linux.mounts import LIBC, check
 
 # Bytes of the disk (sparse), and what makes a file system on it. The inode table of ext4 is written at once: else a thread does it during the trials.
 DISKS: dict[str, tuple[int, tuple[str, ...]]] = {

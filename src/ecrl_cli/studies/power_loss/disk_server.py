@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from ecrl_cli.training.mortal import die_with_parent
+from ecrl_cli.linux.pdeathsig import die_with_parent
 
 NAME = "disk"
 _HEADER = struct.Struct("=QQ")  # offset, bytes; a flush has no bytes

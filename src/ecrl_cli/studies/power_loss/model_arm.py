@@ -7,17 +7,17 @@ from dataclasses import asdict
 from typing import Any
 
 from ecrl_cli.config.schema import LAYOUTS
-from ecrl_cli.studies.planted import PLANTED, Planted
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Trial
+from ecrl_cli.studies.mutants.power_loss import hunt
+from ecrl_cli.studies.mutants.registry import PLANTED, Planted
 from ecrl_cli.studies.power_loss.model_cell import Cell, Limits
 from ecrl_cli.studies.power_loss.model_disk import MODELS
 from ecrl_cli.studies.power_loss.model_findings import findings
-from ecrl_cli.studies.power_loss.model_forest import Forest
-from ecrl_cli.studies.power_loss.model_judge import Judge
-from ecrl_cli.studies.power_loss.model_planted import hunt
+from ecrl_cli.studies.power_loss.model_invariants import Judge
 from ecrl_cli.studies.power_loss.model_published import published
-from ecrl_cli.studies.power_loss.model_work import WORKLOADS, Bench, honest, played
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Trial
+from ecrl_cli.studies.power_loss.tree_store import Forest
+from ecrl_cli.studies.power_loss.workloads import WORKLOADS, Bench, honest, played
 
 PUBLISHED = "two"  # the workload of the published protocol
 _PROMISED = "atomic_dirsync"  # tried in full: a state left out could be the one that breaks the promise

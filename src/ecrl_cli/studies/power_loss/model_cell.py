@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.catalog import newest_valid
-from ecrl_cli.checkpoint.guard import GuardConfig, examine
-from ecrl_cli.checkpoint.protocol import REJECTED_PREFIX, STAGE_PREFIX, STEP_NAME, TRASH_PREFIX
-from ecrl_cli.checkpoint.synthetic import RUN_ID
+from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX, STAGE_PREFIX, STEP_NAME, TRASH_PREFIX
+from ecrl_cli.checkpoint.store.catalog import newest_valid
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, examine
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.storage.model_tree import Folder, Link, Tree
+from ecrl_cli.storage.memory_fs_nodes import Folder, Link, Tree
 from ecrl_cli.studies.power_loss.model_disk import MARK, Disk
-from ecrl_cli.studies.power_loss.model_forest import Forest
-from ecrl_cli.studies.power_loss.model_judge import Judge, outcome
-from ecrl_cli.studies.power_loss.model_work import ROOT, Bench
+from ecrl_cli.studies.power_loss.model_invariants import Judge, outcome
+from ecrl_cli.studies.power_loss.tree_store import Forest
+from ecrl_cli.studies.power_loss.workloads import ROOT, Bench
 
 OUTCOMES = ("new", "previous", "lost_ack", "lost_all", "detected", "empty_ok", "silent_wrong", "untyped", "hung")
 LOST = ("lost_ack", "lost_all")

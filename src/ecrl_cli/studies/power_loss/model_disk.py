@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from math import prod
 
-from ecrl_cli.storage.model import Op
-from ecrl_cli.storage.model_tree import ROOT, File, Link, Node
-from ecrl_cli.studies.power_loss.model_forest import Forest, Names
+from ecrl_cli.storage.memory_fs import Op
+from ecrl_cli.storage.memory_fs_nodes import ROOT, File, Link, Node
+from ecrl_cli.studies.power_loss.tree_store import Forest, Names
 
 MODELS = ("P", "O", "X")
 BLOCK, SECTOR = 4096, 512

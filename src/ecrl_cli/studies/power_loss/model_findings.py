@@ -8,10 +8,10 @@ from typing import Any
 
 from ecrl_cli.config.studies import PowerLoss
 from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
+from ecrl_cli.studies.frame.study import Record
 from ecrl_cli.studies.power_loss.model_cell import LOST, NEVER, OUTCOMES, broken
 from ecrl_cli.studies.power_loss.model_disk import MODELS
-from ecrl_cli.studies.result import Column, Figure, Findings, Series, Table
-from ecrl_cli.studies.study import Record
 
 DIRSYNC_STATES, ALL_STATES = 50_000, 500_000  # fewer distinct states than these prove too little
 _SUMS = ("calls", "reachable", "built", "distinct", "moments", "exhausted", "examined", "recoveries")

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ecrl_cli.checkpoint.hashing import ImageHasher
-from ecrl_cli.checkpoint.image import Image
-from ecrl_cli.checkpoint.install import Work
-from ecrl_cli.checkpoint.protocol import COMMIT, MANIFEST, step_name
-from ecrl_cli.checkpoint.store import CheckpointStore, Saved, StoreConfig
+from ecrl_cli.checkpoint.format.hashing import ImageHasher
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, step_name
+from ecrl_cli.checkpoint.store.atomic_install import Work
+from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.storage.fs import Buffer
-from ecrl_cli.storage.model import ModelFs
+from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import replace_small, write_new
-from ecrl_cli.studies.power_loss.model_work import ROOT
+from ecrl_cli.studies.power_loss.workloads import ROOT
 
 
 class PublishedStore(CheckpointStore):

@@ -16,6 +16,8 @@ from typing import Any
 
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.config.studies import PowerLoss
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
 from ecrl_cli.studies.power_loss.disk_mounts import DISKS
 from ecrl_cli.studies.power_loss.real_blocks import BlocksTrial
 from ecrl_cli.studies.power_loss.real_findings import real_findings
@@ -24,8 +26,6 @@ from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Who
 from ecrl_cli.studies.power_loss.real_rig import Rig
 from ecrl_cli.studies.power_loss.real_shutdown import ShutdownTrial
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED, Payload
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
 
 __all__ = ["classes_seen", "make_real_arms", "not_kinder"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.errors import EcrlError
-from ecrl_cli.records.clock import monotonic
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.studies.power_loss.disk_mounts import MOUNT_DATA, LoopDevice, forget_devices, make_filesystem, memory_disk, mount, sync_disk, unmount
 from ecrl_cli.studies.power_loss.disk_server import NAME, DiskWrite, read_log
 from ecrl_cli.studies.power_loss.disk_states import PAGE, State, crash_states

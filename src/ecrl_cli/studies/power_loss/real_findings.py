@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Findings, Series, Table, proportion, upper_bound
+from ecrl_cli.studies.frame.study import Record
 from ecrl_cli.studies.power_loss.real_gates import DRAGGED_ALONG, is_ours, lost, real_gates, total
 from ecrl_cli.studies.power_loss.real_process import OUTCOMES
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED
-from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Figure, Findings, Series, Table, proportion, upper_bound
-from ecrl_cli.studies.study import Record
 
 Cells = dict[tuple[str, str], list[Record]]  # by file system and subject
 

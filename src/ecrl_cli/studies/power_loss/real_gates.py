@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ecrl_cli.config.schema import WRITE_MODES
 from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.study import Record
 from ecrl_cli.studies.power_loss.real_process import LOST
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED
-from ecrl_cli.studies.study import Record
 
 NEVER = ("silent_wrong", "untyped", "hung")
 WEAK = ("unsafe", "atomic_nodirsync")

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from ecrl_cli.checkpoint.protocol import CRASH_POINTS
+from ecrl_cli.checkpoint.format.names import CRASH_POINTS
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, shown
-from ecrl_cli.records.clock import monotonic
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.studies.power_loss.subject_store import Mark, Payload, Recovered, StoreSubject, Subject
-from ecrl_cli.training.mortal import die_with_parent
 
 TORCH_SUBJECTS = ("torch.save", "torch.save-durable", "dcp")
 PHASES = ("saving", "acknowledged", *dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS))

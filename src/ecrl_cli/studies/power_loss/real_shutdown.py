@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.errors import EcrlError
-from ecrl_cli.records.clock import monotonic
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.studies.power_loss.disk_mounts import LoopDevice, cut_off, make_filesystem, mount, sync_disk, unmount
 from ecrl_cli.studies.power_loss.real_process import Answer, Saver, Who, outcome_of, recover
 

@@ -7,10 +7,10 @@ from itertools import chain
 from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
 from ecrl_cli.studies.power_loss.model_arm import ModelArm
 from ecrl_cli.studies.power_loss.model_findings import model_classes
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
 
 REAL = ("shutdown", "blocks")
 

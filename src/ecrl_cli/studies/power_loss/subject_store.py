@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ecrl_cli.checkpoint.guard import GuardConfig
-from ecrl_cli.checkpoint.image import Image
-from ecrl_cli.checkpoint.manifest import components
-from ecrl_cli.checkpoint.protocol import STAGE_PREFIX
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.manifest import components
+from ecrl_cli.checkpoint.format.names import STAGE_PREFIX
+from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.studies.modes import write_mode
+from ecrl_cli.studies.frame.write_modes import write_mode
 
 Acknowledge = Callable[[int], None]
 Mark = Callable[[str], None]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.result import Column, Findings, Table
+from ecrl_cli.studies.frame.study import Record
 from ecrl_cli.studies.hangs.findings import AS_PROMISED, all_good, all_over, arm, as_promised, bugs, counted, found
-from ecrl_cli.studies.result import Column, Findings, Table
-from ecrl_cli.studies.study import Record
 
 TARGET = 0.95  # of the trials with one signal between the first step and the last: the last step done is durable
 

@@ -16,12 +16,23 @@ from typing import Any
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.studies import Signals
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.actors.part import Part
-from ecrl_cli.studies.actors.stage import TRIAL_S, Cue, Ending, Prompter, Stage, heard_by_nobody_else, lineage_whole, settings, steps, whole
-from ecrl_cli.studies.result import Findings
+from ecrl_cli.studies.fake_ranks.script import Part
+from ecrl_cli.studies.fake_ranks.supervisor_harness import (
+    TRIAL_S,
+    Cue,
+    Ending,
+    Prompter,
+    Stage,
+    heard_by_nobody_else,
+    lineage_whole,
+    settings,
+    steps,
+    whole,
+)
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
 from ecrl_cli.studies.signals.findings import findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
-from ecrl_cli.supervision.signals import ECHO_S
+from ecrl_cli.supervision.attempts.stop_signals import ECHO_S
 
 STEPS, EVERY, MOMENT_S = 40, 15, 0.02
 TERM, INT, HUP = "SIGTERM", "SIGINT", "SIGHUP"

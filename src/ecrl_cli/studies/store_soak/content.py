@@ -7,12 +7,12 @@ import random
 from functools import cache
 from pathlib import Path
 
-from ecrl_cli.checkpoint.canonical import canonical
-from ecrl_cli.checkpoint.guard import GuardReport
-from ecrl_cli.checkpoint.image import Image, ImagePlan, PartPlace, Stamp, TensorSpec, plan_image
-from ecrl_cli.checkpoint.manifest import Components, components
-from ecrl_cli.checkpoint.protocol import MODEL, OPTIMIZER, RNG, TRAIN, step_name
-from ecrl_cli.checkpoint.synthetic import RUN_ID, image_components
+from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.image import Image, ImagePlan, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.manifest import Components, components
+from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN, step_name
+from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import READ, Fs
 from ecrl_cli.studies.store_soak.model import Content

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.result import Column, Findings, Table, planted_gate, upper_bound
+from ecrl_cli.studies.frame.result import Column, Findings, Table, planted_gate, upper_bound
+from ecrl_cli.studies.frame.study import Record
 from ecrl_cli.studies.store_soak.operations import SHARES
-from ecrl_cli.studies.study import Record
 
 TROUBLES = ("met kill", "met O", "met X", "met rival", "met a fault")
 ENOUGH = 20  # times that everything must have been done and met, in a study of a thousand operations and more

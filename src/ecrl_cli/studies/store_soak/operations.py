@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from ecrl_cli.storage.faulty import SHORT
+from ecrl_cli.storage.fault_injecting_fs import SHORT
 
 # What is done, and how often: shares of a program.
 SHARES = {

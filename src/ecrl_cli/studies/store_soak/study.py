@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ecrl_cli.config.studies import StoreSoak
-from ecrl_cli.studies.planted import PLANTED
-from ecrl_cli.studies.replay import command
-from ecrl_cli.studies.result import Findings
+from ecrl_cli.studies.frame.replay_command import command
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.store_soak.findings import findings
 from ecrl_cli.studies.store_soak.operations import Op, encoded, program, unrivalled
-from ecrl_cli.studies.store_soak.play import Cell, play
+from ecrl_cli.studies.store_soak.program import Cell, play
 from ecrl_cli.studies.store_soak.shrink import shortest
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
 
 PROGRAMS = 100  # until a planted bug is found, at most
 

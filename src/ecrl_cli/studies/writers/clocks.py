@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ecrl_cli.checkpoint.lines import CheckpointLog
-from ecrl_cli.checkpoint.saving import save_and_record
-from ecrl_cli.checkpoint.store import CheckpointStore
-from ecrl_cli.records import clock
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
+from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.linux import clock
 from ecrl_cli.records.events import Attempt, CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.writers.scene import Unsynced, config, image
+from ecrl_cli.studies.writers.store_fixture import Unsynced, config, image
 from ecrl_cli.supervision.resume import choose
 
 HOUR, TEN_YEARS = 3600.0, 10 * 365.25 * 86400

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.store import CheckpointStore, Saved
+from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES
 from ecrl_cli.errors import CheckpointConflict, EcrlError, Fenced
-from ecrl_cli.studies.study import Trial
-from ecrl_cli.studies.writers.scene import FIRST, LATER, OLD, PRODUCT, Ack, Between, History, Kind, Unsynced, content, image, judge
+from ecrl_cli.studies.frame.study import Trial
+from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, Between, History, Kind, Unsynced, content, image, judge
 
 # What the newer writer does: claims only; saves the same state at the old one's step; another state there; a later step.
 FENCE, PUBLISH = ("claim", "same", "other", "later"), ("same", "other")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.result import PROPORTION_COLUMNS, Column, Findings, Table, planted_gate, proportion, upper_bound
-from ecrl_cli.studies.study import Record
-from ecrl_cli.studies.writers import fencing, races, remote
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Findings, Table, planted_gate, proportion, upper_bound
+from ecrl_cli.studies.frame.study import Record
+from ecrl_cli.studies.writers import fencing, flaky_nfs, races
 
 _ENDS = ("saved", "fenced", "conflict")
 
@@ -23,7 +23,7 @@ def findings(records: Sequence[Record]) -> Findings:
         _all("fenced", met, lambda r: fencing.sound(r.found, r.facts), "interleavings that lost and overwrote nothing"),
         _all("told_why", met, lambda r: not fencing.unexplained(r.found), "late writers that ended as Fenced, as CheckpointConflict, or saved"),
         _all("clocks", of("clock", []), lambda r: not r.found["differs"], "stories under false clocks and mtimes with the same decisions"),
-        _all("late_names", of("remote", []), lambda r: remote.sound(r.found), "faults of a network file system after which nothing was lost"),
+        _all("late_names", of("remote", []), lambda r: flaky_nfs.sound(r.found), "faults of a network file system after which nothing was lost"),
         _all("readers", of("reader", []), lambda r: not r.found["misled"], "looks beside a writer that were not misled"),
         _all("no_clock_decides", of("source", []), lambda r: not r.found["offences"], "deciding modules that look at no clock and no mtime"),
         *_found(of("planted", [])),
@@ -81,7 +81,7 @@ def _clocks(records: Sequence[Record]) -> Table:
 
 
 def _remote(records: Sequence[Record]) -> Table:
-    rows = _counted(records, "fault", lambda record: not remote.sound(record.found))
+    rows = _counted(records, "fault", lambda record: not flaky_nfs.sound(record.found))
     note = "Each call that the fault concerns, once, in a save and in a recovery. count: anything acknowledged lost, or the next save refused."
     return Table("late_names", "A file system across a network", _columns("fault", "fault"), rows, note)
 

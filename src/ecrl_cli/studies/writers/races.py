@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.supervision.environment import child_environment
+from ecrl_cli.supervision.launch.child_environment import child_environment
 
 # What a predecessor may have left in the lock's file.
 STALE = {
@@ -88,7 +88,7 @@ class Races:
             with self._gate.open("r+b") as file:
                 self._shown = mmap.mmap(file.fileno(), 1)
         self._rivals = [rival for rival in self._rivals if rival.poll() is None]
-        command = [sys.executable, "-m", "ecrl_cli.studies.writers.contestant", str(self._gate)]
+        command = [sys.executable, "-m", "ecrl_cli.studies.writers.lock_contender", str(self._gate)]
         while len(self._rivals) < 2:
             self._rivals.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment(None, 1)))
         return self._rivals

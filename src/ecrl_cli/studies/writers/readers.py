@@ -7,11 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.catalog import entry_of
+from ecrl_cli.checkpoint.store.catalog import entry_of
 from ecrl_cli.config.schema import LAYOUTS
-from ecrl_cli.studies.study import Trial
+from ecrl_cli.studies.frame.study import Trial
 from ecrl_cli.studies.writers.fencing import points
-from ecrl_cli.studies.writers.scene import FIRST, PRODUCT, Between, History, Kind, Unsynced, image
+from ecrl_cli.studies.writers.store_fixture import FIRST, PRODUCT, Between, History, Kind, Unsynced, image
 
 MODE, BURSTS = "atomic_dirsync", (1, 3)  # three saves retire all that the reader has listed
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.config.studies import Writers
-from ecrl_cli.studies.result import Findings
-from ecrl_cli.studies.study import Record, Setting, Skip, Study, Trial
-from ecrl_cli.studies.writers import clocks, fencing, planted, readers, remote, source
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.mutants import writers
+from ecrl_cli.studies.writers import clock_lint, clocks, fencing, flaky_nfs, readers
 from ecrl_cli.studies.writers.findings import findings
 from ecrl_cli.studies.writers.races import Races, stale_of
-from ecrl_cli.studies.writers.scene import History
+from ecrl_cli.studies.writers.store_fixture import History
 
 
 def make(setting: Setting) -> Study:
@@ -55,9 +56,9 @@ class WritersStudy:
         for number in range(config.lies):
             jump, layout = clocks.JUMPS[number % len(clocks.JUMPS)], LAYOUTS[number // len(clocks.JUMPS) % len(LAYOUTS)]
             trials.append(Trial(f"clock/{number:03d}", {"arm": "clock", "jump": jump, "layout": layout}))
-        trials += remote.trials(history, seed, scratch) + readers.trials(history, seed, scratch, config.saves)
-        trials += [Trial(f"source/{module}", {"arm": "source", "module": module}) for module in source.DECIDES]
-        bugs = planted.PLANTED if config.planted else ()
+        trials += flaky_nfs.trials(history, seed, scratch) + readers.trials(history, seed, scratch, config.saves)
+        trials += [Trial(f"source/{module}", {"arm": "source", "module": module}) for module in clock_lint.DECIDES]
+        bugs = writers.PLANTED if config.planted else ()
         return trials + [Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name}) for bug in bugs]
 
     @property
@@ -67,10 +68,10 @@ class WritersStudy:
             "fence": lambda trial: fencing.run(self._history, self._seed, self._folder, trial.facts),
             "publish": lambda trial: fencing.run(self._history, self._seed, self._folder, trial.facts),
             "clock": self._clock,
-            "remote": lambda trial: remote.run(self._history, self._seed, self._folder, trial.facts),
+            "remote": lambda trial: flaky_nfs.run(self._history, self._seed, self._folder, trial.facts),
             "reader": lambda trial: readers.run(self._history, self._seed, self._folder, trial.facts),
-            "source": lambda trial: {"offences": source.offences(source.source_of(trial.facts["module"]))},
-            "planted": lambda trial: planted.run(trial.facts["bug"], self._history, self._seed, self._folder),
+            "source": lambda trial: {"offences": clock_lint.offences(clock_lint.source_of(trial.facts["module"]))},
+            "planted": lambda trial: writers.run(trial.facts["bug"], self._history, self._seed, self._folder),
         }
 
     def _clock(self, trial: Trial) -> dict[str, Any]:

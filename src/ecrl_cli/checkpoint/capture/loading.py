@@ -1,0 +1,102 @@
+"""Reading a checkpoint's tensors: each byte once, hashed as it is read, believed only if it is what was committed. Never unpickles."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
+from ecrl_cli.checkpoint.capture.tensor_sources import dtype_of
+from ecrl_cli.checkpoint.format.canonical_json import parse
+from ecrl_cli.checkpoint.format.finite import all_finite
+from ecrl_cli.checkpoint.format.hashing import workers
+from ecrl_cli.checkpoint.format.image import TensorPlace
+from ecrl_cli.checkpoint.format.manifest import Manifest
+from ecrl_cli.checkpoint.format.names import TRAIN, must_be_finite
+from ecrl_cli.checkpoint.format.tensor_table import tensor_table
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, OpenCheckpoint, Refused, layer, opened
+from ecrl_cli.errors import EcrlError, StorageError
+from ecrl_cli.storage.fs import Fs, PosixFs
+from ecrl_cli.storage.safe_read import PIECE, fill
+
+# Whose files they are and how large was the guard's business; here the expected commit pins every byte.
+_PINNED = GuardConfig(max_bytes=2**62, trust_owner=True)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The tensors by name (they share the file's memory: copy, do not keep) and what train.json says."""
+
+    tensors: dict[str, torch.Tensor]
+    train: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint(Loaded):
+    manifest: Manifest
+
+
+def load_checkpoint(path: Path, commit_sha256: str | None = None, finite: str = "all") -> LoadedCheckpoint:
+    """Read the checkpoint at `path`; StorageError, naming the layer, unless it is whole and (if given) committed as `commit_sha256`.
+
+    Every layer of the guard holds, except that the file's hash stands for those of its tensors (see onepass). `finite`: checkpoint.finite.
+    """
+    fs, found = PosixFs(), OpenCheckpoint()
+    try:
+        with opened(path, _PINNED, fs, found):
+            assert found.commit is not None and found.manifest is not None
+            if commit_sha256 is not None and found.commit.self_sha256 != commit_sha256:
+                raise Refused("commit", f"is {found.commit.self_sha256[:8]}, not {commit_sha256[:8]}")
+            parts = [name for name in found.files if name != TRAIN]
+            with ThreadPoolExecutor(workers()) as pool:
+                jobs = [pool.submit(_read_part, fs, name, found, finite) for name in parts]
+                tensors = {name: tensor for job in jobs for name, tensor in job.result().items()}
+            with layer("schema"):
+                train = parse(found.train)
+    except Refused as refused:
+        raise StorageError("restore", f"{path.name} failed at {refused.layer}: {refused.reason}", "resume from another checkpoint") from refused
+    return LoadedCheckpoint(tensors, train, found.manifest)
+
+
+def load_snapshot(snapshots: Snapshots, global_step: int, sha256: str) -> Loaded:
+    """The snapshot of `global_step` whose content has that hash. An error that a restart may cure where it is not there any more, or is another:
+    it is withdrawn then, so that the next attempt does without it."""
+    for snapshot in snapshots.whole():
+        if snapshot.global_step == global_step:
+            if snapshot.content().sha256 == sha256:
+                return Loaded({place.spec.name: tensor_at(snapshot.memory, place) for place in snapshot.tensors}, parse(snapshot.train))
+            snapshots.withdraw(snapshot.number)
+    raise EcrlError("restore", f"the snapshot of step {global_step} in memory is not the one that was chosen", "resume the run", code="snapshot")
+
+
+def _read_part(fs: Fs, name: str, found: OpenCheckpoint, finite: str) -> dict[str, torch.Tensor]:
+    assert found.manifest is not None
+    fd, entry = found.files[name], found.manifest.parts[name]
+    with layer("hash"):
+        data, state = bytearray(entry.bytes), hashlib.sha256()
+        view = memoryview(data)
+        for start in range(0, len(view), PIECE):
+            state.update(fill(fs, fd, view[start : start + PIECE], start))
+        if state.hexdigest() != entry.sha256:
+            raise ValueError(f"{name} does not match its SHA-256")
+    with layer("schema"):
+        laid_out = tensor_table(lambda offset, count: bytes(view[offset : offset + count]), name, entry, found.train)
+    for place in laid_out:
+        piece = view[place.offset : place.offset + place.spec.nbytes]
+        if must_be_finite(place.spec.name, finite) and not all_finite(place.spec.dtype, piece):
+            raise Refused("finite", f"{place.spec.name[:80]} holds NaN or infinity")
+    return {place.spec.name: tensor_at(data, place) for place in laid_out}
+
+
+def tensor_at(memory: Any, place: TensorPlace) -> torch.Tensor:
+    """The tensor that lies at `place` in `memory`, sharing it, with a storage of just its own bytes."""
+    dtype = dtype_of(place.spec)
+    if not place.spec.nbytes:
+        return torch.empty(place.spec.shape, dtype=dtype)
+    count = place.spec.nbytes // dtype.itemsize
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=place.offset).view(place.spec.shape)

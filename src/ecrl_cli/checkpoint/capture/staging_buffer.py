@@ -1,0 +1,151 @@
+"""Slots: shared memory laid out as the files a checkpoint becomes, and the copy of live tensors into it.
+
+One memory copy is all that the training thread pays: the layout is planned once and built again only if the state's structure changes.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import IO, Any, cast
+
+import torch
+
+from ecrl_cli.checkpoint.capture.loading import tensor_at
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.tensor_sources import Source, spec_of
+from ecrl_cli.checkpoint.capture.train_state import Gathered, StatePack
+from ecrl_cli.checkpoint.format.image import ImagePlan, PartPlace, TensorSpec, plan_image, round_up
+from ecrl_cli.checkpoint.format.names import PART_OF, step_name
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.writing import BLOCK
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the state lies in a slot. `suffix`: of the single file (empty: a group); with `.pt` the serialised file follows the tensors."""
+
+    plan: ImagePlan
+    suffix: str
+    nbytes: int
+
+    def parts(self, step: int, serialized: int) -> tuple[PartPlace, ...]:
+        """The files of this snapshot; `serialized` is the length of the `.pt` file."""
+        if not self.suffix:
+            return self.plan.parts
+        name = step_name(step) + self.suffix
+        (part,) = self.plan.parts
+        if self.suffix == ".pt":
+            return (PartPlace(name, self.plan.nbytes, serialized, part.tensors),)
+        return (PartPlace(name, part.offset, part.nbytes, part.tensors),)
+
+
+def plan_layout(sources: list[Source], gathered: Gathered, suffix: str) -> Layout:
+    """The layout for these live tensors and generator states."""
+    found = [spec_of(source.name, source.find()) for source in sources] + [spec_of(name, tensor) for name, tensor in gathered.rng.items()]
+    parts: dict[str, list[TensorSpec]] = {"all": found} if suffix else {name: [] for name in dict.fromkeys(PART_OF.values())}
+    if not suffix:
+        for spec in found:
+            parts[PART_OF[spec.name.partition(".")[0]]].append(spec)
+    plan = plan_image(parts)
+    # a .pt file adds a zip entry per tensor to the data; names are written a few times
+    extra = sum(spec.nbytes + 1024 + 8 * len(spec.name) for spec in found) + 2**20 if suffix == ".pt" else 0
+    return Layout(plan, suffix, max(BLOCK, round_up(plan.nbytes + extra, BLOCK)))
+
+
+class Slot:
+    """One snapshot's memory with a tensor view for every place in it."""
+
+    def __init__(self, memory: Memory, layout: Layout, device: torch.device) -> None:
+        self.memory, self.layout, self._device = memory, layout, device
+        for offset, header in layout.plan.headers:
+            memory.view[offset : offset + len(header)] = header
+        self._views = {place.spec.name: tensor_at(memory.view, place) for place in layout.plan.tensors}
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._pin()
+
+    def capture(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Copy; afterwards the slot shares nothing with `tensors`."""
+        targets = [self._views[name] for name in tensors]
+        with torch.no_grad():
+            if self._stream is None:
+                torch._foreach_copy_(targets, list(tensors.values()))
+                return
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                torch._foreach_copy_(targets, list(tensors.values()), non_blocking=True)
+            # the next optimizer step must not overtake the copies, and the slot is handed over as a finished image
+            self._stream.synchronize()
+
+    def serialize(self, train: bytes) -> int:
+        """format=torch: the captured tensors and train.json as one torch.save file behind the image; gives its length."""
+        file = _MemoryFile(self.memory.view[self.layout.plan.nbytes :])
+        torch.save({"tensors": self._views, "train": train.decode()}, cast(IO[bytes], file))
+        return file.length
+
+    def close(self) -> None:
+        if self._stream is not None:
+            _cudart().cudaHostUnregister(self._address)
+        self._views = {}
+        self.memory.close()
+
+    def _pin(self) -> None:
+        """Register the memory with CUDA: copies into it are asynchronous and run at the speed of the link."""
+        torch.cuda.set_device(self._device)  # slots are made on the receiving thread
+        self._address = torch.frombuffer(self.memory.view, dtype=torch.uint8).data_ptr()
+        status = _cudart().cudaHostRegister(self._address, self.memory.nbytes, 0)
+        if int(status) != 0:
+            raise StorageError("pin", f"cudaHostRegister of {self.memory.nbytes} bytes gave {status}", "raise the limit of locked memory (ulimit -l)")
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+class _MemoryFile(io.RawIOBase):
+    """What torch.save writes to: a file that is a stretch of memory."""
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__()
+        self._view, self.length = view, 0
+
+    def write(self, data: Any) -> int:
+        piece = memoryview(data).cast("B")
+        if self.length + len(piece) > len(self._view):
+            raise StorageError("serialize", "the file outgrew its slot", "use checkpoint.format=safetensors")
+        self._view[self.length : self.length + len(piece)] = piece
+        self.length += len(piece)
+        return len(piece)
+
+
+class Snapshotter:
+    """What both strategies share on rank 0: the layout, kept up to date, and the tensors to capture."""
+
+    def __init__(self, pack: StatePack, suffix: str) -> None:
+        self.pack, self._suffix = pack, suffix
+        self._layout: Layout | None = None
+        self._sources: list[Source] = []
+        self._signature = (-1, -1)
+        self._expected: list[tuple[torch.Size, torch.dtype]] = []
+        self.found: dict[str, torch.Tensor] = {}
+
+    def refresh(self, gathered: Gathered) -> Layout:
+        """Look up the live tensors (they are in `found`, to be captured); gives the layout, planned again if it does not fit them."""
+        if self._layout is None or self._signature != self.pack.signature():
+            self._plan(gathered)
+        self._look_up(gathered)
+        if [(tensor.shape, tensor.dtype) for tensor in self.found.values()] != self._expected:
+            self._plan(gathered)
+        assert self._layout is not None
+        return self._layout
+
+    def _look_up(self, gathered: Gathered) -> None:
+        self.found = {source.name: source.find() for source in self._sources} | gathered.rng
+
+    def _plan(self, gathered: Gathered) -> None:
+        self._sources, self._signature = self.pack.sources(), self.pack.signature()
+        self._layout = plan_layout(self._sources, gathered, self._suffix)
+        self._look_up(gathered)
+        self._expected = [(tensor.shape, tensor.dtype) for tensor in self.found.values()]

@@ -1,0 +1,195 @@
+"""Where one part differs from what the manifest says: the chunks by their CRC-32, the bits by its syndrome, the SHA-256 to confirm."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace, TensorSpec
+from ecrl_cli.checkpoint.format.manifest import PartEntry
+from ecrl_cli.checkpoint.format.names import CHUNK
+from ecrl_cli.checkpoint.format.safetensors_header import header_length, places
+from ecrl_cli.checkpoint.repair.crc_bit_flip import Flip, flipped, single_flip
+from ecrl_cli.storage.fs import Fs
+from ecrl_cli.storage.safe_read import RefusedFile, fill, pieces
+
+MAX_FLIPS = 64  # damaged chunks that are tried for a single bit each: beyond, it is no flipped bits
+NAMED = 3  # tensors, ranges and bits that a text lists before it only counts
+
+_ZEROS = re.compile(rb"\0{32,}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with one file. `flips` make it right if `repairable`: the corrected bytes match the hash that is kept of them."""
+
+    file: str
+    text: str
+    chunks: tuple[int, ...] = ()
+    flips: tuple[Flip, ...] = ()
+    tensors: tuple[str, ...] = ()
+    repairable: bool = False
+
+
+@dataclass
+class _Seen:
+    """One pass over a part: its hash, the chunks that differ with the sums that they have, the longest run of zeros in them."""
+
+    state: hashlib._Hash = field(default_factory=hashlib.sha256)
+    bad: dict[int, int] = field(default_factory=dict)
+    run: tuple[int, int] = (0, 0)
+    longest: tuple[int, int] = (0, 0)
+
+    def zeros(self, chunk: bytes, start: int) -> None:
+        for match in _ZEROS.finditer(chunk):
+            begin, end = start + match.start(), start + match.end()
+            self.run = (self.run[0], end) if self.run[1] == begin else (begin, end)
+            self.longest = max(self.longest, self.run, key=lambda run: run[1] - run[0])
+
+
+def find_damage(fs: Fs, fd: int, size: int, name: str, entry: PartEntry) -> Finding | None:
+    """What is wrong with the open part `name`, which has `size` bytes; None if nothing is. Raises as reading does."""
+    whole = entry.bytes if size >= entry.bytes else size // CHUNK * CHUNK
+    seen = _look(fs, fd, whole, entry)
+    matches = whole == entry.bytes and seen.state.hexdigest() == entry.sha256
+    if matches and size == entry.bytes:
+        return None
+    facts = [_size_fact(size, entry)] if size != entry.bytes else []
+    if matches:
+        return Finding(name, f"{facts[0]}; the first {entry.bytes} match the SHA-256", repairable=True)
+    where = _Where(entry, _places(fs, fd, entry) if name.endswith(".safetensors") else [])
+    chunks, flips = tuple(sorted(seen.bad)), _flips(seen.bad, entry)
+    if flips and whole == entry.bytes and _corrected_sha256(fs, fd, entry.bytes, flips) == entry.sha256:
+        hit = where.tensors([(flip.offset, flip.offset + 1) for flip in flips])
+        return Finding(name, "; ".join([*facts, *where.flips(flips)]), chunks, flips, hit, repairable=True)
+    facts += where.chunks(chunks) if chunks else []
+    if seen.longest[1]:
+        facts.append(f"bytes {seen.longest[0]} to {seen.longest[1] - 1} read as zero")
+    return Finding(name, "; ".join(facts) or "no chunk sum sees the damage", chunks, (), where.tensors(where.bytes_of(chunks)))
+
+
+def corrected(piece: memoryview, start: int, flips: tuple[Flip, ...]) -> bytes | memoryview:
+    """`piece`, which lies at `start`, with the flips that fall into it undone."""
+    inside = [flip for flip in flips if start <= flip.offset < start + len(piece)]
+    if not inside:
+        return piece
+    data = bytes(piece)
+    for flip in inside:
+        data = flipped(data, Flip(flip.offset - start, flip.bit))
+    return data
+
+
+def expected_places(entry: PartEntry) -> list[TensorPlace]:
+    """Where the tensors of a part lie if it is laid out as `image.plan_image` does, by the manifest alone. Only a header that was read proves it."""
+    specs = [TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in entry.tensors.items()]
+    if any(spec.dtype not in DTYPES for spec in specs):
+        return []
+    offset, found = entry.bytes - sum(spec.nbytes for spec in specs), []
+    for spec in sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][1], spec.name)):
+        found.append(TensorPlace(spec, offset))
+        offset += spec.nbytes
+    return found if found and found[0].offset >= 8 else []
+
+
+def _look(fs: Fs, fd: int, whole: int, entry: PartEntry) -> _Seen:
+    seen, index = _Seen(), 0
+    for piece in pieces(fs, fd, 0, whole):
+        seen.state.update(piece)
+        for start in range(0, len(piece), CHUNK):
+            chunk = piece[start : start + CHUNK]
+            crc = zlib.crc32(chunk)
+            if crc != entry.chunk_crc32[index]:
+                seen.bad[index] = crc
+                seen.zeros(bytes(chunk), index * CHUNK)
+            index += 1
+    return seen
+
+
+def _flips(bad: dict[int, int], entry: PartEntry) -> tuple[Flip, ...]:
+    """A flipped bit for each damaged chunk, or none at all."""
+    if len(bad) > MAX_FLIPS:
+        return ()
+    found = []
+    for index, crc in bad.items():
+        flip = single_flip(crc, entry.chunk_crc32[index], min(CHUNK, entry.bytes - index * CHUNK))
+        if flip is None:
+            return ()
+        found.append(Flip(index * CHUNK + flip.offset, flip.bit))
+    return tuple(found)
+
+
+def _corrected_sha256(fs: Fs, fd: int, size: int, flips: tuple[Flip, ...]) -> str:
+    state, start = hashlib.sha256(), 0
+    for piece in pieces(fs, fd, 0, size):
+        state.update(corrected(piece, start, flips))
+        start += len(piece)
+    return state.hexdigest()
+
+
+def _size_fact(size: int, entry: PartEntry) -> str:
+    if size < entry.bytes:
+        return f"ends {entry.bytes - size} bytes early, at byte {size}"
+    return f"{size - entry.bytes} bytes too long"
+
+
+class _Where:
+    """Says in words where in a part something is."""
+
+    def __init__(self, entry: PartEntry, laid_out: list[TensorPlace]) -> None:
+        self.entry, self.laid_out = entry, laid_out
+
+    def flips(self, flips: tuple[Flip, ...]) -> list[str]:
+        of = len(self.entry.chunk_crc32)
+        texts = [
+            f"chunk {flip.offset // CHUNK} of {of}, byte {flip.offset} bit {flip.bit} flipped{self.inside([(flip.offset, flip.offset + 1)])}"
+            for flip in flips[:NAMED]
+        ]
+        more = [f"and {len(flips) - NAMED} more flipped bits"] if len(flips) > NAMED else []
+        return [*texts, *more, "the corrected bytes match the SHA-256"]
+
+    def chunks(self, chunks: tuple[int, ...]) -> list[str]:
+        spans, ranges = list(_spans(chunks)), self.bytes_of(chunks)
+        texts = [f"{first}" if first == last else f"{first} to {last}" for first, last in spans[:NAMED]]
+        more = f" and {len(spans) - NAMED} more ranges" if len(spans) > NAMED else ""
+        word = "chunk" if len(chunks) == 1 else "chunks"
+        between = f"between bytes {ranges[0][0]} and {ranges[-1][1] - 1}"
+        return [f"{word} {', '.join(texts)}{more} of {len(self.entry.chunk_crc32)} damaged, {between}{self.inside(ranges)}"]
+
+    def bytes_of(self, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
+        return [(first * CHUNK, min(self.entry.bytes, (last + 1) * CHUNK)) for first, last in _spans(chunks)]
+
+    def inside(self, ranges: list[tuple[int, int]]) -> str:
+        names = self.tensors(ranges)
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        return f" (in {', '.join(name[:80] for name in names[:NAMED])}{more})" if names else ""
+
+    def tensors(self, ranges: list[tuple[int, int]]) -> tuple[str, ...]:
+        """What lies in the byte `ranges` (in order, apart): "the header", tensors in file order; nothing where the layout is not known."""
+        if not self.laid_out or not ranges:
+            return ()
+        found, at = ["the header"] if ranges[0][0] < self.laid_out[0].offset else [], 0
+        for place in self.laid_out:
+            while at < len(ranges) and ranges[at][1] <= place.offset:
+                at += 1
+            if at < len(ranges) and ranges[at][0] < place.offset + place.spec.nbytes:
+                found.append(place.spec.name)
+        return tuple(found)
+
+
+def _spans(chunks: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Neighbours joined: first and last of each range."""
+    begins = [chunk for number, chunk in enumerate(chunks) if number == 0 or chunks[number - 1] != chunk - 1]
+    ends = [chunk for number, chunk in enumerate(chunks) if number == len(chunks) - 1 or chunks[number + 1] != chunk + 1]
+    return zip(begins, ends, strict=True)
+
+
+def _places(fs: Fs, fd: int, entry: PartEntry) -> list[TensorPlace]:
+    """As the header says where it can be believed (it agrees with the manifest in all), else as the layout has them."""
+    try:
+        length = header_length(bytes(fill(fs, fd, memoryview(bytearray(8)), 0)), entry.bytes)
+        return places(bytes(fill(fs, fd, memoryview(bytearray(length)), 8)), entry)
+    except (ValueError, RecursionError, RefusedFile):
+        return expected_places(entry)

@@ -1,0 +1,128 @@
+"""Mending the records of a checkpoint in memory: one flipped bit is found by trying, with a hash that is kept of the record as the judge.
+
+MANIFEST grows with the checkpoint, and trying every bit of it with its square: a large one is made again from the parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ecrl_cli.checkpoint.format.hashing import document_entry
+from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, read_commit, read_manifest
+from ecrl_cli.checkpoint.format.names import TRAIN
+from ecrl_cli.checkpoint.repair.crc_bit_flip import Flip, flipped, search, search_by_hash
+from ecrl_cli.checkpoint.repair.manifest_rebuild import Entries, remake_manifest
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.safe_read import RefusedFile
+
+MAX_SEARCH = 16 * 1024  # bytes of a text whose every bit is tried: a few seconds
+MAX_COMMIT_SEARCH = 2 * 1024  # each try parses it; a real one has some 400 bytes
+
+_T = TypeVar("_T")
+_SIDECAR = (b'{"commit":', b',"manifest":', b',"train":', b"}")
+
+
+@dataclass(frozen=True)
+class Mended(Generic[_T]):
+    """A record of `bytes` bytes: what it says (None: it cannot be mended), and the bits that had to be flipped for it."""
+
+    value: _T | None
+    bytes: int
+    flips: tuple[Flip, ...] = ()
+
+
+def mend_commit(data: bytes) -> Mended[Commit]:
+    """COMMIT vouches for itself."""
+    flip = None if _is_commit(data) or len(data) > MAX_COMMIT_SEARCH else search(data, _is_commit)
+    return Mended(_commit(flipped(data, flip) if flip else data), len(data), _moved(flip, 0))
+
+
+def mend_manifest(data: bytes, sha256: str, entries: Entries) -> Mended[Manifest]:
+    """COMMIT vouches for MANIFEST, by `sha256`; `entries` makes its parts again from the files."""
+    flips: tuple[Flip, ...] = ()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        flips = _moved(search_by_hash(data, sha256) if len(data) <= MAX_SEARCH else None, 0)
+        with suppress(ValueError, RecursionError, RefusedFile, StorageError):
+            flips = flips or remake_manifest(data, sha256, entries)
+        if not flips:
+            return Mended(None, len(data))
+        for flip in flips:
+            data = flipped(data, flip)
+    with suppress(ValueError, RecursionError):
+        return Mended(read_manifest(data), len(data), flips)
+    return Mended(None, len(data))
+
+
+def mend_sidecar(data: bytes, entry: Entries) -> Mended[Manifest]:
+    """A sidecar holds commit, manifest and the text of train.json, each with its own hash: the damaged one is searched alone.
+    `entry` makes the entry of the one file again."""
+    spans = _split(data)
+    if spans is None:
+        flip = search(data, lambda changed: _manifest_of(changed) is not None) if len(data) <= MAX_SEARCH else None
+        return Mended(_manifest_of(flipped(data, flip)) if flip else None, len(data), _moved(flip, 0))
+    (commit_at, commit), (manifest_at, manifest), (train_at, train) = spans
+    mended = mend_commit(commit)
+    text = mend_manifest(manifest, mended.value.manifest_sha256, lambda: entry() | _train_entry(train)) if mended.value else None
+    if text is None or text.value is None or TRAIN not in text.value.parts:
+        return Mended(None, len(data))
+    sha256, flip = text.value.parts[TRAIN].sha256, None
+    if not _is_train(train, sha256):
+        flip = search(train, lambda changed: _is_train(changed, sha256)) if len(train) <= MAX_SEARCH else None
+        if flip is None:
+            return Mended(None, len(data))
+    moved = [(mended.flips, commit_at), (text.flips, manifest_at), (_moved(flip, 0), train_at)]
+    return Mended(text.value, len(data), tuple(changed for flips, start in moved for each in flips for changed in _moved(each, start)))
+
+
+def _split(data: bytes) -> tuple[tuple[int, bytes], ...] | None:
+    """Offset and bytes of the three values of a canonical sidecar; None where its frame is damaged."""
+    first, second, third, last = _SIDECAR
+    middle, end = data.find(second), data.rfind(third)
+    if not (data.startswith(first) and data.endswith(last) and 0 <= middle < end):
+        return None
+    bounds = [(len(first), middle), (middle + len(second), end), (end + len(third), len(data) - len(last))]
+    return tuple((start, data[start:stop]) for start, stop in bounds)
+
+
+def _manifest_of(data: bytes) -> Manifest | None:
+    """The manifest of a sidecar without any damage, or None."""
+    spans = _split(data)
+    if spans is None:
+        return None
+    (_, commit_text), (_, manifest_text), (_, train) = spans
+    commit = _commit(commit_text)
+    if commit is None or hashlib.sha256(manifest_text).hexdigest() != commit.manifest_sha256:
+        return None
+    with suppress(ValueError, RecursionError, KeyError):
+        manifest = read_manifest(manifest_text)
+        return manifest if _is_train(train, manifest.parts[TRAIN].sha256) else None
+    return None
+
+
+def _is_train(text: bytes, sha256: str) -> bool:
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text)
+        return isinstance(value, str) and hashlib.sha256(value.encode()).hexdigest() == sha256
+    return False
+
+
+def _is_commit(data: bytes) -> bool:
+    return _commit(data) is not None
+
+
+def _train_entry(text: bytes) -> dict[str, PartEntry]:
+    return {TRAIN: document_entry(str(json.loads(text)).encode())}
+
+
+def _commit(data: bytes) -> Commit | None:
+    with suppress(ValueError, RecursionError):
+        return read_commit(data)
+    return None
+
+
+def _moved(flip: Flip | None, by: int) -> tuple[Flip, ...]:
+    return (Flip(flip.offset + by, flip.bit),) if flip else ()

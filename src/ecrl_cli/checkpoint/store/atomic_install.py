@@ -1,0 +1,196 @@
+"""How a checkpoint in memory becomes files with a name: the part of the protocol before the acknowledgement.
+
+Group: a folder, built in `.stage_*` and renamed whole. Single: one file and its sidecar, each renamed; the sidecar is the commit.
+Without `mode.atomic` the files are written where they will lie, and the commit record, written last, is all that makes them count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.hashing import ImageHasher
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, make_commit
+from ecrl_cli.checkpoint.format.names import COMMIT, FORMAT_VERSION, MANIFEST, STAGE_PREFIX, step_name
+from ecrl_cli.config.codec import encode
+from ecrl_cli.errors import StorageError
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.storage.fs import Buffer, Fs
+from ecrl_cli.storage.writing import WriteMode, write_new
+
+Points = Callable[[str], None]
+
+
+@dataclass
+class Work:
+    """One save on its way: what it needs, and what it has made so far."""
+
+    fs: Fs
+    root: Path
+    mode: WriteMode
+    points: Points
+    pool: ThreadPoolExecutor
+    image: Image
+    attempt: int
+    previous: str | None
+    key: bytes = b""
+    began: float = field(default_factory=monotonic)
+    files_at: float = 0.0  # when the files were written
+    hashed_at: float = 0.0  # when their hashes were known too
+    manifest: Manifest | None = None
+    commit: Commit | None = None
+
+    @property
+    def stage_name(self) -> str:
+        return f"{STAGE_PREFIX}{self.image.stamp.global_step:08d}.{self.attempt}.{secrets.token_hex(4)}"
+
+    def write(self, path: Path, data: Buffer, half: str = "") -> None:
+        write_new(self.fs, path, data, self.mode, (lambda: self.points(half)) if half else None)
+
+    def write_part(self, path: Path, name: str, data: Buffer) -> None:
+        self.write(path, data, f"half_part:{name}")
+        self.points(f"after_part:{name}")
+
+    def hashed(self, hasher: ImageHasher) -> dict[str, PartEntry]:
+        """The entries of the files, which are written; waits for their hashes."""
+        self.files_at = monotonic()
+        return hasher.entries()
+
+    def records(self, entries: dict[str, PartEntry]) -> tuple[bytes, bytes]:
+        """The bytes of MANIFEST and COMMIT for these parts."""
+        self.hashed_at = monotonic()
+        self.files_at = self.files_at or self.hashed_at
+        stamp = self.image.stamp
+        self.manifest = Manifest(FORMAT_VERSION, attempt=self.attempt, parts=entries, **encode(stamp))
+        manifest = self.manifest.encoded()
+        self.commit = make_commit(self.manifest, hashlib.sha256(manifest).hexdigest(), self.previous, self.key)
+        return manifest, self.commit.encoded()
+
+    def memory_of(self, name: str) -> memoryview:
+        part = next(part for part in self.image.parts if part.name == name)
+        return self.image.memory[part.offset : part.offset + part.nbytes]
+
+
+def _always() -> bool:
+    return True
+
+
+class Installer(Protocol):
+    """`build` writes the files under names that do not count yet; `install` gives them their names; `undo` gives the space back.
+
+    What already has its final name is removed by `undo` only if the store is still `ours`: a newer attempt may have taken the name.
+    """
+
+    @property
+    def target(self) -> Path: ...
+    def build(self) -> None: ...
+    def install(self) -> None: ...
+    def undo(self, ours: Callable[[], bool] = _always) -> None: ...
+
+
+class GroupInstaller:
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.target = work.root / step_name(work.image.stamp.global_step)
+        self.stage = work.root / work.stage_name if work.mode.atomic else self.target
+        self._made = False
+
+    def build(self) -> None:
+        work = self.work
+        work.points("before_stage")
+        hasher = ImageHasher(work.image, work.pool)
+        work.fs.mkdir(self.stage)
+        self._made = True
+        for part in work.image.parts:
+            work.write_part(self.stage / part.name, part.name, work.memory_of(part.name))
+        for name, data in work.image.documents.items():
+            work.write_part(self.stage / name, name, data)
+        manifest, commit = work.records(work.hashed(hasher))
+        work.points("before_manifest")
+        work.write(self.stage / MANIFEST, manifest, "half_manifest")
+        work.points("before_commit")
+        work.write(self.stage / COMMIT, commit, "half_commit")
+        work.points("after_commit")
+        if work.mode.sync_directories:
+            work.points("before_stage_sync")
+            work.fs.fsyncdir(self.stage)
+
+    def install(self) -> None:
+        if self.work.mode.atomic:
+            self.work.points("before_rename")
+            self.work.fs.rename(self.stage, self.target, replace=False)
+        self._made = False
+        self.work.points("after_rename")
+
+    def undo(self, ours: Callable[[], bool] = _always) -> None:
+        if self._made and (self.work.mode.atomic or ours()):
+            remove_group(self.work.fs, self.stage)
+
+
+class SingleInstaller:
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        (self.part,) = work.image.parts
+        self.target = work.root / self.part.name
+        self.sidecar = sidecar_of(self.target)
+        stage = work.root / work.stage_name
+        self.names = [(stage.with_name(stage.name + path.suffix) if work.mode.atomic else path, path) for path in (self.target, self.sidecar)]
+        self._made: list[Path] = []
+        self._inode = 0  # of the data file, once it is about to get its name
+
+    def build(self) -> None:
+        work, (data_path, sidecar_path) = self.work, [temporary for temporary, _ in self.names]
+        work.points("before_stage")
+        hasher = ImageHasher(work.image, work.pool)
+        self._made.append(data_path)
+        work.write_part(data_path, self.part.name, work.memory_of(self.part.name))
+        work.records(work.hashed(hasher))
+        assert work.commit is not None
+        (train,) = work.image.documents.values()
+        document = canonical({"commit": work.commit.document(), "manifest": encode(work.manifest), "train": train.decode()})
+        work.points("before_commit")
+        self._made.append(sidecar_path)
+        work.write(sidecar_path, document, "half_commit")
+        work.points("after_commit")
+
+    def install(self) -> None:
+        if self.work.mode.atomic:
+            self.work.points("before_rename")
+            self._inode = self.work.fs.stat(self.names[0][0]).st_ino
+            for source, target in self.names:
+                self.work.fs.rename(source, target, replace=False)
+                self._made[self._made.index(source)] = target
+                if target == self.target:
+                    self.work.points("between_renames")
+        self._made = []
+        self.work.points("after_rename")
+
+    def undo(self, ours: Callable[[], bool] = _always) -> None:
+        for path in reversed(self._made):
+            with suppress(StorageError):
+                if path.name.startswith(STAGE_PREFIX) or self._is_still_mine(path, ours):
+                    self.work.fs.unlink(path)
+
+    def _is_still_mine(self, path: Path, ours: Callable[[], bool]) -> bool:
+        """Whether a final name still stands for what this save made: another writer may have set it aside and put its own there."""
+        return ours() and (not self._inode or self.work.fs.stat(path).st_ino == self._inode)
+
+
+def sidecar_of(path: Path) -> Path:
+    """The sidecar of a single-file checkpoint."""
+    return path.with_suffix(".json")
+
+
+def remove_group(fs: Fs, folder: Path) -> None:
+    """Remove a checkpoint's folder, the commit first, so that no half of it can count; what is gone already is no error."""
+    for name in sorted(fs.listdir(folder), key=lambda name: name != COMMIT):
+        fs.unlink(folder / name)
+    fs.rmdir(folder)

@@ -1,0 +1,89 @@
+"""The lines of checkpoint_rank0.jsonl, as rank 0 and the writer put them down. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ecrl_cli.checkpoint.store.store import Retired, Saved
+from ecrl_cli.config.codec import decode
+from ecrl_cli.errors import EcrlError, StorageError
+from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine
+from ecrl_cli.records.journal import Journal, read_journal, read_json
+from ecrl_cli.records.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class SaveTimes:
+    """Seconds of a save: writing the files, waiting for their hashes, everything else up to the acknowledgement. Of a failed one all are writing."""
+
+    write_s: float = 0.0
+    hash_s: float = 0.0
+    commit_s: float = 0.0
+
+
+class CheckpointLog:
+    """One attempt's checkpoint journal. `failure`: the first save that it was told has failed, in words; empty while all is well.
+    `last_save`: the seconds of the save that was told last."""
+
+    def __init__(self, journal: Journal, layout: RunLayout, attempt: int) -> None:
+        self._journal, self._layout, self._attempt = journal, layout, attempt
+        self.failure = ""
+        self.last_save = SaveTimes()
+
+    def write(self, event: str, global_step: int, **values: Any) -> None:
+        self._journal.append(CheckpointLine(event, global_step, self._attempt, monotonic(), wall(), **values))
+
+    def committed(self, global_step: int, saved: Saved) -> None:
+        self.last_save = SaveTimes(saved.write_s, saved.hash_s, saved.commit_s)
+        self.write(
+            "committed",
+            global_step,
+            write_s=saved.write_s,
+            hash_s=saved.hash_s,
+            commit_s=saved.commit_s,
+            bytes=saved.bytes,
+            path=self._layout.relative(saved.path),
+            commit_sha256=saved.commit_sha256,
+        )
+
+    def failed(self, global_step: int, error: EcrlError, write_s: float = 0.0) -> None:
+        self.last_save = SaveTimes(write_s)
+        told = self._layout.relative_text
+        self.failure = self.failure or told(f"step {global_step} was not saved ({error.key}: {error.fact})")
+        self.write("failed", global_step, reason=told(error.line()), write_s=write_s)
+
+    def pointer_failed(self, global_step: int, error: EcrlError) -> None:
+        self.write("pointer_failed", global_step, reason=self._layout.relative_text(error.line()))
+
+    def retired(self, gone: tuple[Retired, ...]) -> None:
+        for checkpoint in gone:
+            self.write("retired", checkpoint.global_step, path=self._layout.relative(checkpoint.path), commit_sha256=checkpoint.commit_sha256)
+
+    def confirm(self, global_step: int, *, curable: bool) -> None:
+        """Raise if `global_step` is on record as submitted and not as committed: StorageError, unless a restart may cure it."""
+        events = read_journal(self._layout.attempt(self._attempt).checkpoints, CheckpointLine).events
+        found = {line.event: line for line in events if line.global_step == global_step}
+        if "submitted" not in found or "committed" in found:
+            return
+        reason = next((found[end].reason for end in CHECKPOINT_ENDS if end in found), None) or "the background writer has ended"
+        kind, code = (EcrlError, "unsaved") if curable else (StorageError, "")
+        raise kind("checkpoint", f"step {global_step} ends the attempt and was not saved ({reason})", "resume the run", code=code)
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def submitted(layout: RunLayout, order: LaunchOrder) -> bool:
+    """Whether a checkpoint of the step behind which `order` goes on was handed over already, in the attempts that it continues."""
+    before = order.continues
+    while before is not None:
+        logs = layout.attempt(before)
+        lines = read_journal(logs.checkpoints, CheckpointLine).events
+        if any(line.event == "submitted" and line.global_step == order.resume_step for line in lines):
+            return True
+        earlier = decode(LaunchOrder, read_json(logs.launch))
+        before = earlier.continues if earlier.resume_step == order.resume_step else None
+    return False

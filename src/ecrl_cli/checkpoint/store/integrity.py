@@ -1,0 +1,296 @@
+"""The integrity guard: may this checkpoint be loaded? Torch-free; never follows a link, never unpickles, never raises.
+
+It looks in the order of `protocol.LAYERS` and parses nothing that it has not hashed, the commit record excepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ecrl_cli.checkpoint.format.canonical_json import canonical, parse, parse_canonical
+from ecrl_cli.checkpoint.format.hashing import tensor_prefix, workers
+from ecrl_cli.checkpoint.format.image import TensorPlace
+from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Commit, Manifest, PartEntry, read_commit, read_manifest
+from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN, must_be_finite
+from ecrl_cli.checkpoint.format.tensor_table import TENSOR_FILES, tensor_table
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
+from ecrl_cli.storage.safe_read import RefusedFile, fill, open_regular, pieces, read_small
+
+MAX_TRAIN = 16 * 2**20
+_WORTH_THREADS = 2**20  # bytes; below, starting threads takes longer than hashing
+MAX_SIDECAR = MAX_COMMIT + MAX_MANIFEST + 2 * MAX_TRAIN
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """`run_id`: whose checkpoint it must be (empty: anyone's). `contents` False looks at names, sizes and records only.
+
+    `hmac_key`: the key under which the commit record must carry a MAC (empty: a MAC is not looked at). `finite`: checkpoint.finite, which
+    tensors may hold neither NaN nor infinity.
+    """
+
+    run_id: str = ""
+    max_bytes: int = 64 * 2**30
+    trust_owner: bool = False
+    contents: bool = True
+    hmac_key: bytes = field(default=b"", repr=False)
+    finite: str = "all"
+
+
+@dataclass(frozen=True)
+class GuardReport:
+    """`layer` and `reason` say what a refused checkpoint failed at; the other fields are as far as they are known.
+
+    `unread`: what the file system said where it would not show a file, which need not be the checkpoint's fault.
+    """
+
+    path: Path
+    ok: bool
+    layer: str = ""
+    reason: str = ""
+    global_step: int | None = None
+    attempt: int | None = None
+    run_id: str | None = None
+    commit_sha256: str | None = None
+    manifest: Manifest | None = None
+    unread: StorageError | None = field(default=None, compare=False)
+
+
+class Refused(Exception):
+    """`layer` refuses the checkpoint, for `reason`."""
+
+    def __init__(self, layer: str, reason: str) -> None:
+        self.layer, self.reason = layer, reason
+        super().__init__(f"{layer}: {reason}")
+
+
+@dataclass
+class OpenCheckpoint:
+    """A checkpoint whose records are read and checked; `files` are its open part files. Closed by `opened`."""
+
+    commit: Commit | None = None
+    manifest: Manifest | None = None
+    files: dict[str, int] = field(default_factory=dict)
+    train: bytes = b""
+
+
+def examine(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> GuardReport:
+    """Look at the checkpoint at `path` (a group's folder or a single file), layer by layer."""
+    found = OpenCheckpoint()
+    config, fs = config or GuardConfig(), fs or PosixFs()
+    try:
+        with opened(path, config, fs, found):
+            if config.contents:
+                _check_contents(fs, found, config.finite)
+    except Refused as refused:
+        return report_of(path, found, refused)
+    return report_of(path, found)
+
+
+@contextmanager
+def opened(path: Path, config: GuardConfig, fs: Fs, found: OpenCheckpoint) -> Iterator[OpenCheckpoint]:
+    """Open the files of a checkpoint with records and sizes checked; raises Refused, also for errors of the file system."""
+    with ExitStack() as stack, layer("file"):
+        match = STEP_NAME.match(path.name)
+        if match is None:
+            raise Refused("file", "not the name of a checkpoint")
+        single = match[2] is not None
+        folder = fs.open(path.parent if single else path, FOLDER)
+        stack.callback(fs.close, folder)
+        reader = _Reader(fs, folder, config, found, stack)
+        if single:
+            reader.read_single(path.name)
+        else:
+            reader.read_group(fs.listdir(path))
+        reader.expect_step(int(match[1]), path.name)
+        yield found
+
+
+@contextmanager
+def layer(name: str) -> Iterator[None]:
+    """Whatever goes wrong inside is a refusal by layer `name`: a damaged checkpoint must never stop the one who looks at it."""
+    try:
+        yield
+    except Refused:
+        raise
+    except StorageError as error:
+        raise Refused(name, error.fact) from error
+    except (RefusedFile, ValueError, RecursionError, OverflowError) as error:
+        raise Refused(name, str(error)[:200] or type(error).__name__) from error
+    except MemoryError as error:
+        raise Refused(name, "does not fit into memory") from error
+
+
+class _Reader:
+    """Reads the records of one checkpoint and opens its parts."""
+
+    def __init__(self, fs: Fs, folder: int, config: GuardConfig, found: OpenCheckpoint, stack: ExitStack) -> None:
+        self.fs, self.folder, self.config, self.found, self.stack = fs, folder, config, found, stack
+
+    def read_group(self, names: list[str]) -> None:
+        """COMMIT, MANIFEST, then the parts of a group: exactly the four of the format, and no other file."""
+        with layer("commit"):
+            self.take_commit(self.small(COMMIT, MAX_COMMIT))
+        with layer("manifest"):
+            self.take_manifest(self.small(MANIFEST, MAX_MANIFEST))
+        with layer("parts"):
+            expected = {MODEL, OPTIMIZER, RNG, TRAIN}
+            self.expect(set(self.manifest.parts), expected, "the manifest")
+            self.expect(set(names) - {COMMIT, MANIFEST}, expected, "the folder")
+            self.open_parts(sorted(expected))
+        with layer("hash"):
+            self.found.train = self.hashed_small(TRAIN)
+
+    def read_single(self, name: str) -> None:
+        """The sidecar (commit, manifest and the text of train.json in one canonical document), then the one file."""
+        with layer("commit"):
+            value = parse_canonical(self.small(name.partition(".")[0] + ".json", MAX_SIDECAR))
+            if not isinstance(value, dict) or value.keys() != {"commit", "manifest", "train"} or not isinstance(value["train"], str):
+                raise ValueError("the sidecar does not hold commit, manifest and train")
+            self.take_commit(canonical(value["commit"]))
+        with layer("manifest"):
+            self.take_manifest(canonical(value["manifest"]))
+        with layer("parts"):
+            self.expect(set(self.manifest.parts), {name, TRAIN}, "the manifest")
+            self.open_parts([name])
+        with layer("hash"):
+            self.found.train = value["train"].encode()
+            _expect_hash(TRAIN, hashlib.sha256(self.found.train).hexdigest(), self.manifest.parts[TRAIN])
+
+    @property
+    def manifest(self) -> Manifest:
+        assert self.found.manifest is not None
+        return self.found.manifest
+
+    def small(self, name: str, limit: int) -> bytes:
+        fd, size = open_regular(self.fs, self.folder, name, trust_owner=self.config.trust_owner)
+        try:
+            return read_small(self.fs, fd, size, limit)
+        finally:
+            self.fs.close(fd)
+
+    def hashed_small(self, name: str) -> bytes:
+        data = read_small(self.fs, self.found.files[name], self.manifest.parts[name].bytes, MAX_TRAIN)
+        _expect_hash(name, hashlib.sha256(data).hexdigest(), self.manifest.parts[name])
+        return data
+
+    def take_commit(self, data: bytes) -> None:
+        self.found.commit = commit = read_commit(data, self.config.hmac_key)
+        if self.config.run_id and commit.run_id != self.config.run_id:
+            raise ValueError(f"belongs to run {commit.run_id[:8]}")
+
+    def take_manifest(self, data: bytes) -> None:
+        commit = self.found.commit
+        assert commit is not None
+        if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
+            raise ValueError("does not match the commit")
+        manifest = read_manifest(data)
+        if (manifest.run_id, manifest.attempt, manifest.global_step) != (commit.run_id, commit.attempt, commit.global_step):
+            raise ValueError("says another run, attempt or step than the commit")
+        self.found.manifest = manifest
+
+    def expect(self, found: set[str], expected: set[str], where: str) -> None:
+        if missing := sorted(expected - found):
+            raise ValueError(f"{where} lacks {missing[0]}")
+        if extra := sorted(found - expected):
+            raise ValueError(f"{where} has {extra[0][:80]!r}, which does not belong")
+
+    def expect_step(self, step: int, name: str) -> None:
+        commit = self.found.commit
+        assert commit is not None
+        if commit.global_step != step:
+            raise Refused("commit", f"says step {commit.global_step} under the name {name}")
+
+    def open_parts(self, names: list[str]) -> None:
+        total = sum(part.bytes for part in self.manifest.parts.values())
+        if total > self.config.max_bytes:
+            raise ValueError(f"{total} bytes, at most {self.config.max_bytes} are read")
+        for name in names:
+            fd, size = open_regular(self.fs, self.folder, name, trust_owner=self.config.trust_owner)
+            self.stack.callback(self.fs.close, fd)
+            if size != self.manifest.parts[name].bytes:
+                raise ValueError(f"{name} has {size} bytes, the manifest says {self.manifest.parts[name].bytes}")
+            self.found.files[name] = fd
+
+
+def _check_contents(fs: Fs, found: OpenCheckpoint, finite: str) -> None:
+    """Hash every part, then read headers and tensors; one thread per part, as many at once as there are cores."""
+    assert found.manifest is not None
+    entries = found.manifest.parts
+    small = sum(entry.bytes for entry in entries.values()) < _WORTH_THREADS
+    with nullcontext() if small else ThreadPoolExecutor(workers()) as pool:
+        _all(pool, [partial(_check_hash, fs, name, fd, entries[name]) for name, fd in found.files.items()])
+        with layer("schema"):
+            parse(found.train)
+        laid_out = [(fd, entries[name], tensor_places(fs, name, fd, entries[name], found.train)) for name, fd in tensor_files(found)]
+        _all(pool, [partial(_check_tensor, fs, fd, entry, place, finite) for fd, entry, found_places in laid_out for place in found_places])
+
+
+def _all(pool: ThreadPoolExecutor | None, jobs: list[Callable[[], None]]) -> None:
+    for result in [pool.submit(job).result for job in jobs] if pool else jobs:
+        result()
+
+
+def _check_hash(fs: Fs, name: str, fd: int, entry: PartEntry) -> None:
+    with layer("hash"):
+        state = hashlib.sha256()
+        for piece in pieces(fs, fd, 0, entry.bytes):
+            state.update(piece)
+        _expect_hash(name, state.hexdigest(), entry)
+
+
+def tensor_files(found: OpenCheckpoint) -> list[tuple[str, int]]:
+    """Name and descriptor of each open part that holds tensors."""
+    return [(name, fd) for name, fd in found.files.items() if name.endswith(TENSOR_FILES)]
+
+
+def tensor_places(fs: Fs, name: str, fd: int, entry: PartEntry, train: bytes) -> list[TensorPlace]:
+    """Where the tensors of a part lie whose hash has been checked; Refused where the file's own table does not agree with the manifest."""
+    with layer("schema"):
+        return tensor_table(lambda offset, count: bytes(fill(fs, fd, memoryview(bytearray(count)), offset)), name, entry, train)
+
+
+def _check_tensor(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, finite: str) -> None:
+    # numpy costs a tenth of a second, which the writer need not wait for at its start
+    from ecrl_cli.checkpoint.format.finite import all_finite
+
+    spec = place.spec
+    state, sound = hashlib.sha256(tensor_prefix(spec.dtype, spec.shape)), True
+    looked_at = must_be_finite(spec.name, finite)
+    with layer("tensors"):
+        for piece in pieces(fs, fd, place.offset, place.offset + spec.nbytes):
+            state.update(piece)
+            sound = sound and (not looked_at or all_finite(spec.dtype, piece))
+        if state.hexdigest() != entry.tensors[spec.name].sha256:
+            raise ValueError(f"{spec.name[:80]} does not match its digest")
+    if not sound:
+        raise Refused("finite", f"{spec.name[:80]} holds NaN or infinity")
+
+
+def _expect_hash(name: str, sha256: str, entry: PartEntry) -> None:
+    if sha256 != entry.sha256:
+        raise Refused("hash", f"{name} does not match its SHA-256")
+
+
+def report_of(path: Path, found: OpenCheckpoint, refused: Refused | None = None) -> GuardReport:
+    """What is known of the checkpoint, and why it is refused if it is."""
+    commit = found.commit
+    return GuardReport(
+        path=path,
+        ok=refused is None,
+        layer=refused.layer if refused else "",
+        reason=refused.reason if refused else "",
+        global_step=commit.global_step if commit else None,
+        attempt=commit.attempt if commit else None,
+        run_id=commit.run_id if commit else None,
+        commit_sha256=commit.self_sha256 if commit else None,
+        manifest=found.manifest,
+        unread=refused.__cause__ if refused and isinstance(refused.__cause__, StorageError) else None,
+    )

@@ -1,0 +1,124 @@
+"""The guard's answer at the price of one look at each byte: what a scrub of many checkpoints asks, and a restart.
+
+`guard.examine` hashes twice, each file and each tensor. Here the file's SHA-256 stands for both: bytes that match a MANIFEST that matches its
+COMMIT are the bytes that the writer hashed tensor by tensor. (Only `examine` would see a writer whose memory changed between the two.) All other
+layers are the guard's: names, records, sizes, hashes, headers, NaN and infinities. The numbers are looked at while they are hashed, where by the
+manifest they must lie; the header, which is parsed only after its hash is known, has to confirm that, else they are read again. So are those of a
+`.pt` file, whose layout the manifest does not tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from ecrl_cli.checkpoint.format.canonical_json import parse
+from ecrl_cli.checkpoint.format.hashing import workers
+from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace
+from ecrl_cli.checkpoint.format.manifest import PartEntry
+from ecrl_cli.checkpoint.format.names import must_be_finite
+from ecrl_cli.checkpoint.repair.damage import expected_places
+from ecrl_cli.checkpoint.store.integrity import (
+    GuardConfig,
+    GuardReport,
+    OpenCheckpoint,
+    Refused,
+    layer,
+    opened,
+    report_of,
+    tensor_files,
+    tensor_places,
+)
+from ecrl_cli.storage.fs import Fs, PosixFs
+from ecrl_cli.storage.safe_read import pieces
+
+
+def examine_once(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> GuardReport:
+    """As `guard.examine`, without the digests of the tensors."""
+    found = OpenCheckpoint()
+    config, fs = config or GuardConfig(), fs or PosixFs()
+    try:
+        with opened(path, config, fs, found):
+            _check_contents(fs, found, config.finite)
+    except Refused as refused:
+        return report_of(path, found, refused)
+    return report_of(path, found)
+
+
+def _check_contents(fs: Fs, found: OpenCheckpoint, finite: str) -> None:
+    assert found.manifest is not None
+    entries = found.manifest.parts
+    with ThreadPoolExecutor(workers()) as pool:
+        looks = {name: pool.submit(partial(_look, fs, name, fd, entries[name], finite)) for name, fd in found.files.items()}
+        guesses = {name: look.result() for name, look in looks.items()}
+    with layer("schema"):
+        parse(found.train)
+    laid_out = {name: tensor_places(fs, name, fd, entries[name], found.train) for name, fd in tensor_files(found)}
+    for name, found_places in laid_out.items():
+        wanted = [place for place in found_places if must_be_finite(place.spec.name, finite)]
+        _check_finite(fs, found.files[name], wanted, guesses[name])
+
+
+def _look(fs: Fs, name: str, fd: int, entry: PartEntry, finite: str) -> dict[TensorPlace, bool]:
+    """Hash a part; gives, for each place where the manifest lets expect numbers that must be finite, whether all are."""
+    state, start = hashlib.sha256(), 0
+    expected = expected_places(entry) if name.endswith(".safetensors") else []
+    numbers = _Numbers([place for place in expected if must_be_finite(place.spec.name, finite) and _aligned(place)])
+    with layer("hash"):
+        for piece in pieces(fs, fd, 0, entry.bytes):
+            state.update(piece)
+            numbers.look(piece, start)
+            start += len(piece)
+        if state.hexdigest() != entry.sha256:
+            raise ValueError(f"{name} does not match its SHA-256")
+    return numbers.finite
+
+
+class _Numbers:
+    """Looks at the numbers at `expected`, in file order, while their file passes by in pieces."""
+
+    def __init__(self, expected: list[TensorPlace]) -> None:
+        self.expected, self._at = expected, 0
+        self.finite = dict.fromkeys(expected, True)
+
+    def look(self, piece: memoryview, start: int) -> None:
+        while self._at < len(self.expected):
+            place = self.expected[self._at]
+            if place.offset >= start + len(piece):
+                break
+            self.finite[place] = self.finite[place] and _all_finite(place, piece, start)
+            if place.offset + place.spec.nbytes > start + len(piece):
+                break
+            self._at += 1
+
+
+def _all_finite(place: TensorPlace, piece: memoryview, start: int) -> bool:
+    """Are the numbers of `place` that lie in `piece`, which begins at byte `start`, finite?"""
+    from ecrl_cli.checkpoint.format.finite import all_finite  # numpy costs a tenth of a second
+
+    first, last = max(place.offset, start), min(place.offset + place.spec.nbytes, start + len(piece))
+    return first >= last or all_finite(place.spec.dtype, piece[first - start : last - start])
+
+
+def _aligned(place: TensorPlace) -> bool:
+    """So that no number is cut in two between pieces."""
+    return place.offset % DTYPES[place.spec.dtype][1] == 0
+
+
+def _check_finite(fs: Fs, fd: int, wanted: list[TensorPlace], seen: dict[TensorPlace, bool]) -> None:
+    with layer("tensors"):
+        for place in wanted:
+            finite = seen[place] if place in seen else _read_finite(fs, fd, place)
+            if not finite:
+                raise Refused("finite", f"{place.spec.name[:80]} holds NaN or infinity")
+
+
+def _read_finite(fs: Fs, fd: int, place: TensorPlace) -> bool:
+    """Where the file is laid out in another way than ours."""
+    start, finite = place.offset, True
+    for piece in pieces(fs, fd, place.offset, place.offset + place.spec.nbytes):
+        finite = finite and _all_finite(place, piece, start)
+        start += len(piece)
+    return finite

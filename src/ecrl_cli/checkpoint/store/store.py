@@ -1,0 +1,298 @@
+"""The checkpoint store of one run: commits what is handed to it, chooses, retires. Torch-free; one writer at a time.
+
+The protocol, step by step and with its reasons, is docs/decisions/commit-protocol.md. Nothing here looks at a clock or an mtime to
+decide: order is by the step in the name, and validity is the guard's.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from ecrl_cli.checkpoint.format.hashing import ImageHasher, workers
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, TRASH_PREFIX
+from ecrl_cli.checkpoint.store import catalog
+from ecrl_cli.checkpoint.store.atomic_install import GroupInstaller, Installer, Points, SingleInstaller, Work
+from ecrl_cli.checkpoint.store.catalog import Choice, Entry, entry_of
+from ecrl_cli.checkpoint.store.fencing import Lease
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, GuardReport, examine
+from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
+from ecrl_cli.config.hmac_key import read_key
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
+from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.storage.fs import Fs, PosixFs
+from ecrl_cli.storage.throttled_fs import ThrottledFs
+from ecrl_cli.storage.writing import WriteMode, replace_link, replace_small
+
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what a damaged checkpoint may itself be the cause of
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """`keep`: how many verified checkpoints retention leaves, at least two. `bytes_per_s`: at most so many are written; 0: as fast as it goes."""
+
+    mode: WriteMode = field(default_factory=WriteMode)
+    keep: int = 3
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    bytes_per_s: float = 0.0
+
+    @classmethod
+    def of(cls, config: RunConfig, run_id: str) -> StoreConfig:
+        mode, checkpoint = config.write_mode, config.checkpoint
+        return cls(
+            mode=WriteMode(mode.sync_files, mode.atomic, mode.sync_directories),
+            keep=checkpoint.keep,
+            guard=GuardConfig(
+                run_id, checkpoint.max_bytes, checkpoint.trust_owner, hmac_key=read_key(checkpoint.hmac_key_file), finite=checkpoint.finite
+            ),
+            bytes_per_s=config.storage.bytes_per_s,
+        )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A committed checkpoint: durable as the write mode promises. Seconds: writing the files, waiting for their hashes, and everything else up to
+    the acknowledgement; together all of `save`."""
+
+    path: Path
+    commit_sha256: str
+    bytes: int
+    write_s: float
+    commit_s: float
+    hash_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Retired:
+    """A checkpoint that retention removed."""
+
+    global_step: int
+    path: Path
+    commit_sha256: str | None
+
+
+def _no_point(name: str) -> None:
+    """Where nobody wants to interfere."""
+
+
+class CheckpointStore:
+    """All writing and choosing under one `checkpoints/` folder. `points` is called at each of `protocol.CRASH_POINTS`."""
+
+    def __init__(self, root: Path, config: StoreConfig | None = None, fs: Fs | None = None, points: Points = _no_point) -> None:
+        self.root, self.config, self.points = root, config or StoreConfig(), points
+        self.fs = fs or (ThrottledFs(self.config.bytes_per_s) if self.config.bytes_per_s else PosixFs())
+        self._lease = Lease(self.fs, root)
+        self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
+        self._verified: dict[str, str] = {}
+        self.pointer_error: StorageError | None = None  # why the last `settle` could not move the pointers
+
+    def claim(self, attempt: int) -> None:
+        """Make the folder, own it for `attempt` (Fenced if a newer one does), remove what dead writers left."""
+        try:
+            self.fs.mkdir(self.root)
+        except StorageError as error:
+            if error.errno != errno.EEXIST:
+                raise
+        self.fs.fsyncdir(self.root.parent)  # also where it exists: who made it may have died before this
+        self._lease.claim(attempt)
+        self.janitor()
+
+    def save(self, image: Image, attempt: int) -> Saved:
+        """Commit `image`: returning is the acknowledgement. Raises StorageError (nothing counts, the space is given back),
+        CheckpointConflict (a different valid checkpoint holds the name) or Fenced; saving the same state again is no error."""
+        began = monotonic()
+        self._lease.check(attempt)
+        previous, key = self._previous(image.stamp.global_step), self.config.guard.hmac_key
+        work = Work(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, previous, key)
+        installer: Installer = SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
+        if (already := self._already(work, installer.target)) is not None:
+            return replace(already, commit_s=monotonic() - began)
+        try:
+            installer.build()
+            self._lease.check(attempt)
+            try:
+                installer.install()
+            except StorageError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                if (already := self._already(work, installer.target)) is not None:
+                    return replace(already, commit_s=monotonic() - began)
+                installer.install()
+            self._sync_installed(installer.target, attempt)
+        except StorageError:
+            self._lease.check(attempt)  # a newer attempt that has swept our stage away is the better explanation
+            raise
+        finally:
+            with suppress(StorageError):
+                installer.undo(partial(self._owns, attempt))
+        self.points("after_root_sync")
+        assert work.commit is not None
+        self._verified[installer.target.name] = work.commit.self_sha256
+        write_s, hash_s = work.files_at - work.began, work.hashed_at - work.files_at
+        commit_s = monotonic() - began - write_s - hash_s
+        return Saved(installer.target, work.commit.self_sha256, image.nbytes, write_s, commit_s, hash_s)
+
+    def settle(self, saved: Saved, image: Image) -> tuple[Retired, ...]:
+        """After the acknowledgement: the pointers, then retention. Errors here make no saved checkpoint a failed one."""
+        self.points("before_pointer")
+        self.pointer_error = None
+        try:
+            self.point(saved.path, {"epoch": image.stamp.epoch, "global_step": image.stamp.global_step, "world_size": image.stamp.world_size})
+        except StorageError as error:  # a hint; and a disk that is full for it is one where retention must go on
+            self.pointer_error = error
+        self.points("after_pointer")
+        return self.retire()
+
+    def point(self, path: Path, facts: dict[str, int]) -> None:
+        """Let latest.json and latest_ok name `path`. They are hints: recovery lists the folder."""
+        document = {"path": path.name, **facts, "timestamp": wall()}
+        text = (json.dumps(document, sort_keys=True) + "\n").encode()
+        replace_small(self.fs, self.root / LATEST, text, self.config.mode, lambda: self.points("before_pointer_rename"))
+        self.points("between_pointers")
+        replace_link(self.fs, self.root / LATEST_OK, path.name, lambda: self.points("before_link_rename"))
+        self.points("before_pointer_sync")
+        self._sync(self.root)
+
+    def retire(self) -> tuple[Retired, ...]:
+        """Remove what is older than the newest `keep` verified checkpoints: with fewer verified ones nothing goes.
+        What cannot be removed stays; gives what did go."""
+        verified, retired = 0, []
+        for entry in self.entries():
+            if verified >= max(2, self.config.keep):
+                gone = Retired(entry.global_step, entry.path, self._verified.get(entry.path.name) or self._records(entry))
+                with suppress(StorageError):
+                    self._trash(entry)
+                    retired.append(gone)
+            elif self._is_verified(entry):
+                verified += 1
+        return tuple(retired)
+
+    def entries(self) -> list[Entry]:
+        """What claims to be a checkpoint, newest first."""
+        return catalog.entries(self.fs, self.root)
+
+    def examine(self, path: Path) -> GuardReport:
+        return examine(path, self.config.guard, self.fs)
+
+    def examine_once(self, path: Path) -> GuardReport:
+        """As `examine`, each byte looked at once: the hash of a file stands for those of its tensors too."""
+        return examine_once(path, self.config.guard, self.fs)
+
+    def newest_valid(self) -> Choice:
+        """The newest checkpoint that passes the guard, and what it refused on the way. Changes nothing."""
+        return catalog.newest_valid(self.fs, self.root, self.examine)
+
+    def set_aside(self, path: Path) -> tuple[Path, ...]:
+        """Rename a refused checkpoint to `.rejected_*`, so that a replay can pass its step again; gives the new names."""
+        moved = catalog.set_aside(self.fs, entry_of(path))
+        self._verified.pop(path.name, None)
+        self._sync(self.root)
+        return moved
+
+    def reconcile(self, global_step: int, attempt: int) -> GuardReport | None:
+        """The valid checkpoint of that step that `attempt` wrote, or None: for closing the books on a writer that died."""
+        reports = (self.examine(entry.path) for entry in self.entries() if entry.global_step == global_step)
+        return next((report for report in reports if report.ok and report.attempt == attempt), None)
+
+    def janitor(self) -> None:
+        """Remove stages, trash and temporary files of dead writers. Only for the owner of the store."""
+        catalog.discard(self.fs, catalog.leftovers(self.fs, self.root))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    def _already(self, work: Work, target: Path) -> Saved | None:
+        """What holds the name: the same state counts as saved, another valid one is a conflict, anything else is set aside."""
+        entry = entry_of(target)
+        if not any(self._exists(path) for path in entry.files):
+            return None
+        report = self.examine(target)
+        if report.unread is not None and report.unread.errno not in _MISSING:
+            raise report.unread  # an acknowledged checkpoint may lie there: unread is not damaged
+        if report.manifest is None or not report.ok:
+            self.set_aside(target)
+            return None
+        if work.manifest is None:
+            work.records(ImageHasher(work.image, self._pool).entries())
+        if work.manifest is None or not same_state(report, work):
+            fact = f"{target.name} of attempt {report.attempt} holds another state"
+            raise CheckpointConflict("checkpoints", fact, "nothing was overwritten; verify the run")
+        assert report.commit_sha256 is not None
+        return Saved(target, report.commit_sha256, work.image.nbytes, 0.0, 0.0)
+
+    def _owns(self, attempt: int) -> bool:
+        try:
+            self._lease.check(attempt)
+        except Fenced:
+            return False
+        return True
+
+    def _previous(self, step: int) -> str | None:
+        """The commit that the next one names as its predecessor: the newest older one that at least has its records in order."""
+        for entry in self.entries():
+            if entry.global_step < step and (sha := self._records(entry)) is not None:
+                return sha
+        return None
+
+    def _is_verified(self, entry: Entry) -> bool:
+        """Examined in full when first seen (what this store wrote itself counts as seen), then by its records and sizes."""
+        known = self._verified.get(entry.path.name)
+        if known is not None:
+            return self._records(entry) == known
+        report = self.examine(entry.path)
+        if report.ok and report.commit_sha256:
+            self._verified[entry.path.name] = report.commit_sha256
+        return report.ok
+
+    def _records(self, entry: Entry) -> str | None:
+        report = examine(entry.path, replace(self.config.guard, contents=False), self.fs)
+        return report.commit_sha256 if report.ok else None
+
+    def _trash(self, entry: Entry) -> None:
+        self.points("before_trash")
+        moved = catalog.set_aside(self.fs, entry, TRASH_PREFIX)
+        self.points("half_trash")
+        catalog.discard(self.fs, moved)
+        self._verified.pop(entry.path.name, None)
+        self.points("after_trash")
+
+    def _exists(self, path: Path) -> bool:
+        try:
+            self.fs.stat(path)
+        except StorageError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
+        return True
+
+    def _sync_installed(self, target: Path, attempt: int) -> None:
+        """Make the name durable. Where that fails, take it away again: what is on record as failed must not be resumed from."""
+        try:
+            self._sync(self.root)
+        except StorageError:
+            self._lease.check(attempt)  # a newer attempt may have chosen it already
+            with suppress(StorageError):
+                catalog.discard(self.fs, catalog.set_aside(self.fs, entry_of(target), TRASH_PREFIX))
+            raise
+
+    def _sync(self, folder: Path) -> None:
+        if self.config.mode.sync_directories:
+            self.fs.fsyncdir(folder)
+
+
+def same_state(report: GuardReport, work: Work) -> bool:
+    """Do both hold the same tensors? train.json may differ: it names the attempt's own log lines."""
+    assert report.manifest is not None and work.manifest is not None
+    return _tensors(report) == {name: entry for part in work.manifest.parts.values() for name, entry in part.tensors.items()}
+
+
+def _tensors(report: GuardReport) -> dict[str, object]:
+    assert report.manifest is not None
+    return {name: entry for part in report.manifest.parts.values() for name, entry in part.tensors.items()}

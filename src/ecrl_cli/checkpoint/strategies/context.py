@@ -1,0 +1,69 @@
+"""What every strategy is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ecrl_cli.checkpoint.capture.staging_buffer import Slot, Snapshotter
+from ecrl_cli.checkpoint.capture.train_position import Progress
+from ecrl_cli.checkpoint.capture.train_state import Gathered, StatePack
+from ecrl_cli.checkpoint.format.image import PartPlace, Stamp
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, SaveTimes
+from ecrl_cli.errors import StorageError
+from ecrl_cli.records.events import STALL_PARTS
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.span_clock import SpanClock
+
+
+@dataclass(frozen=True)
+class Context:
+    """One rank in one attempt: its state, its time account, and the journal (which only rank 0 writes)."""
+
+    pack: StatePack
+    snapshotter: Snapshotter
+    layout: RunLayout
+    run_id: str
+    attempt: int
+    clock: SpanClock
+    log: CheckpointLog
+    on_error: str = "continue"
+
+    @property
+    def writes(self) -> bool:
+        return self.pack.rank == 0
+
+    def stamp(self, progress: Progress) -> Stamp:
+        return Stamp(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.pack.world_size)
+
+    def capture(self, slot: Slot, progress: Progress, gathered: Gathered) -> tuple[tuple[PartPlace, ...], bytes]:
+        """Copy the state that was just looked up into `slot`; gives the files that it becomes and the text of train.json."""
+        self.clock.switch("snapshot")
+        slot.capture(self.snapshotter.found)
+        train = self.pack.train_document(progress, gathered.line_chain)
+        serialized = 0
+        if slot.layout.suffix == ".pt":
+            self.clock.switch("serialize")
+            serialized = slot.serialize(train)
+        return slot.layout.parts(progress.global_step, serialized), train
+
+    def heed_failures(self) -> None:
+        """StorageError if a save of this attempt has failed and `checkpoint.on_error` says stop: no restart would cure it."""
+        if self.log.failure and self.on_error == "stop":
+            remedy = "checkpoint.on_error=stop: once the cause is gone, the same command resumes the run"
+            raise StorageError("checkpoint", self.log.failure, remedy)
+
+    def released(self, global_step: int, save: SaveTimes | None = None) -> None:
+        """The line of a stall that has ended, since the clock was marked: each second in exactly one part. `save`: what was written in it."""
+        stall_s, spent = self.clock.lap()
+        parts = {name: spent.get(category, 0.0) for name, category in STALL_PARTS.items() if category != "write_wait"}
+        if save:
+            parts |= {"write": save.write_s, "hash": save.hash_s, "commit": save.commit_s}
+            parts["settle"] = spent.get("write_wait", 0.0) - save.write_s - save.hash_s - save.commit_s
+        parts = {name: seconds for name, seconds in parts.items() if seconds}
+        self.log.write("released", global_step, enqueue_s=parts.get("enqueue", 0.0), stall_s=stall_s, stall_parts=parts)
+
+    def submitted(self, global_step: int, nbytes: int, inflight: int) -> None:
+        """The line that stands in the journal before anything is handed over."""
+        spent = self.clock.duration
+        seconds = {f"{name}_s": spent(name) for name in ("snapshot", "serialize", "backpressure")}
+        self.log.write("submitted", global_step, bytes=nbytes, inflight=inflight, **seconds)

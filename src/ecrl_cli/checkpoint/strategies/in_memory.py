@@ -1,0 +1,86 @@
+"""The in_memory strategy: overlapped checkpoints, and between them a snapshot every few steps into memory that outlives the ranks.
+
+A snapshot costs one collective and, on rank 0, one memory copy. There is no barrier behind the copy: no other rank writes rank 0's state, and
+none can finish the next step without rank 0's gradients, so that they may begin it meanwhile. What the collective sees to is that every rank has
+logged the step before rank 0 can copy it: a whole snapshot never stands for a step that a rank has no line of.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ecrl_cli.checkpoint.capture.memory_snapshots import Page, Snapshots, room
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.staging_buffer import Layout, Slot, Snapshotter
+from ecrl_cli.checkpoint.capture.train_position import NOWHERE, Progress
+from ecrl_cli.checkpoint.capture.train_state import Gathered
+from ecrl_cli.checkpoint.strategies.context import Context
+from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
+
+
+class Desk:
+    """One memory file, mapped: the slot to copy into, and its records."""
+
+    def __init__(self, memory: Memory, layout: Layout, slot: Slot) -> None:
+        self.layout, self.slot = layout, slot
+        self.page = Page(memory.view, layout.plan.nbytes, layout.plan.parts)
+
+
+class InMemoryStrategy(OverlappedStrategy):
+    """Rank 0 copies into `snapshots`, the older of the two each time."""
+
+    def __init__(self, context: Context, max_inflight: int, snapshots: Snapshots) -> None:
+        super().__init__(context, max_inflight)
+        self._snapshots = snapshots
+        self._snapshotter = Snapshotter(context.pack, "")
+        self._desks: dict[int, Desk] = {}
+        self._next = 0
+
+    def prepare(self) -> None:
+        """The memory of both snapshots now: the first touch of a page costs seven times a copy into it."""
+        super().prepare()
+        context = self._context
+        gathered = context.pack.gather(NOWHERE)
+        if context.writes:
+            layout, train = self._snapshotter.refresh(gathered), context.pack.train_document(NOWHERE, gathered.line_chain)
+            free = self._snapshots.free()
+            self._next = free[0]
+            for number in free:
+                self._desk(number, layout, train)
+
+    def remember(self, progress: Progress) -> None:
+        context = self._context
+        context.clock.switch("sync")
+        if context.writes and self._next in self._desks:
+            self._desks[self._next].page.withdraw()
+        gathered = context.pack.gather(progress)
+        if context.writes:
+            context.clock.switch("snapshot")
+            self._copy(progress, gathered)
+
+    def close(self) -> None:
+        for desk in self._desks.values():
+            desk.slot.close()
+        self._desks = {}
+        super().close()
+
+    def _copy(self, progress: Progress, gathered: Gathered) -> None:
+        layout, train = self._snapshotter.refresh(gathered), self._context.pack.train_document(progress, gathered.line_chain)
+        desk = self._desk(self._next, layout, train)
+        desk.page.withdraw()
+        desk.slot.capture(self._snapshotter.found)
+        desk.page.commit(progress.global_step, self._context.attempt, train)
+        self._next = 1 - self._next
+
+    def _desk(self, number: int, layout: Layout, train: bytes) -> Desk:
+        """File `number`, mapped; anew where the state's structure has changed or train.json has outgrown it."""
+        desk = self._desks.get(number)
+        if desk is not None and desk.layout == layout and desk.page.fits(train):
+            return desk
+        if desk is not None:
+            desk.slot.close()
+        self._snapshots.withdraw(number)
+        nbytes = self._snapshots.make_room(number, room(layout.plan.nbytes, layout.plan.parts, train))
+        memory = Memory(os.dup(self._snapshots.fds[number]), nbytes)
+        self._desks[number] = Desk(memory, layout, Slot(memory, layout, self._context.pack.device))
+        return self._desks[number]

@@ -1,0 +1,134 @@
+"""The overlapped strategy: barrier, capture, enqueue, barrier. A background process writes while the ranks compute.
+
+The training thread pays for gathering the generators, one memory copy and a small message. At most `max_inflight` snapshots are in
+flight: each needs a slot, and there are so many; then the next one waits (backpressure).
+"""
+
+from __future__ import annotations
+
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.staging_buffer import Layout, Slot
+from ecrl_cli.checkpoint.capture.train_position import NOWHERE, Progress
+from ecrl_cli.checkpoint.capture.train_state import Gathered
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.names import TRAIN
+from ecrl_cli.checkpoint.strategies.context import Context
+from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
+from ecrl_cli.errors import StorageError
+
+
+class OverlappedStrategy:
+    """Rank 0 copies into shared memory that the writer owns. Without a writer a save fails, on record, and the next one looks again."""
+
+    def __init__(self, context: Context, max_inflight: int) -> None:
+        self._context, self._max_inflight = context, max_inflight
+        self._client: WriterClient | None = None
+        self._planned: Layout | None = None
+
+    def prepare(self) -> None:
+        gathered = self._context.pack.gather(NOWHERE)
+        if self._context.writes:
+            self._planned = self._context.snapshotter.refresh(gathered)
+            self._client = self._connected(self._planned)
+
+    def save(self, progress: Progress) -> None:
+        self._heed_failures()
+        context = self._context
+        context.clock.switch("sync")
+        gathered = context.pack.gather(progress)
+        context.clock.mark()
+        if context.writes:
+            self._enqueue(progress, gathered)
+            context.clock.switch("sync")
+        context.pack.barrier()
+        if context.writes:
+            context.released(progress.global_step)
+
+    def remember(self, progress: Progress) -> None:
+        """Only what is durable is kept."""
+
+    def flush(self) -> None:
+        """Wait until the writer has ended all that was submitted. If it dies meanwhile, the supervisor closes the books."""
+        if self._client is not None:
+            self._context.clock.switch("write_wait")
+            try:
+                self._client.wait_idle()
+            except WriterGone:
+                self._drop()
+        self._heed_failures()
+
+    def confirm(self, global_step: int) -> None:
+        if self._context.writes:
+            self._context.log.confirm(global_step, curable=self._client is None)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _enqueue(self, progress: Progress, gathered: Gathered) -> None:
+        context, step = self._context, progress.global_step
+        context.clock.switch("backpressure")
+        try:
+            client = self._ready(gathered)
+            number, slot = client.take()
+            parts, train = context.capture(slot, progress, gathered)
+            context.clock.switch("enqueue")
+            image = Image(context.stamp(progress), slot.memory.view, parts, {TRAIN: train})
+            context.submitted(step, image.nbytes, client.in_flight + 1)
+        except WriterGone as gone:
+            context.submitted(step, 0, 1)
+            self._failed(step, gone)
+            return
+        try:
+            client.submit(number, image)
+        except WriterGone as gone:
+            self._failed(step, gone)
+
+    def _failed(self, step: int, gone: WriterGone) -> None:
+        self._context.log.failed(step, StorageError("writer", str(gone), "a new writer is looked for at the next checkpoint"))
+        self._drop()
+        self._heed_failures()
+
+    def _heed_failures(self) -> None:
+        """Raise if a save has failed, here or at the writer, and training is to stop for that."""
+        self._hear_failure()
+        self._context.heed_failures()
+
+    def _hear_failure(self) -> None:
+        if self._client is not None:
+            self._context.log.failure = self._context.log.failure or self._client.failure
+
+    def _ready(self, gathered: Gathered) -> WriterClient:
+        """The connection, made again if the writer was lost or the state's structure has changed."""
+        layout = self._context.snapshotter.refresh(gathered)
+        if self._client is not None and self._client.gone:
+            self._drop()
+        if self._client is not None and layout != self._planned:
+            self._client.wait_idle()
+            self._drop()
+        if self._client is None:
+            self._planned, self._client = layout, self._connected(layout)
+            if self._client is None:
+                raise WriterGone("there is no background writer")
+        return self._client
+
+    def _connected(self, layout: Layout) -> WriterClient | None:
+        context, client = self._context, None
+        try:
+            client = WriterClient(context.layout, lambda memory: self._slot(memory, layout))
+            client.open(context.attempt, layout.nbytes, self._max_inflight, layout.plan.parts)
+        except WriterGone:
+            if client is not None:
+                client.close()
+            return None
+        return client
+
+    def _slot(self, memory: Memory, layout: Layout) -> Slot:
+        return Slot(memory, layout, self._context.pack.device)
+
+    def _drop(self) -> None:
+        self._hear_failure()
+        if self._client is not None:
+            self._client.close()
+            self._client = None

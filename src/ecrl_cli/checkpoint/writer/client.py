@@ -1,0 +1,145 @@
+"""Rank 0's end of the connection to the background writer: slots come in by themselves, snapshots go out as a slot number."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.staging_buffer import Slot
+from ecrl_cli.checkpoint.format.image import Image, PartPlace
+from ecrl_cli.checkpoint.writer.protocol import Channel, connect, encode_parts
+from ecrl_cli.config.codec import encode
+from ecrl_cli.errors import EcrlError, Fenced, StorageError
+from ecrl_cli.records.layout import RunLayout
+
+
+class WriterGone(Exception):
+    """The writer has ended, or nobody listens."""
+
+
+class WriterClient:
+    """A receiving thread maps the memory that the writer grants, so that the training thread finds slots ready; it waits only if all
+    are in flight (backpressure)."""
+
+    def __init__(self, layout: RunLayout, make_slot: Callable[[Memory], Slot]) -> None:
+        try:
+            self._channel = Channel(connect(layout.writer))
+        except OSError as error:
+            raise WriterGone(f"no writer at {layout.writer.name} ({error.strerror})") from error
+        self._make_slot = make_slot
+        self._slots: dict[int, Slot] = {}
+        self._free: deque[int] = deque()
+        self._in_flight = 0
+        self._gone = False
+        self._refused: EcrlError | None = None
+        self._failure = ""
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._receive, name="writer-client", daemon=True)
+        self._thread.start()
+
+    def open(self, attempt: int, nbytes: int, slots: int, parts: tuple[PartPlace, ...]) -> None:
+        """Ask for `slots` slots of `nbytes` and hand over the table of tensors."""
+        self._send({"kind": "open", "attempt": attempt, "nbytes": nbytes, "slots": slots, "parts": encode_parts(parts)})
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @property
+    def gone(self) -> bool:
+        """Whether the writer at the other end has ended: a new one does not know this connection."""
+        return self._gone
+
+    @property
+    def failure(self) -> str:
+        """The first save over this connection that the writer has reported as failed, in words; empty while all is well."""
+        return self._failure
+
+    def take(self) -> tuple[int, Slot]:
+        """A free slot and its number; waits while there is none. The slots of a writer that has ended are of no use."""
+        with self._changed:
+            self._wait(lambda: bool(self._free) and not self._gone)
+            number = self._free.popleft()
+            return number, self._slots[number]
+
+    def submit(self, number: int, image: Image) -> None:
+        """Hand over the slot: from now on it is the writer's."""
+        with self._changed:
+            self._in_flight += 1
+        parts = [[part.name, part.offset, part.nbytes] for part in image.parts]
+        documents = {name: data.decode() for name, data in image.documents.items()}
+        self._send({"kind": "save", "slot": number, "stamp": encode(image.stamp), "parts": parts, "documents": documents})
+
+    def wait_idle(self) -> None:
+        """Return when all that was submitted has ended."""
+        with self._changed:
+            self._wait(lambda: self._in_flight == 0)
+
+    def close(self) -> None:
+        self._channel.shutdown()
+        self._thread.join()
+        self._channel.close()
+        for slot in self._slots.values():
+            slot.close()
+        self._slots = {}
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: ready() or self._gone or self._refused is not None)
+        if self._refused is not None:
+            raise self._refused
+        if not ready():
+            raise WriterGone("the background writer has ended")
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._channel.send(message)
+        except OSError as error:
+            raise WriterGone(f"the background writer has ended ({error.strerror})") from error
+
+    def _receive(self) -> None:
+        try:
+            while (messages := self._channel.receive(wait=True)) is not None:
+                for message in messages:
+                    self._handle(message)
+        except EcrlError as error:
+            self._refuse(error)
+        except OSError:
+            pass  # the connection broke: the same as its end
+        except Exception as error:  # whatever it was (CUDA, say), nobody may wait for this thread any more
+            self._refuse(StorageError("slot", f"{type(error).__name__}: {error}", "resume the run"))
+        finally:
+            with self._changed:
+                self._gone = True
+                self._changed.notify_all()
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "grant":
+            self._granted(message)
+        elif kind == "ended":
+            with self._changed:
+                self._failure = message["failure"]
+                self._in_flight -= 1
+                self._changed.notify_all()
+        elif kind == "refused":
+            known = Fenced if message["code"] == Fenced.code else StorageError
+            self._refuse(known(message["key"], message["fact"], message["remedy"]))
+
+    def _granted(self, message: dict[str, Any]) -> None:
+        number = message["slot"]
+        if message["memory"]:
+            fd = self._channel.take_fd()
+            assert number not in self._slots and os.fstat(fd).st_size == message["nbytes"]
+            self._slots[number] = self._make_slot(Memory(fd, message["nbytes"]))
+        with self._changed:
+            self._free.append(number)
+            self._changed.notify_all()
+
+    def _refuse(self, error: EcrlError) -> None:
+        with self._changed:
+            self._refused = error
+            self._changed.notify_all()

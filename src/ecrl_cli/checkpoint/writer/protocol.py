@@ -1,0 +1,134 @@
+"""What rank 0 and the background writer say to each other: JSON lines over a Unix socket, memory by descriptor. Torch-free.
+
+rank 0 -> writer    open   {attempt, nbytes, slots, parts}: the table of parts and tensors, once per connection
+                    save   {slot, stamp, parts, documents}: the slot holds a finished image
+                    drain  {}: answer when everything received is done
+writer -> rank 0    grant  {slot, nbytes, memory}: the slot is free; with `memory`, its descriptor comes along (the first time)
+                    ended  {global_step, failure}: a save has ended, well or badly; the first failure of this connection, or nothing
+                    refused {code, key, fact, remedy}: why nothing can be saved
+                    drained {}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.format.image import PartPlace, TensorPlace, TensorSpec
+from ecrl_cli.errors import StorageError
+
+_RECEIVE = 2**18
+_MAX_FDS = 64
+_FD = struct.Struct("i")
+
+
+@contextmanager
+def short_address(path: Path) -> Iterator[str]:
+    """An address for `path` that fits into the 107 bytes of a Unix socket's name, however deep it lies."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at `path`; a dead one's name is replaced."""
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with short_address(path) as address:
+        made.bind(address)
+    made.listen(8)
+    return made
+
+
+def connect(path: Path) -> socket.socket:
+    """Raises OSError where nobody listens."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        with short_address(path) as address:
+            made.connect(address)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+class Channel:
+    """One end of a connection. Messages come out whole and in order, each descriptor with the message that announces one."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self._buffer = b""
+        self._fds: list[int] = []
+
+    def send(self, message: dict[str, Any], fd: int | None = None) -> None:
+        data = (json.dumps(message, separators=(",", ":")) + "\n").encode()
+        if fd is None:
+            self.socket.sendall(data)
+            return
+        sent = socket.send_fds(self.socket, [data], [fd])
+        self.socket.sendall(data[sent:])
+
+    def receive(self, *, wait: bool) -> list[dict[str, Any]] | None:
+        """The messages that are there (with `wait`, at least one); None when the other end has gone and all is read."""
+        found: list[dict[str, Any]] = []
+        while not found:
+            try:
+                data = self._receive(0 if wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return []
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            found = [json.loads(line) for line in lines]
+            if not wait:
+                break
+        return found
+
+    def _receive(self, flags: int) -> bytes:
+        """Bytes, and descriptors into their queue; not by `socket.recv_fds`, which forgets its flags (CPython 3.11)."""
+        data, ancillary, _, _ = self.socket.recvmsg(_RECEIVE, socket.CMSG_LEN(_MAX_FDS * _FD.size), flags)
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._fds += [fd for (fd,) in _FD.iter_unpack(content[: len(content) // _FD.size * _FD.size])]
+        return data
+
+    def take_fd(self) -> int:
+        """The descriptor that came with the oldest message not yet served. StorageError where the system could not hand it over."""
+        if not self._fds:  # the kernel leaves out what this process has no free number for
+            raise StorageError("slot", "too many open files: memory to save into could not be received", "raise the limit: ulimit -n 1024")
+        return self._fds.pop(0)
+
+    def shutdown(self) -> None:
+        """End both directions: a thread that waits in `receive` comes back."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.socket.close()
+        for fd in self._fds:
+            os.close(fd)
+
+
+def encode_parts(parts: tuple[PartPlace, ...]) -> list[Any]:
+    """The table of parts: [name, offset, bytes, [[tensor, dtype, shape, offset], ...]]."""
+    return [
+        [part.name, part.offset, part.nbytes, [[place.spec.name, place.spec.dtype, place.spec.shape, place.offset] for place in part.tensors]]
+        for part in parts
+    ]
+
+
+def decode_parts(value: list[Any]) -> tuple[PartPlace, ...]:
+    return tuple(
+        PartPlace(name, offset, nbytes, tuple(TensorPlace(TensorSpec(tensor, dtype, tuple(shape)), at) for tensor, dtype, shape, at in tensors))
+        for name, offset, nbytes, tensors in value
+    )

@@ -1,0 +1,208 @@
+"""The background writer, whose program is `supervision.writer_main`. Torch-free, one per run, outlives attempts.
+
+It owns the slots, takes finished images from rank 0, and does file I/O and hashing only. What it has received it finishes, even when
+the rank that sent it is dead. Three threads: the main one reads the sockets, one saves, one provides memory at the start of a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import selectors
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.format.image import Image, PartPlace, Stamp
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
+from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.writer.protocol import Channel, decode_parts
+from ecrl_cli.config.codec import decode
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.storage.heartbeat_fs import beating
+
+NICE = 19  # training comes first: a step in flight is worth more than an early commit
+_PR_SET_PDEATHSIG = 1
+
+
+class Client:
+    """A connection, and what its `open` said."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.attempt, self.nbytes, self.slots = -1, 0, 0
+        self.parts: tuple[PartPlace, ...] = ()
+        self.log: CheckpointLog | None = None
+        self.has: dict[int, Memory] = {}
+        self.granted: set[int] = set()
+        self._lock = threading.Lock()
+
+    def tell(self, message: dict[str, Any], fd: int | None = None) -> None:
+        """Send; a client that has gone is no error."""
+        with self._lock, contextlib.suppress(OSError):
+            self.channel.send(message, fd)
+
+    def refuse(self, error: EcrlError) -> None:
+        self.tell({"kind": "refused", "code": error.code, "key": error.key, "fact": error.fact, "remedy": error.remedy})
+
+
+class Writer:
+    """Sockets in, checkpoints out."""
+
+    def __init__(self, layout: RunLayout, store: CheckpointStore, listener: socket.socket, board: Board | None = None) -> None:
+        self._layout, self._store, self._listener, self._board = layout, store, listener, board
+        if board is not None:
+            store.fs = beating(store.fs, lambda: board.beat(board.writer, 0, "saving"))
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._slots: dict[int, Memory] = {}
+        self._busy: dict[int, Memory] = {}
+        self._current: Client | None = None
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        """For ever. Whatever ends it (a journal on a full disk, say), what was received is finished first."""
+        threading.Thread(target=self._work, name="save", daemon=True).start()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        try:
+            self._serve()
+        finally:
+            done = threading.Event()
+            self._jobs.put(done.set)
+            done.wait()
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    client = Client(Channel(self._listener.accept()[0]))
+                    self._selector.register(client.channel.socket, selectors.EVENT_READ, client)
+                elif key.fd in self._selector.get_map():
+                    self._read(key.data)
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            if self._board is not None:
+                self._board.beat(self._board.writer, 0, "done")
+
+    def _read(self, client: Client) -> bool:
+        """Handle what `client` has sent; False when there is nothing more for now."""
+        messages = client.channel.receive(wait=False)
+        if messages is None:
+            self._selector.unregister(client.channel.socket)
+            self._jobs.put(lambda: self._part_with(client))
+            return False
+        for message in messages:
+            {"open": self._open, "save": self._received, "drain": self._drain}[message["kind"]](client, message)
+        return bool(messages)
+
+    def _open(self, client: Client, message: dict[str, Any]) -> None:
+        client.attempt, client.nbytes, client.slots = message["attempt"], message["nbytes"], message["slots"]
+        client.parts = decode_parts(message["parts"])
+        journal = Journal(self._layout.attempt(client.attempt).checkpoints)
+        client.log = CheckpointLog(journal, self._layout, client.attempt)
+        with self._lock:
+            self._current = client
+        self._jobs.put(lambda: self._claim(client))
+        threading.Thread(target=self._provide_all, args=(client,), name="provide", daemon=True).start()
+
+    def _received(self, client: Client, message: dict[str, Any]) -> None:
+        stamp, number = decode(Stamp, message["stamp"]), message["slot"]
+        places = [PartPlace(name, offset, nbytes, part.tensors) for (name, offset, nbytes), part in zip(message["parts"], client.parts, strict=True)]
+        documents = {name: text.encode() for name, text in message["documents"].items()}
+        with self._lock:
+            client.granted.discard(number)
+            memory = self._busy[number] = client.has[number]
+        assert client.log is not None
+        client.log.write("received", stamp.global_step)
+        image = Image(stamp, memory.view, tuple(places), documents)
+        self._jobs.put(lambda: self._save(client, number, image))
+
+    def _drain(self, client: Client, message: dict[str, Any]) -> None:
+        """Answer when all that any client has sent up to now is done."""
+        others = [key.data for key in self._selector.get_map().values() if key.data is not None and key.data is not client]
+        for other in others:
+            while self._read(other):
+                pass
+        self._jobs.put(lambda: client.tell({"kind": "drained"}))
+
+    def _claim(self, client: Client) -> None:
+        try:
+            self._store.claim(client.attempt)
+        except EcrlError as error:
+            client.refuse(error)
+
+    def _save(self, client: Client, number: int, image: Image) -> None:
+        assert client.log is not None
+        try:
+            save_and_record(self._store, image, client.attempt, client.log)
+        except EcrlError as error:
+            client.refuse(error)
+        with self._lock:
+            del self._busy[number]
+            current = self._current
+        # the end before the slot: who takes the slot counts what is in flight, and this save is not any more
+        client.tell({"kind": "ended", "global_step": image.stamp.global_step, "failure": client.log.failure})
+        if current is not None and number < current.slots:
+            self._provide(current, number)
+
+    def _part_with(self, client: Client) -> None:
+        """The client has gone and all it sent is done."""
+        with self._lock:
+            if self._current is client:
+                self._current = None
+        client.channel.close()
+        if client.log is not None:
+            client.log.close()
+
+    def _provide_all(self, client: Client) -> None:
+        for number in range(client.slots):
+            self._provide(client, number)
+
+    def _provide(self, client: Client, number: int) -> None:
+        """Grant slot `number` if it is free, making its memory if it has none of the right size."""
+        with self._lock:
+            if client is not self._current or number in self._busy or number in client.granted:
+                return
+            try:
+                memory = self._memory(number, client.nbytes)
+            except EcrlError as error:
+                client.refuse(error)
+                return
+            new = client.has.get(number) is not memory
+            client.has[number] = memory
+            client.granted.add(number)
+        client.tell({"kind": "grant", "slot": number, "nbytes": memory.nbytes, "memory": new}, memory.fd if new else None)
+
+    def _memory(self, number: int, nbytes: int) -> Memory:
+        memory = self._slots.get(number)
+        if memory is None or memory.nbytes != nbytes:
+            if memory is not None:
+                memory.close()
+            self._slots.pop(number, None)
+            self._slots[number] = memory = Memory.create(nbytes)
+        return memory
+
+
+def die_with_parent() -> None:
+    """SIGKILL when the supervisor ends, however it ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def die_of(failure: threading.ExceptHookArgs) -> None:
+    """A writer without its saving thread would look alive for ever: better dead, and replaced."""
+    threading.__excepthook__(failure)
+    os._exit(1)

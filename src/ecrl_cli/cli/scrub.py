@@ -1,0 +1,117 @@
+"""`ecrl verify` of checkpoints: scrub a folder of them, say what is damaged, write repaired copies where that is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX
+from ecrl_cli.checkpoint.repair.damage import Finding
+from ecrl_cli.checkpoint.repair.diagnose import line
+from ecrl_cli.checkpoint.repair.repair import repair
+from ecrl_cli.checkpoint.repair.scrub import Looked, Scrub, ScrubConfig, scrub
+from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.cli.answers import Answer
+from ecrl_cli.cli.targets import Checkpoints
+from ecrl_cli.errors import StorageError
+
+_OK, _INVALID, _NONE_VALID, _STORAGE = 0, 1, 4, 5
+_STATUS = {_OK: "valid", _INVALID: "invalid", _NONE_VALID: "no valid checkpoint"}
+
+
+@dataclass
+class Repairs:
+    """What was tried in `out`, by the checkpoint's name: the copy, or why there is none."""
+
+    out: Path
+    copies: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    disk_refused: bool = False
+
+
+def scrubbed(what: Checkpoints, config: ScrubConfig, out: Path | None) -> Answer:
+    """Scrub, and repair into `out` if it is given; see `exit_code`."""
+    found = scrub(what.folder, what.names, config)
+    repairs = _repair_all(found, config.guard, out) if out is not None else None
+    code = exit_code(found)
+    document = _document(found, _STATUS[code], repairs)
+    return Answer(_text(what.label, found, repairs), document, _STORAGE if repairs and repairs.disk_refused else code)
+
+
+def exit_code(found: Scrub) -> int:
+    """4 where checkpoints are or were (some are set aside) and none is valid, 1 for any damage, also of a pointer, 0 for none."""
+    if not found.valid and (found.looked or any(name.startswith(REJECTED_PREFIX) for name in found.aside)):
+        return _NONE_VALID
+    return _INVALID if found.valid < len(found.looked) or found.pointers else _OK
+
+
+def _repair_all(found: Scrub, guard: GuardConfig, out: Path) -> Repairs:
+    made = Repairs(out)
+    for one in found.looked:
+        if one.diagnosis is None:
+            continue
+        name = one.report.path.name
+        try:
+            made.copies[name] = str(repair(one.report.path, one.diagnosis, out, guard))
+        except StorageError as error:
+            made.refusals[name] = error.fact
+            made.disk_refused = made.disk_refused or bool(error.errno)
+    return made
+
+
+def _text(label: str, found: Scrub, repairs: Repairs | None) -> str:
+    lines = [f"{label}: {_summary(found)}"]
+    for one in found.looked:
+        lines.append("  " + line(one.report, one.diagnosis))
+        name = one.report.path.name
+        if repairs and name in repairs.copies:
+            lines.append(f"    repaired copy, which passes the guard: {repairs.copies[name]}")
+        elif repairs and name in repairs.refusals:
+            lines.append(f"    not repaired: {repairs.refusals[name]}")
+    lines += [f"  {complaint}" for complaint in found.pointers]
+    lines += [f"  set aside or unfinished, not judged: {name}" for name in found.aside]
+    return "\n".join("".join(letter if letter.isprintable() else "?" for letter in text) for text in lines)
+
+
+def _summary(found: Scrub) -> str:
+    looked, refused = len(found.looked), len(found.looked) - found.valid
+    count = f"{looked} checkpoint{'' if looked == 1 else 's'}" if looked == found.total else f"{looked} of {found.total} checkpoints looked at"
+    spread = "; one of the sample is damaged, so all were looked at" if found.spread else ""
+    damaged = f", {len(found.pointers)} pointers damaged" if found.pointers else ""
+    return f"{count}, {found.valid} valid, {refused} refused{damaged}{spread}"
+
+
+def _document(found: Scrub, status: str, repairs: Repairs | None) -> dict[str, Any]:
+    return {
+        "status": status,
+        "looked_at": len(found.looked),
+        "of": found.total,
+        "spread": found.spread,
+        "checkpoints": [_one(one, repairs) for one in found.looked],
+        "pointers": list(found.pointers),
+        "set_aside": list(found.aside),
+    }
+
+
+def _one(one: Looked, repairs: Repairs | None) -> dict[str, Any]:
+    report = one.report
+    document: dict[str, Any] = {"name": report.path.name, "status": "ok" if report.ok else "refused"}
+    if report.ok or one.diagnosis is None:
+        return document | {"commit_sha256": report.commit_sha256}
+    document |= {"layer": report.layer, "reason": report.reason, "damage": [_finding(finding) for finding in one.diagnosis.findings]}
+    document["repairable"] = one.diagnosis.repairable
+    if repairs:
+        document["repaired"] = repairs.copies.get(report.path.name)
+    return document
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "file": finding.file,
+        "text": finding.text,
+        "chunks": list(finding.chunks),
+        "bits": [{"byte": flip.offset, "bit": flip.bit} for flip in finding.flips],
+        "tensors": list(finding.tensors),
+        "repairable": finding.repairable,
+    }

@@ -1,0 +1,83 @@
+"""The folders that a command line names: a sweep folder stands for all its runs, a checkpoint for itself."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ecrl_cli.checkpoint.format.names import STEP_NAME
+from ecrl_cli.checkpoint.repair.scrub import holds_checkpoints
+from ecrl_cli.errors import ConfigError, RunDirectoryError, shown
+from ecrl_cli.records.layout import RunLayout
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose complaints are our one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError("arguments", message, f"`{self.prog} --help` shows examples")
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """A folder of checkpoints, or, where `names` are given, these alone of those in it. `label`: how to call it."""
+
+    label: str
+    folder: Path
+    names: tuple[str, ...] | None = None
+
+
+def checkpoints_of(run: Path) -> Checkpoints | None:
+    """The checkpoints of a run directory; None if it has none."""
+    folder = RunLayout(run).checkpoints
+    return Checkpoints(str(folder), folder) if folder.is_dir() else None
+
+
+def sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Checkpoints]]:
+    """The runs and the checkpoints that `paths` name, each once, in order. RunDirectoryError for what is neither."""
+    runs: list[Path] = []
+    folders: dict[Path, Checkpoints] = {}
+    for path in paths:
+        place = path.absolute()  # `.` has a name; a link of a checkpoint's name is looked at, not followed
+        if STEP_NAME.match(place.name) and os.path.lexists(place) and not _is_run(place):
+            known = folders.get(place.parent)
+            names = (*(known.names or ()), place.name) if known else (place.name,)
+            if known is None or known.names is not None:
+                folders[place.parent] = Checkpoints(str(path.parent), place.parent, names)
+        elif not _is_run(checked(path)) and holds_checkpoints(path):
+            folders[place] = Checkpoints(str(path), path)
+        else:
+            runs += _runs_of(path)
+    return list(dict.fromkeys(runs)), list(folders.values())
+
+
+def checked(folder: Path) -> Path:
+    """`folder`, or RunDirectoryError where it is none."""
+    if not folder.is_dir():
+        fact = "is a file, need a run directory or a sweep folder" if folder.exists() else "does not exist"
+        raise RunDirectoryError(shown(str(folder)), fact, "name a folder under outputs/")
+    return folder
+
+
+def _runs_of(folder: Path) -> list[Path]:
+    if _is_run(folder):
+        return [folder]
+    runs = [item for item in sorted(folder.iterdir()) if (item.is_dir() and _is_run(item)) or _is_gone(item)]
+    if not runs:
+        raise RunDirectoryError(shown(str(folder)), "is no run directory (no config.json) and holds none", "name a folder that `ecrl train` made")
+    return runs
+
+
+def _is_gone(item: Path) -> bool:
+    """A link to a run that was in memory, before a reboot: not to be passed over in silence."""
+    return item.is_symlink() and not item.exists()
+
+
+def _is_run(folder: Path) -> bool:
+    """A run that lost its config.json is still a run: its verdict is unknown, it is not passed over."""
+    layout = RunLayout(folder)
+    return any(path.exists() for path in (layout.config, layout.supervisor, layout.logs, layout.metrics))

@@ -1,0 +1,157 @@
+"""`ecrl verify`: judge each run, keep the verdict beside its records, scrub the checkpoints that are named, answer with the worst."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.repair.repair import check_folder
+from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
+from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.cli.answers import Answer
+from ecrl_cli.cli.console import out, say
+from ecrl_cli.cli.scrub import scrubbed
+from ecrl_cli.cli.targets import Checkpoints, Parser, checked, checkpoints_of, sorted_out
+from ecrl_cli.cli.with_reference import train_references
+from ecrl_cli.config.hmac_key import read_key
+from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError, visible
+from ecrl_cli.history.load import load
+from ecrl_cli.metrics.divergence import divergence_document
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import read_run_config
+from ecrl_cli.records.verdict_file import verdict_file
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.verify.reference import References
+from ecrl_cli.verify.verdict import render
+from ecrl_cli.verify.verify_run import judge, named
+
+_EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
+_WORST_FIRST = (5, 4, 1, 2, 3, 0)
+
+
+def verify(argv: Sequence[str]) -> int:
+    """0 if everything is valid; else the worst: 4 a folder has checkpoints and none is valid, 1 a run or a checkpoint is invalid, 2 a
+    run's records cannot be read, 3 evidence is missing for one. 5 where a folder could not be looked at or a repaired copy not be written."""
+    flags = _parser().parse_args(list(argv))
+    reference = checked(flags.reference) if flags.reference else None
+    key = read_key(str(flags.seal_key), "--seal-key") if flags.seal_key else b""
+    runs, folders = sorted_out(flags.folders)
+    if flags.scrub:
+        folders += [found for run in runs if (found := checkpoints_of(run)) is not None]
+    _check_flags(flags, folders)
+    known = References(key)
+    if flags.with_reference and (stopped := train_references(runs, known)):
+        return stopped
+    answers = {str(run): _answer(run, reference, known) for run in runs}
+    for folder in folders:
+        config = ScrubConfig(flags.sample, flags.deep, _guard(folder.folder.resolve(), flags.max_bytes))
+        try:
+            answers[folder.label] = scrubbed(folder, config, flags.repair)
+        except StorageError as error:  # this folder cannot be looked at; what is known of the others is said
+            answers[folder.label] = _unreadable(folder.label, error)
+    if flags.json:
+        sys.stdout.write(json.dumps({name: answer.document for name, answer in answers.items()}, indent=2) + "\n")
+    for answer in answers.values():
+        _say(answer, flags.json)
+    return next(code for code in _WORST_FIRST if code in {answer.exit_code for answer in answers.values()})
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="ecrl verify", add_help=False, allow_abbrev=False)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--reference", type=Path)
+    parser.add_argument("--with-reference", action="store_true")
+    parser.add_argument("--seal-key", type=Path)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--scrub", action="store_true")
+    parser.add_argument("--deep", action="store_true")
+    parser.add_argument("--sample", type=int, default=0)
+    parser.add_argument("--max-bytes", type=int, default=0)
+    parser.add_argument("--repair", type=Path)
+    return parser
+
+
+def _guard(folder: Path, max_bytes: int) -> GuardConfig:
+    """Whoever owns the files. Where `folder` lies in its run, the checkpoints must be that run's, and may be as large as it allows; what must be
+    finite in them is as it says."""
+    layout, run_id, allowed, finite = RunLayout(folder.parent), "", GuardConfig.max_bytes, GuardConfig.finite
+    if layout.checkpoints == folder:
+        with suppress(EcrlError, OSError):  # without its config.json, nobody's
+            stored = read_run_config(layout)
+            run_id, allowed, finite = stored.run_id, stored.config.checkpoint.max_bytes, stored.config.checkpoint.finite
+    return GuardConfig(run_id, max_bytes or allowed, trust_owner=True, finite=finite)
+
+
+def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
+    if flags.reference and flags.with_reference:
+        raise ConfigError("--with-reference", "a reference is named already", "leave --reference or --with-reference out")
+    for name in ("sample", "max_bytes"):
+        if getattr(flags, name) < 0:
+            raise ConfigError(f"--{name.replace('_', '-')}", "must not be negative", "leave it out to look at everything")
+    if not folders and (flags.deep or flags.sample or flags.repair or flags.max_bytes):
+        fact = "--deep, --sample, --max-bytes and --repair are for checkpoints"
+        raise ConfigError("arguments", fact, "name a folder of checkpoints, or add --scrub")
+    if flags.repair and len(folders) != 1:
+        raise ConfigError("--repair", f"takes the checkpoints of one folder, got {len(folders)}", "name one folder of checkpoints")
+    if flags.repair:
+        check_folder(flags.repair, folders[0].folder)
+
+
+def _answer(run: Path, reference: Path | None, known: References) -> Answer:
+    try:
+        verdict = judge(run, reference, known)
+    except RunDirectoryError:  # it is the reference that was named which cannot be used
+        raise
+    except EcrlError as error:  # this run cannot be judged; the others can
+        return _unreadable(str(run), error)
+    except OSError as error:
+        return _unreadable(str(run), EvidenceMissing("records", f"cannot be read ({error.strerror})", "restore the run directory"))
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return _unreadable(str(run), EvidenceMissing("records", f"cannot be judged ({what})", "restore the run directory, or report this"))
+    document = verdict.to_json()
+    against = _reference(run, reference, document.get("reference", ""))
+    _keep(run, document, against, _apart(run, against))
+    return Answer(render(verdict).rstrip(), document, _EXIT[verdict.status])
+
+
+def _reference(run: Path, given: Path | None, name: str) -> RunLayout | None:
+    """The run that this one was judged by, which is called `name`."""
+    return RunLayout(named(given) if given else named(run).parent / name) if name else None
+
+
+def _apart(run: Path, reference: RunLayout | None) -> dict[str, Any] | None:
+    """How far the run ended from the reference that it was judged by."""
+    if reference is None:
+        return None
+    try:
+        return divergence_document(load(RunLayout(run)), load(reference))
+    except Exception as error:  # the verdict stands without the distances: a damaged file is its finding, not its end
+        say(f"ecrl: {visible(run)}: no divergence ({visible(error)})")
+        return None
+
+
+def _unreadable(label: str, error: EcrlError) -> Answer:
+    return Answer(f"ecrl: error: {visible(label)}: {error.line()}", {"status": "unknown", "error": error.line()}, error.exit_code)
+
+
+def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apart: dict[str, Any] | None) -> None:
+    layout = RunLayout(named(run))
+    try:
+        write_json(layout.verdict, verdict_file(layout, document, reference, apart))
+        if apart is not None:
+            write_json(layout.divergence, apart)
+    except OSError as error:  # an archived copy may be read-only: the answer counts, not the file
+        say(f"ecrl: {visible(run)}: the verdict is not stored ({error.strerror})")
+
+
+def _say(answer: Answer, as_json: bool) -> None:
+    if "error" in answer.document:
+        say(answer.text)
+    elif not as_json:
+        out(answer.text)

@@ -1,0 +1,85 @@
+"""A store whose saves meet what is planned: used by whichever process writes, in place of the plain one where a failure of a save is planned."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
+from ecrl_cli.failures.fault_kind import Scene
+from ecrl_cli.failures.fault_log import claim
+from ecrl_cli.failures.registry import STRIKES
+from ecrl_cli.failures.storage_faults import FAULTS, SLOW_SAVES
+from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.events import Fired, PlannedFailure
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.storage.fault_injecting_fs import FaultyFs
+from ecrl_cli.storage.fs import Buffer, Fs
+
+
+def store_for(root: Path, config: StoreConfig, layout: RunLayout, pending: tuple[PlannedFailure, ...]) -> CheckpointStore:
+    """The plain store, unless one of the `pending` failures strikes a save."""
+    planned = tuple(entry for entry in pending if entry.moment == "save")
+    return PlannedStore(root, config, layout, planned) if planned else CheckpointStore(root, config)
+
+
+class PlannedFs(FaultyFs):
+    """Fails calls, and takes `delay_s` longer over each write and sync."""
+
+    def __init__(self, behind: Fs) -> None:
+        super().__init__(behind)
+        self.delay_s = 0.0
+
+    def write(self, fd: int, data: Buffer) -> int:
+        time.sleep(self.delay_s)
+        return super().write(fd, data)
+
+    def fsync(self, fd: int) -> None:
+        time.sleep(self.delay_s)
+        super().fsync(fd)
+
+    def fsyncdir(self, path: Path) -> None:
+        time.sleep(self.delay_s)
+        super().fsyncdir(path)
+
+
+class PlannedStore(CheckpointStore):
+    """Each save meets at most one of `planned`, the first in order that is due and that nobody has claimed."""
+
+    def __init__(self, root: Path, config: StoreConfig, layout: RunLayout, planned: tuple[PlannedFailure, ...]) -> None:
+        super().__init__(root, config)
+        self._layout, self._left = layout, list(planned)
+        self._faulty = PlannedFs(self.fs)
+        self.fs, self.points = self._faulty, self._reached
+        self._entry: PlannedFailure | None = None
+        self._saving, self._slow = (0, 0), 0  # (step, attempt); saves that are still to be slow
+
+    def save(self, image: Image, attempt: int) -> Saved:
+        self._saving = (image.stamp.global_step, attempt)
+        self._faulty.arm(None)
+        self._slow = max(0, self._slow - 1)
+        self._entry = next((entry for entry in self._left if entry.global_step <= image.stamp.global_step), None)
+        if self._entry and not self._entry.point:
+            self._strike(self._entry)
+        if not self._slow:
+            self._faulty.delay_s = 0.0
+        return super().save(image, attempt)
+
+    def _reached(self, point: str) -> None:
+        entry = self._entry
+        if entry and entry.point and (point == entry.point or point.startswith(f"{entry.point}:")):
+            self._strike(entry)
+
+    def _strike(self, entry: PlannedFailure) -> None:
+        self._entry = None
+        self._left.remove(entry)
+        step, attempt = self._saving
+        if not claim(self._layout, Fired(entry.index, entry.kind, entry.rank, entry.global_step, attempt, monotonic(), wall(), step)):
+            return
+        if entry.kind in FAULTS:
+            self._faulty.arm(FAULTS[entry.kind])
+        elif entry.seconds:
+            self._faulty.delay_s, self._slow = entry.seconds, SLOW_SAVES
+        else:
+            STRIKES[entry.kind].blow(Scene(self._layout, entry))

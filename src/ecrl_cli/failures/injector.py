@@ -1,0 +1,112 @@
+"""Arms the plan inside one rank. The loop says where it is; nothing of a failure stands in the path it strikes before its own step. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ecrl_cli.config.fault_spec import STARTING
+from ecrl_cli.failures import step_hooks
+from ecrl_cli.failures.fault_kind import Scene
+from ecrl_cli.failures.fault_log import claim
+from ecrl_cli.failures.registry import STRIKES
+from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.events import Fired, PlannedFailure
+from ecrl_cli.records.layout import RunLayout
+
+_INSIDE = ("forward", "backward", "optimizer")
+
+
+class Injector:
+    """The failures that may still strike in this attempt, seen from one rank."""
+
+    def __init__(self, layout: RunLayout, attempt: int, rank: int, pending: tuple[PlannedFailure, ...]) -> None:
+        self._layout, self._attempt, self._rank = layout, attempt, rank
+        self._boundary = [entry for entry in pending if entry.moment == "boundary"]
+        own = [entry for entry in pending if entry.rank == rank]
+        self._inside = [entry for entry in own if entry.moment in _INSIDE]
+        self._capture = [entry for entry in own if entry.moment == "capture"]
+        self._starting = [entry for entry in own if entry.moment in STARTING]
+        self.meets = any(entry.others for entry in pending)
+        self._peers: dict[int, int] = {}
+        self._claimed: set[int] = set()
+        self._armed: list[tuple[PlannedFailure, step_hooks.Armed]] = []
+        self._model: Any = None
+        self._optimizer: Any = None
+        self._pack: Any = None
+
+    def meet(self, pids: Sequence[int]) -> None:
+        """The processes of all ranks, in order; asked for where one rank strikes several (`meets`)."""
+        self._peers = dict(enumerate(pids))
+
+    def at_start(self, moment: str, order: LaunchOrder) -> None:
+        """Before torch is imported (start), before the rank meets the others (rendezvous), or loads (load)."""
+        for entry in self._starting:
+            if entry.moment == moment and order.max_step_seen >= entry.global_step:
+                self._strike(entry, order.resume_step)
+
+    def attach(self, model: Any, optimizer: Any, pack: Any) -> None:
+        """What the failures inside a step strike through: the unwrapped model, its optimizer, the state that is captured."""
+        self._model, self._optimizer, self._pack = model, optimizer, pack
+
+    def before_step(self, global_step: int) -> None:
+        """Arm what is planned inside `global_step`."""
+        for entry in self._inside:
+            if entry.global_step <= global_step < entry.global_step + STRIKES[entry.kind].lasts:
+                self._arm(entry, global_step)
+
+    def before_save(self, global_step: int) -> None:
+        """Arm what is planned while the checkpoint of `global_step` is captured."""
+        for entry in self._capture:
+            if entry.global_step <= global_step and entry.index not in self._claimed:
+                self._arm(entry, global_step)
+
+    def at_boundary(self, global_step: int, flush: Callable[[], None]) -> None:
+        """Strike what is planned behind `global_step`; every rank calls this, at the same step.
+
+        `flush` is the strategy's, and collective: where the kind asks for it, all ranks take part, and only then is the entry claimed
+        (so that a claim is at most an instant older than its blow). What was armed inside the step and found no occasion strikes now.
+        """
+        late, self._armed = self._armed, []
+        for entry, armed in late:
+            if armed.waiting:
+                armed.disarm()
+                self._strike(entry, global_step)
+        for entry in [each for each in self._boundary if each.global_step == global_step]:
+            if STRIKES[entry.kind].flushes:
+                flush()
+            if entry.rank == self._rank:
+                self._strike(entry, global_step)
+
+    def disarm(self) -> None:
+        """What is armed strikes no more: the rank leaves the attempt, and its model goes on in another."""
+        for _, armed in self._armed:
+            armed.disarm()
+        self._armed = []
+
+    def _arm(self, entry: PlannedFailure, global_step: int) -> None:
+        armed = step_hooks.Armed(partial(self._strike, entry, global_step))
+        self._armed.append((entry, armed))
+        if entry.moment == "capture":
+            step_hooks.in_capture(armed, self._pack)
+        elif entry.moment == "backward":
+            step_hooks.in_backward(armed, self._model, self._optimizer, entry.share)
+        elif entry.moment == "optimizer":
+            step_hooks.in_update(armed, self._optimizer, entry.share if STRIKES[entry.kind].ends else 1.0)
+        elif entry.kind == "nan":
+            step_hooks.on_output(armed, self._model)
+        else:
+            step_hooks.in_forward(armed, self._model, entry.share)
+
+    def _strike(self, entry: PlannedFailure, at_step: int, output: Any = None) -> Any:
+        """Claim the entry and do what it says; nothing where another process, or an earlier attempt, has claimed it."""
+        if entry.index in self._claimed or self._claim(entry, at_step):
+            self._claimed.add(entry.index)
+            return STRIKES[entry.kind].blow(Scene(self._layout, entry, self._peers, output))
+        return None
+
+    def _claim(self, entry: PlannedFailure, at_step: int) -> bool:
+        fired = Fired(entry.index, entry.kind, self._rank, entry.global_step, self._attempt, monotonic(), wall(), at_step)
+        return claim(self._layout, fired)

@@ -1,0 +1,88 @@
+"""What survived ranks that died: who went on, and what the committed sequence lost on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from ecrl_cli.history.lineage import Lineage, ancestry
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.events import Attempt
+from ecrl_cli.records.survivor_records import LOST, SURVIVORS, LedgerLine
+
+History = tuple[tuple[int, ...], ...]
+
+
+def successor(records: RunRecords, attempt: int) -> Attempt | None:
+    """The attempt that came right behind `attempt`."""
+    attempts = records.supervisor.attempts if records.supervisor else ()
+    return next((after for before, after in pairwise(attempts) if before.attempt == attempt), None)
+
+
+def stayed(a: Attempt) -> tuple[int, ...]:
+    """The ranks that `a`'s processes had in the attempt before; none where every process was started for it."""
+    return tuple(origin for rank, origin in enumerate(a.origins) if rank not in a.joined)
+
+
+def went_on(records: RunRecords, attempt: int) -> tuple[int, ...]:
+    """The ranks of `attempt` that are ranks of the one behind it, whatever they are called there."""
+    after = successor(records, attempt)
+    return stayed(after) if after else ()
+
+
+def lost_lines(records: RunRecords, path: Lineage) -> tuple[tuple[int, LedgerLine], ...]:
+    """(attempt, line) of all that the ledgers name as lost of the steps of `path`."""
+    return tuple(
+        (segment.attempt, line)
+        for segment in path.segments
+        for line in records.logs(segment.attempt).ledger
+        if line.effect == LOST and segment.after < line.global_step <= segment.until
+    )
+
+
+def lost_samples(records: RunRecords, path: Lineage) -> int:
+    """How many samples of `path` have no influence on one layer or more; one that stands on several lines of a step counts once."""
+    by_step: dict[int, Counter[int]] = {}
+    for _, line in lost_lines(records, path):
+        by_step[line.global_step] = by_step.get(line.global_step, Counter()) | Counter(line.samples)
+    return sum(samples.total() for samples in by_step.values())
+
+
+def first_loss(records: RunRecords, path: Lineage) -> int | None:
+    """The first step of `path` to which not every sample of its mini-batch has given its share."""
+    return min((line.global_step for _, line in lost_lines(records, path)), default=None)
+
+
+def survivals(records: RunRecords) -> int:
+    """How often the state of those who outlived others was gone on with."""
+    return sum(a.memory == SURVIVORS for a in (records.supervisor.attempts if records.supervisor else ()))
+
+
+def given_up(records: RunRecords, attempt: int) -> int:
+    """How many steps of `attempt` had begun when ranks died, and were given up to be done again from their beginning: none or one."""
+    logs, lossy = records.logs(attempt), records.stored.config.recovery.name == "lossy_forward"
+    after = successor(records, attempt)
+    if lossy or logs.testimony is None or after is None or after.memory != SURVIVORS:
+        return 0
+    struck = [fired.at_step or 0 for fired in records.fired if fired.attempt == attempt]
+    begun = max([*struck, *(span.global_step for span in logs.spans.events)], default=0)
+    return int(begun > logs.testimony.global_step)
+
+
+def pasts(records: RunRecords) -> dict[int, History]:
+    """By attempt: what its steps owe to survival - since when how many ranks shared the batch, and what was lost before.
+
+    Steps done again come out the same where these are the same. Nothing where no attempt of the run went on with survivors.
+    """
+    attempts = records.supervisor.attempts if records.supervisor else ()
+    if all(a.continues is None for a in attempts):
+        return {}
+    return {a.attempt: _past(records, ancestry(records, a.attempt, a.resumed_from_step), a) for a in attempts}
+
+
+def _past(records: RunRecords, path: Lineage, a: Attempt) -> History:
+    sizes: list[tuple[int, ...]] = []
+    for after, size in [*((s.after, s.world_size) for s in path.segments if s.steps()), (a.resumed_from_step, a.world_size)]:
+        if not sizes or sizes[-1][1] != size:
+            sizes.append((after, size))
+    return (*sizes, *((attempt, line.global_step, len(line.samples)) for attempt, line in lost_lines(records, path)))

@@ -1,0 +1,26 @@
+"""The clocks: monotonic, wall, processor time, and the boot they belong to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+
+def monotonic() -> float:
+    """CLOCK_MONOTONIC in seconds: the same for every process of one boot."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def processor() -> float:
+    """Processor seconds of this process, all its threads: how long what only computes would take alone."""
+    return time.process_time()
+
+
+def wall() -> float:
+    """Unix time in seconds: recorded as a witness of `monotonic`; no figure comes from it."""
+    return time.time()
+
+
+def boot_id() -> str:
+    """Names the boot whose monotonic clock is meant."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

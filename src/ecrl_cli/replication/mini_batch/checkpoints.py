@@ -1,0 +1,65 @@
+"""Checkpoints of the simulated run: the house's own, written and read as a training run does it, timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.staging_buffer import Slot, Snapshotter
+from ecrl_cli.checkpoint.capture.train_position import Progress
+from ecrl_cli.checkpoint.format.image import Image, Stamp
+from ecrl_cli.checkpoint.format.names import TRAIN
+from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID
+from ecrl_cli.errors import EvidenceMissing
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.replication.mini_batch.simulated_trainer import Trainee
+
+
+class Checkpoints:
+    """`saving_s`, `loading_s`: how long each took."""
+
+    def __init__(self, folder: Path, trainee: Trainee) -> None:
+        self._trainee = trainee
+        self._store = CheckpointStore(folder, StoreConfig(keep=2))
+        self._store.claim(0)
+        self._snapshotter = Snapshotter(trainee.pack, "")
+        self._slot: Slot | None = None
+        self._latest: Saved | None = None
+        self.saving_s: list[float] = []
+        self.loading_s: list[float] = []
+
+    def save(self, done: int) -> None:
+        """The state behind `done` mini-batches; returns once it is durable."""
+        began = monotonic()
+        progress = Progress(done, 0, 0, 0, "")
+        gathered = self._trainee.pack.gather(progress)
+        layout = self._snapshotter.refresh(gathered)
+        if self._slot is None or self._slot.layout != layout:
+            self._drop_slot()
+            self._slot = Slot(Memory.create(layout.nbytes), layout, self._trainee.pack.device)
+        self._slot.capture(self._snapshotter.found)
+        train = self._trainee.pack.train_document(progress, gathered.line_chain)
+        image = Image(Stamp(RUN_ID, done, 0, 0, 0, 1), self._slot.memory.view, layout.parts(done, 0), {TRAIN: train})
+        self._latest = self._store.save(image, 0)
+        self._store.settle(self._latest, image)
+        self.saving_s.append(monotonic() - began)
+
+    def restore(self) -> int:
+        """Become what was saved last; gives the mini-batches that were done then."""
+        if self._latest is None:
+            raise EvidenceMissing("checkpoint", "none has been taken", "save one first")
+        began = monotonic()
+        self._trainee.optimizer.state.clear()
+        found = self._trainee.pack.restore(self._latest.path, self._latest.commit_sha256)
+        self.loading_s.append(monotonic() - began)
+        return found.global_step
+
+    def close(self) -> None:
+        self._drop_slot()
+        self._store.close()
+
+    def _drop_slot(self) -> None:
+        if self._slot is not None:
+            self._slot.close()
+            self._slot = None

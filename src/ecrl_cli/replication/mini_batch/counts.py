@@ -1,0 +1,142 @@
+"""The records of the study, sorted: by application and scenario, each with one run per seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ecrl_cli.config.mini_batch import MiniBatchFailure
+from ecrl_cli.metrics.statistics import paired, ratio_interval, ratio_of_means, summary
+from ecrl_cli.replication.mini_batch.cells import Cell, planned
+from ecrl_cli.replication.mini_batch.sizes import SIZES, Size
+from ecrl_cli.studies.frame.result import Column
+from ecrl_cli.studies.frame.study import Record
+
+APPLICATIONS = {"resnet50": "ResNet-50", "nt3": "NT3"}
+STRATEGIES = {
+    "checkpoint_restart": "Checkpoint restart",
+    "immediate_rollback": "Immediate rollback",
+    "consistent_rollback": "Consistent rollback",
+    "lossy_forward": "Lossy forward",
+    "skip": "Skip",
+}
+APPLICATION = Column("application", "application")
+PUBLISHED_AT = Column("published", "published mini-batch", "count")
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scenario of an application: `published` mini-batch, the one that stands for it here, and a run per seed."""
+
+    application: str
+    size: Size
+    published: int
+    mini_batch: int
+    runs: tuple[Run, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{APPLICATIONS[self.application]}, mini-batch {self.published:,}"
+
+    @property
+    def about(self) -> Run:
+        """Its part of a row."""
+        return {APPLICATION.key: APPLICATIONS[self.application], PUBLISHED_AT.key: self.published}
+
+    def cells(self, cell: Cell) -> list[Run]:
+        """What each run found in `cell`."""
+        return [found for run in self.runs for found in run["cells"] if cell_of(found) == cell]
+
+    def pairs(self, one: Cell, other: Cell) -> list[tuple[Run, Run]]:
+        """What the runs that tried both found in them."""
+        tried = [{cell_of(found): found for found in run["cells"]} for run in self.runs]
+        return [(found[one], found[other]) for found in tried if one in found and other in found]
+
+    def whole(self, cell: Cell) -> bool:
+        """Whether every run tried `cell`: a gate says so where one did not."""
+        return len(self.cells(cell)) == len(self.runs)
+
+    def baselines(self, key: str) -> list[Any]:
+        return [run["baseline"][key] for run in self.runs]
+
+    def exact(self, found: Run) -> bool:
+        """Whether it ended where its run without the failure ended, bit for bit."""
+        return any(found is each and each["digest"] == run["baseline"]["digest"] for run in self.runs for each in run["cells"])
+
+
+class Tally:
+    """`cases`: those of which there is a record. `cells`, `longs`, `dormant`: records by kind."""
+
+    def __init__(self, config: MiniBatchFailure, records: Sequence[Record]) -> None:
+        self.config, self.records = config, records
+        self.trained = [record for record in records if record.facts["kind"] == "cells"]
+        self.longs = [record for record in records if record.facts["kind"] == "long"]
+        self.dormant = next((record.found for record in records if record.facts["kind"] == "dormant"), None)
+        self.cases = list(self._cases())
+
+    @property
+    def applications(self) -> list[str]:
+        """Those of which there is a case."""
+        return list(dict.fromkeys(case.application for case in self.cases))
+
+    def plan(self) -> list[Cell]:
+        return planned(self.config)
+
+    def every(self) -> Iterator[tuple[Case, Run]]:
+        """Every cell that was tried, with its case."""
+        return ((case, found) for case in self.cases for run in case.runs for found in run["cells"])
+
+    def runs_of(self, application: str) -> list[Record]:
+        return [record for record in self.trained if record.facts["application"] == application]
+
+    def _cases(self) -> Iterator[Case]:
+        for application in self.config.applications:
+            size = SIZES[self.config.scale][application]
+            for published, mini_batch in size.scenarios.items():
+                found = (each for record in self.runs_of(application) for each in record.found["scenarios"])
+                runs = tuple(each for each in found if each["mini_batch"] == mini_batch)
+                if runs:
+                    yield Case(application, size, published, mini_batch, runs)
+
+
+def cell_of(found: Run) -> Cell:
+    return Cell(found["strategy"], found["percent"], found["survivors"], found["flipped"])
+
+
+def label(cell: Cell) -> str:
+    """As the published figures have it."""
+    if cell.strategy == "checkpoint_restart":
+        return STRATEGIES[cell.strategy]
+    when = f"F-{cell.percent}%" if cell.percent else "in forward"
+    return f"{STRATEGIES[cell.strategy]}, {when}{f', {cell.survivors} survivors' if cell.survivors else ''}"
+
+
+def spread(values: Sequence[float], key: str) -> dict[str, Any]:
+    """Mean and 95% interval (Student's t) under `key`."""
+    found = summary(values)
+    return {key: found.mean, f"{key}_low": found.low, f"{key}_high": found.high}
+
+
+def spread_columns(key: str, text: str, kind: str) -> tuple[Column, ...]:
+    return (Column(key, text, kind), Column(f"{key}_low", f"{text}, 95% low", kind), Column(f"{key}_high", f"{text}, 95% high", kind))
+
+
+def against(values: Sequence[float], baselines: Sequence[float]) -> dict[str, Any]:
+    """`values` beside those of the same runs without the failure: the difference, and the ratio of the means less one."""
+    found = paired(values, baselines)
+    difference = {"difference": found.difference.mean, "difference_low": found.difference.low, "difference_high": found.difference.high}
+    return difference | {"relative": found.ratio_of_means, "relative_low": found.ratio_low, "relative_high": found.ratio_high}
+
+
+AGAINST_COLUMNS = (
+    *spread_columns("difference", "difference to Baseline, in points", "change"),
+    *spread_columns("relative", "relative to Baseline (ratio of means)", "change"),
+)
+
+
+def slowdown(seconds: Sequence[float], baselines: Sequence[float]) -> dict[str, Any]:
+    """How many times as long as without the failure: mean by mean, with its BCa interval."""
+    low, high = ratio_interval(seconds, baselines) or (None, None)
+    return {"slowdown": ratio_of_means(seconds, baselines), "slowdown_low": low, "slowdown_high": high}

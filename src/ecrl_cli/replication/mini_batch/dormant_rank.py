@@ -1,0 +1,123 @@
+"""One rank of the dormant workers' arm, a process of its own: `python -m ... FOLDER RANK RANKS AVERAGES SIZE`. Rank 0 prints what was found.
+
+Each round is a mini-batch of buckets. The last rank leaves before the second bucket and comes back before the last, once as a dormant worker
+in the one group, once by groups that are made anew among those who are left and among all. Both must give the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
+
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.pdeathsig import die_with_parent
+from ecrl_cli.replication.mini_batch.masked_average import DormantAverage
+
+BUCKETS = 4
+_TIMEOUT = timedelta(seconds=60)
+
+
+def main(folder: str, parent: int, rank: int, ranks: int, averages: int, size: int) -> None:
+    die_with_parent(parent)
+    torch.set_num_threads(1)
+    store = FileStore(str(Path(folder) / "store"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=_TIMEOUT)
+    found = _Arm(store, rank, ranks, size).rounds(max(2, averages // BUCKETS))
+    if rank == 0:
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class _Arm:
+    def __init__(self, store: Store, rank: int, ranks: int, size: int) -> None:
+        self.store, self.rank, self.ranks, self.size = store, rank, ranks, size
+        self.last = rank == ranks - 1
+        self.dormant = DormantAverage()
+
+    def rounds(self, number: int) -> dict[str, Any]:
+        """`same`: in every round, bit for bit; `counted`: how many contributed to each bucket of a round."""
+        seconds: dict[str, list[float]] = {name: [] for name in ("all", "dormant", "leave", "rebuild", "return")}
+        same, counted = True, list[int]()
+        self._whole(-1)
+        for turn in range(number):
+            seconds["all"].append(self._whole(turn))
+            kept, counted, took_s = self._dormant(turn)
+            seconds["dormant"].append(took_s)
+            again, left_s, back_s = self._rebuilt(turn)
+            seconds["leave"].append(left_s)
+            seconds["return"].append(back_s)
+            seconds["rebuild"].append(left_s + back_s)
+            same = same and all(torch.equal(one, other) for one, other in zip(kept, again, strict=True) if other.numel())
+        every = torch.tensor([int(same)])
+        dist.all_reduce(every, op=dist.ReduceOp.MIN)
+        return {"same": bool(every.item()), "counted": counted, "rounds": number, "seconds": seconds}
+
+    def _bucket(self, turn: int, number: int) -> torch.Tensor:
+        """This rank's contribution: of magnitudes that make the order of an addition visible."""
+        generator = torch.Generator().manual_seed(turn * 1000 + number * 10 + self.rank + 10_000)
+        return torch.randn(self.size, generator=generator) * torch.logspace(-6, 6, self.size)
+
+    def _whole(self, turn: int) -> float:
+        """Seconds of a mini-batch in which everybody counts."""
+        buckets = [self._bucket(turn, number) for number in range(BUCKETS)]
+        dist.barrier()
+        began = monotonic()
+        for bucket in buckets:
+            self.dormant.average(bucket)
+        return monotonic() - began
+
+    def _dormant(self, turn: int) -> tuple[list[torch.Tensor], list[int], float]:
+        """The averages, how many counted in each, and the seconds of a mini-batch in which the last rank leaves and comes back."""
+        buckets = [self._bucket(turn, number) for number in range(BUCKETS)]
+        counted = list[int]()
+        dist.barrier()
+        began = monotonic()
+        for number, bucket in enumerate(buckets):
+            if self.last and number == 1:
+                self.dormant.leave()
+            if self.last and number == BUCKETS - 1:
+                self.dormant.come_back()
+            counted.append(self.dormant.average(bucket))
+        return buckets, counted, monotonic() - began
+
+    def _rebuilt(self, turn: int) -> tuple[list[torch.Tensor], float, float]:
+        """The same averages by groups made anew; who is away has empty ones. And how long each group took, until its first barrier was passed."""
+        found = [self._averaged(turn, 0, None)]
+        dist.barrier()
+        began = monotonic()
+        left = None
+        if not self.last:
+            left = self._group(range(self.ranks - 1), turn, "left")
+        left_s = monotonic() - began
+        for number in range(1, BUCKETS - 1):
+            found.append(torch.empty(0) if self.last else self._averaged(turn, number, left))
+        dist.barrier()
+        began = monotonic()
+        back = self._group(range(self.ranks), turn, "back")
+        back_s = monotonic() - began
+        found.append(self._averaged(turn, BUCKETS - 1, back))
+        return found, left_s, back_s
+
+    def _averaged(self, turn: int, number: int, group: Any) -> torch.Tensor:
+        bucket = self._bucket(turn, number)
+        DormantAverage(group).average(bucket)
+        return bucket
+
+    def _group(self, ranks: range, turn: int, name: str) -> Any:
+        """Of those who come, under a name of its own in the one store. (`new_group` gives a group of the same ranks the name of its predecessor.)"""
+        group: Any = dist.ProcessGroupGloo(PrefixStore(f"{name}-{turn}", self.store), self.rank, len(ranks), _TIMEOUT)
+        group.barrier().wait()
+        return group
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:7]))

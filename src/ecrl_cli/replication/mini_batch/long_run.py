@@ -1,0 +1,87 @@
+"""What one mini-batch cannot show: the run goes on to its end after the recovery, once and with repeated failures."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.config.mini_batch import MiniBatchFailure
+from ecrl_cli.replication.mini_batch.cells import corrections, middle, replace_corrections, survivors
+from ecrl_cli.replication.mini_batch.checkpoints import Checkpoints
+from ecrl_cli.replication.mini_batch.scene import Failure, Scene
+from ecrl_cli.replication.mini_batch.simulated_trainer import State
+from ecrl_cli.replication.mini_batch.strategies import EXACT, RECOVER, WITH_SURVIVORS
+from ecrl_cli.verify.sample_accounting import unaccounted
+
+ONCE, REPEATEDLY = "once", "repeatedly"
+
+
+def arms(config: MiniBatchFailure, seed: int) -> list[tuple[str, str]]:
+    """(strategy, how often). What is exact has nothing to compare: whether it is, the first seed shows with every failure."""
+    lossy = [(strategy, often) for strategy in config.strategies if strategy not in EXACT for often in (ONCE, REPEATEDLY)]
+    exact = [(strategy, REPEATEDLY) for strategy in config.strategies if strategy in EXACT]
+    return [*lossy, *(exact if seed == 0 else [])]
+
+
+def struck(config: MiniBatchFailure, last: int, often: str) -> list[int]:
+    """The mini-batches that fail: the one in the middle of the run, or `config.failures` of them at equal distances."""
+    number = config.failures if often == REPEATEDLY else 1
+    return sorted({max(1, round(last * (index + 1) / (number + 1))) for index in range(number)})
+
+
+def long_run(scene: Scene, config: MiniBatchFailure, seed: int, key: str, scratch: Path) -> dict[str, Any]:
+    """The run without a failure and every arm, to the end. JSON values."""
+    last = scene.samples.size.mini_batches(scene.workers.number)
+    start = scene.trainee.state()
+    begins = {struck(config, last, often)[0]: start for _, often in arms(config, seed)}
+    for mini_batch in sorted(begins):
+        scene.run_to(mini_batch - 1)
+        begins[mini_batch] = scene.trainee.state()
+    scene.run_to(last)
+    accuracy, loss = scene.samples.accuracy(scene.trainee.model)
+    baseline = scene.trainee.digest()
+    found = []
+    for strategy, often in arms(config, seed):
+        failing = struck(config, last, often)
+        first = 1 if strategy == "checkpoint_restart" else failing[0]  # its checkpoints are of its own run
+        begin = start if first == 1 else begins[first]
+        found.append(_arm(scene, config, (strategy, often, failing), (first, begin), key, scratch / f"{strategy}-{often}"))
+        found[-1]["same"] = found[-1].pop("digest") == baseline
+    return {"mini_batches": last, "baseline": {"accuracy": accuracy, "loss": loss}, "arms": found}
+
+
+def _arm(whole: Scene, config: MiniBatchFailure, arm: tuple[str, str, list[int]], begin: tuple[int, State], key: str, folder: Path) -> dict[str, Any]:
+    """From the state `begin`, before that mini-batch, to the end."""
+    strategy, often, failing = arm
+    first, state = begin
+    last = whole.samples.size.mini_batches(whole.workers.number)
+    checkpoints = Checkpoints(folder, whole.trainee)
+    scene = replace_corrections(whole, corrections(config))
+    scene.checkpoints = checkpoints
+    scene.trainee.restore(state)
+    scene.trainee.cursor.done = first - 1
+    try:
+        for mini_batch in failing:
+            _forward(scene, strategy, mini_batch - 1)
+            if strategy == "checkpoint_restart":
+                scene.checkpoint_if_due()
+            number = middle(config.survivors) if strategy in WITH_SURVIVORS else 0
+            who = survivors(config, random.Random(f"{key}/{mini_batch}"), number)
+            RECOVER[strategy](scene, Failure(mini_batch, middle(config.percents), who))
+        _forward(scene, strategy, last)
+    finally:
+        checkpoints.close()
+    accuracy, loss = scene.samples.accuracy(scene.trainee.model)
+    windows = {step: scene.samples.window(step) for step in range(first, last + 1)}
+    wrong = unaccounted(windows, scene.trainee.names, scene.applied, scene.ledger)
+    facts = {"strategy": strategy, "often": often, "failures": len(failing), "accuracy": accuracy, "loss": loss}
+    return facts | {"digest": scene.trainee.digest(), "unaccounted": wrong[:3], "kept": scene.kept}
+
+
+def _forward(scene: Scene, strategy: str, mini_batch: int) -> None:
+    """Only who restarts from checkpoints takes them."""
+    if strategy == "checkpoint_restart":
+        scene.run_to(mini_batch)
+    while scene.done < mini_batch:
+        scene.step()

@@ -1,0 +1,100 @@
+"""What must hold before a number of the study is worth reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
+
+from ecrl_cli.metrics.gates import Gate, gate
+from ecrl_cli.replication.overhead.checks import Agreement, critical
+from ecrl_cli.replication.overhead.measured import predictable
+from ecrl_cli.replication.overhead.record_index import Ledger, Row, cell_name
+
+FLAT = 0.05  # by so much of itself may the overhead at Daly's interval exceed the least, beyond what its interval allows
+CLOSE = 1.5  # the factor within which an interval that cannot be told from the best lies from the exact one
+HALF = 0.5  # the error of a prediction, at the median
+
+
+def gates(ledger: Ledger) -> tuple[Gate, ...]:
+    found = [_agreement(ledger), *_planted(ledger), _monotone(ledger), *_optimum(ledger), _sanity(ledger), _ends(ledger)]
+    return (*found, *([_prediction(ledger)] if predictable(ledger.recordings) else []))
+
+
+def _agreed(row: Row, cases: int) -> bool:
+    return Agreement(row["simulated"], row["expected"], row["score"], row["freedom"]).within(cases)
+
+
+def _agreement(ledger: Ledger) -> Gate:
+    """All exact cases within statistical error."""
+    rows = ledger.checks(planted=False)
+    wrong = [f"{row['case']}: {row['score']:+.1f} standard errors" for row in rows if not _agreed(row, len(rows))]
+    if not rows:
+        return Gate("closed form", False, "no case was simulated")
+    bar = critical(len(rows), rows[0]["freedom"])
+    worst = max(rows, key=lambda row: abs(row["score"]))
+    off = max(abs(row["simulated"] / row["expected"] - 1) for row in rows)
+    said = f"{len(rows)} exact cases, the furthest {abs(worst['score']):.1f} standard errors off ({bar:.1f} allowed), at most {off:.2%} apart"
+    return gate("closed form", wrong, said)
+
+
+def _planted(ledger: Ledger) -> list[Gate]:
+    """The same bar must turn away a simulation with a bug."""
+    rows, cases = ledger.checks(planted=True), len(ledger.checks(planted=False))
+    return [Gate(row["case"], not _agreed(row, max(1, cases)), f"{row['score']:+.1f} standard errors off the closed form") for row in rows]
+
+
+def _monotone(ledger: Ledger) -> Gate:
+    """The overhead of a strategy falls with the MTBF, beyond what its interval allows."""
+    wrong = [f"{row['strategy']} costs more at {cell_name(row)} than with more failures" for row in _rising(ledger)]
+    return gate("monotone", wrong[:3], "no strategy's overhead rises with the MTBF")
+
+
+def _rising(ledger: Ledger) -> Iterator[Row]:
+    series = dict[tuple[object, ...], list[Row]]()
+    for row in ledger.jobs():
+        series.setdefault((row["model"], row["workers"], row["strategy"], row["fatal_percent"]), []).append(row)
+    for rows in series.values():
+        for worse, better in pairwise(sorted(rows, key=lambda row: row["mtbf"])):
+            if better["mean"] is not None and worse["mean"] is not None and better["low"] > worse["high"]:
+                yield better
+
+
+def _optimum(ledger: Ledger) -> list[Gate]:
+    """Daly's interval is nowhere much worse than the best that was found, and the best lies near the exact one."""
+    rows = ledger.optima()
+    if not rows:
+        return [Gate("optimum", False, "no search came to an end")]
+    excess = [row["at"]["daly"] / row["at"]["simulated"] - 1 for row in rows]
+    apart = [max(row["simulated"] / row["exact"], row["exact"] / row["simulated"]) for row in rows]
+    steep = [f"{cell_name(row)}: surely {row['surely']:.2%} of the work" for row in rows if row["surely"] > FLAT * row["at"]["simulated"]]
+    far = [
+        f"{cell_name(row)}: {row['low']:.3g} to {row['high']:.3g} s"
+        for row in rows
+        if max(row["low"] / row["exact"], row["exact"] / row["high"]) > CLOSE
+    ]
+    flat = f"at Daly's interval the overhead is at most {max(excess):.1%} above the least found, in {len(rows)} cells"
+    near = f"the best interval found lies within a factor of {max(apart):.2f} of the exact one, in {len(rows)} cells"
+    return [gate("optimum: flat", steep[:3], flat), gate("optimum: near", far[:3], near)]
+
+
+def _sanity(ledger: Ledger) -> Gate:
+    """A checkpoint every two minutes, simulated, is worth what the closed form says."""
+    rows = [{**record.facts, **record.found} for record in ledger.of("two minutes")]
+    wrong = [f"{row['assumption']}, {row['at']}: {row['score']:+.1f} standard errors" for row in rows if not _agreed(row, len(rows))]
+    return gate("two minutes", wrong if rows else ["nothing was simulated"], f"{len(rows)} simulated efficiencies agree with the closed form")
+
+
+def _ends(ledger: Ledger) -> Gate:
+    """What by the closed form comes to an end did so."""
+    jobs = [row for row in ledger.jobs() if row["expected"] is not None]
+    endless = [f"{row['strategy']} at {cell_name(row)}" for row in jobs if row["mean"] is None]
+    return gate("ends", endless[:3] if jobs else ["no job was simulated"], f"all {len(jobs)} jobs that should end were simulated to their end")
+
+
+def _prediction(ledger: Ledger) -> Gate:
+    rows = ledger.predicted()
+    if not rows:
+        return Gate("prediction", False, "no failure was predicted from others")
+    error = median(abs(row["total"] / row["measured"] - 1) for row in rows)
+    return Gate("prediction", error <= HALF, f"{len(rows)} failures on record, predicted to {error:.0%} at the median ({HALF:.0%} allowed)")

@@ -1,0 +1,135 @@
+"""What the study found, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from ecrl_cli.replication.overhead import published_claim
+from ecrl_cli.replication.overhead.experiments import PAIRS
+from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts
+from ecrl_cli.replication.overhead.record_index import Ledger, Row
+from ecrl_cli.replication.overhead.strategies import BY_NAME
+from ecrl_cli.replication.overhead.tables import published, threshold
+
+FORWARD = ("lossy_forward", "immediate_rollback, spares")
+
+
+def notes(ledger: Ledger) -> tuple[str, ...]:
+    return (
+        *_source(ledger),
+        *_at_scale(ledger),
+        *_wins(ledger),
+        *_crossing(ledger),
+        *_claims(ledger),
+        *_optimum(ledger),
+        *_sanity(ledger),
+        *_recorded(ledger),
+        _limits(ledger),
+    )
+
+
+def _source(ledger: Ledger) -> Iterator[str]:
+    if ledger.config.source == "published":
+        yield (
+            "Parts: Table I. Its columns are swapped in the rows of model size and layers (ResNet-50 has 50 layers and 91 MiB, CANDLE-NT3 10 and "
+            "600 MiB); the rows of times agree with the text as printed and are used so. Initialization and restart are both paid per failure."
+        )
+    assumed = (
+        "Not from the source, unless typed: warm spares and snapshots (shares in the configuration and of a mini-batch), the broadcast to a joiner"
+    )
+    yield f"{assumed}; casualties are replaced after {ledger.config.replace_s:g} s."
+
+
+def _at_scale(ledger: Ledger) -> Iterator[str]:
+    """Best and worst at the largest size and the shortest MTBF."""
+    minutes, percent = min(ledger.config.mtbf_min), max(ledger.config.fatal_percent)
+    for model in ledger.models:
+        rows = [r for r in ledger.jobs() if (r["model"], r["minutes"], r["workers"]) == (model, minutes, ledger.most)]
+        rows = [row for row in rows if row["fatal_percent"] in (None, percent)]
+        told = sorted((row for row in rows if row["mean"] is not None), key=lambda row: float(row["mean"]))
+        listed = ", ".join(f"{row['strategy']} {row['mean']:.2%}" for row in told)
+        endless = "".join(f", {row['strategy']} without end" for row in rows if row["mean"] is None)
+        if told:
+            every = told[0]["mtbf"]
+            yield f"{model} at {ledger.most} workers, a failure every {every:.0f} s, {percent}% of them fatal, overheads: {listed}{endless}."
+
+
+def _wins(ledger: Ledger) -> Iterator[str]:
+    """Who beats whom, in how many cells (a model, an MTBF, a size, a share of fatal failures)."""
+    for a, b in PAIRS:
+        mine = [row for row in ledger.pairs() if (row["a"], row["b"]) == (a, b)]
+        wins, loses = sum(row["high"] < 0 for row in mine), sum(row["low"] > 0 for row in mine)
+        if mine:
+            yield f"{a} costs less than {b} in {wins} of {len(mine)} cells, more in {loses}; {len(mine) - wins - loses} are not told apart."
+
+
+def _crossing(ledger: Ledger) -> Iterator[str]:
+    for model, parts in ledger.models.items():
+        at = threshold(ledger, parts, BY_NAME[FORWARD[0]], BY_NAME[FORWARD[1]])
+        if at is None:
+            yield f"{model}: a survived failure costs less under {FORWARD[1]} than under {FORWARD[0]} at every size."
+        else:
+            yield f"{model}: from {at:.1f} workers on a survived failure costs less under {FORWARD[0]} than under {FORWARD[1]}."
+
+
+def _claims(ledger: Ledger) -> Iterator[str]:
+    """The published factor between checkpoint_restart and immediate_rollback, with and without what both pay."""
+    for model, parts in ledger.models.items():
+        if model in PUBLISHED:
+            half, factor = parts.every / 2, _factor(parts)
+            holds = "holds for the replay alone" if half >= 100 else "does not hold even for the replay alone"
+            yield (
+                f'{model}: the published "at least two orders of magnitude" between checkpoint_restart and immediate_rollback {holds} '
+                f"({half:.0f} mini-batches against one on the average, {parts.every} at most); with what both pay, initialization and restart, it is "
+                f"{factor:.1f} times."
+            )
+
+
+def _factor(parts: Parts) -> float:
+    after, back = (published(name, parts, parts.every / 2) for name in ("checkpoint_restart", "immediate_rollback"))
+    return (after or 0.0) / (back or 1.0)
+
+
+def _optimum(ledger: Ledger) -> Iterator[str]:
+    rows = ledger.optima()
+    if rows:
+        young, daly = (max(row["at"][key] / row["at"]["simulated"] - 1 for row in rows) for key in ("young", "daly"))
+        wide = median(row["high"] / row["low"] for row in rows)
+        yield (
+            f"The optimum is flat: over {len(rows)} cells the overhead at Daly's interval is at most {daly:.1%} above the least found, at Young's "
+            f"{young:.1%}; intervals that cannot be told from the best span a factor of {wide:.1f} (median)."
+        )
+    yield from _bursts(ledger)
+
+
+def _bursts(ledger: Ledger) -> Iterator[str]:
+    shape = ledger.config.weibull_shape
+    excess = [row["at"]["daly"] / row["at"]["simulated"] - 1 for row in ledger.optima(shape)]
+    if excess and shape != 1.0:
+        yield f"Where failures come in bursts (Weibull, shape {shape:g}), Daly's interval costs at most {max(excess):.1%} more than the best found."
+
+
+def _sanity(ledger: Ledger) -> Iterator[str]:
+    """Whether the published sentence holds."""
+    records = {r.facts["assumption"]: r.facts for r in ledger.of("two minutes")}
+    for name, facts in records.items():
+        read = published_claim.read(facts["checkpoint"], facts["restart"])
+        when = "at no MTBF" if read.needed_mtbf is None else f"at {read.needed_mtbf / 3600:,.0f} hours per GPU"
+        at = "no interval gives 90%" if read.longest is None else f"{read.longest / 60:.1f} minutes suffice"
+        yield f"A checkpoint every two minutes for 90% at 100,000 GPUs ({name}): true {when}; at the published 40,000 hours {at}."
+
+
+def _recorded(ledger: Ledger) -> Iterator[str]:
+    rows: list[Row] = ledger.predicted()
+    if rows:
+        errors = [row["total"] / row["measured"] - 1 for row in rows]
+        worst = max(errors, key=abs)
+        yield f"{len(rows)} failures on record, predicted from the others to {median(map(abs, errors)):.1%} at the median, {worst:+.1%} at worst."
+
+
+def _limits(ledger: Ledger) -> str:
+    return (
+        "The parts are held constant over size, as measured; a failure stops the whole job; failures are independent of the work. "
+        f"Parts per failure are shown for {ledger.least} workers."
+    )

@@ -1,0 +1,125 @@
+"""A job of given work under failures that come when they like, one event at a time, many repetitions (and intervals) at once.
+
+The next event is always a failure or the end: what happens between two failures is certain, so that a step of the loop takes every repetition
+from one failure to the next. Failures may strike at work, in a checkpoint (which is then written again) and while the job is down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ecrl_cli.replication.overhead.job_model import Course
+
+Floats = NDArray[np.float64]
+_FOR_EVER = 1e30  # an interval that never ends; infinity times no checkpoints is no number
+_ROUNDING = 1e-9
+_PATIENCE = 40  # failures per expected failure of an undisturbed job; then it is taken for one that never ends
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Of the whole system: independent gaps of mean `mtbf` seconds, exponential or, with `shape` != 1, Weibull."""
+
+    mtbf: float
+    shape: float = 1.0
+
+    def gaps(self, rng: np.random.Generator, n: int) -> Floats:
+        if self.shape == 1.0:
+            return rng.exponential(self.mtbf, n)
+        return self.mtbf / math.gamma(1 + 1 / self.shape) * rng.weibull(self.shape, n)
+
+
+@dataclass(frozen=True)
+class Walls:
+    """By interval (rows) and repetition: wall seconds (inf: given up as endless), failures, checkpoints written."""
+
+    wall: Floats
+    failures: Floats
+    checkpoints: Floats
+
+
+def system_mtbf(worker_mtbf: float, workers: int) -> float:
+    """Of `workers` that fail independently and exponentially, of which each failure stops the job."""
+    return worker_mtbf / workers
+
+
+def simulate(course: Course, work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
+    """`work` seconds of work, `repetitions` times. The same generator gives the same failures whatever the course."""
+    return sweep(course, (course.interval,), work, failures, rng, repetitions)
+
+
+def sweep(course: Course, intervals: Sequence[float], work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
+    """As `simulate`, for every one of `intervals`, all under the same failures (common random numbers)."""
+    every = np.array([[min(interval, _FOR_EVER)] for interval in intervals])
+    job = _Job(course, every, work * (1 + course.tax), repetitions)
+    for _ in range(200 + math.ceil(_PATIENCE * work / failures.mtbf)):
+        gaps, shares, draws = failures.gaps(rng, repetitions), rng.random(repetitions), rng.random(repetitions)
+        job.until_failure(gaps)
+        if not job.active.any():
+            break
+        job.fail(shares, draws < course.fatal)
+    return Walls(np.where(job.active, np.inf, job.wall), job.struck, job.written)
+
+
+@dataclass
+class _Job:
+    """Every repetition of every interval. `target`: seconds to attempt; `done`: behind the last checkpoint; `since`: done after it;
+    `owed`: of `target`, what failures since the last checkpoint have added; `down`: seconds to wait; `fallen`: back to the checkpoint."""
+
+    course: Course
+    every: Floats
+    work: float
+    repetitions: int
+    shape: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = (len(self.every), self.repetitions)
+        self.wall, self.done, self.since, self.owed, self.down, self.struck, self.written = (np.zeros(shape) for _ in range(7))
+        self.target = np.full(shape, self.work)
+        self.active, self.fallen, self.waiting = np.ones(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
+
+    def until_failure(self, gaps: Floats) -> None:
+        """To the next failure, `gaps` after the last one, or to the end."""
+        free = gaps - self.down
+        segment = np.minimum(self.every - self.since, self.target - self.done - self.since)
+        rest = self.target - self.done - self.since - segment
+        left = 1 + np.ceil(rest / self.every - _ROUNDING)
+        needed = segment + rest + left * self.course.checkpoint
+        ends = self.active & (free >= needed)
+        self.wall += np.where(ends, self.down + needed, np.where(self.active, gaps, 0.0))
+        self.written += np.where(ends, left, 0.0)
+        self.active &= ~ends
+        self.waiting = self.active & (free < 0)
+        self._advance(np.where(self.active & (free >= 0), free, 0.0), segment)
+        self.struck += self.active
+
+    def _advance(self, free: Floats, segment: Floats) -> None:
+        """Work for `free` seconds, which do not suffice for the rest."""
+        cost = self.course.checkpoint
+        within = free < segment + cost
+        behind = free - segment - cost
+        whole = np.where(within, 0.0, np.floor(np.maximum(behind, 0.0) / (self.every + cost)))
+        saved = np.where(within, 0.0, self.since + segment + whole * self.every)
+        self.done += saved
+        self.since = np.where(within, self.since + np.minimum(free, segment), behind - whole * (self.every + cost))
+        self.since = np.minimum(self.since, np.minimum(self.every, self.target - self.done))
+        self.owed = np.where(within, self.owed, 0.0)
+        self.written += np.where(within, 0.0, 1 + whole)
+
+    def fail(self, shares: Floats, fatal: NDArray[np.bool_]) -> None:
+        """What was at work or waiting is struck; `shares` of the work in hand are lost by those who survive it."""
+        course = self.course
+        falls = self.active & (fatal | (self.waiting & self.fallen))
+        self.target -= np.where(falls, self.owed, 0.0)
+        self.owed = np.where(falls, 0.0, self.owed)
+        self.since = np.where(falls, 0.0, self.since)
+        lost = np.where(self.active & ~falls, course.debt + np.where(self.waiting, 0.0, course.grain * shares), 0.0)
+        self.target += lost
+        self.owed += lost
+        self.fallen = falls
+        self.down = np.where(falls, course.restart, course.pause)

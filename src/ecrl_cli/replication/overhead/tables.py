@@ -1,0 +1,245 @@
+"""The tables of the model: parts, best intervals, overheads at scale."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ecrl_cli.replication.overhead.experiments import HOPELESS, PAIRS
+from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts
+from ecrl_cli.replication.overhead.record_index import Ledger, Row
+from ecrl_cli.replication.overhead.strategies import BY_NAME, NAMES, STRATEGIES, Loss, Strategy, expected_loss
+from ecrl_cli.studies.frame.result import Column, Table
+
+# Of each application, the mini-batch at which the published study lets it fail.
+SCENARIOS = {"ResNet-50": (200, 4000, 10_000, 25_000), "CANDLE-NT3": (10, 250, 500)}
+
+
+def at_scale(ledger: Ledger) -> Table:
+    """The main one: every strategy at the largest size, over the MTBF."""
+    columns = [
+        Column("model", "model"),
+        Column("strategy", "strategy"),
+        Column("fatal", "fatal failures"),
+        Column("samples", "mini-batches lost for good", "number"),
+    ]
+    columns += [Column(f"at_{minutes}", f"overhead, MTBF {duration(minutes)}", "share") for minutes in ledger.config.mtbf_min]
+    rows = dict[tuple[str, ...], Row]()
+    for job in ledger.jobs():
+        if job["workers"] == ledger.most:
+            key = (job["model"], job["strategy"], fatal(job))
+            row = rows.setdefault(key, dict(zip(("model", "strategy", "fatal"), key, strict=True)) | {"samples": job["samples"]})
+            row[f"at_{job['minutes']}"] = job["mean"]
+    of = f"of {ledger.config.reference_workers} workers" if ledger.config.reference_workers else "of any size"
+    note = (
+        f"Simulated wall time over work, less one, at {ledger.most} workers; the MTBF is that of a system {of}. Fatal failures leave no state to go "
+        "on from, so that strategies without rollback need checkpoints too. Lost for good: mini-batches whose influence is missing, per failure. "
+        f"Nothing: more than {HOPELESS} times the work, not simulated. Intervals: table scale."
+    )
+    return Table("overheads", f"What each strategy costs at {ledger.most} workers", tuple(columns), tuple(rows.values()), note)
+
+
+def duration(minutes: int) -> str:
+    return f"{minutes} min" if minutes % 60 else f"{minutes // 60} h"
+
+
+def fatal(row: Row) -> str:
+    return "all roll back" if row["fatal_percent"] is None else f"{row['fatal_percent']}%"
+
+
+def per_failure(ledger: Ledger) -> Table:
+    """The model itself: seconds of each part, expected."""
+    columns = (
+        Column("model", "model"),
+        Column("strategy", "strategy"),
+        *(Column(name, name, "seconds") for name in NAMES),
+        Column("total", "per failure", "seconds"),
+        Column("checkpoint", "per checkpoint", "seconds"),
+        Column("published", "per failure by the published rule", "seconds"),
+    )
+    rows = tuple(
+        _failure_row(ledger, model, parts, strategy) for model, parts in ledger.models.items() for strategy in STRATEGIES if _counts(strategy)
+    )
+    note = (
+        f"{ledger.least} workers, {ledger.config.casualties} of them struck, half an epoch (or half the interval given) since the checkpoint, half a "
+        "mini-batch done. By the published rule: initialization, restart and the replay, of a whole mini-batch under immediate rollback; nothing "
+        "under lossy forward."
+    )
+    return Table("per-failure", "What a failure costs, part by part (expected)", columns, rows, note)
+
+
+def _counts(strategy: Strategy) -> bool:
+    """The same failure under another interval is no other row."""
+    return strategy.name != "checkpoint_restart, every epoch"
+
+
+def _failure_row(ledger: Ledger, model: str, parts: Parts, strategy: Strategy) -> Row:
+    costs = strategy.costs(parts, ledger.scene(ledger.least), expected_loss(parts, parts.every))
+    row: Row = {"model": model, "strategy": strategy.name, **{name: costs.get(name) for name in NAMES}, "total": math.fsum(costs.values())}
+    row["checkpoint"] = parts.checkpoint if strategy.rolls_back else parts.snapshot if strategy.snapshots else None
+    return row | {"published": published(strategy.name, parts, parts.every / 2)}
+
+
+def published(strategy: str, parts: Parts, since: float) -> float | None:
+    """The published rule (their section IV-C and E)."""
+    return {
+        "checkpoint_restart": parts.start + since * parts.mini_batch,
+        "immediate_rollback": parts.start + parts.mini_batch,
+        "lossy_forward": 0.0,
+    }.get(strategy)
+
+
+def scenarios(ledger: Ledger) -> list[Table]:
+    """Replay against epoch (published figure 2c), and end to end."""
+    rows = [_scenario(model, parts, batch) for model, parts in ledger.models.items() for batch in SCENARIOS.get(model, ()) if model in PUBLISHED]
+    columns = (
+        Column("model", "model"),
+        Column("mini_batch", "mini-batch", "count"),
+        Column("epoch", "epoch", "count"),
+        Column("since", "since the checkpoint", "count"),
+        Column("replay", "replay", "seconds"),
+        Column("epoch_s", "epoch", "seconds"),
+        *(Column(name, f"{name} (end to end)", "seconds") for name in ("checkpoint_restart", "immediate_rollback", "lossy_forward")),
+        Column("times_replay", "replay in mini-batches", "number"),
+        Column("times", "checkpoint_restart over immediate_rollback", "number"),
+    )
+    note = (
+        "By the published rule and Table I. The last scenario of NT3 lies in epoch 9 of 55 mini-batches each (counted from 0), where the text has 8."
+    )
+    return (
+        [Table("scenarios", "The published scenarios: replay against epoch, and each strategy end to end", columns, tuple(rows), note)]
+        if rows
+        else []
+    )
+
+
+def _scenario(model: str, parts: Parts, batch: int) -> Row:
+    since = batch % parts.every
+    costs = {name: published(name, parts, since) for name in ("checkpoint_restart", "immediate_rollback", "lossy_forward")}
+    row: Row = {"model": model, "mini_batch": batch, "epoch": batch // parts.every, "since": since, "replay": since * parts.mini_batch, **costs}
+    again = costs["immediate_rollback"] or math.inf
+    return row | {"epoch_s": parts.every * parts.mini_batch, "times_replay": float(since), "times": (costs["checkpoint_restart"] or 0.0) / again}
+
+
+def optimum(ledger: Ledger) -> Table:
+    columns = (
+        *_CELL,
+        *(
+            Column(key, label, "seconds")
+            for key, label in (("young", "Young"), ("daly_first", "Daly, first order"), ("daly", "Daly"), ("exact", "exact"))
+        ),
+        Column("simulated", "simulated best", "seconds"),
+        Column("alike_low", "not told apart low", "seconds"),
+        Column("alike_high", "not told apart high", "seconds"),
+        *(Column(f"at_{key}", f"overhead at {label}", "share") for key, label in (("young", "Young"), ("daly", "Daly"), ("simulated", "the best"))),
+    )
+    rows = tuple(_optimum_row(row) for row in ledger.optima())
+    note = (
+        "checkpoint_restart. Exact: the minimum of Daly's exact wall time. Not told apart: intervals whose paired difference to the best holds zero. "
+        "Left out: cells in which a job does not end with one of the intervals tried."
+    )
+    return Table("optimum", "The best checkpoint interval, by formula and by search", columns, rows, note)
+
+
+def _optimum_row(row: Row) -> Row:
+    at = {f"at_{key}": row["at"][key] for key in ("young", "daly", "simulated")}
+    kept = {column.key: row[column.key] for column in _CELL} | {key: row[key] for key in ("young", "daly_first", "daly", "exact", "simulated")}
+    return kept | {"alike_low": row["low"], "alike_high": row["high"], **at}
+
+
+def weibull(ledger: Ledger) -> Table:
+    """The same search where failures come in bursts (shape < 1), the mean gap unchanged."""
+    plain = {(row["model"], row["minutes"]): row for row in ledger.optima() if row["workers"] == ledger.most}
+    shape = ledger.config.weibull_shape
+    rows = []
+    for row in ledger.optima(shape):
+        other = plain.get((row["model"], row["minutes"]))
+        found = {column.key: row[column.key] for column in _CELL} | {
+            "simulated": row["simulated"],
+            "at": row["at"]["daly"],
+            "best": row["at"]["simulated"],
+        }
+        rows.append(found | ({"exponential": other["simulated"], "at_exponential": other["at"]["daly"]} if other else {}))
+    columns = (
+        *_CELL,
+        Column("exponential", "best interval, exponential", "seconds"),
+        Column("simulated", f"best interval, Weibull {shape:g}", "seconds"),
+        Column("at_exponential", "overhead at Daly, exponential", "share"),
+        Column("at", "overhead at Daly, Weibull", "share"),
+        Column("best", "overhead at the best, Weibull", "share"),
+    )
+    note = "Gaps between failures of the system, independent and of the same mean; below shape 1 they come in bursts."
+    return Table("weibull", "Failures that come in bursts", columns, tuple(rows), note)
+
+
+_CELL = (
+    Column("model", "model"),
+    Column("minutes", "MTBF, minutes", "count"),
+    Column("workers", "workers", "count"),
+    Column("mtbf", "of the system", "seconds"),
+)
+
+
+def scale(ledger: Ledger) -> Table:
+    columns = (
+        *_CELL,
+        Column("strategy", "strategy"),
+        Column("fatal", "fatal failures"),
+        Column("interval", "checkpoint every", "seconds"),
+        Column("expected", "expected overhead", "share"),
+        Column("exact", "exact"),
+        Column("mean", "simulated overhead", "share"),
+        Column("overhead_low", "95% low", "share"),
+        Column("overhead_high", "95% high", "share"),
+        Column("efficiency", "efficiency", "share"),
+    )
+    rows = tuple(_scale_row(row) for row in ledger.jobs())
+    note = "Over the repetitions, Student's t. Expected: the closed form, exact or (where only some failures are fatal) an approximation."
+    return Table("scale", "Every strategy over MTBF and number of workers", columns, rows, note)
+
+
+def _scale_row(row: Row) -> Row:
+    told = {key: row[key] for key in ("model", "minutes", "workers", "mtbf", "strategy", "interval", "expected", "mean")}
+    told |= {"fatal": fatal(row), "exact": "yes" if row["exact"] else "no", "overhead_low": row["low"], "overhead_high": row["high"]}
+    return told | {"efficiency": None if row["mean"] is None else 1 / (1 + row["mean"])}
+
+
+def crossovers(ledger: Ledger) -> Table:
+    """Who wins where."""
+    rows = [_pair_row(ledger, a, b, model, percent) for a, b in PAIRS for model in ledger.models for percent in ledger.config.fatal_percent]
+    columns = (
+        Column("a", "a"),
+        Column("b", "b"),
+        Column("model", "model"),
+        Column("fatal", "fatal failures"),
+        *(
+            Column(key, label, "count")
+            for key, label in (("cells", "cells"), ("wins", "a costs less"), ("loses", "b costs less"), ("open", "not told apart"))
+        ),
+        Column("from_workers", "a costs less per failure from (workers)", "number"),
+    )
+    note = (
+        "Paired by repetition, under the same failures; told apart: the 95% interval of the difference does not hold zero. From: by the closed form."
+    )
+    return Table("crossovers", "Which of two strategies costs less", columns, tuple(rows), note)
+
+
+def _pair_row(ledger: Ledger, a: str, b: str, model: str, percent: int) -> Row:
+    mine = [row for row in ledger.pairs() if (row["a"], row["b"], row["model"], row["fatal_percent"]) == (a, b, model, percent)]
+    wins, loses = sum(row["high"] < 0 for row in mine), sum(row["low"] > 0 for row in mine)
+    row: dict[str, Any] = {"a": a, "b": b, "model": model, "fatal": f"{percent}%", "cells": len(mine), "wins": wins, "loses": loses}
+    return row | {"open": len(mine) - wins - loses, "from_workers": threshold(ledger, ledger.models[model], BY_NAME[a], BY_NAME[b])}
+
+
+def threshold(ledger: Ledger, parts: Parts, a: Strategy, b: Strategy) -> float | None:
+    """The number of workers from which a failure that is survived costs less under `a`, whose cost is A + B / workers; None: at no number."""
+    if b.rolls_back:
+        return None
+    few, many = (_survived(ledger, parts, a, workers) - _survived(ledger, parts, b, workers) for workers in (1000 * ledger.config.casualties, 10**12))
+    if many >= 0:
+        return None
+    return max(1.0 + ledger.config.casualties, 1000 * ledger.config.casualties * (few - many) / -many)
+
+
+def _survived(ledger: Ledger, parts: Parts, strategy: Strategy, workers: int) -> float:
+    return math.fsum(strategy.costs(parts, ledger.scene(workers), Loss(0.0)).values())

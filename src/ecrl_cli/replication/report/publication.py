@@ -1,0 +1,64 @@
+"""The published part of the report, whole: tables, figures, artifacts per suite, summaries. What `report.build` calls through `PUBLISHED`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+from ecrl_cli.records.layout import SweepLayout
+from ecrl_cli.records.safe_read import read_whole
+from ecrl_cli.replication.report.figures import published_pictures
+from ecrl_cli.replication.report.publishable import publishables
+from ecrl_cli.replication.report.sample import experiments
+from ecrl_cli.replication.report.summary import Material, summary_files
+from ecrl_cli.replication.report.tables import published_tables
+from ecrl_cli.replication.report.values import ARMS, repeats
+from ecrl_cli.report.figures.export import Picture
+from ecrl_cli.report.formats import csv_bytes
+from ecrl_cli.report.model.comparison import Comparison
+from ecrl_cli.report.model.replication import Publication
+from ecrl_cli.report.model.study_record import slugs
+
+
+def publication(comparison: Comparison) -> Publication:
+    """Every file of it by its path in the report's folder. RecordError, OSError where a sweep's manifest went away since it was read."""
+    found = tuple(experiments(comparison))
+    material = Material(comparison, found, published_tables(found), published_pictures(found))
+    files = publishables(comparison) | summary_files(material) | _manifests(comparison) | _drawn(material.pictures)
+    return Publication(files, material.tables, material.pictures)
+
+
+def _drawn(pictures: Iterable[Picture]) -> dict[str, bytes]:
+    return {f"figures/{picture.name}.{kind}": data for picture in pictures for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
+
+
+def _manifests(comparison: Comparison) -> dict[str, bytes]:
+    """manifest.csv of the sweep as it stands; of several sweeps, one each, named after its folder."""
+    folders: list[Path] = list(dict.fromkeys(run.place.layout.root.parent.resolve() for run in comparison.runs if run.place.said))
+    names = ["manifest.csv"] if len(folders) == 1 else [f"manifest-{slug}.csv" for slug in slugs(folder.name for folder in folders)]
+    return {name: _manifest(folder) for name, folder in zip(names, folders, strict=True)}
+
+
+def _manifest(folder: Path) -> bytes:
+    """Cell by cell, as every other table: whoever made the sweep may have written anything into it."""
+    text = read_whole(SweepLayout(folder).manifest).decode("utf-8", "replace")
+    header, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
+    return csv_bytes(header, rows)
+
+
+class _Published:
+    """The `Replication` of the ECRL reports."""
+
+    def publication(self, comparison: Comparison) -> Publication:
+        return publication(comparison)
+
+    def experiment(self, suite: str) -> str:
+        return repeats(suite)
+
+    def arms(self, experiment: str) -> tuple[str, ...]:
+        return ARMS.get(experiment, ())
+
+
+PUBLISHED = _Published()

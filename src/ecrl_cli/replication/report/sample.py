@@ -1,0 +1,168 @@
+"""Which runs at hand repeat which published experiment, and their statistics; the arithmetic is `report.paired`'s and metrics'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ecrl_cli.metrics.statistics import Paired, Summary, summary
+from ecrl_cli.replication.report.setting import Difference, differences, in_full
+from ecrl_cli.replication.report.values import BY_SUITE, EXPERIMENTS
+from ecrl_cli.report.formats import listed, printable
+from ecrl_cli.report.model.arms import Arm
+from ecrl_cli.report.model.comparison import Comparison
+from ecrl_cli.report.model.paired import pairs, versus
+from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.model.suite_gates import unlike, whole
+
+SUITES_OF = {"exp4": tuple(BY_SUITE)} | {experiment.ident: (experiment.ident,) for experiment in EXPERIMENTS}
+CLOCKS = {"goodput": "launch to target", "goodput_published_clock": "published clock"}  # measure: the clock's name
+WALLS = {"goodput": "wall_s", "goodput_published_clock": "wall_published_clock_s"}  # by clock: its wall time
+DIVERGENCES: dict[str, Callable[[Run], float | None]] = {
+    "auc": lambda run: _distance(run, "loss", "auc"),
+    "maximum": lambda run: _distance(run, "loss", "maximum"),
+    "mean": lambda run: _distance(run, "loss", "mean"),
+    "l2": lambda run: _distance(run, "state", "parameters", "l2"),
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One published experiment as far as it was repeated.
+
+    `suites`: those that are averaged. `refused`: by suite, why it is not. `missing`: those that were not run.
+    """
+
+    ident: str
+    comparison: Comparison
+    suites: tuple[str, ...]
+    refused: dict[str, str]
+    missing: tuple[str, ...]
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        return (*self.suites, *self.refused)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Every run of its suites, counted or not."""
+        return tuple(run for run in self.comparison.runs if run.suite in self.present)
+
+    def runs_of(self, variant: str, suites: Sequence[str] | None = None) -> list[Run]:
+        """The counted runs of one variant in the suites that are averaged."""
+        arms = [self.arm(suite, variant) for suite in (self.suites if suites is None else suites)]
+        return [run for arm in arms if arm for run in arm.runs]
+
+    @property
+    def scales(self) -> list[str]:
+        return sorted({run.metrics.scale for run in self.runs if run.metrics})
+
+    @property
+    def scale(self) -> str:
+        """For the titles."""
+        return f"scale {listed(self.scales)}" if self.scales else "no scale on record"
+
+    def differs_in(self, suites: Sequence[str]) -> tuple[Difference, ...]:
+        """What was set otherwise than in the published runs of these suites."""
+        return differences(run for run in self.runs if run.suite in suites)
+
+    @property
+    def setting(self) -> str:
+        return in_full(self.differs_in(self.present), self.present)
+
+    def arm(self, suite: str, variant: str) -> Arm | None:
+        """The only arm of that variant, if it is averaged."""
+        found = [arm for arm in self.comparison.of(suite) if arm.variant == variant and arm.whole]
+        return found[0] if len(found) == 1 and suite in self.suites else None
+
+    def mean(self, variant: str, measure: str, suites: Sequence[str] | None = None) -> Summary | None:
+        """Over several suites the mean of their means, its interval over suites; of one suite the mean of its runs, its interval over seeds."""
+        arms = [self.arm(suite, variant) for suite in (self.suites if suites is None else suites)]
+        found = [entry for entry in (arm.summary(measure) for arm in arms if arm) if entry]
+        if len(found) < 2:
+            return found[0] if found else None
+        return summary([entry.mean for entry in found])
+
+    def pair(self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
+        """`variant` against `base`, pooled over the suites: pairs of equal suite, seed and reference."""
+        chosen = self.suites if suites is None else [suite for suite in suites if suite in self.suites]
+        return versus(self.comparison, variant, base, measure, chosen) if chosen else None
+
+    def pass_rate(self, variant: str) -> float | None:
+        """The share of runs judged valid, those of refused suites and unfinished ones among them: a mean over what passed would always be 1."""
+        runs = [run for run in self.runs if run.variant == variant]
+        return sum(run.verdict.status == "valid" for run in runs) / len(runs) if runs else None
+
+    def divergence(self, runs: Sequence[Run], key: str) -> Summary | None:
+        """Distance of `runs` from their references; runs that were not compared are left out."""
+        values = [value for value in map(DIVERGENCES[key], runs) if value is not None]
+        return summary(values) if values else None
+
+    def loss_change(self, suites: Sequence[str] | None = None) -> Summary | None:
+        """Mean absolute loss difference of ovl minus that of blk, over pairs of equal suite and seed."""
+        chosen = self.suites if suites is None else [suite for suite in suites if suite in self.suites]
+        found = [(DIVERGENCES["mean"](a), DIVERGENCES["mean"](b)) for a, b in pairs(self.comparison, "ovl", "blk", chosen)]
+        values = [a - b for a, b in found if a is not None and b is not None]
+        return summary(values) if values else None
+
+    def remarks(self) -> list[str]:
+        """What was refused and what is missing, for the notes."""
+        by_reason: dict[str, list[str]] = {}
+        for suite, why in self.refused.items():
+            by_reason.setdefault(why, []).append(suite)
+        told = [f"Listed, not averaged ({printable(why)}): {printable(', '.join(suites))}." for why, suites in by_reason.items()]
+        return told + ([f"Not run: {', '.join(self.missing)}."] if self.missing else [])
+
+
+def experiments(comparison: Comparison) -> list[Experiment]:
+    """The published experiments of which at least one suite is at hand; a sweep over settings of a published suite is another experiment."""
+    found = [_experiment(ident, suites, comparison) for ident, suites in SUITES_OF.items()]
+    return [experiment for experiment in found if any(not _several(suite, comparison) for suite in experiment.present)]
+
+
+def _experiment(ident: str, names: Sequence[str], comparison: Comparison) -> Experiment:
+    present = [suite for suite in names if suite in comparison.suites]
+    refused = {suite: why for suite in present if (why := _several(suite, comparison) or _failed(suite, comparison))}
+    refused |= _unlike([suite for suite in present if suite not in refused], comparison)
+    missing = tuple(suite for suite in names if suite not in present)
+    return Experiment(ident, comparison, tuple(suite for suite in present if suite not in refused), refused, missing)
+
+
+def _several(suite: str, comparison: Comparison) -> str:
+    """Which variants are more than one arm: none of them is the published one."""
+    variants = [arm.variant for arm in comparison.of(suite)]
+    several = sorted({variant for variant in variants if variants.count(variant) > 1})
+    return f"several configurations of {listed(several)}" if several else ""
+
+
+def _failed(suite: str, comparison: Comparison) -> str:
+    gates = comparison.gates[suite]
+    return "" if whole(gates) else f"gate failed: {', '.join(gate.name for gate in gates if not gate.passed)}"
+
+
+def _unlike(suites: Sequence[str], comparison: Comparison) -> dict[str, str]:
+    """The suites that ran elsewhere, or on another scale, than the first: one table averages no two machines."""
+    firsts = [next(run for run in comparison.counted if run.suite == suite) for suite in suites]
+    return {run.suite: f"another {listed(what)} than {suites[0]}" for run in firsts[1:] if (what := unlike(firsts[0], run))}
+
+
+def diverged(run: Run, *keys: str) -> object:
+    """What divergence.json says under `keys`; None where it does not, or is none of ours."""
+    found: object = run.divergence
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def losses_equal(run: Run) -> bool | None:
+    """Whether every committed step had the loss of the reference's, bit for bit; None where that was not compared."""
+    loss = diverged(run, "loss")
+    return loss["first_differing_step"] is None if isinstance(loss, dict) and "first_differing_step" in loss else None
+
+
+def _distance(run: Run, *keys: str) -> float | None:
+    """A number, or None: a loss that is none (a run may end in NaN) has no distance to another."""
+    found = diverged(run, *keys)
+    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None

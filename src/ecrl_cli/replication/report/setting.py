@@ -1,0 +1,255 @@
+"""What differs between a published setting and the runs at hand: worked out key by key from configurations, environments and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ecrl_cli.replication.report.values import BY_SUITE, S1_ENVIRONMENT, TABLE2
+from ecrl_cli.report.formats import listed, printable
+from ecrl_cli.report.model.run_record import Run
+
+# What a key is called. A key that is not here is not compared.
+WORDS = {
+    "dataset.name": "data set",
+    "dataset_size": "images",
+    "model.name": "model",
+    "model.width": "width",
+    "target_steps": "steps",
+    "global_batch": "batch",
+    "world_size": "ranks",
+    "seed": "seeds",
+    "failure.kind": "failure",
+    "failure.steps": "failure steps",
+    "checkpoint.every": "steps per checkpoint",
+    "checkpoint.max_inflight": "max in flight",
+    "checkpoint.format": "checkpoint format",
+    "write_mode.name": "write mode",
+    "optimizer.name": "optimizer",
+    "optimizer.lr": "learning rate",
+    "precision": "precision",
+    "dataset.augment": "augmentation",
+    "elastic.schedule": "ranks by step",
+    "storage.name": "storage",
+    "supervision.launcher": "launcher",
+    "supervision.nodes": "nodes",
+    "device": "device",
+    "backend": "backend",
+    "ranks_per_gpu": "ranks per GPU",
+    "torch": "torch",
+    "python": "python",
+    "cpu": "processor",
+}
+# What a column says of the keys: one word for what belongs together.
+GROUPS = {
+    "data and model": ("dataset.name", "model.name", "dataset.augment"),
+    "size": ("dataset_size", "model.width", "target_steps", "global_batch", "checkpoint.every", "checkpoint.max_inflight", "failure.steps"),
+    "ranks": ("world_size", "elastic.schedule"),
+    "seeds": ("seed",),
+    "failure": ("failure.kind",),
+    "write path": ("checkpoint.format", "write_mode.name", "storage.name"),
+    "training": ("optimizer.name", "optimizer.lr", "precision"),
+    "launcher": ("supervision.launcher",),
+    "machine": ("device", "backend", "ranks_per_gpu", "supervision.nodes", "cpu"),
+    "versions": ("torch", "python"),
+}
+_FAILURE_KEYS = ("failure.kind", "failure.steps")  # compared on the arms that fail
+_CHECKPOINT_KEYS = ("checkpoint.every", "checkpoint.max_inflight", "checkpoint.format", "write_mode.name")  # and on those that save
+_IMAGES, _UNSTATED = 50_000, "not stated; the authors' public configuration"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A published setting and where it stands."""
+
+    value: Any
+    source: str
+
+    @property
+    def stated(self) -> bool:
+        return self.source != _UNSTATED
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key that was set otherwise here; `measured`: every value that it has over the runs looked at."""
+
+    key: str
+    published: Any
+    measured: tuple[Any, ...]
+
+    @property
+    def word(self) -> str:
+        return WORDS[self.key]
+
+    def __str__(self) -> str:
+        return f"{self.word} {listed([shown(value) for value in self.measured])} instead of {shown(self.published)}"
+
+
+def published_setting(suite: str) -> dict[str, Said]:
+    """By key, what the published run of this name had; empty where there was none."""
+    if suite in BY_SUITE:
+        values = BY_SUITE[suite]
+        model = {"r18": "resnet18", "r50": "resnet50"}[values.model]
+        steps = {"base": (400, 1200), "late": (800, 1400)}[values.failure]
+        return _common(values.dataset, model, "S0 section 5.3") | _matrix(steps)
+    if suite in _PROJECT:
+        dataset, model, own = _PROJECT[suite]
+        source = "S1 section 9" if suite == "exp3" else _UNSTATED
+        return _common(dataset, model, source) | _machine() | own
+    return {}
+
+
+def _common(dataset: str, model: str, source: str) -> dict[str, Said]:
+    """What experiments 1 to 4 share."""
+    width = {"model.width": Said(64, "the model's definition")} if model.startswith("resnet") else {}
+    training = {"optimizer.name": "sgd", "optimizer.lr": 0.1, "precision": "bf16", "dataset.augment": True}
+    unstated = {"global_batch": 256, "checkpoint.every": 50, **training}
+    return width | {
+        "dataset.name": Said(dataset, source),
+        "model.name": Said(model, source),
+        "dataset_size": Said(_IMAGES, "the data set's training images"),
+        "failure.kind": Said("exit", "S0 section 4.5, S1 section 7"),
+        "checkpoint.format": Said("torch", "S1 section 6.1"),
+        "supervision.launcher": Said("torchrun", "S0 section 3.2, S1 section 7"),
+        "supervision.nodes": Said(1, "S0 Table 2, S1 section 9"),
+        "storage.name": Said("disk", _UNSTATED),
+        **{key: Said(value, _UNSTATED) for key, value in unstated.items()},
+    }
+
+
+def _matrix(steps: tuple[int, ...]) -> dict[str, Said]:
+    table4, section = "S0 Table 4", "S0 section 5.3"
+    return {
+        "target_steps": Said(1600, _UNSTATED),
+        "world_size": Said(4, table4),
+        "seed": Said((1337, 2027, 4242), table4),
+        "failure.steps": Said(steps, section),
+        "checkpoint.every": Said(50, section),
+        "checkpoint.max_inflight": Said(4, section),
+        "write_mode.name": Said("atomic_nodirsync", "S0 section 4.3"),
+        "device": Said("cuda", "S0 Table 2"),
+        "backend": Said("nccl", _UNSTATED),
+        "ranks_per_gpu": Said(1, "S0 Table 2"),
+        **{key: Said(TABLE2[key][1], "S0 Table 2") for key in ("torch", "python", "cpu")},
+    }
+
+
+def _machine() -> dict[str, Said]:
+    return {"write_mode.name": Said("atomic_dirsync", "S1 section 6.1"), "backend": Said("gloo", _UNSTATED)} | {
+        key: Said(value, "S1 section 9") for key, value in S1_ENVIRONMENT.items()
+    }
+
+
+def _run(steps: int, ranks: int, failures: tuple[int, ...], seeds: tuple[int, ...] | None) -> dict[str, Said]:
+    source = "S1 section 9"
+    found = {"target_steps": Said(steps, source), "world_size": Said(ranks, source)}
+    found |= {"failure.steps": Said(failures, source)} if failures else {}
+    return found | ({"seed": Said(seeds, source)} if seeds else {})
+
+
+_PROJECT: dict[str, tuple[str, str, dict[str, Said]]] = {
+    "exp1": ("cifar10", "small_cnn", _run(1000, 2, (200, 600), None)),
+    "exp2": ("cifar10", "small_cnn", _run(800, 2, (), None) | {"elastic.schedule": Said({400: 1}, "S1 section 9")}),
+    "exp3": ("cifar100", "resnet18", _run(600, 2, (200, 500), (1337, 2027))),
+}
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """By key of WORDS, what this run had. `device`, `backend`: where they are `auto`, what follows from the machine."""
+    config, environment = run.config, run.environment
+    found: dict[str, Any] = {key: config[key] for key in WORDS if key in config}
+    for key in WORDS:
+        group, _, name = key.partition(".")
+        if name and name in config.get(group, {}):
+            found[key] = config[group][name]
+    found |= _devices(found, len(environment.get("gpus", ())))
+    found |= {"torch": environment.get("packages", {}).get("torch"), "python": environment.get("python")}
+    found |= {"cpu": environment.get("cpu", {}).get("model"), "dataset_size": run.metrics.dataset_size if run.metrics else None}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _devices(known: dict[str, Any], gpus: int) -> dict[str, Any]:
+    """Where the ranks computed and over what they spoke; where a machine has fewer GPUs than ranks, they share."""
+    device = known.get("device")
+    device = ("cuda" if gpus else "cpu") if device == "auto" else device
+    backend = known.get("backend", "auto")
+    backend = ("nccl" if device == "cuda" else "gloo") if backend == "auto" else backend
+    ranks = known.get("world_size")
+    shared = {"ranks_per_gpu": -(-ranks // gpus)} if device == "cuda" and gpus and isinstance(ranks, int) else {}
+    return ({"device": device, "backend": backend} if device else {}) | shared
+
+
+def differences(runs: Iterable[Run]) -> tuple[Difference, ...]:
+    """Every key in which the runs of published suites differ from what was published; in the order of WORDS."""
+    found: dict[tuple[str, str], Difference] = {}
+    by_suite: dict[str, list[Run]] = {}
+    for run in runs:
+        by_suite.setdefault(run.suite, []).append(run)
+    for suite, members in by_suite.items():
+        known = [facts(run) for run in members]
+        for key, said in published_setting(suite).items():
+            measured = _measured(key, members, known)
+            if measured and any(_comparable(value) != _comparable(said.value) for value in measured):
+                _merge(found, Difference(key, said.value, measured))
+    return tuple(sorted(found.values(), key=lambda difference: list(WORDS).index(difference.key)))
+
+
+def _merge(found: dict[tuple[str, str], Difference], new: Difference) -> None:
+    """Suites that differ from the same value become one difference with all of their values."""
+    ident = (new.key, shown(new.published))
+    old = found.get(ident)
+    values = {shown(value): value for value in ((*old.measured, *new.measured) if old else new.measured)}
+    found[ident] = Difference(new.key, new.published, tuple(values.values()))
+
+
+def _measured(key: str, runs: Sequence[Run], known: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
+    """The distinct values of `key`; the seeds count as one value together. Arms that a key does not concern are left out."""
+    if key == "seed":
+        return (tuple(sorted({int(run.seed) for run in runs if run.seed.isdigit()})),)
+    found = [item[key] for run, item in zip(runs, known, strict=True) if key in item and _concerns(key, run)]
+    return tuple({shown(value): value for value in found}.values())
+
+
+def _concerns(key: str, run: Run) -> bool:
+    if key in _FAILURE_KEYS:
+        return bool(run.config.get("variant", {}).get("failures") and run.config.get("failure", {}).get("kind") != "none")
+    if key == "checkpoint.max_inflight":
+        return bool(run.config.get("checkpoint", {}).get("strategy") == "overlapped")
+    if key in _CHECKPOINT_KEYS:
+        return bool(run.config.get("checkpoint", {}).get("strategy") != "none")
+    return bool(run.config.get("elastic", {}).get("schedule")) if key == "elastic.schedule" else True
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): item for key, item in value.items()}
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def shown(value: Any) -> str:
+    """A setting as a reader writes it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, dict):
+        return ", ".join(f"{item} from step {key}" for key, item in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return "/".join(map(shown, value)) or "none"
+    return f"{value:,}" if isinstance(value, int) else printable(value)
+
+
+def in_short(found: Sequence[Difference]) -> str:
+    """For a column: the groups alone; the values stand above the table."""
+    keys = {difference.key for difference in found}
+    return ", ".join(group for group, members in GROUPS.items() if keys & set(members)) or "nothing"
+
+
+def in_full(found: Sequence[Difference], suites: Iterable[str]) -> str:
+    """For a table's heading: each with its values, and which of the published ones the reports leave out."""
+    if not found:
+        return "the published setting"
+    said = {key: entry for suite in suites for key, entry in published_setting(suite).items()}
+    unstated = [WORDS[key] for key in WORDS if key in said and not said[key].stated]
+    text = "; ".join(map(str, found))
+    return f"{text}. Not stated in the report and taken from the authors' public configuration: {', '.join(unstated)}."

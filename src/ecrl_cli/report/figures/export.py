@@ -1,0 +1,162 @@
+"""How a figure gets into the page and into a paper: one drawing, saved as SVG (slimmed, in the page's colours), PNG and PDF.
+
+seaborn (`report.plots`) and matplotlib draw on figures that are made here, never on pyplot's current one: no global state, no window system.
+What `say` says of an artist is the value that the page shows over it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from ecrl_cli.report.figures.palette import INK, MUTED, RULE, themed
+from ecrl_cli.report.formats import minus, printable
+from ecrl_cli.report.parallel import spread
+
+WIDTH = 7.4  # inches
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it along
+    "font.size": 9,
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ecrl",
+    "patch.force_edgecolor": False,
+    "axes.edgecolor": MUTED.light,
+    "axes.linewidth": 1.25,
+    "axes.labelcolor": MUTED.light,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": RULE.light,
+    "grid.linewidth": 0.6,
+    "text.color": INK.light,
+    "xtick.color": MUTED.light,
+    "ytick.color": INK.light,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "path.simplify_threshold": 0.5,
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure: its file name, what it shows in a sentence, and its bytes by format."""
+
+    name: str
+    title: str
+    svg: str  # empty where the page draws it itself
+    png: bytes
+    pdf: bytes
+
+
+def legend_name(label: str) -> str:
+    """matplotlib leaves labels out that begin with an underscore."""
+    return printable(label).replace("_", "\N{ZERO WIDTH SPACE}_", 1) if label.startswith("_") else printable(label)
+
+
+def say(artist: Artist, text: str) -> None:
+    """Show `text` over `artist` in the page. Written in hexadecimal into its name in the SVG, so that no text can break out of it."""
+    artist.set_gid("say-" + minus(printable(text)).encode().hex())
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A figure to be drawn. `draw` gives None where there is nothing to show. `in_page`: its SVG is wanted too."""
+
+    name: str
+    title: str
+    draw: Callable[[], Figure | None]
+    in_page: bool = True
+
+
+def drawn(sketches: Sequence[Sketch]) -> list[Picture]:
+    """The pictures that there is something to show for, in order, each in the house's style."""
+    import seaborn  # noqa: F401  here, before the work is spread over processes: each of them would import it
+
+    return [made for made in spread(_drawn, sketches) if made]
+
+
+def _drawn(sketch: Sketch) -> Picture | None:
+    import seaborn as sns
+
+    with sns.axes_style("ticks"), mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in a script that the font lacks
+        figure = sketch.draw()
+        return picture(sketch.name, sketch.title, figure, in_page=sketch.in_page) if figure else None
+
+
+def picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> Picture:
+    """Draw `figure` in each format; the layout is computed once, and what is there only to be pointed at is in the page alone."""
+    engine = figure.get_layout_engine()
+    if engine:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+    svg = _svg(figure) if in_page else b""
+    for artist in figure.findobj(_unseen):
+        artist.remove()
+    png, pdf = _png(figure), _pdf(figure)
+    return Picture(name, title, slim(svg.decode(), title) if svg else "", png, pdf)
+
+
+def _unseen(artist: Artist) -> bool:
+    return artist.get_alpha() == 0
+
+
+# Each back end is called directly: Figure.savefig draws everything once more beforehand, which is a third of the time.
+def _svg(figure: Figure) -> bytes:
+    file, canvas = io.BytesIO(), FigureCanvasSVG(figure)
+    paper, edge, dpi = figure.get_facecolor(), figure.get_edgecolor(), figure.dpi
+    figure.set_facecolor("none")
+    figure.set_edgecolor("none")
+    canvas.print_svg(file, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})  # type: ignore[no-untyped-call]
+    figure.set_facecolor(paper)
+    figure.set_edgecolor(edge)
+    figure.dpi = dpi
+    return file.getvalue()
+
+
+def _png(figure: Figure) -> bytes:
+    file, dpi = io.BytesIO(), figure.dpi
+    figure.dpi = 120  # for screens: papers take the PDF
+    FigureCanvasAgg(figure).print_png(file, pil_kwargs={"compress_level": 2})  # type: ignore[no-untyped-call]
+    figure.dpi = dpi
+    return file.getvalue()
+
+
+def _pdf(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    nameless = {"CreationDate": None, "Creator": None, "Producer": None}
+    FigureCanvasPdf(figure).print_pdf(file, metadata=nameless)  # type: ignore[no-untyped-call]
+    return file.getvalue()
+
+
+def slim(svg: str, title: str) -> str:
+    """matplotlib's SVG for the inside of a page: no prologue, metadata or styles of its own, short numbers, the palette's variables."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(r"<g id=\"(?!say-)[^\"]*\"", "<g", body)
+    body = re.sub(r"(<svg[^>]*?) width=\"[^\"]*\"", r"\1", body, count=1)
+    body = re.sub(r"(<svg[^>]*?) height=\"[^\"]*\"", r"\1", body, count=1)
+    body = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), body)
+    body = re.sub(r"\s*\n\s*", "\n", body)
+    body = themed(body.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
+    return re.sub(r"<g id=\"say-([0-9a-f]*)\"([^>]*)>", _said, body)  # last: what is said stays as it is
+
+
+def _said(group: re.Match[str]) -> str:
+    return f'<g class="mark"{group[2]}><title>{escape(bytes.fromhex(group[1]).decode())}</title>'

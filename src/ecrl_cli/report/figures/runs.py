@@ -1,0 +1,287 @@
+"""The figures of the runs: goodput, effects over the noise floor, seconds by category, loss, one timeline per suite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from ecrl_cli.metrics.statistics import Summary
+from ecrl_cli.report.figures.export import WIDTH, Picture, Sketch, drawn, legend_name, say
+from ecrl_cli.report.figures.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
+from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks
+from ecrl_cli.report.formats import change, duration, plural, printable, rate, share
+from ecrl_cli.report.model.arms import Arm
+from ecrl_cli.report.model.comparison import ALL, Comparison
+from ecrl_cli.report.model.contrasts import Contrast, Effect, contrasted
+from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.model.timeline_view import View, thinned
+
+ROW = 0.30  # inches: a bar
+MOST_POINTS, READINGS = 240, 24  # of a curve: points, and steps that say their values
+EFFECTS = "Difference of goodput by pairs of one suite and seed, with 95% intervals"
+
+
+def pictures(comparison: Comparison) -> list[Picture]:
+    """Every figure that there is something to show for."""
+    if not comparison.arms:
+        return []
+    effects = contrasted(comparison)
+    found = [Sketch("effects", EFFECTS, partial(draw_effects, effects))] if effects else []
+    found += [
+        Sketch("goodput", "Goodput of each arm, in committed steps per second", partial(draw_goodput, comparison)),
+        Sketch("seconds", "Where the wall time went, in seconds by category", partial(draw_seconds, comparison)),
+    ]
+    if any(_recorded(run) for run in comparison.counted):
+        found.append(Sketch("loss", "Loss of the committed steps, mean over ranks", partial(draw_losses, comparison)))
+    for number, (suite, runs) in enumerate(first_seed(comparison).items()):
+        title = f"{printable(suite)}: the arms of one seed on one clock"
+        found.append(Sketch(f"timeline-{number + 1}", title, partial(draw_timelines, comparison, runs), in_page=False))
+    return drawn(found)
+
+
+def first_seed(comparison: Comparison) -> dict[str, list[Run]]:
+    """By suite, one run per arm: of the seed that most arms have, the first of them in order."""
+    chosen = {}
+    for suite in dict.fromkeys(arm.suite for arm in comparison.arms):
+        arms = comparison.of(suite)
+        seeds = [run.seed for arm in arms for run in arm.runs]
+        best = max(dict.fromkeys(seeds), key=seeds.count)
+        picked = [next((run for run in arm.runs if run.seed == best), None) for arm in arms]
+        chosen[suite] = [run for run in picked if run]
+    return chosen
+
+
+def draw_goodput(comparison: Comparison) -> Figure:
+    """A bar per arm; the 95% interval and every run's own point where there is more than one."""
+    import pandas as pd
+
+    figure, axes, rows = _bars(comparison)
+    colours = variant_colours(comparison.labels)
+    shown = [(y, arm, f"{arm.suite} {arm.label}", arm.shown("goodput"), arm.summary("goodput")) for y, arm in rows]
+    values = [(y, value, colours[arm.label].light, f"{name}: {rate(value)} steps/s, {_spread(s, rate)}") for y, arm, name, value, s in shown]
+    runs = [(m.goodput, y, PAPER.light, f"{name}, seed {m.seed}: {rate(m.goodput)} steps/s") for y, arm, name, _, _ in shown for m in arm.metrics]
+    points = pd.DataFrame(runs, columns=MARK_COLUMNS)
+    ends = pd.DataFrame([(y, s.low, s.high, INK.light) for y, *_, s in shown if s], columns=END_COLUMNS)
+    bars(axes, pd.DataFrame(values, columns=BAR_COLUMNS), rows[-1][0] + 1, 0.72)
+    intervals(axes, ends, 1.4)
+    several = points[points.groupby("y")["x"].transform("size") > 1]
+    marks(axes, several, marker="o", markersize=2.6, markeredgecolor=INK.light, markeredgewidth=0.7)
+    right = pd.concat([points.set_index("y")["x"], ends.set_index("row")["high"].astype(float)]).groupby(level=0).max()
+    for y, _, _, value, _ in shown:
+        _behind(axes, right[y], y, rate(value) if value is not None else "not averaged")
+    axes.set_xlabel("committed steps per second of wall time")
+    _room(axes)
+    return figure
+
+
+def draw_seconds(comparison: Comparison) -> Figure:
+    """A bar per arm, cut into categories; the mean over its runs where it is averaged."""
+    figure, axes, rows = _bars(comparison, extra=0.75)
+    used: set[str] = set()
+    for y, arm in rows:
+        left = 0.0
+        seconds = arm.seconds()
+        wall_s = sum(seconds.values())
+        for category in CATEGORY_COLOURS if seconds else ():
+            width = max(0.0, seconds[category])
+            if width > wall_s / 2000:  # a thinner one cannot be seen
+                used.add(category)
+                part = axes.add_patch(Rectangle((left, y - 0.36), width, 0.72, color=CATEGORY_COLOURS[category].light, linewidth=0))
+                say(part, f"{arm.suite} {arm.label}: {category.replace('_', ' ')} {duration(width)}, {share(width / wall_s)} of the wall time")
+            left += width
+        _behind(axes, left, y, duration(left) if seconds else "not averaged")
+    seen = [category for category in CATEGORY_COLOURS if category in used]
+    handles = [Patch(color=CATEGORY_COLOURS[category].light, label=category.replace("_", " ")) for category in seen]
+    axes.set_xlabel("seconds of wall time")
+    _room(axes)
+    figure.legend(handles=handles, loc="outside lower center", ncols=7, fontsize=8, handlelength=1, handleheight=1, columnspacing=1.4)
+    return figure
+
+
+def draw_effects(found: Sequence[Contrast]) -> Figure:
+    """A point and its interval per suite and over all of them, by contrast; the band behind each: what equal runs of its suites differ by."""
+    rows = [(contrast, effect) for contrast in found for effect in contrast.effects]
+    figure = Figure(figsize=(WIDTH, 0.24 * (len(rows) + 1.2 * len(found)) + 0.65), layout="constrained")
+    axes = figure.subplots()
+    colours = variant_colours(list(dict.fromkeys(contrast.arm for contrast in found)))
+    ticks: list[tuple[float, str]] = []
+    y = 0.0
+    for contrast in found:
+        axes.annotate(contrast.title, (0, y), xycoords=("axes fraction", "data"), va="center", weight="bold", color=INK.light)
+        y += 1
+        for effect in contrast.effects:
+            _band(axes, y, effect)
+            ticks.append((y, effect.suite))
+            y += 1
+        y += 0.2
+    _estimates(axes, [(at, *row) for (at, _), row in zip(ticks, rows, strict=True)], colours)
+    axes.axvline(0, color=MUTED.light, linewidth=0.8)
+    _reach(axes, found)
+    axes.set_yticks([at for at, _ in ticks], [printable(name) for _, name in ticks])
+    axes.set_ylim(y - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("difference of goodput in percent")
+    return figure
+
+
+def _reach(axes: Axes, found: Sequence[Contrast]) -> None:
+    """Room for the intervals; a floor far beyond them fills the axes without crushing them."""
+    pairs = [ratios for contrast in found for effect in contrast.effects if (ratios := effect.pair.mean_of_ratios)]
+    ends = [abs(end) for ratios in pairs for end in (ratios.mean, ratios.low, ratios.high) if end is not None]
+    widest = max(ends, default=0.0)
+    floor = max((effect.floor.of_mean(effect.pair.n) for contrast in found for effect in contrast.effects if effect.floor), default=0.0)
+    reach = 112 * max(widest, min(floor, 2 * widest)) or 1.0
+    axes.set_xlim(-reach, reach)
+
+
+def _band(axes: Axes, y: float, effect: Effect) -> None:
+    if effect.floor:
+        reach = effect.floor.of_mean(effect.pair.n)
+        (band,) = axes.barh(y, 200 * reach, left=-100 * reach, height=1.0, color=RULE.light, linewidth=0, zorder=0)
+        say(band, f"noise floor: the mean of as many pairs of {effect.floor.source} may differ by {share(reach)}")
+
+
+def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast, Effect]], colours: dict[str, Colour]) -> None:
+    """The means of ratios with their intervals by Student's t; a pooled one is a diamond."""
+    import pandas as pd
+
+    shown = [(y, contrast, effect, ratios) for y, contrast, effect in rows if (ratios := effect.pair.mean_of_ratios)]
+    found = [(y, r.low, r.mean, r.high, colours[c.arm].light, effect.suite == ALL, _estimated(c, effect, r)) for y, c, effect, r in shown]
+    frame = pd.DataFrame(found, columns=["row", "low", "mean", "high", "colour", "pooled", "says"])
+    frame[["low", "mean", "high"]] = 100 * frame[["low", "mean", "high"]].astype(float)
+    intervals(axes, frame[END_COLUMNS], 1.6)
+    for pooled, marker, size in ((False, "o", 4.5), (True, "D", 6.5)):
+        marks(axes, frame[frame["pooled"] == pooled].rename(columns={"mean": "x", "row": "y"})[MARK_COLUMNS], marker=marker, markersize=size)
+
+
+def _estimated(contrast: Contrast, effect: Effect, ratios: Summary) -> str:
+    spread = "" if ratios.low is None else f" [{change(ratios.low)} to {change(ratios.high)}]"
+    noise = f", {effect.noise}" if effect.noise else ""
+    return f"{contrast.title}, {effect.suite or 'all suites'}: {change(ratios.mean)}{spread}, {plural(effect.pair.n, 'pair')}{noise}"
+
+
+def draw_losses(comparison: Comparison) -> Figure:
+    """A panel per suite, a curve per arm of one seed; wide under narrow, so that equal curves stay visible."""
+    chosen = first_seed(comparison)
+    columns = min(2, len(chosen))
+    rows = -(-len(chosen) // columns)
+    figure = Figure(figsize=(WIDTH, 2.1 * rows + 0.4), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False)
+    colours = variant_colours(comparison.labels)
+    for axes in panels.flat[len(chosen) :]:
+        axes.set_axis_off()
+    for axes, (suite, runs) in zip(panels.flat, chosen.items(), strict=False):
+        tones = [colours[comparison.label(run)].light for run in runs]
+        curves(axes, [_losses(run) for run in runs], tones, [max(1.0, 5.5 - 1.5 * number) for number in range(len(runs))])
+        _readings(axes, comparison, runs)
+        axes.set_title(printable(suite), fontsize=9, loc="left", color=INK.light)
+        axes.set_xlabel("step")
+    panels[0][0].set_ylabel("loss")
+    handles = [Patch(color=colours[label].light, label=legend_name(label)) for label in comparison.labels]
+    figure.legend(handles=handles, loc="outside upper right", ncols=6, fontsize=8, handlelength=1, handleheight=0.5)
+    return figure
+
+
+def _readings(axes: Axes, comparison: Comparison, runs: Sequence[Run]) -> None:
+    """Bands that cannot be seen and say the loss of every curve in their middle."""
+    curves = {comparison.label(run): dict(_recorded(run)) for run in runs}
+    steps = sorted({step for curve in curves.values() for step in curve})
+    stride = max(1, -(-len(steps) // READINGS))
+    width = (steps[-1] - steps[0]) / len(steps) * stride if steps else 0
+    for step in steps[stride // 2 :: stride]:
+        said = [f"{label} {curve[step]:.4g}" for label, curve in curves.items() if step in curve]
+        band = axes.axvspan(step - width / 2, step + width / 2, alpha=0, linewidth=0)
+        say(band, f"loss at step {step:,}: {', '.join(said)}")
+
+
+def draw_timelines(comparison: Comparison, runs: Sequence[Run]) -> Figure:
+    """A panel per run on one time axis: progress, categories, checkpoints in flight, failures."""
+    shown = [(run, run.view) for run in runs if run.view]
+    height = 1.15 * max(1, len(shown)) + 0.9
+    figure = Figure(figsize=(WIDTH, height))  # a layout of its own: the axes have numbers for labels, and measuring them takes longer than drawing
+    if not shown:
+        return figure
+    panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.34})
+    figure.subplots_adjust(left=0.075, right=0.985, top=1 - 0.26 / height, bottom=0.72 / height)
+    colours = variant_colours(comparison.labels)
+    for axes, (run, view) in zip(panels.flat, shown, strict=True):
+        draw_timeline(axes, view, colours[comparison.label(run)])
+        axes.set_title(f"{printable(comparison.label(run))}, seed {printable(run.seed)}", fontsize=9, loc="left", color=INK.light)
+    panels.flat[-1].set_xlabel("seconds since the supervisor's launch")
+    handles = [Patch(color=colour.light, label=family) for family, colour in FAMILY_COLOURS.items()]
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, handlelength=1, handleheight=1)
+    return figure
+
+
+def draw_timeline(axes: Axes, view: View, colour: Colour) -> None:
+    """One run: y is the step; under zero lie the strip of categories and the checkpoints in flight."""
+    target = max(1, view.target_steps)
+    for family, family_colour in FAMILY_COLOURS.items():
+        stretches = [(strip.start, strip.end - strip.start) for strip in view.strips if strip.family == family]
+        axes.broken_barh(stretches, (-0.24 * target, 0.16 * target), color=family_colour.light)
+    for durable, tone in ((True, MUTED), (False, BAD)):
+        writes = [write for write in view.writes if (write.outcome == "committed") == durable]
+        stretches = [(write.start, max(write.end - write.start, view.wall_s / 400)) for write in writes]
+        axes.broken_barh(stretches, (-0.42 * target, 0.1 * target), color=tone.light)
+    for attempt in view.attempts:
+        axes.plot([t for t, _ in attempt.progress], [step for _, step in attempt.progress], color=colour.light, linewidth=1.6)
+    axes.plot([b.at for b in view.blows], [b.step for b in view.blows], "x", color=INK.light, markersize=6, markeredgewidth=1.6, zorder=5)
+    axes.set_yticks([0, target])
+    axes.spines["bottom"].set_visible(False)
+    axes.set_ylim(-0.5 * target, 1.1 * target)
+
+
+def _bars(comparison: Comparison, extra: float = 0.0) -> tuple[Figure, Axes, list[tuple[int, Arm]]]:
+    """Axes with a row per arm, a gap and a heading per suite; the rows from top to bottom."""
+    rows: list[tuple[int, Arm]] = []
+    headings: list[tuple[float, str]] = []
+    y = 0
+    several = len({arm.suite for arm in comparison.arms}) > 1
+    for arm in comparison.arms:
+        if several and (not rows or rows[-1][1].suite != arm.suite):
+            headings.append((y + 0.15, arm.suite))
+            y += 1
+        rows.append((y, arm))
+        y += 1
+    figure = Figure(figsize=(WIDTH, ROW * y + 0.65 + extra), layout="constrained")
+    axes = figure.subplots()
+    axes.set_yticks([at for at, _ in rows], [printable(arm.label) for _, arm in rows])
+    axes.set_ylim(y - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    for at, suite in headings:
+        axes.annotate(printable(suite), (0, at), (0, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center", weight="bold")
+    return figure, axes, rows
+
+
+def _behind(axes: Axes, x: float, y: float, text: str) -> None:
+    """`text` behind the end of a bar."""
+    axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", color=INK.light)
+
+
+def _room(axes: Axes) -> None:
+    """Space on the right for the numbers behind the bars."""
+    right = axes.dataLim.x1
+    axes.set_xlim(0, right * 1.12 if 0 < right < math.inf else 1)
+
+
+def _spread(summary: Summary | None, form: Callable[[float], str]) -> str:
+    """What a mean is the mean of."""
+    if summary is None or summary.low is None or summary.high is None:
+        return "one run"
+    return f"mean of {plural(summary.n, 'run')}, 95% interval {form(summary.low)} to {form(summary.high)}"
+
+
+def _recorded(run: Run) -> list[tuple[int, float]]:
+    recorded = run.counted.mean_loss if run.counted else {}
+    return [(step, loss) for step, loss in sorted(recorded.items()) if loss is not None]
+
+
+def _losses(run: Run) -> tuple[tuple[int, float], ...]:
+    return thinned(_recorded(run), MOST_POINTS)

@@ -1,0 +1,127 @@
+"""Runs side by side: the arms of a suite, their statistics, and their pairs with clean, ref and blk. The arithmetic is metrics'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ecrl_cli.config.identity import NOT_IDENTITY
+from ecrl_cli.metrics.statistics import Summary, ratio_of_means, summary
+from ecrl_cli.report.model.run_record import Metrics, Run
+
+ORDER = ("clean", "ref", "ref2", "blk", "ovl", "mem", "spares", "rollback", "forward")
+BASES = ("clean", "ref", "blk")
+
+MEASURES: dict[str, Callable[[Metrics], float | None]] = {
+    "goodput": lambda m: m.goodput,
+    "goodput_published_clock": lambda m: m.goodput_published_clock,
+    "wall_s": lambda m: m.wall_s,
+    "wall_published_clock_s": lambda m: m.wall_published_clock_s,
+    "stall_s": lambda m: m.checkpoints["stall_s"],
+    "stall_per_checkpoint_s": lambda m: m.stall_per_checkpoint_s,
+    "write_s": lambda m: m.checkpoints["write_s"],
+    "write_per_checkpoint_s": lambda m: m.write_per_checkpoint_s,
+    "durable_write_s": lambda m: m.durable_write_s,
+    "durable_write_per_checkpoint_s": lambda m: m.durable_write_per_checkpoint_s,
+    "snapshot_s": lambda m: m.checkpoints["snapshot_s"],
+    "restarts": lambda m: m.restarts,
+    "replayed_steps": lambda m: m.replayed_steps,
+    "replay_s": lambda m: m.seconds["replay"],
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The runs of a suite that differ in nothing but the seed. `label`: the variant, and what sets it apart from its namesakes: `settings`.
+
+    `whole`: every quality gate of the suite passed; only then are its runs averaged.
+    """
+
+    suite: str
+    variant: str
+    label: str
+    runs: tuple[Run, ...]
+    whole: bool = True
+    settings: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def metrics(self) -> list[Metrics]:
+        return [m for m in (run.counted for run in self.runs) if m]
+
+    def summary(self, measure: str) -> Summary | None:
+        """Mean, sd and interval; None where the arm is not averaged or no run has the measure."""
+        values = [value for value in map(MEASURES[measure], self.metrics) if value is not None]
+        return summary(values) if values and self.whole else None
+
+    def shown(self, measure: str) -> float | None:
+        """What a bar shows: the mean where the arm is averaged, else the only run's own value, else nothing."""
+        found = self.summary(measure)
+        if found:
+            return found.mean
+        return MEASURES[measure](self.metrics[0]) if len(self.metrics) == 1 else None
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each category, as `shown` has them."""
+        if not self.metrics or not (self.whole or len(self.metrics) == 1):
+            return {}
+        return {category: summary([m.seconds.get(category, 0.0) for m in self.metrics]).mean for category in self.metrics[0].seconds}
+
+
+def arms_of(runs: Iterable[Run], whole: Callable[[str], bool]) -> list[Arm]:
+    """The arms of the runs that may be compared: suites as they come, variants in the house's order."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run.counted:
+            groups.setdefault((run.suite, run.variant), []).append(run)
+    arms = [arm for (suite, variant), members in groups.items() for arm in _split(suite, variant, members, whole(suite))]
+    suites = list(dict.fromkeys(arm.suite for arm in arms))
+    return sorted(arms, key=lambda arm: (suites.index(arm.suite), ORDER.index(arm.variant) if arm.variant in ORDER else len(ORDER), arm.label))
+
+
+def base_of(arm: Arm, arms: Iterable[Arm], base: str) -> Arm | None:
+    """The arm that `base` (a variant or a label) means for `arm`: of its suite, and with its settings as far as they set that variant apart."""
+    others = [other for other in arms if other.suite == arm.suite and other is not arm]
+    variants = {other.variant for other in others if base in (other.variant, other.label)}
+    namesakes = [other for other in others if other.variant in variants]
+    alike = sorted((other for other in namesakes if other.settings <= arm.settings), key=lambda other: len(other.settings))
+    chosen = alike[-1] if alike else namesakes[0] if len(namesakes) == 1 else None
+    return chosen if chosen and base in (chosen.variant, chosen.label) else None
+
+
+def partners(arm: Arm, base: Arm) -> list[tuple[Run, Run]]:
+    """The runs of `arm` and of `base` that must end in the same state, each with the one of its own sweep: repeats of a sweep are not mixed."""
+    known = {(run.sweep, m.reference_id): run for run in base.runs if (m := run.counted)}
+    return [(run, known[run.sweep, m.reference_id]) for run in arm.runs if (m := run.counted) and (run.sweep, m.reference_id) in known]
+
+
+def run_versus(run: Run, arms: Sequence[Arm], base: str) -> float | None:
+    """The relative difference of one run's goodput from its partner's in the arm `base`."""
+    own = next((arm for arm in arms if run in arm.runs), None)
+    other = base_of(own, arms, base) if own and own.variant != base else None
+    if own is None or other is None:
+        return None
+    found = [(a.metrics.goodput, b.metrics.goodput) for a, b in partners(own, other) if a is run and a.metrics and b.metrics]
+    return ratio_of_means(*zip(*found, strict=True)) - 1 if found and found[0][1] > 0 else None
+
+
+def _split(suite: str, variant: str, runs: list[Run], whole: bool) -> list[Arm]:
+    """One arm for each configuration that differs in more than the seed: 10 and 50 steps between checkpoints are two arms."""
+    by_config: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for run in runs:
+        by_config.setdefault(tuple(sorted(flat(run.config).items())), []).append(run)
+    configs = [dict(config) for config in by_config]
+    keys = sorted({key for config in configs for key in config if len({other.get(key) for other in configs}) > 1})
+    settings = [tuple((key, config.get(key, "?")) for key in keys) for config in configs]
+    labels = [" ".join([variant, *(f"{key}={value}" for key, value in pairs)]) for pairs in settings]
+    named = zip(labels, by_config.values(), settings, strict=True)
+    return [Arm(suite, variant, label, tuple(members), whole, frozenset(pairs)) for label, members, pairs in named]
+
+
+def flat(config: dict[str, Any]) -> dict[str, str]:
+    """What makes a configuration another one, as dotted keys; the seed and what only names or places a run left out."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+        found |= {name: str(item) for name, item in entries.items() if name != "seed" and not {name, key} & set(NOT_IDENTITY)}
+    return found

@@ -1,0 +1,109 @@
+"""Everything that the report shows, joined: runs, arms, gates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.report.formats import listed
+from ecrl_cli.report.model.arms import Arm, arms_of
+from ecrl_cli.report.model.copies import once
+from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.model.suite_gates import gates_of, only_unverified, shares_gpu, unlike, whole
+
+ALL = "all suites"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs, in the order found; `gates` by suite. `notes`: which runs are copies or repeats of others, and what was done about it."""
+
+    runs: tuple[Run, ...]
+    gates: dict[str, tuple[Gate, ...]]
+    arms: tuple[Arm, ...]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def counted(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.counted)
+
+    @cached_property
+    def left_out(self) -> tuple[Run, ...]:
+        """Runs that take part in no comparison; each has its reason."""
+        return tuple(run for run in self.runs if not run.counted)
+
+    @property
+    def suites(self) -> list[str]:
+        return list(self.gates)
+
+    @property
+    def labels(self) -> list[str]:
+        """The arms' labels over all suites, each once."""
+        return list(dict.fromkeys(arm.label for arm in self.arms))
+
+    @cached_property
+    def passed(self) -> list[str]:
+        """The suites that passed all their gates: only these are averaged."""
+        return [suite for suite, gates in self.gates.items() if whole(gates)]
+
+    @cached_property
+    def apart(self) -> str:
+        """Why the suites that passed are not pooled, in words: two machines, versions or scales; empty where they are alike."""
+        firsts = [next(run for run in self.counted if run.suite == suite) for suite in self.passed]
+        found = [(run.suite, what) for run in firsts[1:] if (what := unlike(firsts[0], run))]
+        return f"{found[0][0]} has another {listed(found[0][1])} than {firsts[0].suite}" if found else ""
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """The suites that are pooled: those that passed, where there are several and all of one machine, code and scale."""
+        return tuple(self.passed) if len(self.passed) > 1 and not self.apart else ()
+
+    @cached_property
+    def pooled(self) -> tuple[Arm, ...]:
+        """The arms of one label over the suites that are pooled, as one arm."""
+        members: dict[str, list[Arm]] = {}
+        for arm in self.arms:
+            if arm.suite in self.together:
+                members.setdefault(arm.label, []).append(arm)
+        runs = {label: tuple(run for arm in arms for run in arm.runs) for label, arms in members.items()}
+        return tuple(Arm(ALL, arms[0].variant, label, runs[label], settings=arms[0].settings) for label, arms in members.items())
+
+    @property
+    def scopes(self) -> list[tuple[str, tuple[str, ...]]]:
+        """What numbers are given for: each suite, and where suites are pooled, those together."""
+        each: list[tuple[str, tuple[str, ...]]] = [(suite, (suite,)) for suite in self.suites]
+        return [*each, (ALL, self.together)] if self.together else each
+
+    @property
+    def overall(self) -> list[tuple[str, tuple[str, ...]]]:
+        """What stands for the whole: the suites together where they are pooled, else each that passed."""
+        return [(ALL, self.together)] if self.together else [(suite, (suite,)) for suite in self.passed]
+
+    def scale(self, suites: Sequence[str] | None = None) -> str:
+        """The scales of the runs of `suites` (None: all), in words; and where ranks had no GPU of their own, that."""
+        runs = [run for run in self.counted if run.metrics and (suites is None or run.suite in suites)]
+        return listed(list(dict.fromkeys(run.metrics.scale + " (ranks share a GPU over gloo)" * shares_gpu(run) for run in runs if run.metrics)))
+
+    def of(self, suite: str) -> list[Arm]:
+        return [arm for arm in self.arms if arm.suite == suite]
+
+    def label(self, run: Run) -> str:
+        return next((arm.label for arm in self.arms if run in arm.runs), run.variant)
+
+    @property
+    def exit_code(self) -> int:
+        """0: every gate of every suite passed; 3: only verdicts are missing or unknown; 1: a gate failed."""
+        if all(whole(gates) for gates in self.gates.values()):
+            return 0
+        runs = {suite: [run for run in self.runs if run.suite == suite] for suite in self.gates}
+        return 3 if all(only_unverified(gates, runs[suite]) for suite, gates in self.gates.items()) else 1
+
+
+def compare(found: Sequence[Run]) -> Comparison:
+    """The runs compared suite by suite, each recording once."""
+    runs, notes = once(found)
+    suites = list(dict.fromkeys(run.suite for run in runs))
+    gates = {suite: gates_of([run for run in runs if run.suite == suite], runs) for suite in suites}
+    return Comparison(tuple(runs), gates, tuple(arms_of(runs, lambda suite: whole(gates[suite]))), notes)

@@ -1,0 +1,118 @@
+"""Which run directories and studies the words on the command line mean, and where the report goes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError, RunDirectoryError
+from ecrl_cli.records.layout import RunLayout, StudyLayout, SweepLayout
+from ecrl_cli.records.safe_read import read_whole
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run that the report must show: its folder, its name there, and what the sweep's manifest says of it."""
+
+    layout: RunLayout
+    name: str
+    said: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StudyPlace:
+    """A study that the report must show."""
+
+    layout: StudyLayout
+    name: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the folders given hold, each once, in order."""
+
+    runs: tuple[Place, ...]
+    studies: tuple[StudyPlace, ...]
+
+
+def is_run(folder: Path) -> bool:
+    layout = RunLayout(folder)
+    return layout.config.exists() or layout.supervisor.exists() or layout.metrics.exists()
+
+
+def is_study(folder: Path) -> bool:
+    layout = StudyLayout(folder)
+    return layout.study.exists() or layout.result.exists()
+
+
+def found(dirs: list[Path]) -> Found:
+    """Every run and study of `dirs`; RunDirectoryError where one holds neither."""
+    studies = [StudyPlace(StudyLayout(path), path.resolve().name) for folder in dirs for path in _studies(folder)]
+    unique = {place.layout.root.resolve(): place for place in studies}
+    runs = [folder for folder in dirs if not _studies(folder) or _has_runs(folder)]
+    return Found(tuple(places(runs)) if runs or not unique else (), tuple(unique.values()))
+
+
+def places(dirs: list[Path]) -> list[Place]:
+    """Every run of `dirs`, once, in order; RunDirectoryError where one is neither a run nor a sweep."""
+    listed = [place for folder in dirs for place in _places(folder)]
+    unique = {place.layout.root.resolve(): place for place in listed}
+    if not unique:
+        raise EvidenceMissing("report", "no run in " + ", ".join(map(str, dirs)), "name a run directory or a sweep folder of ecrl train")
+    return _named_apart(list(unique.values()))
+
+
+def _studies(folder: Path) -> list[Path]:
+    """`folder` itself where it is a study, else the studies in it."""
+    if is_study(folder):
+        return [folder]
+    return sorted(item for item in folder.iterdir() if item.is_dir() and is_study(item)) if folder.is_dir() else []
+
+
+def _has_runs(folder: Path) -> bool:
+    return not is_study(folder) and (SweepLayout(folder).manifest.exists() or any(item.is_dir() and is_run(item) for item in folder.iterdir()))
+
+
+def _places(folder: Path) -> list[Place]:
+    if not folder.is_dir():
+        raise RunDirectoryError(str(folder), "is no folder", "name a run directory, a study or a folder of several")
+    if is_run(folder):
+        return [Place(RunLayout(folder), folder.resolve().name, {})]
+    sweep = SweepLayout(folder)
+    listed = _manifest(sweep)
+    named = {row["run"] for row in listed}
+    unlisted = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name not in named and is_run(p))
+    if not (listed or unlisted or sweep.manifest.exists()):
+        fact = "is neither a run directory nor a study nor a folder of them"
+        raise RunDirectoryError(str(folder), fact, "name a folder that ecrl train or ecrl study wrote")
+    return [Place(sweep.run(row["run"]), row["run"], row) for row in listed] + [Place(sweep.run(name), name, {}) for name in unlisted]
+
+
+def _manifest(sweep: SweepLayout) -> list[dict[str, str]]:
+    """The rows of manifest.csv that name a folder of the sweep itself."""
+    if not sweep.manifest.exists():
+        return []
+    text = io.StringIO(read_whole(sweep.manifest).decode("utf-8", "replace"), newline="")
+    try:
+        rows = [{str(key): value or "" for key, value in row.items()} for row in csv.DictReader(text)]
+    except csv.Error as error:
+        raise RecordError("manifest.csv", f"not a manifest ({error})", "restore the file") from error
+    return [row for row in rows if row.get("run") and Path(row["run"]).name == row["run"]]
+
+
+def _named_apart(found: list[Place]) -> list[Place]:
+    """Names that occur twice get their parent's name in front."""
+    names = [place.name for place in found]
+    twice = {name for name in names if names.count(name) > 1}
+    return [Place(p.layout, f"{p.layout.root.resolve().parent.name}/{p.name}", p.said) if p.name in twice else p for p in found]
+
+
+def destination(dirs: list[Path], out: Path | None) -> Path:
+    """`out`, or report/ in the one folder given; several folders have no place of their own, so that theirs must be named."""
+    if out is not None:
+        return out
+    if len(dirs) == 1:
+        return SweepLayout(dirs[0]).report
+    raise ConfigError("--out", f"{len(dirs)} folders and no place for their report", "add --out DIR")

@@ -1,0 +1,281 @@
+"""What one run left behind, read for showing. A run that cannot be read is kept with its reason."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.errors import EcrlError, RecordError
+from ecrl_cli.history.load import NOTHING, RunRecords
+from ecrl_cli.history.timeline import timeline
+from ecrl_cli.metrics.cache import NewerMetrics, differences
+from ecrl_cli.metrics.checkpoints import Checkpoint
+from ecrl_cli.metrics.checkpoints import account as checkpoint_account
+from ecrl_cli.metrics.disk import DiskLine
+from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.metrics.restarts import Restart, restarts
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, Fired, SupervisorRecord
+from ecrl_cli.records.journal import Lines, read_journal, read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
+from ecrl_cli.report.model.inputs import Place
+from ecrl_cli.report.model.recordings import Recording, recording_of
+from ecrl_cli.report.model.timeline_view import View, view
+from ecrl_cli.report.model.verdicts import UNJUDGED, Verdict, judged_before, judged_now
+from ecrl_cli.verify.reference import bounded
+
+T = TypeVar("T")
+CHECKPOINT_TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "stall_s")
+MOST_NAMED = 1000  # ranks of an attempt whose logs are looked for
+CHECKPOINT_KEYS = ("submitted", *CHECKPOINT_ENDS, "bytes", *CHECKPOINT_TIMES)
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What a report shows of `metrics_document`."""
+
+    schema_version: int
+    run_id: str
+    reference_id: str
+    suite: str
+    variant: str
+    seed: int
+    scale: str
+    dataset_size: int
+    steps_per_epoch: int
+    global_batch: int
+    target_steps: int
+    committed_steps: int
+    replayed_steps: int
+    restarts: int
+    wall_s: float
+    goodput: float
+    goodput_published_clock: float | None
+    seconds: dict[str, float]
+    checkpoints: dict[str, float]
+    final: dict[str, Any] | None
+    absent_s: float = 0.0
+    mean_loss: dict[int, float | None] = field(default_factory=dict)
+    survivals: int = 0
+    lost_samples: int = 0
+    recoveries: tuple[dict[str, Any], ...] = ()
+    snapshots: dict[str, float] = field(default_factory=dict)
+    terminal_status: str = "unknown"
+
+    @property
+    def wall_published_clock_s(self) -> float | None:
+        """Seconds from rank 0's first line to its last, as the published clock has them; None where that clock has no goodput."""
+        return self.committed_steps / self.goodput_published_clock if self.goodput_published_clock else None
+
+    @property
+    def stall_per_checkpoint_s(self) -> float | None:
+        """Stall over all submitted checkpoints, by checkpoint; None where none was submitted."""
+        return self._per_checkpoint("stall_s")
+
+    @property
+    def write_per_checkpoint_s(self) -> float | None:
+        """Seconds of writing over all submitted checkpoints, whatever became of them, by checkpoint; None where none was submitted."""
+        return self._per_checkpoint("write_s")
+
+    @property
+    def durable_write_s(self) -> float:
+        """What the published experiments call writing: from the beginning of serialising until the checkpoint is durable, wherever it was spent.
+        It leaves out pointers and retention, which come behind."""
+        return math.fsum(self.checkpoints.get(key, 0.0) for key in ("serialize_s", "write_s", "hash_s", "commit_s"))
+
+    @property
+    def durable_write_per_checkpoint_s(self) -> float | None:
+        submitted = self.checkpoints["submitted"]
+        return self.durable_write_s / submitted if submitted else None
+
+    def stalled(self, part: str) -> float | None:
+        """Seconds of all stalls in that part; None in records that do not say."""
+        return self.checkpoints.get(f"stalled_{part}_s")
+
+    def _per_checkpoint(self, key: str) -> float | None:
+        submitted = self.checkpoints["submitted"]
+        return self.checkpoints[key] / submitted if submitted else None
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run. `reason`: why it takes part in no comparison; empty if it does. `saves`: every submitted checkpoint, once.
+
+    `missing`: records that a run leaves and this one lacks. `troubles`: records that could not be read, and what metrics.json says otherwise.
+    """
+
+    place: Place
+    suite: str
+    variant: str
+    seed: str
+    reason: str
+    metrics: Metrics | None
+    document: dict[str, Any] | None
+    verdict: Verdict
+    supervisor: SupervisorRecord | None
+    checkpoints: tuple[CheckpointLine, ...]
+    fired: tuple[Fired, ...]
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    view: View | None
+    divergence: dict[str, Any] | None = None
+    troubles: tuple[str, ...] = ()
+    saves: tuple[Checkpoint, ...] = ()
+    restarts: tuple[Restart, ...] = ()
+    missing: tuple[str, ...] = ()
+    recording: Recording | None = None
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    @cached_property
+    def sweep(self) -> Path:
+        """The folder that the run lies in: with its pairs, and apart from those of another sweep of the same matrix."""
+        return self.place.layout.root.resolve().parent
+
+    @property
+    def counted(self) -> Metrics | None:
+        """The run's numbers if it may be compared."""
+        return None if self.reason else self.metrics
+
+
+def known_environment(value: Any) -> dict[str, Any]:
+    """environment.json without what is not of the type that this ECRL writes: nothing depends on it, so it fails nothing."""
+    kinds: dict[str, Any] = {"cpu": dict, "packages": dict, "file_system": dict, "gpus": list}
+    known: dict[str, Any] = {
+        key: item for key, item in (value if isinstance(value, dict) else {}).items() if isinstance(item, kinds.get(key, str | int | None))
+    }
+    return known | ({"gpus": [gpu for gpu in known["gpus"] if isinstance(gpu, dict)]} if "gpus" in known else {})
+
+
+def read_run(place: Place, judge_anew: bool = False) -> Run:
+    """The run at `place`; never raises for what its records lack. `judge_anew`: verdict and divergence are made now, what is on file is not read."""
+    return _Reader(place, judge_anew).run()
+
+
+class _Reader:
+    """Reads one run directory; what cannot be read, and what contradicts the records, is noted in `troubles`."""
+
+    def __init__(self, place: Place, judge_anew: bool) -> None:
+        self.place, self.layout, self.judge_anew = place, place.layout, judge_anew
+        self.troubles: list[str] = []
+
+    def attempt(self, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except Exception as error:  # whatever one run's records do, the others are shown
+            self.troubles.append(error.line() if isinstance(error, EcrlError) else f"{type(error).__name__}: {error}")
+            return otherwise
+
+    def run(self) -> Run:
+        place, layout = self.place, self.layout
+        records = self.attempt(lambda: bounded(layout) if layout.config.exists() else None, None)
+        self.troubles += [f"{file.path}: {file.reason}" for file in records.unread] if records else []
+        told = records if records and records.supervisor else None
+        document = self.attempt(lambda: folded(told) if told and not told.unread else None, None)
+        metrics = self.attempt(lambda: _metrics(document) if document else None, None)
+        if document:
+            self.troubles += self.attempt(lambda: _file_differs(layout, document, told), [])
+        supervisor = told.supervisor if told else None
+        config = encode(records.stored.config) if records else {}
+        account = self.attempt(lambda: timeline(told) if told else None, None)
+        verdict, divergence = self.attempt(lambda: judged_now(layout) if self.judge_anew else judged_before(layout), UNJUDGED)
+        return Run(
+            place,
+            *_names(place, metrics, config),
+            _reason(place, metrics, supervisor, self.troubles),
+            metrics,
+            document if metrics else None,
+            verdict,
+            supervisor,
+            tuple(line for a in records.attempts for line in a.checkpoints.events) if records else (),
+            records.fired if records else (),
+            config,
+            self.attempt(lambda: known_environment(dict(read_json(layout.environment))) if layout.environment.exists() else {}, {}),
+            self.attempt(lambda: view(told, self.disk(), account) if told and account else None, None),
+            divergence,
+            tuple(self.troubles),
+            self.attempt(lambda: checkpoint_account(records).checkpoints if records else (), ()),
+            self.attempt(lambda: restarts(told, account) if told and account else (), ()),
+            tuple(_missing(layout, supervisor)),
+            self.attempt(lambda: recording_of(told) if told else None, None),
+        )
+
+    def disk(self) -> tuple[DiskLine, ...]:
+        lines: Lines[DiskLine] = self.attempt(lambda: read_journal(self.layout.disk, DiskLine, 2**26), NOTHING)
+        return lines.events
+
+
+def folded(records: RunRecords) -> dict[str, Any]:
+    """The numbers of a run, as its records have them; metrics.json is not asked."""
+    document: dict[str, Any] = json.loads(json.dumps(metrics_document(records)))
+    return document
+
+
+def _file_differs(layout: RunLayout, document: dict[str, Any], records: RunRecords | None) -> list[str]:
+    """What metrics.json says otherwise than the records. What is shown is what the records say."""
+    if not layout.metrics.exists():
+        completed = records and records.supervisor and records.supervisor.terminal_status == "completed"
+        return ["metrics.json is missing"] if completed else []
+    try:
+        wrong = differences(read_json(layout.metrics), document)
+    except NewerMetrics as error:
+        return [f"metrics.json cannot be compared: {error}"]
+    more = [f"and {len(wrong) - 3} more fields of metrics.json"] if len(wrong) > 3 else []
+    return [f"in metrics.json {text}" for text in wrong[:3]] + more
+
+
+def _missing(layout: RunLayout, supervisor: SupervisorRecord | None) -> list[str]:
+    """The records of a finished run that are not there, relative to its folder."""
+    wanted = [layout.config, layout.environment, layout.dataset, layout.failures, layout.supervisor]
+    for a in supervisor.attempts if supervisor else ():
+        logs = layout.attempt(a.attempt)
+        wanted += [logs.rank(rank) for rank in range(min(a.world_size, MOST_NAMED))] if a.last_step else []
+    return [layout.relative(path) for path in wanted if not path.exists()]
+
+
+def _metrics(document: dict[str, Any]) -> Metrics:
+    known = {f.name for f in fields(Metrics)}
+    metrics = decode(Metrics, {key: item for key, item in document.items() if key in known})
+    lacking = [f"checkpoints.{key}" for key in CHECKPOINT_KEYS if key not in metrics.checkpoints]
+    lacking += [f"seconds.{key}" for key in CATEGORY_COLOURS if key not in metrics.seconds]
+    if lacking:
+        raise RecordError("metrics.json", f"lacks {lacking[0]}", "restore the file")
+    return metrics
+
+
+def _names(place: Place, metrics: Metrics | None, config: dict[str, Any]) -> tuple[str, str, str]:
+    """Suite, variant and seed: from the metrics, else from the configuration, else from the sweep's manifest."""
+    if metrics:
+        return metrics.suite, metrics.variant, str(metrics.seed)
+    if config:
+        suite = config["suite_name"] or f"{config['dataset']['name']}-{config['model']['name']}"
+        return suite, config["variant"]["name"], str(config["seed"])
+    said = place.said
+    return said.get("suite", ""), said.get("variant", ""), said.get("seed", "")
+
+
+def _reason(place: Place, metrics: Metrics | None, supervisor: SupervisorRecord | None, troubles: Sequence[str]) -> str:
+    said = ": ".join(word for word in (place.said.get("status", ""), place.said.get("reason", "")) if word)
+    if not place.layout.root.is_dir():
+        return f"never started (manifest: {said})"
+    if metrics is None:
+        return f"its records cannot be read ({troubles[0]})" if troubles else f"nothing on record ({said or 'the run has not begun'})"
+    if metrics.terminal_status == "running":
+        return f"has not ended (step {metrics.committed_steps} of {metrics.target_steps})"
+    if metrics.committed_steps < metrics.target_steps or metrics.final is None:
+        return f"ended at step {metrics.committed_steps} of {metrics.target_steps}" + (f" ({_status(supervisor)})" if supervisor else "")
+    return ""
+
+
+def _status(supervisor: SupervisorRecord | None) -> str:
+    if supervisor is None:
+        return ""
+    return supervisor.terminal_status + (f": {supervisor.reason}" if supervisor.reason else "")

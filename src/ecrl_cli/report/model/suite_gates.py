@@ -1,0 +1,119 @@
+"""The quality gates of each suite: four over its numbers, and four that only a look at all runs together and at their folders can answer.
+
+That a report was written is none of them: whoever reads the gates reads them in it. One that cannot be written is an error (exit code 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ecrl_cli.metrics.gates import Gate, gate, quality_gates
+from ecrl_cli.records.events import CHECKPOINT_ENDS
+from ecrl_cli.report.formats import listed
+from ecrl_cli.report.model.arms import arms_of
+from ecrl_cli.report.model.replication import replication
+from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.supervision.attempts.restart_policy import restarts
+
+
+def gates_of(runs: Sequence[Run], every: Sequence[Run] = ()) -> tuple[Gate, ...]:
+    """The gates of one suite's runs, which are some of `every`."""
+    documents = {run.name: run.document for run in runs}
+    verdicts = {run.name: _verdict(run) for run in runs if run.verdict.status != "missing" or run.verdict.why}
+    judged = quality_gates(documents, verdicts)
+    return (_arms(runs, every), *judged, _artifacts(runs), _records(runs), _environment(runs))
+
+
+def _verdict(run: Run) -> str:
+    return f"not judged ({run.verdict.why})" if run.verdict.why else run.verdict.status
+
+
+def whole(gates: Sequence[Gate]) -> bool:
+    return all(gate.passed for gate in gates)
+
+
+def only_unverified(gates: Sequence[Gate], runs: Sequence[Run]) -> bool:
+    """Whether nothing failed except that a verdict is missing or unknown."""
+    return all(gate.passed or gate.name == "verified" for gate in gates) and all(run.verdict.status != "invalid" for run in runs)
+
+
+def _arms(runs: Sequence[Run], every: Sequence[Run]) -> Gate:
+    """Every arm has every seed that any arm has; no arm is missing, and nothing that the sweep planned."""
+    unfinished = [f"{run.name}: {run.reason}" for run in runs if run.reason]
+    arms = {arm.label: {run.seed for run in arm.runs} for arm in arms_of(runs, lambda suite: False)}
+    seeds = {seed for held in arms.values() for seed in held}
+    lacking = [f"{label} lacks seed {listed(sorted(seeds - held, key=_by_value))}" for label, held in arms.items() if seeds - held]
+    return gate("arms", [*unfinished, *_absent(runs, every), *lacking], "every arm has every seed")
+
+
+def _absent(runs: Sequence[Run], every: Sequence[Run]) -> list[str]:
+    """Arms without a run: of the published experiment that the suite repeats, and those of its neighbours in the sweep."""
+    published = replication()
+    told = []
+    for sweep in dict.fromkeys(run.sweep for run in runs):
+        here = [run for run in runs if run.sweep == sweep]
+        experiment = published.experiment(here[0].suite)
+        kin = [run for run in every if run.sweep == sweep and published.experiment(run.suite) == experiment]
+        wanted = dict.fromkeys([*published.arms(experiment), *(run.variant for run in kin)])
+        told += [f"no {variant}" for variant in wanted if not any(run.variant == variant for run in here)]
+    return told
+
+
+def _by_value(seed: str) -> tuple[int, str]:
+    return len(seed), seed
+
+
+def _artifacts(runs: Sequence[Run]) -> Gate:
+    """What a number is made of is there to be looked at: whatever no gate above has already missed."""
+    missing = [f"{run.name} lacks {listed(list(names))}" for run in runs if run.counted and (names := run.missing)]
+    return gate("artifacts", missing, "the records of every run are there")
+
+
+def _records(runs: Sequence[Run]) -> Gate:
+    troubles = [f"{run.name}: {trouble}" for run in runs for trouble in (*run.troubles, *_disagreements(run))]
+    return gate("records", troubles, "metrics, supervisor and checkpoint records agree")
+
+
+def _disagreements(run: Run) -> list[str]:
+    metrics, supervisor = run.metrics, run.supervisor
+    if metrics is None:
+        return []
+    if supervisor is None:
+        return ["no supervisor.json"]
+    counted: list[tuple[str, object, object]] = [
+        (f"{end} checkpoints", metrics.checkpoints[end], sum(save.end == end for save in run.saves)) for end in CHECKPOINT_ENDS
+    ]
+    pairs = [
+        ("run_id", metrics.run_id, supervisor.run_id),
+        ("restarts", metrics.restarts, supervisor.restarts),
+        ("restarts of the attempts", metrics.restarts, restarts(supervisor.attempts)),
+        ("submitted checkpoints", metrics.checkpoints["submitted"], len(run.saves)),
+        *counted,
+    ]
+    return [f"{what} is {a} in metrics.json and {b} in its source" for what, a, b in pairs if a != b]
+
+
+def _environment(runs: Sequence[Run]) -> Gate:
+    """Numbers of two machines or two versions are not averaged."""
+    known = [run for run in runs if run.metrics]
+    others = [f"{run.name}: {listed(found)}" for run in known if (found := [f"another {key}" for key in changed(known[0], run)])]
+    return gate("environment", others, "one machine, one set of versions, one source")
+
+
+def unlike(a: Run, b: Run) -> list[str]:
+    """What keeps the suites of two runs from being pooled: another machine, version, source or scale. Suites may lie on different file systems."""
+    found = [key for key in changed(a, b) if key != "file_system"]
+    ours, theirs = (run.metrics.scale if run.metrics else "" for run in (a, b))
+    return found + (["scale"] if (ours, shares_gpu(a)) != (theirs, shares_gpu(b)) else [])
+
+
+def shares_gpu(run: Run) -> bool:
+    """Gloo asked for by name on a machine with GPUs is how ranks share one, which NCCL refuses."""
+    return bool(run.config.get("device") != "cpu" and run.environment.get("gpus") and run.config.get("backend") == "gloo")
+
+
+def changed(a: Run, b: Run) -> list[str]:
+    """What differs between the environments of two runs; the revision counts only where a digest of the source is missing."""
+    ours, theirs = a.environment, b.environment
+    ignored = {"git_revision"} if "source_sha256" in ours and "source_sha256" in theirs else {"source_sha256"}
+    return [key for key in sorted({*ours, *theirs} - ignored) if ours.get(key) != theirs.get(key)]

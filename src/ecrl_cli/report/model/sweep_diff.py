@@ -1,0 +1,178 @@
+"""Two sweeps side by side (two machines, two commits): which run of one stands against which of the other, and what differs around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.metrics.statistics import Paired
+from ecrl_cli.report.formats import listed
+from ecrl_cli.report.model.arms import flat
+from ecrl_cli.report.model.comparison import ALL, Comparison, compare
+from ecrl_cli.report.model.inputs import places
+from ecrl_cli.report.model.paired import Floor, contrasts, noise_floor, paired_runs, versus
+from ecrl_cli.report.model.run_record import Run, read_run
+
+
+@dataclass(frozen=True)
+class Match:
+    """A run and its counterpart. `label`: the arm on our side. `differing`: the settings in which the two differ; none if the run ids are equal."""
+
+    label: str
+    ours: Run
+    theirs: Run
+    differing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not the same around the two sweeps: a dotted key of environment.json and its values, each once."""
+
+    key: str
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The same comparison of two arms on both sides."""
+
+    scope: str
+    arm: str
+    base: str
+    ours: Paired
+    theirs: Paired
+
+
+@dataclass(frozen=True)
+class Against:
+    """`ours` against `theirs`: relative differences are ours / theirs - 1. `ours_name`, `theirs_name`: the folders.
+
+    `alone`: by side (0: ours), the runs without a counterpart. Only suites that passed their gates on both sides are averaged.
+    """
+
+    ours_name: str
+    theirs_name: str
+    ours: Comparison
+    theirs: Comparison
+    matched: tuple[Match, ...]
+    alone: tuple[tuple[Run, ...], tuple[Run, ...]]
+
+    @cached_property
+    def passed(self) -> list[str]:
+        return [suite for suite in self.ours.passed if suite in self.theirs.passed and any(match.ours.suite == suite for match in self.matched)]
+
+    @property
+    def failed(self) -> list[str]:
+        """Suites with counterparts that failed a gate on one side or on both."""
+        return [suite for suite in dict.fromkeys(match.ours.suite for match in self.matched) if suite not in self.passed]
+
+    @property
+    def scopes(self) -> list[tuple[str, tuple[str, ...]]]:
+        each: list[tuple[str, tuple[str, ...]]] = [(suite, (suite,)) for suite in self.passed]
+        pooled = all(set(self.passed) <= set(side.together) for side in (self.ours, self.theirs))
+        return [*each, (ALL, tuple(self.passed))] if len(each) > 1 and pooled else each
+
+    @property
+    def labels(self) -> list[str]:
+        return [label for label in self.ours.labels if any(match.label == label for match in self.matched)]
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The settings in which counterparts differ, and in how many pairs."""
+        keys = [key for match in self.matched for key in match.differing]
+        return {key: keys.count(key) for key in dict.fromkeys(keys)}
+
+    @property
+    def differences(self) -> list[Difference]:
+        """What differs between the two environments, as the counted runs recorded them."""
+        a, b = _environments(self.ours.counted), _environments(self.theirs.counted)
+        return [Difference(key, a.get(key, ()), b.get(key, ())) for key in sorted({*a, *b}) if set(a.get(key, ())) != set(b.get(key, ()))]
+
+    def versus(self, label: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
+        """One arm of ours against its counterpart over the pairs of `suites` (None: all) that passed; None where no pair has the measure."""
+        chosen = [suite for suite in self.passed if suites is None or suite in suites]
+        return paired_runs([(match.ours, match.theirs) for match in self.matched if match.label == label and match.ours.suite in chosen], measure)
+
+    def floor(self, measure: str, suites: Sequence[str] | None = None) -> Floor | None:
+        """The larger of the two sides' noise floors; None where one side has none: its noise is not known."""
+        floors = [noise_floor(side, measure, suites) for side in (self.ours, self.theirs)]
+        known = [floor for floor in floors if floor]
+        return max(known, key=lambda floor: floor.largest) if len(known) == len(floors) else None
+
+    def effects(self, measure: str = "goodput") -> list[Effect]:
+        """Each comparison of arms that both sides have, suite by suite and over all."""
+        found = []
+        for scope, suites in self.scopes:
+            for arm, base in contrasts(self.ours, suites):
+                a, b = versus(self.ours, arm, base, measure, suites), versus(self.theirs, arm, base, measure, suites)
+                found += [Effect(scope, arm, base, a, b)] if a and b else []
+        return found
+
+
+def read_against(ours: Comparison, dirs: Sequence[Path], other: Path, judge_anew: bool = False) -> Against:
+    """`ours`, the runs of `dirs`, against those of `other`.
+
+    RunDirectoryError where that is no run and no sweep; ConfigError where the two have nothing in common.
+    """
+    theirs = compare([read_run(place, judge_anew) for place in places([other])])
+    made = against(ours, theirs, *_folders([folder.resolve() for folder in dirs], other.resolve()))
+    if not made.matched:
+        fact = f"no finished run of {made.theirs_name} has a counterpart in {made.ours_name} (of the same suite, variant, seed and scale)"
+        raise ConfigError("--against", fact, "name two sweeps of one matrix or suite")
+    return made
+
+
+def _folders(dirs: Sequence[Path], other: Path) -> tuple[str, str]:
+    """A name for each side; with the folder above where the two would be the same."""
+    if len(dirs) > 1:
+        return "these runs", other.name
+    alike = dirs[0].name == other.name
+    return (f"{dirs[0].parent.name}/{dirs[0].name}", f"{other.parent.name}/{other.name}") if alike else (dirs[0].name, other.name)
+
+
+def against(ours: Comparison, theirs: Comparison, ours_name: str = "ours", theirs_name: str = "theirs") -> Against:
+    """The counterparts: of equal suite and run id; else of equal suite, arm, seed and scale."""
+    same = {(run.suite, run.metrics.run_id): run for run in theirs.counted if run.metrics}
+    alike = {_name(theirs, run): run for run in theirs.counted}
+    matched = []
+    for run in ours.counted:
+        other = same.get((run.suite, run.metrics.run_id if run.metrics else "")) or alike.get(_name(ours, run))
+        if other:
+            matched.append(Match(ours.label(run), run, other, _differing(run, other)))
+    taken = {id(run) for match in matched for run in (match.ours, match.theirs)}
+    alone = [tuple(run for run in side.counted if id(run) not in taken) for side in (ours, theirs)]
+    return Against(ours_name, theirs_name, ours, theirs, tuple(matched), (alone[0], alone[1]))
+
+
+def _name(side: Comparison, run: Run) -> tuple[str, str, str, str]:
+    return run.suite, side.label(run), run.seed, run.metrics.scale if run.metrics else ""
+
+
+def _differing(a: Run, b: Run) -> tuple[str, ...]:
+    if a.metrics and b.metrics and a.metrics.run_id == b.metrics.run_id:
+        return ()
+    ours, theirs = flat(a.config), flat(b.config)
+    return tuple(key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)) or ("run_id",)
+
+
+def _environments(runs: Iterable[Run]) -> dict[str, tuple[str, ...]]:
+    """By dotted key, the values that any run recorded, each once."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for key, value in _dotted(run.environment).items():
+            if value not in found.setdefault(key, []):
+                found[key].append(value)
+    return {key: tuple(values) for key, values in found.items()}
+
+
+def _dotted(value: Any, prefix: str = "") -> dict[str, str]:
+    if isinstance(value, dict):
+        return {key: text for name, item in value.items() for key, text in _dotted(item, f"{prefix}.{name}" if prefix else str(name)).items()}
+    if isinstance(value, list):
+        return {prefix: listed([", ".join(_dotted(item).values()) or str(item) for item in value])}
+    return {prefix: "none" if value is None else str(value)}

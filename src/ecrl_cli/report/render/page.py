@@ -1,0 +1,221 @@
+"""The page: one HTML file that asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ecrl_cli.records.events import CheckpointLine
+from ecrl_cli.report import formats
+from ecrl_cli.report.figures import timeline_svg
+from ecrl_cli.report.figures.export import Picture
+from ecrl_cli.report.figures.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
+from ecrl_cli.report.figures.runs import first_seed
+from ecrl_cli.report.model.comparison import Comparison
+from ecrl_cli.report.model.contrasts import contrasted
+from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.model.study_record import Studied
+from ecrl_cli.report.model.timeline_view import recorded_at
+from ecrl_cli.report.render.markdown import in_order
+from ecrl_cli.report.render.sections import Part
+from ecrl_cli.report.tables import run_tables
+from ecrl_cli.report.tables.html_table import Sheet, plain_sheet
+from ecrl_cli.report.tables.recoveries import recoveries_table
+from ecrl_cli.report.tables.studies import cell, named_tables, shown_columns
+from ecrl_cli.report.text.glossary import CATEGORY_WORDS, DEFINITIONS, GATE_WORDS, STUDY_DEFINITIONS
+from ecrl_cli.report.text.study_summary import badge, circumstances, command, headline, progress
+from ecrl_cli.report.text.summary import Answer
+
+HERE = Path(__file__).parent
+MOST_CHECKPOINTS = 40
+MOST_OPEN, MOST_ROWS = 60, 400  # rows of a study's table: folded beyond the first, cut at the second
+MOST_LINES = 16  # of a table of runs: a longer one scrolls in its own box
+COSTS = ("stall_s", "snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s")
+BADGES = {
+    "valid": ("good", "\N{CHECK MARK}", "valid"),
+    "invalid": ("bad", "\N{MULTIPLICATION X}", "invalid"),
+    "unknown": ("doubt", "?", "unknown"),
+    "missing": ("doubt", "?", "not verified"),
+    "not checked": ("doubt", "\N{EN DASH}", "not checked"),  # of a promise, never of a run
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The figures: of the runs, and of each study by its ident. `parts`: what stands between the figures and the list of runs."""
+
+    runs: Sequence[Picture]
+    studies: Mapping[str, Sequence[Picture]]
+    parts: Sequence[Part] = field(default=())
+
+    @property
+    def every(self) -> list[Picture]:
+        return [*self.runs, *(picture for pictures in self.studies.values() for picture in pictures)]
+
+
+def render(comparison: Comparison, studies: Sequence[Studied], said: Answer, drawn: Drawn) -> str:
+    """The whole page. Every name in it came from a record and is escaped; only our own SVG, style and script are not."""
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            **_of_runs(comparison, drawn),
+            said=said,
+            studies=studies,
+            drawn={ident: _in_page(pictures) for ident, pictures in drawn.studies.items()},
+            parts=[(part, _in_page(part.pictures)) for part in drawn.parts],
+            words=[*(DEFINITIONS if comparison.runs else ()), *(STUDY_DEFINITIONS if studies else ())],
+            made_of=_made_of(comparison, studies),
+            style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+            light=Markup(variables(dark=False)),
+            dark=Markup(variables(dark=True)),
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            when=_when(comparison),
+            environment=next((found for found in _environments(comparison, studies) if found), {}),
+        )
+    )
+
+
+def _of_runs(comparison: Comparison, drawn: Drawn) -> dict[str, Any]:
+    """What the sections of the runs show; empty tables where there is nothing to compare."""
+    suites = [(suite, in_order(comparison, suite)) for suite in comparison.suites]
+    anchors = {id(run): f"run-{number}" for number, run in enumerate(run for _, runs in suites for run in runs)}
+    contrasts = contrasted(comparison)
+    shown = _in_page(drawn.runs)
+    return {
+        "comparison": comparison,
+        "suites": suites,
+        "anchors": anchors,
+        "wins": run_tables.wins(comparison, contrasts) if contrasts else None,
+        "costs": run_tables.costs(comparison),
+        "recoveries": _recoveries(comparison),
+        "arms": run_tables.arms(comparison),
+        "runs": run_tables.runs(comparison, anchors),
+        "divergence": run_tables.divergence(comparison, anchors),
+        "opening": [found for found in shown if found[0].name == "effects"],
+        "figures": [found for found in shown if found[0].name != "effects"],
+        "files": [picture.name for picture in drawn.runs],
+        "first_seed": first_seed(comparison),
+        "colours": variant_colours(list(dict.fromkeys([*comparison.labels, *(run.variant for run in comparison.runs)]))),
+        "choices": _choices(comparison),
+        "known_of": lambda run: run_tables.of(run, comparison),
+    }
+
+
+def _recoveries(comparison: Comparison) -> Sheet:
+    table = recoveries_table(comparison)
+    return plain_sheet(table.title, table.columns, table.rows, file="recoveries.csv")
+
+
+def _choices(comparison: Comparison) -> dict[str, list[str]]:
+    """What the filter can choose from: the values of each word that tell runs apart."""
+    of = [run_tables.of(run, comparison) for run in comparison.runs]
+    found = {key: list(dict.fromkeys(known[key] for known in of)) for key in ("suite", "arm", "seed", "verdict")}
+    found["seed"].sort(key=lambda seed: (len(seed), seed))
+    return {key: values for key, values in found.items() if len(values) > 1}
+
+
+def _in_page(pictures: Sequence[Picture]) -> list[tuple[Picture, Markup]]:
+    return [(picture, Markup(picture.svg)) for picture in pictures if picture.svg]
+
+
+def _environments(comparison: Comparison, studies: Sequence[Studied]) -> list[dict[str, Any]]:
+    return [run.environment for run in comparison.runs] + [study.environment for study in studies]
+
+
+def _made_of(comparison: Comparison, studies: Sequence[Studied]) -> str:
+    parts = [(len(comparison.runs), "run", "runs"), (len(studies), "study", "studies")]
+    return formats.listed([formats.plural(*part) for part in parts if part[0]])
+
+
+def _environment() -> Environment:
+    made = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    for name in ("duration", "change", "rate", "count", "size", "share", "plural", "listed", "printable", "magnitude", "number"):
+        made.filters[name] = _typeset(getattr(formats, name))
+    made.filters["plain"] = _typeset(formats.printable)
+    made.filters["ident"] = id
+    made.filters["said"] = _typeset(lambda attempt: formats.printable(timeline_svg.said(attempt)))
+    made.filters["durable"] = timeline_svg.durable
+    made.filters["evidence"] = lambda value: formats.printable(json.dumps(value, sort_keys=True, default=str))
+    made.globals |= {
+        name: getattr(timeline_svg, name) for name in ("ticks", "progress", "held", "strip_paths", "write_path", "longest", "busiest", "disk_points")
+    }
+    made.globals |= {
+        "badges": BADGES,
+        "families": FAMILIES,
+        "family_colours": FAMILY_COLOURS,
+        "category_colours": CATEGORY_COLOURS,
+        "category_words": CATEGORY_WORDS,
+        "gate_words": GATE_WORDS,
+        "checkpoint_rows": checkpoint_rows,
+        "checkpoint_columns": checkpoint_columns,
+        "study_headline": headline,
+        "study_progress": progress,
+        "study_badge": badge,
+        "study_command": command,
+        "study_circumstances": circumstances,
+        "named_tables": named_tables,
+        "shown_columns": shown_columns,
+        "cell": cell,
+        "most_open": MOST_OPEN,
+        "most_rows": MOST_ROWS,
+        "most_lines": MOST_LINES,
+    }
+    return made
+
+
+def _typeset(form: Any) -> Any:
+    """`form` with a true minus sign, and a dash where there is nothing."""
+
+    def typeset(*values: Any) -> str:
+        text = str(form(*values))
+        return "\N{EN DASH}" if text == formats.NONE else formats.minus(text)
+
+    return typeset
+
+
+def checkpoint_columns(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The times that any of `rows` spent."""
+    return [key for key in COSTS if any(row[key] for row in rows)]
+
+
+def checkpoint_rows(run: Run) -> tuple[list[dict[str, Any]], int]:
+    """One row per submitted checkpoint, and how many committed ones were left out to keep the page small (the first and last stay)."""
+    rows: dict[tuple[int, int], dict[str, Any]] = {}
+    for line in run.checkpoints:
+        if line.event == "submitted":
+            rows[line.attempt, line.global_step] = {"end": "open", "reason": "", "attempt": line.attempt, "global_step": line.global_step}
+        row = rows.get((line.attempt, line.global_step))
+        if row is not None and line.event != "retired":
+            _merge(row, line)
+    found = list(rows.values())
+    if len(found) <= MOST_CHECKPOINTS:
+        return found, 0
+    half = MOST_CHECKPOINTS // 2
+    kept = [row for i, row in enumerate(found) if i < half or i >= len(found) - half or row["end"] != "committed"]
+    return kept, len(found) - len(kept)
+
+
+def _merge(row: dict[str, Any], line: CheckpointLine) -> None:
+    """What `line` adds to its checkpoint's row; a value that several lines repeat counts once."""
+    for key in ("bytes", *COSTS):
+        row[key] = max(row.get(key, 0), getattr(line, key))
+    if line.event in ("committed", "failed", "lost"):
+        row["end"], row["reason"] = line.event, line.reason or ""
+
+
+def _when(comparison: Comparison) -> str:
+    """The day of the first run, by its own record."""
+    times = [at for at in (recorded_at(run.supervisor.sessions) for run in comparison.runs if run.supervisor) if at]
+    return datetime.fromtimestamp(min(times), UTC).strftime("%-d %B %Y") if times else ""

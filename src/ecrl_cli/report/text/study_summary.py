@@ -1,0 +1,108 @@
+"""What a study says in words: its headline, how far it got, and the command that runs it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.studies import STUDIES
+from ecrl_cli.report.formats import count, duration, listed, plural
+from ecrl_cli.report.model.study_record import Studied
+from ecrl_cli.report.text.summary import Answer
+
+_WORST_FIRST = ("bad", "doubt", "good")
+
+
+def headline(study: Studied) -> tuple[str, str]:
+    """The answer in a line, without the study's name, and its tone."""
+    result = study.result
+    if result is None:
+        return "no result on record", "doubt"
+    failed = [gate for gate in study.failed if result.complete or gate.name != "trials"]
+    if failed:
+        return f"{len(failed)} of {plural(len(result.gates), 'gate')} failed", "bad"
+    if not result.complete:
+        return f"{count(result.done)} of {plural(result.planned, 'trial')} done", "doubt"
+    if result.skips:
+        return f"every gate passed, but {plural(len(result.skips), 'arm was', 'arms were')} skipped", "doubt"
+    return "every gate passed", "good"
+
+
+def progress(study: Studied) -> str:
+    """Trials and gates, for one line."""
+    result = study.result
+    if result is None:
+        return "no result.json: the study has not ended"
+    passed = len(result.gates) - len(study.failed)
+    trials = f"{count(result.done)} of {plural(result.planned, 'trial')}"
+    skipped = f", {plural(len(result.skips), 'arm')} skipped" if result.skips else ""
+    return f"{trials}, {passed} of {plural(len(result.gates), 'gate')} passed{skipped}, seed {study.seed}"
+
+
+def badge(study: Studied) -> tuple[str, str, str]:
+    """Tone, sign and word."""
+    tone = headline(study)[1]
+    if tone != "doubt":
+        return {"good": ("good", "\N{CHECK MARK}", "passed"), "bad": ("bad", "\N{MULTIPLICATION X}", "failed")}[tone]
+    return "doubt", "?", "no result" if study.result is None else "with skips" if study.result.complete else "incomplete"
+
+
+def studies_answer(studies: Sequence[Studied]) -> Answer:
+    """The answer of all studies together: the worst first, then one sentence for each."""
+    tones = [headline(study)[1] for study in studies]
+    worst = min(tones, key=_WORST_FIRST.index)
+    named = listed(list(dict.fromkeys(study.name for study, tone in zip(studies, tones, strict=True) if tone == worst)))
+    if len(studies) == 1:
+        title = f"{studies[0].name}: {headline(studies[0])[0]}"
+    elif worst == "good":
+        title = f"Every gate of {plural(len(studies), 'study', 'studies')} passed"
+    else:
+        title = f"Gates failed in {named}" if worst == "bad" else f"No gate failed, but not everything was tried: {named}"
+    told = tuple(f"{study.name}: {progress(study)}." for study in studies)
+    return Answer(title, worst, tuple((sentence,) for sentence in told) if len(studies) > 1 else (told,))
+
+
+def together(runs: Answer, studies: Answer) -> Answer:
+    """One answer for runs and studies: the runs speak first, the worse tone counts."""
+    tone = min((runs.tone, studies.tone), key=_WORST_FIRST.index)
+    title = runs.headline if _WORST_FIRST.index(runs.tone) <= _WORST_FIRST.index(studies.tone) else f"{runs.headline}. {studies.headline}"
+    return Answer(title, tone, (*runs.paragraphs, tuple(sentence for part in studies.paragraphs for sentence in part)))
+
+
+def worst_code(codes: Sequence[int]) -> int:
+    """A failed gate outweighs missing evidence."""
+    return next((code for code in (1, 3) if code in codes), 0)
+
+
+def command(study: Studied) -> str:
+    """The command that runs the study again, with every key that is not the default."""
+    config = study.result.config if study.result else {}
+    inner = config.get("study")
+    inner = inner if isinstance(inner, dict) else {}
+    kind = STUDIES.get(study.name)
+    usual: dict[str, Any] = encode(kind()) if kind else {}
+    words = [f"study={study.name}", f"seed={study.seed}"]
+    words += [f"study.{key}={_value(value)}" for key, value in inner.items() if key != "name" and value != usual.get(key)]
+    return " ".join(["ecrl", "study", *map(shlex.quote, words)])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def circumstances(study: Studied) -> str:
+    """What it ran on and how long its trials took."""
+    environment = study.environment
+    system, processor = environment.get("file_system"), environment.get("cpu")
+    system, processor = (part if isinstance(part, dict) else {} for part in (system, processor))
+    parts = [f"Linux {environment['kernel']}"] if environment.get("kernel") else []
+    parts += [f"{system['type']} on {system.get('mount_point', '?')}"] if system.get("type") else []
+    parts += [f"{processor['model']}, {processor.get('logical', '?')} processors"] if processor.get("model") else []
+    parts += [f"ECRL {environment['ecrl']}"] if environment.get("ecrl") else []
+    if study.result:
+        parts.append(f"{duration(study.result.seconds)} of trials")
+    return "; ".join(parts)

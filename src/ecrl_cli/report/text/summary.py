@@ -1,0 +1,168 @@
+"""The answer in words: what ran, whether every recovery was judged valid, what it cost, how far to trust it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ecrl_cli.report.formats import count, distance, duration, listed, plural
+from ecrl_cli.report.model.arms import BASES
+from ecrl_cli.report.model.comparison import Comparison
+from ecrl_cli.report.model.paired import contrasts, versus
+from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.text.claims import noise, repeated, sentences, winner
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`tone`: good, bad or doubt. `paragraphs`: what ran and how it was judged, what it cost, how far to trust it; each in sentences."""
+
+    headline: str
+    tone: str
+    paragraphs: tuple[tuple[str, ...], ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return tuple(sentence for paragraph in self.paragraphs for sentence in paragraph)
+
+
+def answer(comparison: Comparison) -> Answer:
+    headline, tone = _headline(comparison)
+    parts = [
+        [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
+        [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison)],
+        [noise(comparison), _trust(comparison), _apart(comparison), *comparison.notes, _left_out(comparison), _gates(comparison)],
+    ]
+    told = [tuple(sentence for sentence in part if sentence) for part in parts]
+    return Answer(headline, tone, tuple(paragraph for paragraph in told if paragraph))
+
+
+def _headline(comparison: Comparison) -> tuple[str, str]:
+    invalid = [run for run in comparison.runs if run.verdict.status == "invalid"]
+    unjudged = [run for run in comparison.counted if run.verdict.status != "valid"]
+    if invalid:
+        return f"{len(invalid)} of {plural(len(comparison.runs), 'run')} broke a promise", "bad"
+    if not comparison.counted:
+        return "No run has reached its target", "bad"
+    if unjudged:
+        return f"Not proven: {len(unjudged)} of {plural(len(comparison.counted), 'finished run')} without a valid verdict", "doubt"
+    recovered = [run for run in comparison.counted if _went_on(run)]
+    judged = "Every recovery was judged valid" if recovered else "Every run was judged valid"
+    if unchecked := [run for run in recovered if _trajectory(run) != "valid"]:
+        judged = f"Every run was judged valid, the trajectory of {len(unchecked)} of {plural(len(recovered), 'recovered run')} was not checked"
+    if comparison.left_out:
+        return f"{judged}, but {plural(len(comparison.left_out), 'run')} did not finish", "doubt"
+    if comparison.exit_code:
+        return f"{judged}, but a quality gate failed", "bad"
+    won = winner(comparison)
+    return f"{won}. {judged}" if won else judged, "good"
+
+
+def _what_ran(comparison: Comparison) -> str:
+    counted = comparison.counted
+    if not counted:
+        return f"{plural(len(comparison.runs), 'run')} found, none finished."
+    seeds = sorted({run.seed for run in counted}, key=lambda seed: (len(seed), seed))
+    steps = sorted({m.target_steps for m in (run.counted for run in counted) if m})
+    scales = sorted({m.scale for m in (run.counted for run in counted) if m})
+    suites = list(dict.fromkeys(run.suite for run in counted))
+    where = suites[0] if len(suites) == 1 else plural(len(suites), "suite")
+    seeded = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    lasted = f"{listed([f'{s:,}' for s in steps])} steps, scale {listed(scales)}"
+    return f"{plural(len(counted), 'run')} of {where}: {listed(comparison.labels)}; {seeded}, {lasted}."
+
+
+def _judged(comparison: Comparison) -> str:
+    states = [run.verdict.status for run in comparison.runs]
+    counts = [(states.count(status), word) for status, word in (("valid", "valid"), ("invalid", "invalid"), ("unknown", "unknown"))]
+    text = "Verify judged " + listed([f"{number} of {len(states)} {word}" for number, word in counts if number]) + "."
+    missing, stale = states.count("missing"), sum(bool(run.verdict.why) for run in comparison.runs)
+    told = f" {plural(stale, 'verdict')} on file {'is' if stale == 1 else 'are'} not of what lies there now: run ecrl verify again." if stale else ""
+    if missing == len(states):
+        return "No run has been verified yet: run ecrl verify." if not stale else told.strip()
+    unchecked = sum(finding.status == "not checked" for run in comparison.runs for finding in run.verdict.findings)
+    text += f" {plural(unchecked, 'promise')} not checked, because nothing could be held against them." if unchecked else ""
+    return text + (f" {plural(missing, 'run')} not verified." if missing else "") + told
+
+
+def _recovered(comparison: Comparison) -> str:
+    restarts = sum(_restarts(run) for run in comparison.counted)
+    replayed = sum(m.replayed_steps for m in (run.counted for run in comparison.counted) if m)
+    told = [f"{plural(restarts, 'restart')} in all; {plural(replayed, 'step')} had to be done again."] if restarts else []
+    if survivals := sum(m.survivals for m in (run.counted for run in comparison.counted) if m):
+        lost = sum(m.lost_samples for m in (run.counted for run in comparison.counted) if m)
+        told.append(
+            f"In {plural(survivals, 'recovery', 'recoveries')} ranks went on with the state in their memory; {plural(lost, 'sample')} were lost."
+        )
+    return " ".join(told) or "Nothing failed and nothing was restarted."
+
+
+def _costs(comparison: Comparison) -> list[str]:
+    """Where every comparison is one pair, one sentence per arm; a range where there are several suites."""
+    told: dict[str, list[str]] = {}
+    for label, base in contrasts(comparison):
+        found = [pair for suite in comparison.passed if (pair := versus(comparison, label, base, "goodput", [suite]))]
+        ratios = [pair.mean_of_ratios.mean for pair in found if pair.mean_of_ratios]
+        if ratios:
+            told.setdefault(label, []).append(f"{distance(min(ratios), max(ratios))} {base}")
+    scale = comparison.scale(comparison.passed)
+    return [f"Goodput of {label} is {listed(sorted(parts, key=_base_of))}, scale {scale}." for label, parts in told.items()]
+
+
+def _base_of(part: str) -> int:
+    base = part.rpartition(" ")[2]
+    return BASES.index(base) if base in BASES else len(BASES)
+
+
+def _stalls(comparison: Comparison) -> list[str]:
+    told = []
+    for label in comparison.labels:
+        values = [v for v in (arm.shown("stall_per_checkpoint_s") for arm in comparison.arms if arm.label == label) if v is not None]
+        if values:
+            low, high = duration(min(values)), duration(max(values))
+            told.append(f"{low if low == high else f'{low} to {high}'} in {label}")
+    return [f"A checkpoint keeps the training thread waiting for {listed(told)}, scale {comparison.scale()}."] if told else []
+
+
+def _trust(comparison: Comparison) -> str:
+    numbers = sorted({len(arm.metrics) for arm in comparison.arms})
+    if not numbers:
+        return ""
+    if numbers[-1] == 1:
+        return "Each arm is one run: what differs between arms is a single observation, without an interval."
+    several = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    return f"Each arm has {several} runs per suite; intervals are 95% by Student's t, comparisons are means of ratios of pairs of one suite and seed."
+
+
+def _apart(comparison: Comparison) -> str:
+    return f"The suites are not pooled: {comparison.apart}." if comparison.apart else ""
+
+
+def _left_out(comparison: Comparison) -> str:
+    if not comparison.left_out:
+        return ""
+    return f"Not compared: {listed([f'{run.name} ({run.reason})' for run in comparison.left_out[:3]])}" + (
+        f" and {count(len(comparison.left_out) - 3)} more." if len(comparison.left_out) > 3 else "."
+    )
+
+
+def _gates(comparison: Comparison) -> str:
+    failing = [
+        f"{suite} ({', '.join(g.name for g in gates if not g.passed)})"
+        for suite, gates in comparison.gates.items()
+        if not all(g.passed for g in gates)
+    ]
+    return f"Not averaged, because a quality gate failed: {listed(failing)}." if failing else ""
+
+
+def _went_on(run: Run) -> bool:
+    """Whether the run came back from something: was restarted, or went on with what its ranks had in memory."""
+    return bool(run.counted and (run.counted.restarts or run.counted.survivals))
+
+
+def _trajectory(run: Run) -> str:
+    """Whether the run was held against an undisturbed one: the status of that promise."""
+    return next((finding.status for finding in run.verdict.findings if finding.promise == "same-trajectory"), "not checked")
+
+
+def _restarts(run: Run) -> int:
+    return run.counted.restarts if run.counted else 0

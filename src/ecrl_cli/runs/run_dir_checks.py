@@ -1,0 +1,171 @@
+"""Whether a folder may become, or is, the folder of a run or a sweep. Nothing here writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.estimates import human_bytes, snapshot_bytes
+from ecrl_cli.config.identity import NOT_IDENTITY, run_id
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError, RecordError, RunDirectoryError, shown
+from ecrl_cli.records.events import SCHEMA_VERSION
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout, SweepLayout
+from ecrl_cli.runs.compatibility import differences
+from ecrl_cli.storage.files import sync_directory
+from ecrl_cli.storage.links import refuse_links
+
+# What may lie in a run directory before config.json makes it one: a start that was cut short leaves these behind.
+_BEGUN = re.compile(r"^(\.hydra|\.lock|\.control|\.writer|environment\.json|failures\.json|\..*\.tmp)$")
+# Where a run writes without replacing whole files.
+_WRITTEN = ("logs", "fired", "disk.jsonl", ".hydra", ".lock", "report")
+_LOGS_BYTES = 20 * 10**6
+
+
+def claim(layout: RunLayout, config: RunConfig) -> None:
+    """RunDirectoryError (or ConfigError, RecordError) unless `layout` is free for, or already holds, exactly this run."""
+    here = _nearest(layout.root)
+    if here == layout.root:
+        _check_owner(here, config.checkpoint.trust_owner)
+        _check_contents(layout, config)
+        refuse_links(layout.root, _WRITTEN)
+        if layout.checkpoints.is_symlink():  # the store looks after what is in it
+            refuse_links(layout.root, [layout.checkpoints.name])
+    _check_writable(here)
+    if config.checkpoint.strategy != "none":
+        disk = Path(config.storage.folder) if config.storage.folder and here != layout.root else here
+        _check_space(disk, config, layout)
+        if config.write_mode.sync_directories:
+            _check_directory_sync(disk)
+
+
+def claim_sweep(layout: SweepLayout) -> None:
+    """RunDirectoryError unless `layout` is free for, or already holds, a sweep."""
+    here = _nearest(layout.root)
+    if here == layout.root:
+        if RunLayout(here).config.exists():
+            raise RunDirectoryError("run_dir", f"{here} is a run directory", "a sweep needs a folder of its own: choose another run_dir")
+        if not layout.manifest.exists():
+            _refuse_foreign(here)
+        refuse_links(here, (".hydra",))
+    _check_writable(here)
+
+
+def claim_folder(root: Path, ours: tuple[str, ...]) -> None:
+    """RunDirectoryError unless `root` can be made, or is empty but for `ours`."""
+    here = _nearest(root)
+    if here == root and (foreign := sorted(item.name for item in root.iterdir() if item.name not in ours)):
+        raise RunDirectoryError("run_dir", f"{root} contains other files (first: {shown(foreign[0])})", "choose an empty directory")
+    _check_writable(here)
+
+
+def _nearest(path: Path) -> Path:
+    """`path` itself where it is a directory, else the nearest directory above that exists. RunDirectoryError where its name is no text: records,
+    Hydra and the ranks' launch orders could not name it."""
+    if not all(_is_utf8(str(each)) for each in (path.absolute(), os.path.realpath(path))):
+        raise RunDirectoryError("run_dir", f"the path is not UTF-8: {path.absolute()}", "choose another run_dir")
+    for candidate in (path, *path.absolute().parents):
+        try:
+            mode = candidate.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            if candidate.is_symlink():
+                raise RunDirectoryError("run_dir", f"{candidate} is a symbolic link to nothing", "choose another run_dir") from None
+            continue
+        except OSError as error:
+            raise _unreadable(candidate, error) from error
+        if not stat.S_ISDIR(mode):
+            raise RunDirectoryError("run_dir", f"{candidate} is a file, need a directory", "choose another run_dir")
+        return candidate
+    return Path("/")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unreadable(path: Path, error: OSError) -> RunDirectoryError:
+    facts = {errno.ELOOP: "too many symbolic links", errno.ENAMETOOLONG: "the name is too long", errno.EACCES: "no permission to look into"}
+    fact = facts.get(error.errno or 0, str(error.strerror))
+    return RunDirectoryError("run_dir", f"{fact} at {shown(str(path))}", "choose another run_dir")
+
+
+def _check_owner(path: Path, trusted: bool) -> None:
+    if trusted:
+        return
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        fact = f"{path} has mode {mode:04o}, which lets others plant checkpoints"
+        raise RunDirectoryError("run_dir", fact, "chmod 700 it or set checkpoint.trust_owner=true")
+    if status.st_uid not in (os.geteuid(), 0):
+        fact = f"{path} belongs to uid {status.st_uid}, this is uid {os.geteuid()}"
+        raise RunDirectoryError("run_dir", fact, "choose another run_dir or set checkpoint.trust_owner=true")
+
+
+def _check_contents(layout: RunLayout, config: RunConfig) -> None:
+    if not layout.config.exists():
+        _refuse_foreign(layout.root)
+        return
+    document = read_json(layout.config)
+    if not isinstance(document, dict) or not isinstance(document.get("config"), dict):
+        raise RecordError("config.json", f"not a run configuration at {layout.root}", "restore the file or choose another run_dir")
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        fact = f"{layout.root} has schema version {version}, this ECRL reads {SCHEMA_VERSION}"
+        raise RunDirectoryError("run_dir", fact, "use the version that wrote it or choose another run_dir")
+    if document.get("run_id") != run_id(config):
+        raise _another_run(layout, document, config)
+
+
+def _another_run(layout: RunLayout, document: dict[str, Any], config: RunConfig) -> RunDirectoryError:
+    changes = ", ".join(differences(document["config"], encode(config), NOT_IDENTITY)[:3])
+    fact = f"{layout.root} belongs to run {str(document.get('run_id'))[:8]}, this configuration is {run_id(config)[:8]}"
+    return RunDirectoryError("run_dir", f"{fact} ({changes or 'config.json was edited'})", "set it back or choose another run_dir")
+
+
+def _refuse_foreign(path: Path) -> None:
+    try:
+        foreign = sorted(item.name for item in path.iterdir() if not _BEGUN.match(item.name))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if foreign:
+        fact = f"{path} contains files that ECRL did not make (first: {shown(foreign[0])})"
+        raise RunDirectoryError("run_dir", fact, "choose an empty directory")
+
+
+def _check_writable(path: Path) -> None:
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise RunDirectoryError("run_dir", f"the file system of {path} is mounted read-only", "choose another run_dir")
+    if not os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        raise RunDirectoryError("run_dir", f"no write permission on {path} (uid {os.geteuid()}, mode {mode:04o})", "choose another run_dir")
+
+
+def _check_space(path: Path, config: RunConfig, layout: RunLayout) -> None:
+    if layout.config.exists():
+        return
+    size, kept = snapshot_bytes(config), config.checkpoint.keep + 1
+    volume = os.statvfs(path)
+    free, need = volume.f_bavail * volume.f_frsize, kept * size + _LOGS_BYTES
+    if need > free:
+        fact = f"needs about {human_bytes(need)} ({kept} x {human_bytes(size)} and logs), {human_bytes(free)} free on {path}"
+        raise RunDirectoryError("run_dir", fact, "free space or lower checkpoint.keep")
+
+
+def _check_directory_sync(path: Path) -> None:
+    try:
+        sync_directory(path)
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "unknown errno")
+        fact = f"directory sync is not supported on this file system ({name} at {path})"
+        raise ConfigError("write_mode", fact, "use another run_dir, or choose write_mode=atomic_nodirsync knowingly") from error

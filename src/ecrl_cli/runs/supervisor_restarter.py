@@ -1,0 +1,121 @@
+"""Keeps a run going whose plan ends its supervisor: the supervisor runs in a process of its own, and is started again when such an entry has
+struck and it ended as that entry ends it. Any other end is the run's, as it would be without a keeper."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from io import FileIO
+
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import EcrlError, Stopped, StorageError
+from ecrl_cli.failures.fault_log import fired_indices
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.records.events import SupervisorRecord
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals, held_back
+from ecrl_cli.supervision.attempts.supervisor_record import read_record
+from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
+
+KEPT = "ecrl_cli.runs.supervisor_main"
+# How a supervisor ends of an entry of this kind: its exit code, or minus the signal.
+ENDS = {"term": 128 + signal.SIGTERM, "supervisor": -signal.SIGKILL, "readonly": StorageError.exit_code}
+
+
+@dataclass(frozen=True)
+class Stay:
+    """How one supervisor ended: `code` as subprocess has it, `error` in its own words."""
+
+    code: int
+    error: EcrlError | None
+
+
+def wanted(config: RunConfig) -> bool:
+    """Whether the plan ends the supervisor."""
+    return any(entry.kind in ENDS for entry in plan(config))
+
+
+def keep(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) -> SupervisorRecord:
+    """As `supervise`, for as many stays as the plan asks for. A stop signal that reaches this process goes to the supervisor, and ends it all."""
+    kinds = {entry.index: entry.kind for entry in plan(config)}
+    stop = StopSignals()
+    try:
+        with stop:
+            while True:
+                before = fired_indices(layout)
+                stay = _stay(config, layout, stop)
+                struck = {kinds[index] for index in fired_indices(layout) - before}
+                cause = next((kind for kind in sorted(struck) if ENDS.get(kind) == stay.code), None)
+                if cause is None or stop.received():
+                    break
+                say(f"{layout.root.name}: the supervisor has ended of the planned failure {cause}; a new one goes on")
+        return _result(layout, stay, stop)
+    finally:
+        stop.pass_on()
+
+
+def _stay(config: RunConfig, layout: RunLayout, stop: StopSignals) -> Stay:
+    """One supervisor, from its start to its end."""
+    read, write = os.pipe()
+    with closing(FileIO(read)) as result:
+        try:
+            with held_back():
+                process = subprocess.Popen(
+                    mortal_command([sys.executable, "-m", KEPT, str(layout.root.absolute()), str(write)]),
+                    stdin=subprocess.PIPE,
+                    pass_fds=(write,),
+                    process_group=0,  # Ctrl-C reaches this process, which passes it on: once
+                )
+        finally:
+            os.close(write)
+        assert process.stdin is not None
+        with process.stdin as line, suppress(BrokenPipeError):
+            line.write(json.dumps(encode(config)).encode())
+        said = _attend(process, result, stop)
+        return Stay(process.wait(), _error(said))
+
+
+def _attend(process: subprocess.Popen[bytes], result: FileIO, stop: StopSignals) -> bytes:
+    """Pass on what asks to stop, until the supervisor has ended; what it said."""
+    passed, said = 0, b""
+    while True:
+        ready, _, _ = select.select([result.fileno(), stop.fileno()], [], [])
+        signals = stop.received()
+        for number in signals[passed:]:
+            process.send_signal(number)
+        passed = len(signals)
+        if result.fileno() in ready:
+            data = result.read(65536)
+            if not data:
+                return said
+            said += data
+
+
+def _error(said: bytes) -> EcrlError | None:
+    if not said:
+        return None
+    name, key, fact, remedy, code = json.loads(said)
+    return _kinds(EcrlError)[name](key, fact, remedy, code=code)
+
+
+def _kinds(kind: type[EcrlError]) -> dict[str, type[EcrlError]]:
+    below = [_kinds(each) for each in kind.__subclasses__()]
+    return {kind.__name__: kind} | {name: each for found in below for name, each in found.items()}
+
+
+def _result(layout: RunLayout, stay: Stay, stop: StopSignals) -> SupervisorRecord:
+    if stay.error:
+        stop.obeyed = isinstance(stay.error, Stopped)
+        raise stay.error
+    record = read_record(layout)
+    if stay.code and record.terminal_status != "completed":  # completed: a signal came too late to stop it, and ended it afterwards
+        raise EcrlError("supervision", f"the supervisor ended with {stay.code}", "the same command goes on with the run", code="died")
+    return record

@@ -1,0 +1,91 @@
+"""Where a sweep stands, for people: by suite how many runs are done, running, failed, left; and about how long the rest takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ecrl_cli.config.estimates import human_seconds, seconds
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.runs.sweep import Todo
+
+KINDS = ("done", "running", "failed", "left")
+_KIND = {"completed": "done", "completed_prev": "done", "running": "running", "failed": "failed", "pending": "left"}
+
+
+class Clock(Protocol):
+    def __call__(self) -> float: ...
+
+
+class Board:
+    """Counts as the sweep goes on. The time left is the estimate of what is left, corrected by how the runs so far compare with theirs."""
+
+    def __init__(self, do: Todo, now: Clock = monotonic) -> None:
+        self._configs, self._now = do.configs, now
+        self._status = {name: "completed_prev" if name in do.finished else "pending" for name in do.configs}
+        self._began = now()
+        self._expected = self._spent = 0.0
+
+    def began(self, name: str) -> None:
+        self._status[name], self._began = "running", self._now()
+
+    def ended(self, name: str, status: str) -> None:
+        self._status[name] = status
+        if status == "completed":
+            self._spent += self._now() - self._began
+            self._expected += _estimate(self._configs[name])
+
+    def counts(self, suite: str | None = None) -> dict[str, int]:
+        """Runs of each of KINDS, of one suite or of all."""
+        states = [_KIND[s] for name, s in self._status.items() if suite in (None, self._configs[name].suite_name)]
+        return {kind: states.count(kind) for kind in KINDS}
+
+    def seconds_left(self) -> float | None:
+        """None before a first run has shown how long they take here."""
+        if not self._expected:
+            return None
+        ahead = sum(_estimate(self._configs[name]) for name, s in self._status.items() if s in ("pending", "running"))
+        return max(0.0, ahead * self._spent / self._expected - self._since())
+
+    def line(self) -> str:
+        """`sweep: 12 of 72 done, 1 failed, about 9 min left`."""
+        counts, left = self.counts(), self.seconds_left()
+        rest = "" if left is None or counts["done"] + counts["failed"] == len(self._configs) else f", about {human_seconds(left)} left"
+        return f"sweep: {counts['done']} of {len(self._configs)} done, {counts['failed']} failed{rest}"
+
+    def table(self) -> RenderableType:
+        """The line, and a row per suite."""
+        made = Table("suite", *KINDS, box=None, pad_edge=False)
+        for suite in dict.fromkeys(config.suite_name for config in self._configs.values()):
+            made.add_row(suite or "(no suite)", *_cells(self.counts(suite)))
+        return Group(Text(self.line(), style="bold"), made)
+
+    def _since(self) -> float:
+        return self._now() - self._began if "running" in self._status.values() else 0.0
+
+
+class Told:
+    """A board that also says a line after each run, for logs."""
+
+    def __init__(self, board: Board, say: Callable[[str], None]) -> None:
+        self._board, self._say = board, say
+
+    def began(self, name: str) -> None:
+        self._board.began(name)
+
+    def ended(self, name: str, status: str) -> None:
+        self._board.ended(name, status)
+        self._say(self._board.line())
+
+
+def _cells(counts: Mapping[str, int]) -> list[str]:
+    return [str(counts[kind]) if counts[kind] else "" for kind in KINDS]
+
+
+def _estimate(config: RunConfig) -> float:
+    return seconds(config, gpu=False)

@@ -1,0 +1,183 @@
+"""A back end whose n-th call fails, once or from then on; every other call is passed on to the back end behind it.
+
+What a fault leaves behind is what Linux leaves: a call that fails changes nothing, a close that fails has closed, and after a sync
+that failed the pages are clean and what they held may be gone (a ModelFs behind it drops them).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.fs import Buffer, Fs
+from ecrl_cli.storage.memory_fs import ModelFs
+
+# Which calls a fault may be limited to. `fsyncdir` opens the folder and syncs it.
+SCOPES: dict[str, tuple[str, ...]] = {
+    "any": ("mkdir", "create", "open", "write", "read", "fsync", "fsyncdir", "close", "rename", "symlink", "unlink", "rmdir", "list", "stat"),
+    "write": ("write",),
+    "sync": ("fsync", "fsyncdir"),
+    "open": ("create", "open", "fsyncdir", "list"),
+    "read": ("open", "read", "list", "stat"),
+    "change": ("mkdir", "create", "rename", "symlink", "unlink", "rmdir"),
+    "close": ("close",),
+}
+SHORT, ZERO = "short write", "write of 0"
+
+
+class Livelock(RuntimeError):
+    """More calls than any honest operation makes."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind`: the name of an errno, SHORT or ZERO. The `at`-th call (from 1) in `scope` meets it; with `sticky`, all later ones too."""
+
+    kind: str
+    at: int
+    sticky: bool = False
+    scope: str = "any"
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A call that met the fault; `written`: what it concerns was created for writing through this back end."""
+
+    call: str
+    path: Path
+    written: bool = False
+
+
+class FaultyFs:
+    """`fault` None: nothing fails. `calls` counts the calls in all scopes, `struck` are those that failed, `open_files` what is not closed."""
+
+    def __init__(self, behind: Fs, limit: int = 100_000) -> None:
+        self.behind, self.limit = behind, limit
+        self.open_files: dict[int, Path] = {}
+        self._lock = threading.Lock()  # the guard reads several files at once
+        self.arm(None)
+
+    def arm(self, fault: Fault | None) -> None:
+        """Begin to count anew, with `fault`."""
+        self.fault, self.calls, self._in_scope = fault, 0, 0
+        self.struck: list[Strike] = []
+        self._written: set[Path] = set()
+
+    def mkdir(self, path: Path) -> None:
+        self._pass("mkdir", path)
+        self.behind.mkdir(path)
+
+    def open(self, path: Path, flags: int) -> int:
+        self._pass("create" if flags & os.O_CREAT else "open", path)
+        if flags & os.O_CREAT:
+            self._written.add(path)
+        return self._opened(self.behind.open(path, flags), path)
+
+    def open_at(self, folder: int, name: str, flags: int) -> int:
+        path = self._path(folder) / name
+        self._pass("create" if flags & os.O_CREAT else "open", path)
+        return self._opened(self.behind.open_at(folder, name, flags), path)
+
+    def set_direct(self, fd: int, on: bool) -> bool:
+        return self.behind.set_direct(fd, on)
+
+    def write(self, fd: int, data: Buffer) -> int:
+        kind = self._meets("write", self._path(fd))
+        if kind == ZERO:
+            return 0
+        if kind == SHORT:
+            return self.behind.write(fd, memoryview(data)[: max(1, len(data) // 2)])
+        if kind:
+            raise self._error("write", self._path(fd), kind)
+        return self.behind.write(fd, data)
+
+    def read_at(self, fd: int, buffer: memoryview, offset: int) -> int:
+        self._pass("read", self._path(fd))
+        return self.behind.read_at(fd, buffer, offset)
+
+    def fsync(self, fd: int) -> None:
+        path = self._path(fd)
+        if kind := self._meets("fsync", path):
+            error = self._error("fsync", path, kind)
+            if isinstance(self.behind, ModelFs):
+                self.behind.refuse_sync = error.errno
+                with suppress(StorageError):
+                    self.behind.fsync(fd)
+            raise error
+        self.behind.fsync(fd)
+
+    def fsyncdir(self, path: Path) -> None:
+        self._pass("fsyncdir", path)
+        self.behind.fsyncdir(path)
+
+    def close(self, fd: int) -> None:
+        path = self.open_files.pop(fd, Path("?"))
+        kind = self._meets("close", path)
+        self.behind.close(fd)
+        if kind:
+            raise self._error("close", path, kind)
+
+    def rename(self, source: Path, target: Path, *, replace: bool) -> None:
+        self._pass("rename", target)
+        self.behind.rename(source, target, replace=replace)
+
+    def symlink(self, target: str, path: Path) -> None:
+        self._pass("symlink", path)
+        self.behind.symlink(target, path)
+
+    def unlink(self, path: Path) -> None:
+        self._pass("unlink", path)
+        self.behind.unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        self._pass("rmdir", path)
+        self.behind.rmdir(path)
+
+    def listdir(self, path: Path) -> list[str]:
+        self._pass("list", path)
+        return self.behind.listdir(path)
+
+    def stat(self, path: Path) -> os.stat_result:
+        self._pass("stat", path)
+        return self.behind.stat(path)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        self._pass("stat", self._path(fd))
+        return self.behind.fstat(fd)
+
+    def _pass(self, call: str, path: Path) -> None:
+        if kind := self._meets(call, path):
+            raise self._error(call, path, kind)
+
+    def _meets(self, call: str, path: Path) -> str:
+        """Count the call; the kind of fault that it meets, or nothing."""
+        with self._lock:
+            return self._count(call, path)
+
+    def _count(self, call: str, path: Path) -> str:
+        self.calls += 1
+        if self.calls > self.limit:
+            raise Livelock(f"{self.calls} calls, the last one {call} of {path}")
+        if self.fault is None or call not in SCOPES[self.fault.scope]:
+            return ""
+        self._in_scope += 1
+        if self._in_scope < self.fault.at or (self._in_scope > self.fault.at and not self.fault.sticky):
+            return ""
+        self.struck.append(Strike(call, path, path in self._written))
+        return self.fault.kind
+
+    def _error(self, call: str, path: Path, kind: str) -> StorageError:
+        number = int(getattr(errno, kind))
+        return StorageError.of(call, path, OSError(number, os.strerror(number)))
+
+    def _opened(self, fd: int, path: Path) -> int:
+        self.open_files[fd] = path
+        return fd
+
+    def _path(self, fd: int) -> Path:
+        return self.open_files.get(fd, Path("?"))

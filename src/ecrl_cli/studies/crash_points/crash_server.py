@@ -1,0 +1,137 @@
+"""`python -m ecrl_cli.studies.crash_points.crash_server FOLDER`: forks the processes that are killed, and says how each one ended.
+
+A process of its own because a fork copies the locks of threads: this one has none. It has imported what its children need, so that a
+child costs a millisecond. FOLDER is where trials may lie: in memory (`memory`: a folder is made, and removed at the end, also when the
+study has been killed), else the one that is named. One JSON line is one request; the end of the input is the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ecrl_cli.checkpoint.format.finite  # noqa: F401  imported here once, where every child of its own would
+from ecrl_cli.checkpoint.writer.protocol import listen
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies.crash_points.crash_targets import Save, mortal, save_back_to_back, save_once, serve
+from ecrl_cli.studies.crash_points.points import Passed
+from ecrl_cli.studies.crash_points.store_fixture import BACK_TO_BACK, Payload, image_of
+
+MEMORY = Path("/dev/shm")
+ROOM, CHECKPOINTS = 32 << 20, 100
+
+
+def memory_there(payload_bytes: int = 0) -> bool:
+    """Whether trials may lie in memory: containers often have little room there. A run with its history is many checkpoints of `payload_bytes`."""
+    writable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+    return writable and shutil.disk_usage(MEMORY).free >= max(ROOM, CHECKPOINTS * payload_bytes)
+
+
+class Killer:
+    """One child at a time."""
+
+    def __init__(self, payload: Payload) -> None:
+        self._payload, self._passed = payload, Passed()
+        self._writer = 0
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what `request` asks for; gives the child's end: `signal` (0: it ended by itself, with `code`) and the point it `passed` last."""
+        run, save = RunLayout(Path(request["root"])), Save(**request["save"])
+        if request["do"] == "serve":
+            return self.serve(run, save)
+        if request["do"] == "end":
+            return self.end()
+        return self.save(run, save) if request["do"] == "save" else self.kill(run, save, request["after_s"])
+
+    def save(self, run: RunLayout, save: Save) -> dict[str, Any]:
+        image_of(self._payload, save.layout, save.step)  # before the fork, once
+        return self._ended(self._forked(lambda: save_once(run, save, self._payload, self._passed)))
+
+    def serve(self, run: RunLayout, save: Save) -> dict[str, Any]:
+        """A background writer that listens; it ends with the request `end`."""
+        run.logs.mkdir(exist_ok=True)
+        listener = listen(run.writer)
+        self._writer = self._forked(lambda: serve(run, save, self._passed, listener))
+        listener.close()
+        return {}
+
+    def end(self) -> dict[str, Any]:
+        os.kill(self._writer, signal.SIGKILL)
+        ended, self._writer = self._ended(self._writer), 0
+        return ended
+
+    def close(self) -> None:
+        """The study was interrupted while a writer listened."""
+        if self._writer:
+            self.end()
+
+    def kill(self, run: RunLayout, save: Save, after_s: float) -> dict[str, Any]:
+        """Let a child save back to back and kill it `after_s` seconds after its first save."""
+        for number in range(BACK_TO_BACK):
+            image_of(self._payload, save.layout, save.step + number)
+        begun, begin = os.pipe()
+        child = self._forked(lambda: save_back_to_back(run, save, self._payload, self._passed, begin))
+        os.close(begin)
+        os.read(begun, 1)
+        os.close(begun)
+        time.sleep(after_s)
+        os.kill(child, signal.SIGKILL)
+        return self._ended(child)
+
+    def _forked(self, work: Callable[[], None]) -> int:
+        self._passed.reset()
+        killer = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            mortal(killer)
+            work()
+            os._exit(0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+    def _ended(self, pid: int) -> dict[str, Any]:
+        status = os.waitpid(pid, 0)[1]
+        signalled = os.WIFSIGNALED(status)
+        return {
+            "signal": os.WTERMSIG(status) if signalled else 0,
+            "code": 0 if signalled else os.WEXITSTATUS(status),
+            "passed": self._passed.last,
+        }
+
+
+def main(argv: list[str]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the study's to handle: it closes our input
+        signal.signal(number, signal.SIG_IGN)
+    memory = argv[0] == "memory"
+    folder = Path(tempfile.mkdtemp(prefix="crash-points-", dir=MEMORY)) if memory else Path(argv[0])
+    killer = Killer(Payload(*map(int, argv[1:4])))
+    try:
+        _say({"folder": str(folder)})
+        gc.freeze()
+        for line in sys.stdin:
+            _say(killer.answer(json.loads(line)))
+    finally:
+        killer.close()
+        if memory:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

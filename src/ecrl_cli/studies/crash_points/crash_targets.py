@@ -1,0 +1,80 @@
+"""What a forked process does until it is killed: the code that trains, on torch-free images."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ecrl_cli.checkpoint.store.atomic_install import Points
+from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.writer.server import Writer, die_of
+from ecrl_cli.linux.pdeathsig import die_with_parent
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.storage.fs import Fs, PosixFs
+from ecrl_cli.studies.crash_points.crashing_fs import DyingFs
+from ecrl_cli.studies.crash_points.points import NONE, Passed
+from ecrl_cli.studies.crash_points.store_fixture import BACK_TO_BACK, STEP, VICTIM, Payload, image_of, log_of, store_config
+from ecrl_cli.studies.mutants.registry import PLANTED
+
+LIMIT_S = 60  # a victim that is still alive then hangs, and SIGALRM ends it
+
+
+def mortal(parent: int) -> None:
+    """Never outlive `parent`, who forked this process, nor LIMIT_S."""
+    die_with_parent(parent)
+    signal.alarm(LIMIT_S)
+
+
+@dataclass(frozen=True)
+class Save:
+    """A save that is to end at a named `point`, or before the file system's call number `call`. `planted`: with this bug in the store."""
+
+    mode: str
+    layout: str
+    step: int = STEP
+    point: str = NONE
+    call: int = -1
+    planted: str = ""
+
+    def store(self, run: RunLayout, fs: Fs, points: Points) -> CheckpointStore:
+        if not self.planted:
+            return CheckpointStore(run.checkpoints, store_config(self.mode), fs, points)
+        planted = next(planted for planted in PLANTED if planted.name == self.planted)
+        return planted.store(run.checkpoints, store_config(self.mode), fs, points)
+
+
+def save_once(run: RunLayout, save: Save, payload: Payload, passed: Passed) -> None:
+    """Rank 0 of the blocking strategy: one save, in the rank's own process."""
+    fs = DyingFs(run.checkpoints, save.call)
+    store = save.store(run, fs, lambda name: passed.die_at(save.point, name))
+    store.claim(VICTIM)
+    fs.armed = True
+    save_and_record(store, image_of(payload, save.layout, save.step), VICTIM, log_of(run, VICTIM))
+
+
+def serve(run: RunLayout, save: Save, passed: Passed, listener: socket.socket) -> None:
+    """The background writer of the overlapped strategy, as `supervision.writer_main` builds it."""
+    threading.excepthook = die_of
+    store = save.store(run, PosixFs(), lambda name: passed.die_at(save.point, name))
+    Writer(run, store, listener).serve()
+
+
+def save_back_to_back(run: RunLayout, save: Save, payload: Payload, passed: Passed, begin: int) -> None:
+    """One save after the other, from `save.step` on; a byte to `begin` when the first, which is the slowest, is done.
+
+    Whoever gets them all done waits for the kill.
+    """
+    store = save.store(run, PosixFs(), passed.note)
+    store.claim(VICTIM)
+    log = log_of(run, VICTIM)
+    for number in range(BACK_TO_BACK):
+        save_and_record(store, image_of(payload, save.layout, save.step + number), VICTIM, log)
+        if number == 0:
+            os.write(begin, b"b")
+    with suppress(InterruptedError):
+        signal.pause()

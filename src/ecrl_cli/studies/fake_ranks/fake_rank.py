@@ -1,0 +1,187 @@
+"""A rank without torch that keeps step with the others and saves through the product's own store; what it is to do wrong stands in its part.
+
+The supervisor, the board, the stacks and the store are the real ones: what a study shows of them does not depend on what is trained.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import NoReturn
+
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
+from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.errors import Fenced
+from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.events import Final, RankLine
+from ecrl_cli.records.journal import Journal, read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import Hello, Progress
+from ecrl_cli.records.run_config import read_run_config
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.storage.heartbeat_fs import beating
+from ecrl_cli.studies.fake_ranks.script import part_of
+from ecrl_cli.training import stack_dump_handler
+from ecrl_cli.training.control_client import Control, die_with_parent
+from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.rendezvous import Rendezvous
+
+POLL_S = 0.0005
+_STEP = struct.Struct("<Q")
+
+
+def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
+    layout = RunLayout(run_dir)
+    try:
+        control = Control(layout, Hello(rendezvous.rank, os.getpid(), attempt, started, stacks=stack_dump_handler.answer()))
+        control.attach()
+        with closing(control):
+            return Actor(layout, attempt, rendezvous, control).play()
+    except Fenced as error:
+        return error.exit_code
+
+
+class Actor:
+    """One rank in one attempt."""
+
+    def __init__(self, layout: RunLayout, attempt: int, rendezvous: Rendezvous, control: Control) -> None:
+        self.layout, self.attempt, self.rank, self.world_size = layout, attempt, rendezvous.rank, rendezvous.world_size
+        self.control, self.pulse, self.part = control, Pulse(control.board, rendezvous.rank), part_of(layout)
+        self.stored, self.logs = read_run_config(layout), layout.attempt(attempt)
+        self.order = decode(LaunchOrder, read_json(self.logs.launch))
+        self.step, self.until = self.order.resume_step, self.stored.config.target_steps
+        self.journal = Journal(self.logs.rank(self.rank))
+        self.exchange = Exchange(self.logs.folder / "exchange", self.rank, self.world_size)
+        self.plan = synthetic_plan(4096, 2048)
+
+    def play(self) -> int:
+        for phase in ("importing", "rendezvous", "loading"):
+            self.at(phase)
+            time.sleep(self.part.start_s)
+        if self.part.side_thread:
+            threading.Thread(target=self.pretend, daemon=True).start()
+        self.heed()
+        with closing(CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.stored.config, self.stored.run_id))) as store:
+            store.fs = beating(store.fs, self.pulse.again)
+            while self.step < self.until:
+                self.do()
+                self.heed()
+                if self.step % self.stored.config.checkpoint.every == 0 or self.step == self.until:
+                    self.save(store)
+        return self.leave()
+
+    def at(self, phase: str) -> None:
+        self.pulse.phase(phase)
+        if self.rank == 0:
+            self.control.progress(Progress(self.step, phase, monotonic(), 0.5))
+
+    def do(self) -> None:
+        """A step: own work, the exchange, the line in the log."""
+        step = self.step + 1
+        self.pulse.step(step)
+        if step == self.order.resume_step + 1:
+            self.at("forward")
+        self.misbehave(step)
+        time.sleep(self.part.step_s)
+        self.pulse.phase("backward")
+        if self.part.deed(self.attempt, self.rank, step) != "skip":
+            self.exchange.meet()
+        self.pulse.phase("logging")
+        self.step = step
+        self.journal.append(RankLine(step, 0, step - 1, self.rank, self.world_size, "", 0, 0.5, self.attempt, 0.0, monotonic(), wall()))
+        self.at_training()
+
+    def at_training(self) -> None:
+        if self.rank == 0:
+            self.control.progress(Progress(self.step, "training", monotonic(), 0.5))
+
+    def heed(self) -> None:
+        behind = self.pulse.stop_behind(self.step)
+        if self.part.heeds == "alone" and self.rank == 0 and behind is not None:
+            behind = self.step
+        if self.part.heeds != "no" and behind is not None:
+            self.until = min(self.until, behind)
+
+    def save(self, store: CheckpointStore) -> None:
+        self.at("saving")
+        if self.rank == 0:
+            log = CheckpointLog(Journal(self.logs.checkpoints), self.layout, self.attempt)
+            store.claim(self.attempt)
+            image = synthetic_image(self.stored.config.seed, self.step, self.plan, self.stored.run_id)
+            log.write("submitted", self.step, bytes=image.nbytes, inflight=1)
+            time.sleep(self.part.last_save_s if self.until < self.stored.config.target_steps else self.part.save_s)
+            save_and_record(store, image, self.attempt, log)
+            log.close()
+        self.exchange.meet()
+
+    def leave(self) -> int:
+        self.pulse.phase("flushing")
+        if self.rank == 0 and self.step == self.stored.config.target_steps:
+            write_json(self.logs.final, encode(Final(self.step, self.attempt, monotonic(), wall(), "", "", "", "", 0.5)))
+        return 0
+
+    def misbehave(self, step: int) -> None:
+        """Where the part says so. What hangs does so in its own work, before the exchange."""
+        deed = self.part.deed(self.attempt, self.rank, step)
+        if deed == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif deed == "grasp":
+            ctypes.PyDLL(None).sleep(3600)
+        elif deed == "spin":
+            _spin()
+        elif deed == "raise":
+            raise RuntimeError(f"planned, at step {step}")
+        elif deed.startswith("SIG"):
+            os.kill(os.getpid(), signal.Signals[deed])
+        elif deed.startswith("exit"):
+            os._exit(int(deed[4:]))
+
+    def pretend(self) -> None:
+        """The planted bug of a heartbeat that is not the loop's."""
+        while True:
+            time.sleep(0.05)
+            self.pulse.again()
+
+
+class Exchange:
+    """What a collective is to its ranks: none passes its n-th before all have come to their n-th. A file that all of an attempt have mapped."""
+
+    def __init__(self, path: Path, rank: int, world_size: int) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(fd, world_size * _STEP.size)
+        self._memory, self._rank, self._world_size = mmap.mmap(fd, world_size * _STEP.size), rank, world_size
+        os.close(fd)
+        self._count = 0
+
+    def meet(self) -> None:
+        self._count += 1
+        _STEP.pack_into(self._memory, self._rank * _STEP.size, self._count)
+        while any(_STEP.unpack_from(self._memory, rank * _STEP.size)[0] < self._count for rank in range(self._world_size)):
+            time.sleep(POLL_S)
+
+
+def _spin() -> NoReturn:
+    while True:
+        pass
+
+
+def main(argv: list[str]) -> int:
+    die_with_parent()
+    place = Rendezvous(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return run_rank(Path(argv[0]), int(argv[1]), place, monotonic())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""Trials one after the other, or shared by processes: each builds the study for itself and keeps to a scratch folder of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.pdeathsig import die_with_parent
+from ecrl_cli.studies.frame.registry import make_study, parallel
+from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
+
+_AHEAD = 4  # trials in the queue per worker
+
+
+def results(config: StudyConfig, scratch: Path, study: Study, trials: Sequence[Trial], say: Callable[[str], None]) -> Iterator[Record]:
+    """The record of each trial as it comes in."""
+    together = parallel(config)
+    workers = min(config.workers or len(os.sched_getaffinity(0)), len(trials)) if together else 1
+    if workers <= 1:
+        for trial in trials:
+            yield timed(study, trial)
+    else:
+        yield from _shared(config, scratch, trials, workers, say)
+
+
+def timed(study: Study, trial: Trial) -> Record:
+    """Run `trial` and say how long it took."""
+    began = monotonic()
+    found = study.run(trial)
+    return Record(trial.key, trial.facts, found, monotonic() - began)
+
+
+def _shared(config: StudyConfig, scratch: Path, trials: Sequence[Trial], workers: int, say: Callable[[str], None]) -> Iterator[Record]:
+    context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(config, scratch, os.getpid()))
+    waiting = iter(trials)
+    pending = {pool.submit(_work, trial) for _, trial in zip(range(workers * _AHEAD), waiting, strict=False)}
+    try:
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+                if (trial := next(waiting, None)) is not None:
+                    pending.add(pool.submit(_work, trial))
+    except KeyboardInterrupt:
+        say(f"{config.name}: stopping after the trials that run")
+        raise
+    except BrokenProcessPool as error:
+        fact = "a worker process has died (killed, or out of memory)"
+        raise EcrlError("workers", fact, "the same command goes on from here; fewer workers take less memory", code="worker") from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+_study: Study | None = None
+
+
+def _begin(config: StudyConfig, scratch: Path, parent: int) -> None:
+    """In a worker, once. Ctrl-C is the parent's to handle, and its death is the worker's."""
+    global _study
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(parent)
+    own = scratch / f"worker-{os.getpid()}"
+    own.mkdir()
+    _study = make_study(Setting(config, own))
+    Finalize(None, _study.close, exitpriority=10)  # what `atexit` is for other processes
+
+
+def _work(trial: Trial) -> Record:
+    assert _study is not None
+    return timed(_study, trial)

@@ -1,0 +1,47 @@
+"""Which code stands behind a study's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ecrl_cli.config.registry import Registry
+from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.studies.frame.study import Setting, Study
+
+# Each names a `make(setting) -> Study`.
+_STUDIES = Registry(
+    "study",
+    "ecrl.studies",
+    {
+        "write-latency": "ecrl_cli.studies.write_latency:make",
+        "crash-points": "ecrl_cli.studies.crash_points.study:make",
+        "power-loss": "ecrl_cli.studies.power_loss.study:make",
+        "corruption": "ecrl_cli.studies.corruption.study:make",
+        "io-errors": "ecrl_cli.studies.io_errors.study:make",
+        "disk-timeline": "ecrl_cli.studies.disk_timeline:make",
+        "writers": "ecrl_cli.studies.writers.study:make",
+        "hangs": "ecrl_cli.studies.hangs.study:make",
+        "signals": "ecrl_cli.studies.signals.study:make",
+        "hostile": "ecrl_cli.studies.hostile.study:make",
+        "store-soak": "ecrl_cli.studies.store_soak.study:make",
+        "failures": "ecrl_cli.studies.training.failures_study:make",
+        "elastic": "ecrl_cli.studies.training.elastic_study:make",
+        "live-recovery": "ecrl_cli.studies.training.live_study:make",
+        "compat": "ecrl_cli.studies.compat:make",
+        "recovery-overhead": "ecrl_cli.replication.overhead.study:make",
+        "mini-batch-failure": "ecrl_cli.replication.mini_batch.study:make",
+    },
+)
+# Timing suffers from a neighbour; these run one trial at a time.
+_ALONE = ("write-latency", "disk-timeline", "hangs", "signals")
+
+
+def make_study(setting: Setting) -> Study:
+    """The study that `setting.config` names."""
+    made: Any = _STUDIES.load(setting.config.name)
+    study: Study = made(setting)
+    return study
+
+
+def parallel(config: StudyConfig) -> bool:
+    return config.name not in _ALONE

@@ -1,0 +1,205 @@
+"""Runs a study: what is planned and not yet on record, trial by trial; stopped at any moment, the same command goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ecrl_cli.config.codec import encode
+from ecrl_cli.config.study import StudyConfig, study_id
+from ecrl_cli.errors import RecordError, RunDirectoryError, Stopped, shown
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.records.journal import Journal, read_journal
+from ecrl_cli.records.layout import StudyLayout
+from ecrl_cli.runs.environment import code_revision, environment
+from ecrl_cli.runs.run_dir_checks import claim_folder
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.studies.frame.pool import results
+from ecrl_cli.studies.frame.progress import Progress
+from ecrl_cli.studies.frame.registry import make_study
+from ecrl_cli.studies.frame.result import SCHEMA_VERSION, Findings
+from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
+from ecrl_cli.supervision.run_lock import held
+
+Say = Callable[[str], None]
+
+
+def check_folder(config: StudyConfig, root: Path) -> None:
+    """RunDirectoryError unless `root` is free for, or already holds, exactly this study. Writes nothing."""
+    layout = StudyLayout(root)
+    if not layout.study.exists():
+        claim_folder(root, ours=(layout.lock.name, layout.scratch.name, layout.environment.name, *(path.name for path in _torn(root))))
+        return
+    try:
+        document = json.loads(layout.study.read_text(encoding="utf-8"))
+        there, code = str(document["study_id"]), document["code"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(
+            "study.json", f"cannot be read at {root} ({shown(str(error), 60)})", "restore the file or choose another run_dir"
+        ) from error
+    if there != study_id(config):
+        fact = f"{root} belongs to study {there[:8]}, this configuration is {study_id(config)[:8]}"
+        raise RunDirectoryError("run_dir", fact, "set it back or choose another run_dir")
+    if code != code_revision():
+        fact = f"{root} was begun by {shown(code)}, this is {shown(code_revision())}: trials of both would be mixed"
+        raise RunDirectoryError("run_dir", fact, "choose another run_dir, or go on with the code that began it")
+
+
+def run_study(config: StudyConfig, root: Path, say: Say) -> int:
+    """Run what is missing and write result.json. 0: complete and every gate passed; 1: a gate failed; 130: stopped, goes on when started again."""
+    layout = StudyLayout(root)
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _terminable(), held(layout), _scratch(layout), _opened(Setting(config, layout.scratch / "main")) as study:
+        plan = _planned(study)
+        _write_headers(config, layout)
+        say(f"{config.name}: {len(plan)} trials, seed {config.seed}: {root}")
+        for skip in study.skips():
+            say(f"{config.name}: skipped: {skip.arm}: {skip.reason}")
+        try:
+            _run_missing(config, layout, study, plan, say)
+        except KeyboardInterrupt as stop:
+            say(f"{config.name}: stopped; the same command goes on from here")
+            return 143 if stop.args == (signal.SIGTERM,) else 130
+        finally:
+            document = _conclude(config, layout, study, plan)
+    return _answer(config, document, say)
+
+
+def replay(config: StudyConfig) -> int:
+    """Run the one trial that `config.trial` names, where the study's folder lies or would lie, and print its record; nothing is kept."""
+    import tempfile
+
+    beside = next(path for path in (Path(config.run_dir or "outputs").expanduser().absolute(), Path.cwd(), Path("/")) if path.is_dir())
+    with (
+        _terminable(),
+        tempfile.TemporaryDirectory(prefix=".replay-", dir=beside) as folder,
+        _opened(Setting(config, Path(folder) / "main")) as study,
+    ):
+        found = {trial.key: trial for trial in study.plan()}
+        if config.trial not in found:
+            raise RunDirectoryError(
+                "trial", f"no trial {shown(config.trial)} in {config.name} with seed {config.seed}", "take a key from trials.jsonl"
+            )
+        trial = found[config.trial]
+        record = {"key": trial.key, "facts": trial.facts, "found": study.run(trial)}
+    sys.stdout.write(json.dumps(record, indent=2) + "\n")
+    return 0
+
+
+@contextmanager
+def _opened(setting: Setting) -> Iterator[Study]:
+    setting.scratch.mkdir(parents=True)
+    study = make_study(setting)
+    try:
+        yield study
+    finally:
+        study.close()
+
+
+@contextmanager
+def _scratch(layout: StudyLayout) -> Iterator[None]:
+    """An empty scratch folder, whatever a killed predecessor left; gone afterwards."""
+    for path in _torn(layout.root):
+        path.unlink()
+    shutil.rmtree(layout.scratch, ignore_errors=True)
+    layout.scratch.mkdir(mode=0o700)
+    try:
+        yield
+    finally:
+        shutil.rmtree(layout.scratch, ignore_errors=True)
+
+
+def _torn(root: Path) -> list[Path]:
+    """The new bytes of a JSON file whose writer died before the rename."""
+    return list(root.glob(".*.json.*.tmp"))
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the study as Ctrl-C does: what is on record stays, what is open is closed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number))
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        if stopped.args != (signal.SIGTERM,):
+            raise
+        raise Stopped("SIGTERM", "stopped", "start the same command again") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _write_headers(config: StudyConfig, layout: StudyLayout) -> None:
+    if not layout.study.exists():
+        write_json(layout.environment, environment(layout.root))
+        write_json(layout.study, {"schema_version": SCHEMA_VERSION, "study_id": study_id(config), "code": code_revision(), **encode(config)})
+
+
+def _planned(study: Study) -> list[Trial]:
+    plan = list(study.plan())
+    if len({trial.key for trial in plan}) != len(plan):
+        raise ValueError("two trials of a plan have the same key")
+    return plan
+
+
+def _run_missing(config: StudyConfig, layout: StudyLayout, study: Study, plan: Sequence[Trial], say: Say) -> None:
+    done = _records(layout, plan)
+    missing = [trial for trial in plan if trial.key not in done]
+    journal, progress = Journal(layout.trials), Progress(config.name, len(plan), len(plan) - len(missing), say)
+    try:
+        for record in results(config, layout.scratch, study, missing, say):
+            journal.append(record)
+            progress.step()
+    finally:
+        journal.close()
+        progress.close()
+
+
+def _records(layout: StudyLayout, plan: Sequence[Trial]) -> dict[str, Record]:
+    """What is on record of `plan`, in its order; a record of the same key that tried something else is none of it."""
+    found = {record.key: record for record in read_journal(layout.trials, Record).events}
+    planned = {trial.key: encode(trial.facts) for trial in plan}
+    return {key: found[key] for key, facts in planned.items() if key in found and found[key].facts == facts}
+
+
+def _conclude(config: StudyConfig, layout: StudyLayout, study: Study, plan: Sequence[Trial]) -> dict[str, Any]:
+    """Write result.json from the records so far; gives it."""
+    kept = list(_records(layout, plan).values())
+    found = study.findings(kept) if kept else Findings()
+    complete = len(kept) == len(plan) > 0
+    ran = Gate("trials", complete, f"{len(kept)} of {len(plan)} planned trials are on record")
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "name": config.name,
+        "study_id": study_id(config),
+        "config": encode(config),
+        "planned": len(plan),
+        "done": len(kept),
+        "complete": complete,
+        "seconds": sum(record.seconds for record in kept),
+        "skips": encode(tuple(study.skips())),
+        **encode(found),
+        "gates": encode((ran, *found.gates)),
+    }
+    write_json(layout.result, document)
+    return document
+
+
+def _answer(config: StudyConfig, document: dict[str, Any], say: Say) -> int:
+    failed = [gate for gate in document["gates"] if not gate["passed"]]
+    for gate in failed:
+        say(f"{config.name}: gate failed: {gate['name']}: {gate['message']}")
+    for note in document["notes"]:
+        say(f"{config.name}: {note}")
+    say(f"{config.name}: {document['done']} trials, {len(document['gates']) - len(failed)} of {len(document['gates'])} gates passed")
+    return 1 if failed else 0

@@ -1,0 +1,69 @@
+"""A deadline for a trial: what hangs in spite of everything that is there against it does not hold the study up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from ecrl_cli.linux import processes
+
+_SIGNAL, _AGAIN_S = signal.SIGUSR2, 0.2
+
+
+class Overdue(BaseException):
+    """A trial was not over in time. No Exception: what is tried shall not catch it."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Only in the main thread. After `seconds` the block is interrupted, everything that was started below this process is killed until the
+    block is left (whatever it waits for on its way out is dead), and Overdue is raised, even if the block came to an end by that."""
+    over, late, main = threading.Event(), threading.Event(), threading.get_ident()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Overdue(f"not over after {seconds:g} s")
+
+    def watch() -> None:
+        if over.wait(seconds):
+            return
+        late.set()
+        signal.pthread_kill(main, _SIGNAL)
+        while not over.wait(_AGAIN_S):
+            _kill_below()
+
+    before, watcher = signal.signal(_SIGNAL, interrupt), threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        if not late.is_set():
+            raise
+    finally:
+        over.set()
+        watcher.join()
+        signal.signal(_SIGNAL, before)
+    if late.is_set():
+        raise Overdue(f"not over after {seconds:g} s")
+
+
+def _kill_below() -> None:
+    """SIGKILL to every descendant; to reap them is up to whoever started them."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _descends(int(entry.name)) and (fd := processes.open_pidfd(int(entry.name))) is not None:
+            if _descends(int(entry.name)):  # the id may have changed hands before the descriptor was there
+                processes.kill(fd)
+            os.close(fd)
+
+
+def _descends(pid: int) -> bool:
+    while (pid := processes.parent(pid)) > 1:
+        if pid == os.getpid():
+            return True
+    return False

@@ -1,0 +1,129 @@
+"""What the detector is told by a clock of the study's own: a job that is slow and alive, one that stands still, clocks that jump."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ecrl_cli.records.heartbeat_table import Beat
+from ecrl_cli.supervision.watch.hang_detector import Detector, Limits
+
+LIMITS = Limits(start_s=60.0, timeout_s=2.0, factor=10.0)
+SLOW_STEPS = 1000
+Make = Callable[[float], Detector]
+
+
+def product(now: float) -> Detector:
+    return Detector(LIMITS, 0, now)
+
+
+class _Job:
+    """Two ranks in lockstep, looked at as often as the supervisor looks."""
+
+    def __init__(self, make: Make) -> None:
+        self.now, self.alarms = 1000.0, 0
+        self.beats = [Beat(0, "nowhere", 0.0, 0.0, 0)] * 2
+        self.writer = Beat(0, "done", 0.0, 0.0, 0)
+        self.detector = make(self.now)
+
+    def put(self, step: int, phase: str) -> None:
+        self.beats = [Beat(step, phase, self.now, 0.0, beat.beats + 1) for beat in self.beats]
+
+    def passes(self, seconds: float, *, writer_moves: bool = False) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += LIMITS.look_every_s
+            if writer_moves:
+                self.writer = Beat(0, "saving", self.now, 0.0, self.writer.beats + 1)
+            self.alarms += self.detector.look(self.now, self.beats, self.writer)
+
+    def step(self, number: int, seconds: float) -> None:
+        for phase in ("forward", "backward", "update", "logging"):
+            self.put(number, phase)
+            self.passes(seconds / 4)
+
+
+def slow(make: Make, rng: random.Random) -> int:
+    """False alarms in 1,000 steps, each of its own length, one longer than the timeout and shorter than what such steps allow."""
+    job, typical = _Job(make), rng.uniform(0.3, 4.0)
+    job.step(1, 10 * typical)
+    for number in range(2, SLOW_STEPS + 2):
+        job.step(number, typical * (2.0 if number == SLOW_STEPS // 2 else rng.uniform(0.5, 2.0)))
+        if rng.random() < 0.02:
+            job.passes(typical * 2.5)
+        if number == SLOW_STEPS // 2:
+            job.passes((LIMITS.timeout_s + 1.5 * typical * LIMITS.factor) / 2)
+    return job.alarms
+
+
+def suspended(make: Make, rng: random.Random) -> int:
+    """False alarms where the supervisor does not run for hours, now and then."""
+    job = _Job(make)
+    for number in range(1, 50):
+        job.step(number, 0.5)
+        if rng.random() < 0.3:
+            job.now += rng.uniform(60.0, 36_000.0)
+            job.alarms += job.detector.look(job.now, job.beats, job.writer)
+    return job.alarms
+
+
+def standing(make: Make, rng: random.Random) -> float | None:
+    """A job that stands still while the writer goes on: after how many times its limit it is found; None: never."""
+    job, seconds = _Job(make), rng.uniform(0.05, 1.0)
+    for number in range(1, rng.randrange(3, 30)):
+        job.step(number, seconds)
+    job.put(40, "backward")
+    limit, began = job.detector.limit_s, job.now
+    while not job.alarms and job.now < began + 5 * limit:
+        job.passes(LIMITS.look_every_s, writer_moves=True)
+    return (job.now - began) / limit if job.alarms else None
+
+
+class TrustsTheClock(Detector):
+    """Counts the time since the last change, whether it was looking or not: as one does who compares the rank's clock with its own."""
+
+    def look(self, now: float, ranks: Sequence[Beat], writer: Beat | None = None) -> bool:
+        super().look(now, ranks, writer)
+        return self.quiet.waited_s >= self.limit_s
+
+
+class NeverLearns(Detector):
+    """A fixed timeout, however long steps take."""
+
+    @property
+    def limit_s(self) -> float:
+        return LIMITS.timeout_s if self.longest_step_s else LIMITS.start_s
+
+
+class HearsTheWriterAlways(Detector):
+    """Takes any sign of life for progress."""
+
+    def look(self, now: float, ranks: Sequence[Beat], writer: Beat | None = None) -> bool:
+        self._learn(now, ranks)
+        return self.quiet.look(now, (*ranks, writer)) >= self.limit_s
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A broken detector and the story that it does not pass."""
+
+    name: str
+    make: type[Detector]
+    story: str
+
+    def shown(self, rng: random.Random) -> bool:
+        def made(now: float) -> Detector:
+            return self.make(LIMITS, 0, now)
+
+        if self.story == "standing":
+            found = standing(made, rng)
+            return found is None or found > 3
+        return bool((slow if self.story == "slow" else suspended)(made, rng))
+
+
+PLANTED = (
+    Planted("counts time in which it did not look", TrustsTheClock, "suspended"),
+    Planted("a timeout that does not adapt", NeverLearns, "slow"),
+    Planted("takes the writer's life for the ranks'", HearsTheWriterAlways, "standing"),
+)

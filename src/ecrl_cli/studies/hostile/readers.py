@@ -1,0 +1,176 @@
+"""Who looks at what the adversary left: the guard, recovery, the readers of records, the configuration, the commands themselves."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.config.build import build
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.history.load import load
+from ecrl_cli.runs.sweep import read_manifest
+from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.studies.hostile.configurations import TREES
+from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
+from ecrl_cli.studies.hostile.store_fixture import GUARD, STEPS, Scene
+from ecrl_cli.studies.writers.store_fixture import Between
+from ecrl_cli.supervision.launch.child_environment import child_environment
+from ecrl_cli.supervision.run_lock import held
+
+COMMAND_S = 60.0
+PROGRAMS = ("load", "command")  # looks that are programs of their own: of torch, of Hydra
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`outcome`: detected, silent_wrong (taken for good), untyped or hung. `by`: who refused it, `reason` in whose words."""
+
+    outcome: str
+    by: str
+    reason: str = ""
+
+
+def look(hostile: MaliciousInput, scene: Scene) -> Seen:
+    """What becomes of the input. Never raises."""
+    name, _, rest = hostile.look.partition(" ")
+    try:
+        return _LOOKS[name](hostile, scene, rest)
+    except EcrlError as error:
+        return Seen("detected", type(error).__name__, error.line()[:200])
+    except MemoryError:
+        return Seen("untyped", "MemoryError")
+    except Exception as error:
+        return Seen("untyped", type(error).__name__, str(error)[:200])
+
+
+def _guard(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+    watched = Between(PosixFs(), hostile.at, lambda: hostile.during(scene) if hostile.during else None)
+    report = examine(scene.single if what == "single" else scene.group, GUARD, watched.fs)
+    if report.ok and hostile.during:  # it was good when it was read: what it became then is the next look's business
+        return Seen("detected", "nothing was wrong yet")
+    return _of(report)
+
+
+def _of(report: GuardReport) -> Seen:
+    return Seen("silent_wrong", "nobody") if report.ok else Seen("detected", report.layer, report.reason)
+
+
+def _newest(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+    """As the next attempt does: own the folder, then choose."""
+    with closing(CheckpointStore(scene.group.parent, StoreConfig(guard=GUARD))) as store:
+        store.claim(1)
+        choice = store.newest_valid()
+    if choice.report is None or choice.report.global_step != STEPS[-1]:
+        return Seen("silent_wrong", "nobody", f"chose {choice.report.global_step if choice.report else None}")
+    if not choice.rejected:
+        return Seen("detected", "passed over")
+    return Seen("detected", choice.rejected[0].layer, choice.rejected[0].reason)
+
+
+def _records(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+    """The run is read as `verify` and the supervisor read it; the refusal must name the file."""
+    target = hostile.refusers[0]
+    try:
+        found = load(scene.layout)
+    except EcrlError as error:
+        named = target if Path(target).name in error.key else error.key
+        return Seen("detected", named, error.line()[:200])
+    reasons = {one.path: one.reason for one in found.unread} | dict.fromkeys(found.torn, "torn")
+    if target in reasons:
+        return Seen("detected", target, reasons[target][:200])
+    folder_gone = not found.attempts and target.startswith("logs/")
+    return Seen("detected", target, "no log of the attempt") if folder_gone else Seen("silent_wrong", "nobody", str(sorted(reasons))[:200])
+
+
+def _sweep(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+    rows = read_manifest(scene.root / "manifest.csv")
+    return Seen("silent_wrong", "nobody", f"{len(rows)} rows")
+
+
+def _lock(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+    with held(scene.layout):
+        return Seen("silent_wrong", "nobody")
+
+
+def _build(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+    build(TREES[what])
+    return Seen("silent_wrong", "nobody")
+
+
+def _load(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+    """The one reader that knows torch, as a program of its own."""
+    return _program(["-m", "ecrl_cli.studies.hostile.loading", str(scene.single.with_suffix(".pt"))], scene)
+
+
+def _command(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+    words = [word.replace("{run}", str(scene.root)).replace("{outside}", str(scene.outside)) for word in hostile.words]
+    return _program(["-m", "ecrl_cli.cli.main", *words], scene)
+
+
+def _program(words: list[str], scene: Scene) -> Seen:
+    """Run Python with `words`; a refusal is one line on standard error, or a verdict, and an exit code."""
+    environment = child_environment(None, 1)
+    try:
+        ended = subprocess.run(
+            [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_S,
+            cwd=scene.root,
+            env=environment,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Seen("hung", "nobody")
+    if "Traceback" in ended.stderr or ended.returncode < 0:
+        return Seen("untyped", f"exit {ended.returncode}", ended.stderr[-200:])
+    said = (ended.stderr.strip() or ended.stdout.strip())[:200]
+    if ended.returncode == 0:
+        return Seen("silent_wrong", "nobody", said)
+    kind = next((word for word in ("StorageError",) if said.startswith(word)), f"exit {ended.returncode}")
+    return Seen("detected", kind, said)
+
+
+_LOOKS: dict[str, Callable[[MaliciousInput, Scene, str], Seen]] = {
+    "guard": _guard,
+    "newest": _newest,
+    "records": _records,
+    "sweep": _sweep,
+    "lock": _lock,
+    "build": _build,
+    "load": _load,
+    "command": _command,
+}
+
+
+def measured(hostile: MaliciousInput, scene: Scene) -> dict[str, Any]:
+    """`look`, with what it cost this process: growth of the resident memory, bytes and calls of reading (of a program: its peak memory)."""
+    resident = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak is counted anew from here
+    before = _io()
+    seen = look(hostile, scene)
+    after = _io()
+    grown = max(0, _status("VmHWM") - resident)
+    programs = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    cost = {"grown": grown, "read": after["rchar"] - before["rchar"], "calls": after["syscr"] - before["syscr"], "program": programs}
+    return {"outcome": seen.outcome, "by": seen.by, "reason": seen.reason, **cost}
+
+
+def _status(name: str) -> int:
+    """Bytes, from /proc/self/status."""
+    line = next(line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith(name + ":"))
+    return int(line.split()[1]) * 1024
+
+
+def _io() -> dict[str, int]:
+    return {key: int(value) for key, value in (line.split(": ") for line in Path(f"/proc/{os.getpid()}/io").read_text(encoding="utf-8").splitlines())}

@@ -1,0 +1,109 @@
+"""A kernel that refuses a sync: strace injects EIO into the K-th fsync of a real process that saves on the real file system.
+
+`python -m ecrl_cli.studies.io_errors.strace_faults ROOT LAYOUT MODE` is that process: it saves one checkpoint into a store that has one
+already, and prints what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.names import STAGE_PREFIX, TRASH_PREFIX
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.writing import TEMPORARY
+from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, Cell
+
+# Over a megabyte, so that the parts go the way of large ones: past the page cache, where the file system lets them.
+_MODEL_BYTES, _OPTIMIZER_BYTES = 3 * 2**20 // 2, 2**19
+_SYNC = re.compile(r"^(?:\d+ +)?fsync\(\d+<([^>]*)>.*= (-?\d+)")
+
+
+def reason_against() -> str:
+    """Why this machine cannot run the arm; empty where it can."""
+    if (strace := shutil.which("strace")) is None:
+        return "strace is not installed"
+    done = subprocess.run([strace, "-f", "-o", os.devnull, "-e", "trace=fsync", "true"], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"strace may not trace: {done.stderr.strip()[:100]}"
+
+
+def refused_save(folder: Path, cell: Cell, at: int, sticky: bool) -> dict[str, Any]:
+    """A save whose `at`-th fsync fails (with `sticky`, all later ones too), and the state in which that leaves the store."""
+    root, log = folder / "checkpoints", folder / "strace.log"
+    folder.mkdir()
+    try:
+        store = CheckpointStore(root, cell.config)
+        store.claim(0)
+        store.save(_image(cell, NEWEST), 0)
+        said = _under_strace(root, cell, f"inject=fsync:error=EIO:when={at}{'+' if sticky else ''}", log)
+        synced = _synced(log)
+        litter = [name for name in os.listdir(root) if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY))]  # noqa: PTH208
+        recovered = _recovered(store)
+        store.save(_image(cell, LATER), 0)
+        state = {"recovered": recovered, "again": _recovered(store), "litter": len(litter)}
+        store.close()
+        return said | state | {"refused": sum(result < 0 for _, result in synced), "retried": _retried(synced)}
+    finally:
+        shutil.rmtree(folder)
+
+
+def _under_strace(root: Path, cell: Cell, inject: str, log: Path) -> dict[str, Any]:
+    saver = [sys.executable, "-m", "ecrl_cli.studies.io_errors.strace_faults", str(root), cell.layout, cell.mode]
+    command = ["strace", "-f", "--seccomp-bpf", "-y", "-o", str(log), "-e", "trace=fsync,fdatasync", "-e", inject, *saver]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        tail = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        return {"acknowledged": 0, "call": "", "errno": 0, "line": "", "untyped": tail[:200], "leaked": 0}
+    return found
+
+
+def _synced(log: Path) -> list[tuple[str, int]]:
+    """Every fsync of the log: what was synced, and the result (below 0: refused)."""
+    found = (_SYNC.match(line) for line in log.read_text(encoding="utf-8").splitlines())
+    return [(match[1], int(match[2])) for match in found if match]
+
+
+def _retried(synced: list[tuple[str, int]]) -> int:
+    """How many files were synced again after a sync of them had failed; a folder may be, for another name in it."""
+    files = [(path, result) for path, result in synced if Path(path).suffix]
+    refused = {path for path, result in files if result < 0}
+    return sum(count > 1 for path, count in Counter(path for path, _ in files).items() if path in refused)
+
+
+def _image(cell: Cell, step: int) -> Image:
+    return synthetic_image(1, step, synthetic_plan(_MODEL_BYTES, _OPTIMIZER_BYTES, single=cell.layout == "single"))
+
+
+def _recovered(store: CheckpointStore) -> int:
+    report = store.newest_valid().report
+    return report.global_step or 0 if report else 0
+
+
+def main(root: Path, cell: Cell) -> dict[str, Any]:
+    store, image = CheckpointStore(root, cell.config), _image(cell, NEXT)
+    found = {"acknowledged": NEWEST, "call": "", "errno": 0, "line": "", "untyped": ""}
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    try:
+        store.save(image, 0)
+        found |= {"acknowledged": NEXT}
+    except StorageError as error:
+        found |= {"call": error.key, "errno": error.errno, "line": error.line()}
+    leaked = len(os.listdir("/proc/self/fd")) - before  # noqa: PTH208
+    store.close()
+    return found | {"leaked": leaked}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), Cell(sys.argv[2], sys.argv[3]))) + "\n")

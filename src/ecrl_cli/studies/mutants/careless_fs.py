@@ -1,0 +1,171 @@
+"""Planted bugs: each stands between the store and the failing disk and does what a careless store would do. The study must find all."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.format.names import STAGE_PREFIX
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.fault_injecting_fs import SHORT
+from ecrl_cli.storage.fs import Buffer, Fs
+
+
+class _Careless:
+    """Passes every call on; a planted bug overrides one."""
+
+    def __init__(self, behind: Fs) -> None:
+        self.behind = behind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.behind, name)
+
+
+class IgnoresShortWrites(_Careless):
+    def write(self, fd: int, data: Buffer) -> int:
+        self.behind.write(fd, data)
+        return len(data)
+
+
+class RetriesFsync(_Careless):
+    """The second one succeeds, because the pages are clean: what they held is gone."""
+
+    def fsync(self, fd: int) -> None:
+        try:
+            self.behind.fsync(fd)
+        except StorageError:
+            self.behind.fsync(fd)
+
+
+class IgnoresFsync(_Careless):
+    def fsync(self, fd: int) -> None:
+        with suppress(StorageError):
+            self.behind.fsync(fd)
+
+
+class IgnoresFailedDirsync(_Careless):
+    def fsyncdir(self, path: Path) -> None:
+        with suppress(StorageError):
+            self.behind.fsyncdir(path)
+
+
+class IgnoresFailedClose(_Careless):
+    """Some file systems say only here that the data did not arrive."""
+
+    def close(self, fd: int) -> None:
+        with suppress(StorageError):
+            self.behind.close(fd)
+
+
+class SwallowsEnospc(_Careless):
+    def write(self, fd: int, data: Buffer) -> int:
+        try:
+            return self.behind.write(fd, data)
+        except StorageError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return len(data)
+
+
+class ForgetsUndo(_Careless):
+    """Removes nothing whose path holds `_keep`."""
+
+    _keep = STAGE_PREFIX
+
+    def unlink(self, path: Path) -> None:
+        if self._keep not in str(path):
+            self.behind.unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        if self._keep not in str(path):
+            self.behind.rmdir(path)
+
+
+class ForgetsUndoAfterRename(ForgetsUndo):
+    """Believes that what a rename was tried on is no stage any more."""
+
+    _keep = "\0"  # nothing, so far
+
+    def rename(self, source: Path, target: Path, *, replace: bool) -> None:
+        try:
+            self.behind.rename(source, target, replace=replace)
+        except StorageError:
+            self._keep = str(source)
+            raise
+
+
+class RetriesForEver(_Careless):
+    def write(self, fd: int, data: Buffer) -> int:
+        while True:
+            try:
+                return self.behind.write(fd, data)
+            except StorageError as error:
+                if error.errno != errno.EINTR:
+                    raise
+
+
+class LeaksDescriptors(_Careless):
+    """What failed once is never closed."""
+
+    def __init__(self, behind: Fs) -> None:
+        super().__init__(behind)
+        self._failed = set[int]()
+
+    def write(self, fd: int, data: Buffer) -> int:
+        try:
+            return self.behind.write(fd, data)
+        except StorageError:
+            self._failed.add(fd)
+            raise
+
+    def close(self, fd: int) -> None:
+        if fd not in self._failed:
+            self.behind.close(fd)
+
+
+class NamesNothing(_Careless):
+    def rename(self, source: Path, target: Path, *, replace: bool) -> None:
+        try:
+            self.behind.rename(source, target, replace=replace)
+        except StorageError:
+            raise StorageError("storage", "something went wrong") from None
+
+
+class RaisesWhatItGets(_Careless):
+    def mkdir(self, path: Path) -> None:
+        try:
+            self.behind.mkdir(path)
+        except StorageError as error:
+            raise OSError(error.errno, "refused") from None
+
+
+class ClearsTheWayFirst(_Careless):
+    """Removes the newest checkpoint before the next one is safe."""
+
+    def mkdir(self, path: Path) -> None:
+        for folder in [name for name in self.behind.listdir(path.parent) if name.startswith("step_")][-1:]:
+            for name in self.behind.listdir(path.parent / folder):
+                self.behind.unlink(path.parent / folder / name)
+            self.behind.rmdir(path.parent / folder)
+        self.behind.mkdir(path)
+
+
+# By name: the bug, and scope and kind of the fault that is to bring it to light.
+MUTANTS: dict[str, tuple[Callable[[Fs], Any], str, str]] = {
+    "ignores short writes": (IgnoresShortWrites, "write", SHORT),
+    "retries a failed fsync": (RetriesFsync, "sync", "EIO"),
+    "ignores a failed fsync": (IgnoresFsync, "sync", "ENOSPC"),
+    "ignores a failed sync of a directory": (IgnoresFailedDirsync, "sync", "EIO"),
+    "ignores a failed close": (IgnoresFailedClose, "close", "EIO"),
+    "swallows ENOSPC": (SwallowsEnospc, "write", "ENOSPC"),
+    "forgets to give space back": (ForgetsUndo, "write", "EIO"),
+    "forgets to after a failed rename": (ForgetsUndoAfterRename, "change", "EIO"),
+    "retries EINTR for ever": (RetriesForEver, "write", "EINTR"),
+    "leaks the descriptor of a failed write": (LeaksDescriptors, "write", "EDQUOT"),
+    "names neither call nor errno": (NamesNothing, "change", "EROFS"),
+    "lets an OSError through": (RaisesWhatItGets, "change", "ENOSPC"),
+    "removes the newest before the next is safe": (ClearsTheWayFirst, "change", "ENOSPC"),
+}

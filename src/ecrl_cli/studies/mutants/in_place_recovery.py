@@ -1,0 +1,87 @@
+"""Bugs planted into recoveries that outlive ranks: the run goes on, and what it says or ends in is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ecrl_cli.records.heartbeat_table import Board
+
+_SURVIVORS = "ecrl_cli.recovery.fault_tolerant_allreduce"
+
+# By name: the module that is spoilt in every process that trains, and how; see planted.py.
+LIVE_BUGS: dict[str, tuple[str, str]] = {
+    "the bucket under way is taken as it stands": (
+        _SURVIVORS,
+        """
+    agree = module.Survivors._agree
+    def without_agreement(self):
+        block = self._block
+        under_way = [item.sent for item in block.items]
+        furthest = agree(self)
+        if block.place == furthest and block.redoes and block.done < len(block.items):
+            item = block.items[block.done]
+            self._wait(item.work)
+            item.sent = under_way[block.done]
+            block.done += 1
+        return furthest
+    module.Survivors._agree = without_agreement
+""",
+    ),
+    "divided by the world": (
+        _SURVIVORS,
+        """
+    form, exchange = module.Survivors.form, module.Survivors._exchange
+    def launched(self, ranks):
+        self.launched = ranks
+        form(self, ranks)
+    def scaled(self, item):
+        own = item.own
+        if not item.led:
+            item.own = own * (len(self.alive) / self.launched)
+        exchange(self, item)
+        item.own = own
+    module.Survivors.form, module.Survivors._exchange = launched, scaled
+""",
+    ),
+    "a ledger that forgets a sample": (
+        "ecrl_cli.recovery.lost_samples",
+        """
+    line = module._line
+    module._line = lambda step, effect, samples, *rest: line(step, effect, list(samples)[:-1], *rest)
+""",
+    ),
+    "buffers left where the given-up step had them": (
+        "ecrl_cli.training.fault_tolerant_train_step",
+        """
+    roll_back = module.LiveLearner._roll_back
+    module.LiveLearner._roll_back = lambda self, before: roll_back(self, [buffer.clone() for buffer in self._buffers])
+""",
+    ),
+    "newcomers with generators of their own": (
+        "ecrl_cli.records.heartbeat_table",
+        """
+    module.Board.kept = lambda self, rank, global_step: None
+""",
+    ),
+    "testimony by rote": (
+        "ecrl_cli.training.survivor_report",
+        """
+    witness = module.Testimony
+    module.Testimony = lambda *said: witness(*said[:6], "0" * 64, *said[7:])
+""",
+    ),
+    "the dead are not buried": ("ecrl_cli.records.heartbeat_table", "\n    module.Board.bury = lambda self, rank: None\n"),
+}
+
+
+@contextmanager
+def unburied(bug: str) -> Iterator[None]:
+    """The supervisor is this process: what it does is spoilt here."""
+    bury = Board.bury
+    if bug == "the dead are not buried":
+        Board.bury = lambda self, rank: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Board.bury = bury  # type: ignore[method-assign]

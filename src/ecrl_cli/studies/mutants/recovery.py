@@ -1,0 +1,178 @@
+"""Bugs planted into the recovery of real runs, of the kind that published systems had: the run goes on, and ends elsewhere.
+
+Python reads `sitecustomize.py` at the start of every process; the one written here waits for a module and spoils it. Nothing of it is
+reachable from the product.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ecrl_cli.studies.mutants.in_place_recovery import LIVE_BUGS, unburied
+
+_PLANT = """
+import importlib.abc, importlib.util, sys
+
+class Plant(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "{module}":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            spoil(module)
+        spec.loader.exec_module = exec_module
+        return spec
+
+def spoil(module):
+{body}
+
+sys.meta_path.insert(0, Plant())
+"""
+
+_STATE = "ecrl_cli.checkpoint.capture.train_state"
+_REST = """
+    rest = module.StatePack._restore_rest
+    def spoilt(self, tensors, train):
+        {before}
+        progress = rest(self, tensors, train)
+        {after}
+        return progress
+    module.StatePack._restore_rest = spoilt
+"""
+_OPTIMIZER = """
+    restore = module.StatePack._restore_optimizer
+    def lose(self, tensors, document):
+        restore(self, tensors, document)
+        for entries in self.optimizer.state.values():
+            for name in ("momentum_buffer", "{name}"):
+                if name in entries:
+                    entries[name].zero_()
+    module.StatePack._restore_optimizer = lose
+"""
+
+# By name: the module that is spoilt, and how.
+BUGS: dict[str, tuple[str, str]] = {
+    "rng not restored": (_STATE, "\n    module.restore_rng = lambda states, device: None\n"),
+    "rng of rank 0 for all": (
+        _STATE,
+        """
+    rest = module.StatePack._restore_rest
+    def of_rank_0(self, tensors, train):
+        rank, self.rank = self.rank, 0
+        progress = rest(self, tensors, train)
+        self.rank = rank
+        chain = train["line_chain"]
+        own = chain[rank] if rank < len(chain) else ""
+        return module.Progress(progress.global_step, progress.epoch, progress.cursor_step, progress.seed, own, progress.loss)
+    module.StatePack._restore_rest = of_rank_0
+""",
+    ),
+    "rng restored before the iterator draws": (
+        _STATE,
+        """
+    import torch
+    restore = module.restore_rng
+    def then_draw(states, device):
+        restore(states, device)
+        torch.empty((), dtype=torch.int64).random_()
+    module.restore_rng = then_draw
+""",
+    ),
+    "momentum, or exp_avg_sq, dropped": (_STATE, _OPTIMIZER.replace("{name}", "exp_avg_sq")),
+    "schedule reset": (_STATE, _REST.replace("{before}", "pass").replace("{after}", "self.scheduler.last_epoch = 0")),
+    "cursor off by one": (_STATE, _REST.replace("{before}", "pass").replace("{after}", "self.sampler.advance()")),
+    "wrong epoch seed after a resume": (
+        _STATE,
+        _REST.replace("{before}", "pass").replace("{after}", "self.sampler.seed += 1"),
+    ),
+    "names in the order of their hashes": (
+        _STATE,
+        """
+    import random
+    restore = module.StatePack._restore_optimizer
+    def shuffled(self, tensors, document):
+        restore(self, tensors, document)
+        states = [entries for entries in self.optimizer.state.values() if entries]
+        for name in [name for name in ("momentum_buffer", "exp_avg") if states and name in states[0]]:
+            alike = {}
+            for entries in states:
+                alike.setdefault(tuple(entries[name].shape), []).append(entries)
+            for group in alike.values():
+                held = [entries[name].clone() for entries in group]
+                for entries, other in zip(group, held[1:] + held[:1]):
+                    entries[name].copy_(other)
+    module.StatePack._restore_optimizer = shuffled
+""",
+    ),
+}
+
+_REPLICAS = "ecrl_cli.training.replicas"
+# What a rank seeds in a step is spoilt; which replicas it has, the learner knows.
+_STREAMS = """
+    seed, learn = module.seed_replica, module.ReplicaLearner.learn
+    def spoilt(self, batch, global_step):
+        def of_another(number, step, replica):
+            {body}
+        module.seed_replica = of_another
+        return learn(self, batch, global_step)
+    module.ReplicaLearner.learn = spoilt
+"""
+
+# Those of fixed replicas: with each, numbers depend on which rank computes which replica. Without replicas none of it is executed.
+REPLICA_BUGS: dict[str, tuple[str, str]] = {
+    "sum in rank order": (
+        "ecrl_cli.training.replica_allreduce",
+        """
+    import torch
+    module.BetweenRanks._completed = lambda self, received, piece: sum(torch.split(received, piece))
+""",
+    ),
+    "streams by position in the rank": (
+        _REPLICAS,
+        _STREAMS.replace("{body}", "seed(number, step, replica - self.owned.start if replica < self.replicas else replica)"),
+    ),
+    "streams left where a rank's last replica had them": (
+        _REPLICAS,
+        _STREAMS.replace("{body}", "replica < self.replicas and seed(number, step, replica)"),
+    ),
+    "buffers not rewound": (_REPLICAS, "\n    module.Contribution.rewind = lambda self: None\n"),
+}
+
+
+def site(module: str, body: str) -> str:
+    """A `sitecustomize.py` that runs `body`, lines of a function of `module`, once the module of that name has been imported."""
+    return _PLANT.replace("{module}", module).replace("{body}", body)
+
+
+@contextmanager
+def planted(bug: str, folder: Path) -> Iterator[None]:
+    """Every process that is started in here has `bug`; empty: none."""
+    if not bug:
+        yield
+        return
+    module, body = (BUGS | REPLICA_BUGS | LIVE_BUGS)[bug]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sitecustomize.py").write_text(site(module, body), encoding="utf-8")
+    with unburied(bug), environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
+        yield
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """What is started in here finds these in its environment; an empty value changes nothing."""
+    before = {name: os.environ.get(name) for name, value in values.items() if value}
+    os.environ.update({name: values[name] for name in before})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,105 @@
+"""Bugs planted in the protocol, one per entry: a study that does not find them is blind.
+
+None of it is reachable from the product: a planted bug is a back end, a store or a guard that a study builds for itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STAGE_PREFIX, TRAIN
+from ecrl_cli.checkpoint.store.atomic_install import Points
+from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.store import StoreConfig
+from ecrl_cli.storage.fs import Fs
+from ecrl_cli.studies.mutants.fs import ForgetsTheNewName, MakeFs, forgets_files, forgets_folders
+from ecrl_cli.studies.mutants.integrity import Look, blind_at, names_only, sizes_only
+from ecrl_cli.studies.mutants.store import (
+    AcknowledgesBeforeTheRename,
+    AcknowledgesBeforeTheSync,
+    CommitsBeforeTheParts,
+    OverwritesInPlace,
+    PlantedStore,
+    RenamesBeforeTheManifest,
+    RetiresBeforeTheRename,
+    RetiresBeforeTheSync,
+    ReusesTheStage,
+    SweepsWhatIsOld,
+    TrustsThePointer,
+    UnlinksThePartsFirst,
+)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """`step`: of the protocol, that it breaks. `kind`: order | sync | guard. `mode`, `layout`: where it shows.
+
+    `situation`: what has to happen for it to show: a workload of the power-loss model.
+    """
+
+    name: str
+    step: str
+    kind: str
+    mode: str = "atomic_dirsync"
+    layout: str = "group"
+    situation: str = "one"
+    make_fs: MakeFs | None = None
+    make_store: type[PlantedStore] = PlantedStore
+    examine: Look = examine
+
+    def wrapped(self, fs: Fs, root: Path) -> Fs:
+        """The back end as the bug makes it; `fs` itself where the bug is elsewhere."""
+        return self.make_fs(fs, root) if self.make_fs else fs
+
+    def store(self, root: Path, config: StoreConfig, fs: Fs, points: Points = lambda name: None) -> PlantedStore:
+        """The broken store at `root`, over `fs`."""
+        made = self.make_store(root, config, self.wrapped(fs, root), points)
+        made.look = self.examine
+        return made
+
+
+def _no_fsync(file: str) -> Planted:
+    return Planted(f"no_fsync_{file.partition('.')[0].lower()}", f"fsync of {file}", "sync", make_fs=forgets_files(lambda name: name == file))
+
+
+def _no_fsync_single(suffix: str, what: str) -> Planted:
+    make_fs = forgets_files(lambda name: name.startswith(STAGE_PREFIX) and name.endswith(suffix))
+    return Planted(f"no_fsync_single_{what}", f"fsync of a single file's {what}", "sync", layout="single", make_fs=make_fs)
+
+
+def _no_fsyncdir(name: str, step: str, situation: str, make_fs: MakeFs) -> Planted:
+    return Planted(name, step, "sync", situation=situation, make_fs=make_fs)
+
+
+def _order(name: str, step: str, store: type[PlantedStore], situation: str = "one", mode: str = "atomic_dirsync") -> Planted:
+    return Planted(name, step, "order", mode, situation=situation, make_store=store)
+
+
+def _guard(name: str, step: str, look: Look) -> Planted:
+    return Planted(name, step, "guard", "unsafe", examine=look)
+
+
+PLANTED: tuple[Planted, ...] = (
+    *(_no_fsync(file) for file in (MODEL, OPTIMIZER, RNG, TRAIN, MANIFEST, COMMIT)),
+    _no_fsync_single(".safetensors", "data"),
+    _no_fsync_single(".json", "sidecar"),
+    Planted("close_as_sync", "every fsync of a file", "sync", make_fs=forgets_files(lambda name: True)),
+    _no_fsyncdir("no_stage_sync", "fsync of the stage", "one", forgets_folders(lambda path, root: path.name.startswith(STAGE_PREFIX))),
+    _no_fsyncdir("no_root_sync", "fsync of checkpoints/ after the rename", "one", ForgetsTheNewName),
+    _no_fsyncdir("no_parent_sync", "fsync of the run directory", "first", forgets_folders(lambda path, root: path == root.parent)),
+    _order("ack_before_rename", "acknowledge before the rename", AcknowledgesBeforeTheRename),
+    _order("ack_before_root_sync", "acknowledge before the sync of the name", AcknowledgesBeforeTheSync),
+    _order("retire_before_rename", "retention before the rename", RetiresBeforeTheRename, "two"),
+    _order("retire_before_root_sync", "retention before the sync of the name", RetiresBeforeTheSync, "two"),
+    _order("rename_before_manifest", "rename before MANIFEST and COMMIT", RenamesBeforeTheManifest),
+    _order("commit_before_parts", "COMMIT before the parts", CommitsBeforeTheParts),
+    _order("pointer_trusted", "pointer before the sync of the name, and trusted", TrustsThePointer, "two"),
+    _order("janitor_sweeps_old", "janitor leaves the newest name only", SweepsWhatIsOld, "recovery", "unsafe"),
+    _order("parts_before_commit", "retention unlinks COMMIT last", UnlinksThePartsFirst, "retention"),
+    _order("stage_reused", "a stage of a dead writer is gone on with", ReusesTheStage, "stale_stage"),
+    _order("overwrite_in_place", "no stage: written over the name", OverwritesInPlace, "again"),
+    _guard("guard_names_only", "recovery without hashes", names_only),
+    _guard("guard_sizes_only", "recovery by names and sizes", sizes_only),
+    *(_guard(f"guard_skips_{layer}", f"layer {layer} of the guard", blind_at(layer)) for layer in ("commit", "manifest", "parts", "hash")),
+)

@@ -1,0 +1,282 @@
+"""Planted bugs of the kind "order": stores that do the steps of the protocol in a wrong order, or one of them wrongly."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ecrl_cli.checkpoint.format.hashing import ImageHasher
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MANIFEST, STAGE_PREFIX, TRASH_PREFIX
+from ecrl_cli.checkpoint.store import catalog
+from ecrl_cli.checkpoint.store.atomic_install import GroupInstaller, SingleInstaller, Work
+from ecrl_cli.checkpoint.store.catalog import Choice, Entry
+from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
+from ecrl_cli.checkpoint.store.store import CheckpointStore, Retired, Saved
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.fs import FOLDER
+from ecrl_cli.storage.safe_read import open_regular, read_small
+from ecrl_cli.studies.mutants.integrity import Look
+
+
+class PlantedStore(CheckpointStore):
+    """The store with the guard that it was given. What is overridden below it is the bug."""
+
+    look: Look = staticmethod(examine)
+
+    def examine(self, path: Path) -> GuardReport:
+        return self.look(path, self.config.guard, self.fs)
+
+
+class _Reordered(PlantedStore):
+    """A save in short: no conflict, no fence. The steps are in the right order here."""
+
+    def save(self, image: Image, attempt: int) -> Saved:
+        work, installer = self.begun(image, attempt)
+        try:
+            self.steps(work, installer)
+        finally:
+            with suppress(StorageError):
+                installer.undo()
+        return self.done(work, installer)
+
+    def begun(self, image: Image, attempt: int) -> tuple[Work, GroupInstaller | SingleInstaller]:
+        work = Work(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, self._previous(image.stamp.global_step))
+        return work, SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
+
+    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+        installer.build()
+        installer.install()
+        self._sync(self.root)
+        self.points("after_root_sync")
+
+    def done(self, work: Work, installer: GroupInstaller | SingleInstaller) -> Saved:
+        assert work.commit is not None
+        self._verified[installer.target.name] = work.commit.self_sha256
+        return Saved(installer.target, work.commit.self_sha256, work.image.nbytes, 0.0, 0.0)
+
+
+class _Owing(_Reordered):
+    """Acknowledges first and does the rest when it is asked to settle."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.owed: Callable[[], None] = lambda: None
+
+    def settle(self, saved: Saved, image: Image) -> tuple[Retired, ...]:
+        self.owed()
+        return super().settle(saved, image)
+
+
+class AcknowledgesBeforeTheRename(_Owing):
+    def save(self, image: Image, attempt: int) -> Saved:
+        work, installer = self.begun(image, attempt)
+        installer.build()
+
+        def rest() -> None:
+            installer.install()
+            self._sync(self.root)
+
+        self.owed = rest
+        return self.done(work, installer)
+
+
+class AcknowledgesBeforeTheSync(_Owing):
+    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+        installer.build()
+        installer.install()
+        self.owed = lambda: self._sync(self.root)
+
+
+class _Greedy(_Reordered):
+    """Keeps one checkpoint, and counts the one that is on its way."""
+
+    def settle(self, saved: Saved, image: Image) -> tuple[Retired, ...]:
+        return ()
+
+    def retire_older(self, step: int) -> None:
+        for entry in self.entries():
+            if entry.global_step < step:
+                self._trash(entry)
+
+
+class RetiresBeforeTheRename(_Greedy):
+    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+        installer.build()
+        self.retire_older(work.image.stamp.global_step)
+        installer.install()
+        self._sync(self.root)
+
+
+class RetiresBeforeTheSync(_Greedy):
+    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+        installer.build()
+        installer.install()
+        self.retire_older(work.image.stamp.global_step)
+        self._sync(self.root)
+
+
+class _Early(GroupInstaller):
+    """Takes the name as soon as the parts are there; the records are written into it."""
+
+    def build(self) -> None:
+        work = self.work
+        work.points("before_stage")
+        hasher = ImageHasher(work.image, work.pool)
+        work.fs.mkdir(self.stage)
+        self.parts()
+        if work.mode.sync_directories:
+            work.fs.fsyncdir(self.stage)
+        self.take_name()
+        manifest, commit = work.records(hasher.entries())
+        work.points("before_manifest")
+        work.write(self.stage / MANIFEST, manifest, "half_manifest")
+        work.points("before_commit")
+        work.write(self.stage / COMMIT, commit, "half_commit")
+        work.points("after_commit")
+
+    def parts(self) -> None:
+        for part in self.work.image.parts:
+            self.work.write_part(self.stage / part.name, part.name, self.work.memory_of(part.name))
+        for name, data in self.work.image.documents.items():
+            self.work.write_part(self.stage / name, name, data)
+
+    def take_name(self) -> None:
+        if self.work.mode.atomic:
+            self.work.points("before_rename")
+            self.work.fs.rename(self.stage, self.target, replace=False)
+            self.work.points("after_rename")
+        self.stage = self.target
+
+    def install(self) -> None:
+        """Done already."""
+
+
+class RenamesBeforeTheManifest(_Reordered):
+    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+        _Early(work).build()
+        self._sync(self.root)
+        self.points("after_root_sync")
+
+
+class CommitsBeforeTheParts(_Reordered):
+    """MANIFEST and COMMIT first; the parts follow under the name."""
+
+    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+        early = _Early(work)
+        entries = ImageHasher(work.image, work.pool).entries()
+        work.points("before_stage")
+        work.fs.mkdir(early.stage)
+        manifest, commit = work.records(entries)
+        work.write(early.stage / MANIFEST, manifest, "half_manifest")
+        work.write(early.stage / COMMIT, commit, "half_commit")
+        work.points("after_commit")
+        early.take_name()
+        early.parts()
+        if work.mode.sync_directories:
+            work.fs.fsyncdir(early.target)
+        self._sync(self.root)
+        self.points("after_root_sync")
+
+
+class TrustsThePointer(_Reordered):
+    """Moves the pointer before the name is durable, and recovers what it names without a look at the folder."""
+
+    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+        installer.build()
+        installer.install()
+        with suppress(StorageError):
+            self.point(installer.target, {"global_step": work.image.stamp.global_step})
+        self._sync(self.root)
+
+    def newest_valid(self) -> Choice:
+        try:
+            folder = self.fs.open(self.root, FOLDER)
+            try:
+                fd, size = open_regular(self.fs, folder, LATEST, trust_owner=True)
+                try:
+                    name = json.loads(read_small(self.fs, fd, size, 4096))["path"]
+                finally:
+                    self.fs.close(fd)
+            finally:
+                self.fs.close(folder)
+        except (StorageError, ValueError):
+            return Choice(None, ())
+        report = self.examine(self.root / name)
+        return Choice(report if report.ok else None, ())
+
+
+class SweepsWhatIsOld(PlantedStore):
+    """The janitor leaves the newest name only, without asking whether it is any good."""
+
+    def janitor(self) -> None:
+        super().janitor()
+        for entry in self.entries()[1:]:
+            catalog.discard(self.fs, catalog.set_aside(self.fs, entry, TRASH_PREFIX))
+
+
+class UnlinksThePartsFirst(PlantedStore):
+    """Retention without the trash, COMMIT last: a half of it still has its commit."""
+
+    def _trash(self, entry: Entry) -> None:
+        if entry.single:
+            self.fs.unlink(entry.path)
+            self.fs.unlink(entry.files[0])
+            return
+        for name in sorted(self.fs.listdir(entry.path), key=lambda name: name == COMMIT):
+            self.fs.unlink(entry.path / name)
+        self.fs.rmdir(entry.path)
+
+
+@contextmanager
+def _existing() -> Iterator[None]:
+    """What is there already is as good as made."""
+    try:
+        yield
+    except StorageError as error:
+        if error.errno != errno.EEXIST:
+            raise
+
+
+class ReusesTheStage(_Reordered):
+    """Goes on with a stage that lies there: a file that is in it counts as written."""
+
+    def janitor(self) -> None:
+        """A stage may still be of use."""
+
+    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+        assert isinstance(installer, GroupInstaller)
+        mine = f"{STAGE_PREFIX}{work.image.stamp.global_step:08d}"
+        installer.stage = next((self.root / name for name in self.fs.listdir(self.root) if name.startswith(mine)), installer.stage)
+        _fill(work, installer.stage)
+        installer.install()
+        self._sync(self.root)
+
+
+class OverwritesInPlace(_Reordered):
+    """Writes under the final name, over what it finds there."""
+
+    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+        with suppress(StorageError):
+            for name in self.fs.listdir(installer.target):
+                self.fs.unlink(installer.target / name)
+        _fill(work, installer.target)
+        self._sync(self.root)
+        self.points("after_root_sync")
+
+
+def _fill(work: Work, folder: Path) -> None:
+    """All files of a group, in the right order, in a folder that may exist."""
+    entries = ImageHasher(work.image, work.pool).entries()
+    with _existing():
+        work.fs.mkdir(folder)
+    manifest, commit = work.records(entries)
+    files = {part.name: work.memory_of(part.name) for part in work.image.parts} | dict(work.image.documents)
+    for name, data in (files | {MANIFEST: manifest, COMMIT: commit}).items():
+        with _existing():
+            work.write_part(folder / name, name, data)
+    if work.mode.sync_directories:
+        work.fs.fsyncdir(folder)

@@ -1,0 +1,154 @@
+"""Bugs planted in the protocol of two writers. Each is swept over the cell in which it must show; a study that finds none is blind."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from ecrl_cli.checkpoint.store import catalog
+from ecrl_cli.checkpoint.store.atomic_install import SingleInstaller
+from ecrl_cli.checkpoint.store.catalog import Choice, Entry
+from ecrl_cli.checkpoint.store.fencing import Lease
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.errors import StorageError
+from ecrl_cli.storage.fs import Fs
+from ecrl_cli.studies.mutants.fs import ThroughFs
+from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs, readers
+from ecrl_cli.studies.writers.store_fixture import PRODUCT, History, Kind
+
+
+class _LooksOnce(Lease):
+    """The fence is looked at before the build, and never again."""
+
+    _looked = False
+
+    def check(self, attempt: int) -> int:
+        if self._looked:
+            return attempt
+        self._looked = True
+        return super().check(attempt)
+
+
+class _NeverLooks(Lease):
+    def check(self, attempt: int) -> int:
+        return -1
+
+
+class _NoCheckBehindTheBuild(CheckpointStore):
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._lease = _LooksOnce(self.fs, self.root)
+
+
+class _NoFence(CheckpointStore):
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._lease = _NeverLooks(self.fs, self.root)
+
+
+class _ByMtime(CheckpointStore):
+    """What was touched last is the newest."""
+
+    def entries(self) -> list[Entry]:
+        return sorted(super().entries(), key=lambda entry: entry.path.lstat().st_mtime, reverse=True)
+
+    def newest_valid(self) -> Choice:
+        return catalog._first_valid(self.entries(), self.root, self.examine)
+
+
+class _LooksAtTheFolderOnce(CheckpointStore):
+    """One listing, one look at each: what moves or comes late meanwhile counts as refused."""
+
+    def newest_valid(self) -> Choice:
+        return catalog._first_valid(self.entries(), self.root, self.examine)
+
+
+class _Overwrites(ThroughFs):
+    def rename(self, source: Path, target: Path, *, replace: bool) -> None:
+        super().rename(source, target, replace=True)
+
+
+def _undo_by_name(self: SingleInstaller, ours: object = None) -> None:
+    """Removes the names it gave, whoever has them by now."""
+    for path in reversed(self._made):
+        with suppress(StorageError):
+            self.work.fs.unlink(path)
+
+
+@contextmanager
+def _undoing_by_name() -> Iterator[None]:
+    with patch.object(SingleInstaller, "undo", _undo_by_name):
+        yield
+
+
+@dataclass(frozen=True)
+class Planted:
+    """`cell`: the arm and the facts of the trials in which it must show. `around`: in place while they run."""
+
+    name: str
+    cell: dict[str, Any]
+    kind: Kind = PRODUCT
+    around: Callable[[], Any] = nullcontext
+
+
+def _over(fs: Fs) -> Fs:
+    return _Overwrites(fs, Path())
+
+
+PLANTED = (
+    Planted(
+        "no look at the fence behind the build", {"arm": "fence", "mode": "unsafe", "layout": "group", "newer": "claim"}, Kind(_NoCheckBehindTheBuild)
+    ),
+    Planted("no fence at all", {"arm": "fence", "mode": "unsafe", "layout": "single", "newer": "claim"}, Kind(_NoFence)),
+    Planted("a rename that overwrites", {"arm": "publish", "mode": "atomic_dirsync", "layout": "single", "newer": "other"}, Kind(wrap=_over)),
+    Planted(
+        "clearing up by name",
+        {"arm": "fence", "mode": "atomic_dirsync", "layout": "single", "newer": "other"},
+        around=_undoing_by_name,
+    ),
+    Planted("newest by mtime", {"arm": "clock", "layout": "group"}, Kind(_ByMtime)),
+    Planted("one look at the folder, reader", {"arm": "reader", "layout": "group", "saves": 3}, Kind(_LooksAtTheFolderOnce)),
+    Planted("one look at the folder, network", {"arm": "remote", "layout": "group", "phase": "recovery"}, Kind(_LooksAtTheFolderOnce)),
+)
+
+
+def run(name: str, history: History, seed: int, folder: Path) -> dict[str, Any]:
+    """How many of the cell's trials show the bug, of how many."""
+    bug = next(bug for bug in PLANTED if bug.name == name)
+    with bug.around():
+        shown = list(_shown(bug, history, seed, folder))
+    return {"shown": sum(shown), "tried": len(shown)}
+
+
+def _shown(bug: Planted, history: History, seed: int, folder: Path) -> Iterator[bool]:
+    arm = bug.cell["arm"]
+    if arm == "clock":
+        yield from _mtimes(bug, seed, folder)
+        return
+    every = {"reader": lambda: readers.trials(history, seed, folder, 1), "remote": lambda: flaky_nfs.trials(history, seed, folder)}
+    folder.mkdir(exist_ok=True)
+    trials = every.get(arm, lambda: fencing.trials(history, seed, folder))()
+    inside = [trial.facts for trial in trials if bug.cell.items() <= trial.facts.items() and trial.facts.get("at", 0) >= 0]
+    for facts in inside:
+        if arm == "reader":
+            yield bool(readers.run(history, seed, folder / "t", facts, bug.kind)["misled"])
+        elif arm == "remote":
+            yield not flaky_nfs.sound(flaky_nfs.run(history, seed, folder / "t", facts, bug.kind))
+        else:
+            yield not fencing.sound(fencing.run(history, seed, folder / "t", facts, bug.kind), facts)
+    shutil.rmtree(folder)
+
+
+def _mtimes(bug: Planted, seed: int, folder: Path) -> Iterator[bool]:
+    honest = clocks.story(folder, seed, bug.cell["layout"], "", random.Random(0))
+    shutil.rmtree(folder)
+    for number in range(5):
+        told = clocks.story(folder, seed, bug.cell["layout"], "to and fro", random.Random(number), bug.kind.store)
+        shutil.rmtree(folder)
+        yield told != honest

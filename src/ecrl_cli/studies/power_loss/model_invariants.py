@@ -1,0 +1,212 @@
+"""What recovery makes of a state: the store's own recovery with its own guard, judged by what had been saved and acknowledged.
+
+The guard is a function of the checkpoint that it looks at, and recovery one of the names there are and of what the guard says to each: every
+different checkpoint is examined once, and every different set of names and verdicts recovered from once. A sample is recovered from
+again in a real folder, with nothing remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.manifest import Components, components
+from ecrl_cli.checkpoint.store.catalog import Choice, newest_valid
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, GuardReport, examine
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.storage.fs import Fs
+from ecrl_cli.storage.memory_fs import ModelFs
+from ecrl_cli.studies.mutants.integrity import Look
+from ecrl_cli.studies.power_loss.tree_store import Forest, Names
+from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, image_of
+
+_CALLS = 20_000  # of one recovery; a sound one makes a hundred
+_GUARD = GuardConfig(run_id=RUN_ID)
+
+Recover = Callable[[Fs], Choice]
+
+
+class Hung(BaseException):
+    """A recovery that goes on and on."""
+
+
+class Bounded(ModelFs):
+    """Stops whoever reads without end."""
+
+    calls = 0
+
+    def read_at(self, fd: int, buffer: memoryview, offset: int) -> int:
+        self._count()
+        return super().read_at(fd, buffer, offset)
+
+    def listdir(self, path: Path) -> list[str]:
+        self._count()
+        return super().listdir(path)
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls > _CALLS:
+            raise Hung
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """`step`: of what was chosen, None where nothing was. `right`: it is what was saved under that step. `trouble`: how recovery itself ended badly.
+
+    `refused`: it passed over something. `name` and `rejected` ((name, layer) each, newest first) are compared with a real folder.
+    """
+
+    step: int | None = None
+    right: bool = True
+    trouble: str = ""
+    name: str = ""
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+def outcome(found: Recovered, acked: int, begun: int) -> str:
+    """The class of a state, by the newest step that had been acknowledged and the newest that had been begun (0: none).
+
+    A recovery that refuses altogether brings back nothing of what had been acknowledged.
+    """
+    if found.trouble == "detected" and acked:
+        return "lost_all"
+    if found.trouble:
+        return found.trouble
+    if found.step is None:
+        return "lost_all" if acked else "detected" if found.rejected else "empty_ok"
+    if not found.right:
+        return "silent_wrong"
+    return "lost_ack" if found.step < acked else "new" if found.step >= begun else "previous"
+
+
+class Judge:
+    """Judges the states of one disk. `look`: the guard. `recover`: the store's own way to choose, where it is not the catalogue's."""
+
+    def __init__(self, forest: Forest, seed: int, single: bool, look: Look = examine, recover: Recover | None = None) -> None:
+        self.forest, self.seed, self.single = forest, seed, single
+        self._look, self._recover = look, recover
+        self._verdicts: list[Verdict] = []
+        self._numbers: dict[object, int] = {}  # of what a verdict says
+        self._examined: dict[tuple[str, int, int], int] = {}
+        self._found: dict[object, Recovered] = {}
+        self._saved: dict[int, Saved] = {}
+
+    @property
+    def recoveries(self) -> int:
+        return len(self._found)
+
+    @property
+    def examined(self) -> int:
+        return len(self._examined)
+
+    def recovered(self, state: int) -> Recovered:
+        view: object = state if self._recover else self._view(state)
+        found = self._found.get(view)
+        if found is None:
+            found = self._found[view] = self._try(state)
+        return found
+
+    def halves(self, state: int) -> frozenset[int]:
+        """The checkpoints with a commit record that is whole, but refused."""
+        below = dict(self._checkpoints(state))
+        reports = {name: self._verdicts[number].report for name, number in self._view(state) if number >= 0}
+        return frozenset(below[name] for name, report in reports.items() if report.commit_sha256 and not report.ok)
+
+    def _checkpoints(self, state: int) -> Names:
+        """The names in checkpoints/ that recovery looks at."""
+        root = self.forest.child(state, ROOT.name)
+        return () if root is None else tuple([pair for pair in self.forest.names(root) if pair[0].startswith("step_")])
+
+    def _view(self, state: int) -> tuple[tuple[str, int], ...]:
+        """These names, each with the number of the guard's verdict (-1: a sidecar)."""
+        below = self._checkpoints(state)
+        return tuple([(name, self._verdict(below, name, number)) for name, number in below])
+
+    def _verdict(self, below: Names, name: str, number: int) -> int:
+        if name.endswith(".json"):
+            return -1
+        beside = name.replace(".safetensors", ".json")
+        key = name, number, next((each for sidecar, each in below if sidecar == beside), -1) if self.single else -1
+        found = self._examined.get(key)
+        if found is None:
+            fs = Bounded(RUN, {ROOT.name: {each: self.forest.tree(there) for each, there in below if each in (name, beside)}})
+            verdict = self._asked(ROOT / name, fs, number)
+            report = verdict.report
+            said = (name, report.ok, report.layer, report.reason, report.global_step, report.commit_sha256, verdict.right, verdict.trouble)
+            found = self._examined[key] = self._numbers.setdefault(said, len(self._verdicts))
+            if found == len(self._verdicts):
+                self._verdicts.append(verdict)
+        return found
+
+    def _asked(self, path: Path, fs: Fs, number: int) -> Verdict:
+        """The guard must never raise; where it does, recovery will."""
+        try:
+            report = self._look(path, _GUARD, fs)
+        except (Hung, Exception) as trouble:
+            return Verdict(GuardReport(path, ok=False), False, trouble)
+        return Verdict(report, report.ok and self._right(number, report))
+
+    def _try(self, state: int) -> Recovered:
+        below = self._checkpoints(state)
+        tree = self.forest.tree(state) if self._recover else {ROOT.name: {name: self.forest.tree(number) for name, number in below}}
+        assert isinstance(tree, dict)
+        fs = Bounded(RUN, tree)
+        try:
+            choice = self._recover(fs) if self._recover else newest_valid(fs, ROOT, lambda path: self._known(below, path))
+        except Hung:
+            return Recovered(trouble="hung")
+        except EcrlError:
+            return Recovered(trouble="detected")
+        except Exception:
+            return Recovered(trouble="untyped")
+        rejected = tuple((Path(each.path).name, each.layer) for each in choice.rejected)
+        if choice.report is None:
+            return Recovered(rejected=rejected)
+        name = choice.report.path.name
+        right = self._right(dict(below)[name], choice.report) if name in dict(below) else False
+        return Recovered(choice.report.global_step, right, "", name, rejected)
+
+    def _known(self, below: Names, path: Path) -> GuardReport:
+        verdict = self._verdicts[self._verdict(below, path.name, dict(below)[path.name])]
+        if verdict.trouble is not None:
+            raise verdict.trouble
+        return verdict.report
+
+    def _right(self, number: int, report: GuardReport) -> bool:
+        """Is what was chosen what was saved: the digests that its manifest names, and the very bytes of its files?"""
+        step = report.global_step
+        if step is None:
+            return False
+        if step not in self._saved:
+            self._saved[step] = Saved.of(image_of(self.seed, step, self.single), self.forest)
+        saved = self._saved[step]
+        there = {report.path.name: number} if self.single else dict(self.forest.names(number))
+        same = all(there.get(name) == data for name, data in saved.files.items())
+        return same and (report.manifest is None or components(report.manifest) == saved.components)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the guard said of a checkpoint, and whether what it let pass is right. `trouble`: what it raised."""
+
+    report: GuardReport
+    right: bool
+    trouble: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What was saved: the files by name, as numbers of the forest, and the digests."""
+
+    files: dict[str, int]
+    components: Components
+
+    @classmethod
+    def of(cls, image: Image, forest: Forest) -> Saved:
+        files = {part.name: bytes(image.memory[part.offset : part.offset + part.nbytes]) for part in image.parts}
+        if len(image.parts) > 1:  # a single file has its documents in the sidecar
+            files |= image.documents
+        return cls({name: forest.number(data) for name, data in files.items()}, image_components(image))

@@ -1,0 +1,208 @@
+"""The workloads whose every moment is cut off: what the store is asked to do, and what it had acknowledged by then.
+
+What was begun and what was acknowledged is noted beside the file system, never through it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.names import COMMIT, MODEL, RNG, STAGE_PREFIX, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
+from ecrl_cli.storage.memory_fs import ModelFs
+from ecrl_cli.studies.frame.write_modes import write_mode
+from ecrl_cli.studies.power_loss.model_disk import Disk
+from ecrl_cli.studies.power_loss.tree_store import Forest
+
+RUN = Path("/run")
+ROOT = RUN / "checkpoints"
+MODEL_BYTES, OPTIMIZER_BYTES = 9000, 5000
+
+MakeStore = Callable[[ModelFs, StoreConfig], CheckpointStore]
+
+
+def honest(fs: ModelFs, config: StoreConfig) -> CheckpointStore:
+    return CheckpointStore(ROOT, config, fs)
+
+
+def store_config(mode: str) -> StoreConfig:
+    return StoreConfig(write_mode(mode), keep=2, guard=GuardConfig(run_id=RUN_ID))
+
+
+@lru_cache(maxsize=64)
+def image_of(seed: int, step: int, single: bool) -> Image:
+    return synthetic_image(seed, step, synthetic_plan(MODEL_BYTES, OPTIMIZER_BYTES, single=single))
+
+
+@dataclass
+class Bench:
+    """A store on a file system in memory. `begun`, `acked`: (calls made by then, step). `start`: the nodes when the calls began,
+    `begins_with`: the same as a tree."""
+
+    mode: str
+    single: bool
+    seed: int
+    make: MakeStore = honest
+    begun: list[tuple[int, int]] = field(default_factory=list)
+    acked: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.opened({})
+
+    def opened(self, tree: dict[str, Any]) -> None:
+        """A new process on a disk that holds `tree`; what was begun and acknowledged before stays so."""
+        self.fs, self.start, self.begins_with = ModelFs(RUN, tree), ModelFs(RUN, tree).nodes, tree
+        self.begun, self.acked = [(0, step) for _, step in self.begun], [(0, step) for _, step in self.acked]
+        self.store = self.make(self.fs, store_config(self.mode))
+
+    def save(self, step: int, attempt: int = 0) -> tuple[Saved, Image]:
+        image = image_of(self.seed, step, self.single)
+        self.begun.append((len(self.fs.log), step))
+        saved = self.store.save(image, attempt)
+        self.acked.append((len(self.fs.log), step))
+        return saved, image
+
+    def save_and_settle(self, step: int, attempt: int = 0) -> None:
+        self.store.settle(*self.save(step, attempt))
+
+    def recover(self, attempt: int) -> None:
+        """What a supervisor does before it starts an attempt."""
+        self.store.claim(attempt)
+        for rejected in self.store.newest_valid().rejected:
+            self.store.set_aside(RUN / rejected.path)
+
+    def tree(self, calls: int | None = None) -> dict[str, Any]:
+        """The whole disk, after the first `calls` calls (all of them if None)."""
+        forest = Forest()
+        disk = Disk(forest, self.start, "P", 1, random.Random(0))
+        for op in self.fs.log[:calls]:
+            disk.take(op)
+        tree = forest.tree(disk.states().numbers[0])
+        assert isinstance(tree, dict)
+        return tree
+
+    def half_written(self) -> int:
+        """The number of calls before the last write to the newest model part."""
+        step = step_name(self.begun[-1][1])[-8:]
+        single = [op.node for op in self.fs.log if op.kind == "create" and step in op.name and op.name.endswith(".safetensors")]
+        data = single or [op.node for op in self.fs.log if op.kind == "create" and op.name == MODEL]
+        return max(index for index, op in enumerate(self.fs.log) if op.kind == "write" and op.node == data[-1])
+
+
+def first(bench: Bench) -> None:
+    """Nothing is there, not even checkpoints/."""
+    bench.store.claim(0)
+    bench.save(1)
+
+
+def one(bench: Bench) -> None:
+    _claimed(bench)
+    bench.save(1)
+
+
+def two(bench: Bench) -> None:
+    _claimed(bench)
+    bench.save(1)
+    bench.save(2)
+
+
+def pointer(bench: Bench) -> None:
+    _claimed(bench)
+    bench.save_and_settle(1)
+
+
+def retention(bench: Bench) -> None:
+    """Keeps two: the third save retires the first."""
+    _claimed(bench)
+    for step in (1, 2, 3):
+        bench.save_and_settle(step)
+
+
+def overlapped(bench: Bench) -> None:
+    """Two in flight: the second was handed over before the first was written, and follows without a pause."""
+    _claimed(bench)
+    images = [image_of(bench.seed, step, bench.single) for step in (1, 2)]
+    bench.begun += [(0, image.stamp.global_step) for image in images]
+    for step in (1, 2):
+        bench.save_and_settle(step)
+
+
+def stale_stage(bench: Bench) -> None:
+    """A writer died half way through a part; the next attempt saves the same step."""
+    _claimed(bench)
+    bench.save(1)
+    bench.acked.clear()
+    bench.opened(bench.tree(bench.half_written()))
+    bench.store.claim(1)
+    bench.save(1, 1)
+
+
+def rejected(bench: Bench) -> None:
+    """The newest checkpoint is damaged; its step is saved again."""
+    _claimed(bench)
+    bench.save(1)
+    bench.save(2)
+    tree = bench.tree()
+    name = step_name(2)
+    folder, part = (tree["checkpoints"], name + ".safetensors") if bench.single else (tree["checkpoints"][name], MODEL)
+    folder[part] = folder[part][:-1] + bytes([folder[part][-1] ^ 1])
+    bench.acked.pop()  # that one is lost by damage, not by power
+    bench.opened(tree)
+    bench.store.claim(1)
+    bench.save(2, 1)
+
+
+def again(bench: Bench) -> None:
+    """A replay saves a step that is there already, then the next one."""
+    _claimed(bench)
+    bench.save(1)
+    bench.opened(bench.tree())
+    bench.store.claim(1)
+    bench.save(1, 1)
+    bench.save(2, 1)
+
+
+def recovery(bench: Bench) -> None:
+    """A writer died in a save and left a stage, trash and a temporary file; a new attempt recovers, sweeps and saves."""
+    _claimed(bench)
+    bench.save_and_settle(1)
+    bench.save_and_settle(2)
+    bench.save(3)
+    bench.acked.pop()
+    tree = bench.tree(bench.half_written())
+    root = tree["checkpoints"]
+    root[".tmp_latest.json.0badcafe"] = b"{"
+    root[f"{TRASH_PREFIX}{step_name(0)}.0badcafe"] = {MODEL: b"old", RNG: b"old"}
+    root[f"{STAGE_PREFIX}00000000.0.0badcafe"] = {MODEL: b"old", COMMIT: b""}
+    bench.opened(tree)
+    bench.recover(1)
+    bench.save(3, 1)
+
+
+WORKLOADS: dict[str, Callable[[Bench], None]] = {
+    each.__name__: each for each in (first, one, two, pointer, retention, overlapped, stale_stage, rejected, again, recovery)
+}
+
+
+def played(workload: str, bench: Bench) -> Bench:
+    """`bench` after the workload; gives it back."""
+    with patch("ecrl_cli.checkpoint.store.store.wall", lambda: 0.0):  # latest.json holds the time, and a state must be the same in every run
+        try:
+            WORKLOADS[workload](bench)
+        finally:
+            bench.store.close()
+    return bench
+
+
+def _claimed(bench: Bench) -> None:
+    bench.store.claim(0)
+    bench.opened(bench.tree())

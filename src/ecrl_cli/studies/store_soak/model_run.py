@@ -1,0 +1,288 @@
+"""One operation after the other, done on the machine and told to the reference; what the store makes of it is held against what may be."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrl_cli.checkpoint.store.catalog import Choice, entry_of
+from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.errors import EcrlError, Fenced, StorageError
+from ecrl_cli.records.events import CheckpointLine
+from ecrl_cli.storage.fault_injecting_fs import Fault, Livelock
+from ecrl_cli.studies.frame.write_modes import write_mode
+from ecrl_cli.studies.mutants.registry import PLANTED
+from ecrl_cli.studies.store_soak.clocks import JumpingClock
+from ecrl_cli.studies.store_soak.content import content_of, image_of
+from ecrl_cli.studies.store_soak.crash_machine import ROOT, Dead, Machine, Process
+from ecrl_cli.studies.store_soak.disk_inspector import Observer
+from ecrl_cli.studies.store_soak.model import Content, Model
+from ecrl_cli.studies.store_soak.operations import Op
+
+_PASSING = ("EMFILE", "ENOMEM")  # say nothing about the file: no reason to do without it
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Which store. `planted`: the name of a bug that it has."""
+
+    mode: str
+    layout: str
+    planted: str = ""
+
+
+class Disagreement(BaseException):
+    """The store did what the reference does not allow. No `except Exception` of the store's may keep it."""
+
+
+class Game:
+    """A store from its first process on. `met`: how often what happened."""
+
+    def __init__(self, cell: Cell, jumping: JumpingClock) -> None:
+        self.cell, self.clock, self.met = cell, jumping, Counter[str]()
+        mode, planted = write_mode(cell.mode), next((each for each in PLANTED if each.name == cell.planted), None)
+        self.observer = Observer(cell.layout)
+        self.machine = Machine(cell.mode, planted, random.Random(7))
+        self.model = Model(durable=mode.sync_files and mode.sync_directories, atomic=mode.atomic)
+        self.attempt = -1
+        self.writer: Process | None = None
+        self.late: list[Process] = []  # writers of older attempts that are still alive
+        self.struck = False  # by a fault, in this operation
+
+    def do(self, op: Op) -> None:
+        self.met[op.do] += 1
+        self.struck = False
+        {
+            "save": self._save,
+            "hand over": self._hand_over,
+            "write": self._write,
+            "restart": self._restart,
+            "late": self._claim_late,
+            "zombie": self._wake,
+            "retire": self._retire,
+            "verify": self._verify,
+            "damage": self._damage,
+            "clock": self._jump,
+            "power": self._power,
+        }[op.do](op)
+        self._audit()
+
+    def _save(self, op: Op) -> None:
+        if (writer := self._writer()) is not None:
+            writer.waiting.append(writer.take())
+            while writer.waiting and writer is self.writer:
+                last = len(writer.waiting) == 1
+                self._work(writer, op if last else Op(op.do))
+                self._audit()
+
+    def _hand_over(self, op: Op) -> None:
+        if (writer := self._writer()) is not None:
+            writer.waiting.append(writer.take())
+
+    def _write(self, op: Op) -> None:
+        if (writer := self._writer()) is not None and writer.waiting:
+            self._work(writer, op)
+
+    def _wake(self, op: Op) -> None:
+        """A writer that has been taken for dead does what it was about to do."""
+        if self.late:
+            zombie = self.late.pop(0)
+            zombie.waiting.append(zombie.take())
+            self._work(zombie, op)
+
+    def _work(self, writer: Process, op: Op) -> None:
+        """What the background writer does with a job, and the rank of the blocking strategy with its own."""
+        content = writer.waiting.pop(0)
+        self.model.begin(content, writer.attempt)
+        said = len(writer.lines)
+        ended = self._befallen(writer, op, lambda: save_and_record(writer.store, image_of(content, self.cell.layout), writer.attempt, writer.log))
+        new = [line for line in writer.lines[said:] if line.global_step == content[0]]
+        if any(line.event == "failed" and "report this" in (line.reason or "") for line in new):
+            raise Disagreement(f"untyped: {new[-1].reason}")
+        if ended is False and not self.struck and writer.attempt == self.attempt:
+            said_why = new[-1].reason if new else "nothing was said"
+            raise Disagreement(f"refused: step {content[0]} was not saved, and nothing stood in its way: {said_why}")
+        self.met["acknowledged"] += any(line.event == "committed" for line in new)
+
+    def _heard(self, writer: Process, line: CheckpointLine) -> None:
+        """A line of a writer's journal, as it is written."""
+        if line.event != "committed":
+            return
+        if lying := [each for each in writer.fs.faulty.struck if each.call in ("fsync", "fsyncdir") or (each.call == "close" and each.written)]:
+            raise Disagreement(f"acknowledged: step {line.global_step}, after a failed {lying[0].call} of {lying[0].path.name}")
+        if wrong := self.model.acknowledge((line.global_step, writer.ranks), writer.attempt):
+            raise Disagreement(wrong)
+
+    def _writer(self) -> Process | None:
+        """The living one; a new attempt where there is none."""
+        if self.writer is None:
+            self._begin(Op("restart"))
+        return self.writer
+
+    def _restart(self, op: Op) -> None:
+        old, self.writer = self.writer, None
+        if old is not None and op.detail == "rank, drained":
+            while old.waiting and not old.fs.dead:
+                self._work(old, Op("write"))
+                self._audit()
+        if old is not None and op.detail == "rank":
+            self.late.append(old)
+        self._begin(op)
+
+    def _begin(self, op: Op) -> None:
+        """A supervisor: own the store, choose, set aside what was refused."""
+        self.attempt += 1
+        new = self.machine.process(self.attempt, op.number or 2, self._heard)
+
+        def recover() -> bool:
+            new.store.claim(new.attempt)
+            choice = new.store.newest_valid()
+            new.next = self._recovered(choice, new, op) + 1  # on record before anything is set aside
+            for rejected in choice.rejected:
+                new.store.set_aside(ROOT.parent / rejected.path)
+            return True
+
+        if self._befallen(new, op, recover) and new.attempt == self.attempt:
+            self.writer = new
+
+    def _recovered(self, choice: Choice, new: Process, op: Op) -> int:
+        """Hold what a recovery chose against the reference; gives the step."""
+        found = self._content(choice)
+        excused = bool(new.fs.faulty.struck) and op.trouble not in _PASSING
+        refused = {entry_of(Path(each.path)).global_step for each in choice.rejected} if excused else set()
+        due = max(self.model.required(), default=0)
+        if wrong := self.model.recover(found, refused, new.attempt):
+            raise Disagreement(f"recovery: {wrong}")
+        step = found[0] if found else 0
+        what = "nothing" if not found else "the last acknowledged" if step == due else "a later one" if step > due else "an older one"
+        self.met[f"recovered: {what}"] += 1
+        return step
+
+    def _content(self, choice: Choice) -> Content | None:
+        if choice.report is None:
+            return None
+        content = content_of(choice.report, self.machine.disk, self.cell.layout)
+        if content is None:
+            raise Disagreement(f"recovery: silent_wrong: {choice.report.path.name} does not hold what was saved")
+        return content
+
+    def _claim_late(self, op: Op) -> None:
+        """A supervisor of an attempt long past claims: it must be told."""
+        if self.model.owner < 1:
+            return
+        process = self.machine.process(self.model.owner - 1, 1, self._heard)
+
+        def claim() -> bool:
+            process.store.claim(process.attempt)
+            return True
+
+        if self._befallen(process, op, claim):
+            raise Disagreement(f"fence: attempt {process.attempt} claims what attempt {self.model.owner} owns")
+
+    def _retire(self, op: Op) -> None:
+        if (writer := self._writer()) is not None:
+            self._befallen(writer, op, lambda: writer.store.retire() is not None)
+
+    def _damage(self, op: Op) -> None:
+        if (step := self.machine.damage(op.detail, op.number)) is not None:
+            self.model.damage(step)
+
+    def _jump(self, op: Op) -> None:
+        self.clock.jump(op.number)
+
+    def _power(self, op: Op) -> None:
+        self._lose_power(op.detail, op.number)
+
+    def _lose_power(self, model: str, salt: int) -> None:
+        self.machine.lose_power(model, salt)
+        self.model.lose_power(model)
+        self.writer, self.late = None, []
+
+    def _befallen(self, process: Process, op: Op, act: Callable[[], bool]) -> bool | None:
+        """Let `process` act, with the trouble of `op`; False where it was refused, None where it died. What must not come out, ends the game."""
+        fs, faulty = process.fs, process.fs.faulty
+        fs.calls.clear()
+        fs.armed, fs.last, fs.event = True, op.at if op.trouble and not op.scope else -1, self._event(process, op)
+        faulty.arm(Fault(op.trouble, op.at, op.sticky, op.scope) if op.scope else None)
+        try:
+            return act()
+        except Dead:
+            self._died(process, op)
+            return None
+        except Fenced as error:
+            if process.attempt >= self.attempt:
+                raise Disagreement(f"fence: {error.line()}") from error
+            return False
+        except StorageError as error:
+            self._refused(process, op, error)
+            return False
+        except (Disagreement, AssertionError):
+            raise
+        except (EcrlError, Livelock, Exception) as error:
+            raise Disagreement(f"untyped: {type(error).__name__}: {error}") from error
+        finally:
+            self.struck = self.struck or bool(faulty.struck)
+            self.met[f"met {_family(op)}"] += bool(faulty.struck) or (op.trouble == "rival" and len(fs.calls) > op.at)
+            left = 0 if fs.dead else len(faulty.open_files)
+            faulty.arm(None)
+            fs.armed, fs.dead = False, False
+            faulty.open_files.clear()
+            if left:
+                raise Disagreement(f"leak: {left} descriptors stay open after {op}")
+
+    def _event(self, process: Process, op: Op) -> Callable[[], None]:
+        return (lambda: self._meet_rival(process)) if op.trouble == "rival" else process.fs.die
+
+    def _meet_rival(self, process: Process) -> None:
+        """A newer attempt begins while `process` stands between two calls; it goes on afterwards."""
+        if self.writer is process:
+            self.writer = None
+        self._begin(Op("restart", number=process.ranks))
+
+    def _died(self, process: Process, op: Op) -> None:
+        self.met[f"met {op.trouble}"] += 1
+        if self.writer is process:
+            self.writer = None
+        if op.trouble in ("O", "X"):
+            self._lose_power(op.trouble, op.at)
+
+    def _refused(self, process: Process, op: Op, error: StorageError) -> None:
+        if not process.fs.faulty.struck and process.attempt >= self.attempt:
+            raise Disagreement(f"refused, and nothing stood in its way: {error.line()}") from error
+        if op.scope and process.fs.faulty.struck and op.trouble in errno.errorcode.values() and error.errno == 0:
+            raise Disagreement(f"misnamed: {error.line()} does not name {op.trouble}") from error
+
+    def _verify(self, op: Op) -> None:
+        """Two processes look, one after the other: both must find the same, and what a healthy disk shows."""
+        found = [self._content(self._looked()) for _ in range(2)]
+        if found[0] != found[1]:
+            raise Disagreement(f"verify: finds {found[0]}, then {found[1]}")
+        if lost := [step for step in self.model.required() if step > (found[0] or (0, 0))[0]]:
+            raise Disagreement(f"verify: step {lost[0]} is due, {found[0]} is found")
+
+    def _looked(self) -> Choice:
+        store = self.machine.store(self.machine.disk)
+        return store.newest_valid()
+
+    def _audit(self) -> None:
+        """After every operation: what lies on the disk, seen by the sound guard, is what the reference allows."""
+        visible: dict[int, Content] = {}
+        named = self.machine.entries()
+        for entry in named:
+            seen = self.observer.look(self.machine.disk, entry)
+            if seen.wrong:
+                raise Disagreement(seen.wrong)
+            if seen.content:
+                visible[entry.global_step] = seen.content
+            elif not self.model.may_be_half(entry.global_step, seen.committed, self.cell.layout == "group"):
+                raise Disagreement(f"half: {entry.path.name} counts and is refused ({seen.refused})")
+        if wrong := self.model.look(visible, {entry.global_step for entry in named}):
+            raise Disagreement(wrong)
+
+
+def _family(op: Op) -> str:
+    return "a fault" if op.scope else op.trouble or "nothing"

@@ -1,0 +1,204 @@
+"""What a trial tries: a configuration, and two failures drawn from all that can strike it, as a user would type them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from ecrl_cli.checkpoint.format.names import CRASH_POINTS
+from ecrl_cli.config.build import build
+from ecrl_cli.config.failures import check_failures
+from ecrl_cli.config.fault_spec import Entry, parse
+from ecrl_cli.config.schema import BACKGROUND, WRITE_MODES, FailureConfig, RunConfig
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.failures.bit_rot import LEFT_TO_CHOOSE
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.failures.storage_faults import FAULTS
+
+TARGET, EVERY = 14, 4  # steps, and steps between checkpoints
+BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or more than a run
+LATEST = 11  # step that a failure is planned for: a checkpoint is still to come
+WORLDS = (2, 3, 4)
+HANG_S, START_S = 2.0, 20.0  # a save has as long as a start: what hangs in one is found before the trial is given up
+_POINTS = tuple(point.partition(":")[0] for point in CRASH_POINTS)
+_DRAWS = 200  # until something available is drawn
+
+# By kind: how often, and when it can strike. What costs seconds (a hang, another supervisor) is rarer.
+_INSIDE = ("forward", "backward", "optimizer")
+_STARTING = ("start", "rendezvous", "load")
+KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "kill": (50, ("boundary", *_INSIDE, *_INSIDE, "capture", "capture", *_STARTING, "wall")),
+    "exit": (4, ("boundary",)),
+    "raise": (6, ("boundary", *_INSIDE, "capture", *_STARTING)),
+    "oom": (3, ("forward", "backward", "load")),
+    "nan": (4, ("forward",)),
+    "writer": (16, ("save",)),
+    "enospc": (5, ("save",)),
+    "eio": (5, ("save",)),
+    "slow_disk": (2, ("save",)),
+    "slow_rank": (2, ("forward",)),
+    "corrupt": (6, ("boundary",)),
+    "term": (5, ("boundary", "forward", "backward", "load")),
+    "readonly": (3, ("boundary",)),
+    "stop": (2, ("boundary", *_INSIDE, "capture", *_STARTING)),
+    "supervisor": (3, ("boundary", *_INSIDE, "capture", "load")),
+}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "small_cnn": ({"name": "small_cnn", "width": 4}, {"name": "sgd", "lr": 0.05}),
+    "vit": ({"name": "vit", "width": 8, "depth": 1, "dropout": 0.2}, {"name": "adamw", "lr": 0.01, "weight_decay": 0.05}),
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The configuration of a trial, as far as it is drawn."""
+
+    model: str
+    world_size: int
+    strategy: str
+    mode: str
+    layout: str
+
+    def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]:
+        """As the groups and keys that a user types; without `entries`, the undisturbed run."""
+        model, optimizer = MODELS[self.model]
+        found: dict[str, Any] = {
+            "target_steps": TARGET,
+            "global_batch": BATCHES[self.model],
+            "world_size": self.world_size,
+            "device": "cpu",
+            "dataset": {"name": "digits"},
+            "model": dict(model),
+            "optimizer": dict(optimizer),
+            "checkpoint": {"strategy": self.strategy, "every": EVERY, "layout": self.layout},
+            "write_mode": {"name": self.mode, "sync_files": self.mode != "unsafe", "atomic": self.mode != "unsafe"},
+            "supervision": {"launcher": "zygote", "hang_timeout_s": HANG_S, "start_timeout_s": START_S},
+        }
+        found["write_mode"]["sync_directories"] = self.mode == "atomic_dirsync"
+        return found | ({"failure": {"kind": "listed", "entries": list(entries)}} if entries else {})
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        """The undisturbed run: neither strategy nor write mode matter to where it ends."""
+        return Setup(self.model, self.world_size, "blocking", "unsafe", "group").keys()
+
+    def typed(self, entries: tuple[str, ...]) -> str:
+        """The run alone, as a command."""
+        (model, optimizer), listed = MODELS[self.model], ",".join(entries)
+        words = [f"target_steps={TARGET}", f"global_batch={BATCHES[self.model]}", f"world_size={self.world_size}", "device=cpu", "dataset=digits"]
+        for group, values in (("model", model), ("optimizer", optimizer)):
+            words += [f"{group}={values['name']}", *(f"{group}.{key}={value}" for key, value in values.items() if key != "name")]
+        words += [f"checkpoint={self.strategy}", f"checkpoint.every={EVERY}", f"checkpoint.layout={self.layout}", f"write_mode={self.mode}"]
+        words += ["supervision=zygote", f"supervision.hang_timeout_s={HANG_S:g}", f"supervision.start_timeout_s={START_S:g}"]
+        words += [f"failure=listed 'failure.entries=[{listed}]'"]
+        return " ".join(["ecrl train", *words])
+
+
+def draw(rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, ...]) -> tuple[Setup, tuple[str, ...]]:
+    """A setup and two failures that it accepts: the second one somewhere later, or while the first is being recovered from."""
+    setup = Setup(
+        rng.choice(("small_cnn", "small_cnn", "vit")),
+        rng.choices(WORLDS, (5, 2, 2))[0],
+        rng.choice(strategies),
+        rng.choice(WRITE_MODES),
+        rng.choices(("group", "single"), (4, 1))[0],
+    )
+    first = _accepted(lambda: _entry(rng, setup, kinds, rng.randint(1, LATEST)), setup, ())
+    if rng.random() < 0.5 and _ends_an_attempt(first, setup):
+        return setup, (first, _accepted(lambda: _while_recovering(rng, setup, parse(first)), setup, (first,)))
+    return setup, (first, _accepted(lambda: _entry(rng, setup, kinds, rng.randint(1, LATEST)), setup, (first,)))
+
+
+@cache
+def undisturbed(setup: Setup) -> RunConfig:
+    """The run without failures: what an entry is held against, built once."""
+    return build(setup.keys())
+
+
+def available(config: RunConfig, entries: tuple[str, ...]) -> None:
+    """ConfigError unless `entries` can strike `config`."""
+    struck = replace(config, failure=FailureConfig(kind="listed", entries=entries))
+    check_failures(struck)
+    plan(struck)
+
+
+def _accepted(drawn: Callable[[], Entry], setup: Setup, before: tuple[str, ...]) -> str:
+    """The first that is drawn and available."""
+    for _ in range(_DRAWS):
+        entry = drawn()
+        text, together = str(entry), (*map(parse, before), entry)
+        if _takes_the_last_save(together, setup.strategy in BACKGROUND) or _damages_the_only_save(together):
+            continue
+        try:
+            available(undisturbed(setup), (*before, text))
+        except ConfigError:
+            continue
+        return text
+    raise ValueError(f"no failure is available for {setup}")
+
+
+def _takes_the_last_save(entries: tuple[Entry, ...], background: bool) -> bool:
+    """Each failed save is of the first one due that is left: a run whose final state was not saved ends with that, and rightly. A background
+    writer that dies takes along what waits for it, maybe every save but the last: a fault that is still to come then strikes that one."""
+    left = list(range(EVERY, TARGET, EVERY))
+    for entry in sorted(entries, key=lambda entry: (-(-entry.step // EVERY), entry.what in FAULTS)):
+        if entry.what == "writer" and background:
+            left.clear()
+        if entry.what in FAULTS:
+            taken = next((step for step in left if step >= entry.step), None)
+            if taken is None:
+                return True
+            left.remove(taken)
+    return False
+
+
+def _damages_the_only_save(entries: tuple[Entry, ...]) -> bool:
+    """One that would have nothing to fall back to is not damaged: then nothing strikes."""
+    losses = [entry.step for entry in entries if entry.what in (*FAULTS, "writer")]
+    saves = [entry.step // EVERY for entry in entries if entry.what == "corrupt"]
+    return any(made - sum(step <= made * EVERY for step in losses) < LEFT_TO_CHOOSE for made in saves)
+
+
+def _entry(rng: random.Random, setup: Setup, kinds: tuple[str, ...], step: int) -> Entry:
+    what = rng.choices(kinds, [KINDS[kind][0] for kind in kinds])[0]
+    moment = rng.choice(KINDS[what][1])
+    if moment in _STARTING:
+        step = 0  # of the first attempt: nobody knows yet whether there will be another
+    if moment == "wall":
+        return Entry(what, moment=moment, who=(rng.randrange(setup.world_size),), after_s=round(rng.uniform(0.05, 0.6), 3))
+    who = _victims(rng, setup, what, moment)
+    share = round(rng.random(), 2) if moment in _INSIDE and what not in ("nan", "slow_rank") else None
+    seconds = {"slow_rank": 0.01, "slow_disk": 0.002}.get(what)
+    point = rng.choice(_POINTS) if what in ("writer", "enospc", "eio") else ""
+    return Entry(what, step, moment, share, who, seconds, point)
+
+
+def _victims(rng: random.Random, setup: Setup, what: str, moment: str) -> tuple[int, ...] | str:
+    if what not in ("kill", "raise", "oom", "nan", "slow_rank", "stop"):
+        return ()
+    if what in ("kill", "stop") and moment not in ("start", "rendezvous"):
+        kind = rng.random()
+        if kind < 0.15:
+            return "all"
+        if kind < 0.35:
+            return tuple(sorted(rng.sample(range(setup.world_size), 2)))
+    return (rng.randrange(setup.world_size),)
+
+
+def _ends_an_attempt(entry: str, setup: Setup) -> bool:
+    """At a known step, so that one knows what the next attempt begins behind."""
+    first = parse(entry)
+    alive = ("enospc", "eio", "slow_disk", "slow_rank", *(("writer",) if setup.strategy in BACKGROUND else ()))
+    return first.what not in alive and first.moment != "wall"
+
+
+def _while_recovering(rng: random.Random, setup: Setup, first: Entry) -> Entry:
+    """In the attempt behind the first failure: while it starts, joins, loads, or does again what was lost."""
+    who = (rng.randrange(setup.world_size),)
+    if rng.random() < 0.75:
+        return Entry("kill", max(0, first.step - 1), rng.choice(_STARTING), None, who)
+    again = max(1, min(LATEST, first.step - rng.randrange(3)))
+    return Entry("kill", again, rng.choice(_INSIDE), round(rng.random(), 2), who)

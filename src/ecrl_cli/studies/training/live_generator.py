@@ -1,0 +1,172 @@
+"""What a trial tries: how a run recovers, with whom, and one to four failures, as a user would type them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+from ecrl_cli.config.build import build
+from ecrl_cli.config.fault_spec import Entry, parse
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.studies.training.failures_generator import available
+
+TARGET, EVERY, BATCH = 16, 4, 144  # steps, steps between checkpoints, samples: 1 to 4 ranks share them, and an epoch of the digits has 12 steps
+WIDTH = 28  # of the model: its gradients fill two buckets
+LATEST = 13  # step that a failure is planned for: there is something left to do behind it
+WORLDS = (2, 3, 4)
+HANG_S = 20.0  # longer than a rank waits for a death that explains a failing exchange
+_DRAWS = 200
+
+_INSIDE = ("forward", "backward", "optimizer")
+_RECOVERING = ("load", "rendezvous")  # of the attempt that recovers
+# By kind: how often, and when it can strike.
+KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "kill": (10, ("boundary", "forward", "backward", "backward", "backward", "optimizer", "capture")),
+    "backward": (3, ("backward",)),
+    "exit": (2, ("boundary", *_INSIDE, "capture")),
+    "raise": (4, ("boundary", *_INSIDE, "capture")),
+    "writer": (1, ("save",)),
+}
+
+
+@dataclass(frozen=True)
+class Course:
+    """The configuration of a trial, as far as it is drawn."""
+
+    recovery: str
+    world_size: int
+    spares: int
+    strategy: str
+    dropout: float
+
+    def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]:
+        """As the groups and keys that a user types."""
+        found = _around(self.world_size, self.strategy, self.dropout) | {
+            "recovery": {"name": self.recovery},
+            "supervision": {"launcher": "zygote", "spares": self.spares, "hang_timeout_s": HANG_S},
+        }
+        return found | ({"failure": {"kind": "listed", "entries": list(entries)}} if entries else {})
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        """The undisturbed run of stock DDP."""
+        return _around(self.world_size, "none", self.dropout) | {"supervision": {"launcher": "zygote"}}
+
+    def typed(self, entries: tuple[str, ...]) -> str:
+        """The run alone, as a command."""
+        words = [f"target_steps={TARGET}", f"global_batch={BATCH}", f"world_size={self.world_size}", "device=cpu", "state_digests=true"]
+        words += ["dataset=digits", "model=small_cnn", f"model.width={WIDTH}", f"model.dropout={self.dropout}", "optimizer=sgd", "optimizer.lr=0.05"]
+        words += [f"checkpoint={self.strategy}", f"checkpoint.every={EVERY}", f"recovery={self.recovery}", "supervision=zygote"]
+        words += [f"supervision.spares={self.spares}", f"supervision.hang_timeout_s={HANG_S:g}"]
+        return " ".join(["ecrl train", *words, f"failure=listed 'failure.entries=[{','.join(entries)}]'"])
+
+
+def _around(world_size: int, strategy: str, dropout: float) -> dict[str, Any]:
+    return {
+        "target_steps": TARGET,
+        "global_batch": BATCH,
+        "world_size": world_size,
+        "device": "cpu",
+        "state_digests": True,
+        "dataset": {"name": "digits"},
+        "model": {"name": "small_cnn", "width": WIDTH, "dropout": dropout},
+        "optimizer": {"name": "sgd", "lr": 0.05},
+        "checkpoint": {"strategy": strategy, "every": EVERY},
+    }
+
+
+def matrix(recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> Iterator[tuple[str, Course, tuple[str, ...]]]:
+    """(name, course, failures): who dies in backward x number of ranks for each recovery, then what happens to a recovery itself."""
+    for recovery in recoveries:
+        base = Course(recovery, 3, 0 if recovery == "lossy_forward" else 1, strategies[-1], 0.2)
+        for world_size in WORLDS:
+            course = replace(base, world_size=world_size)
+            yield f"{recovery}/{world_size}/leader", course, ("kill@5.backward/0.1:0",)
+            yield f"{recovery}/{world_size}/another", course, (f"kill@6.backward/0.6:{world_size - 1}",)
+        more = replace(base, world_size=4, spares=2)
+        yield f"{recovery}/two_at_once", more, ("kill@5.backward/0.4:0+2",)
+        yield f"{recovery}/two_in_one_step", more, ("kill@7.backward/0.2:3", "kill@7.backward/0.9:0")
+        yield f"{recovery}/while_recovering", replace(base, spares=2), ("kill@6.backward/0.5:1", "kill@5.load:0")
+        yield f"{recovery}/three_in_a_row", more, ("kill@3.backward/0.3:0", "raise@6.forward/0.5:1", "kill@9.backward/0.8:0")
+        yield f"{recovery}/all", base, ("kill@6.backward/0.5:all", "kill@9.backward/0.5:1")
+
+
+def draw(rng: random.Random, recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> tuple[Course, tuple[str, ...]]:
+    """A course and one to four failures of ranks that are there."""
+    recovery = rng.choice(recoveries)
+    spares = rng.choice((0, 0, 1, 2)) if recovery == "lossy_forward" else rng.choice((1, 1, 2))
+    course = Course(recovery, rng.choice(WORLDS), spares, rng.choice(strategies), rng.choice((0.0, 0.2)))
+    wanted, entries, step = rng.choices((1, 2, 3, 4), (4, 4, 2, 1))[0], tuple[str, ...](), 0
+    for _ in range(_DRAWS):
+        there = present(course, entries)
+        step = max((parse(entry).step for entry in entries), default=0)
+        if len(entries) == wanted or step + 2 > LATEST:
+            break
+        found = _next(rng, course, entries, there, step, last=len(entries) + 1 == wanted)
+        try:
+            available(undisturbed(course), (*entries, *found))
+        except ConfigError:
+            continue
+        entries = (*entries, *found)
+    if not entries:
+        raise ValueError(f"no failure is available for {course}")
+    return course, entries
+
+
+@cache
+def undisturbed(course: Course) -> RunConfig:
+    """The run without failures: what an entry is held against, built once."""
+    return build(course.keys())
+
+
+def present(course: Course, entries: tuple[str, ...]) -> int:
+    """How many ranks are there behind `entries` at least: the dead are not replaced more often than there were spares at first."""
+    size, spares = course.world_size, course.spares
+    if course.recovery != "lossy_forward":
+        return size
+    for entry in map(parse, entries):
+        gone = size if entry.who == "all" else max(1, len(entry.who))
+        filled = min(gone, spares)
+        spares -= filled
+        size = size - gone + filled if gone < size + filled else course.world_size
+    return max(1, size)
+
+
+def _next(rng: random.Random, course: Course, entries: tuple[str, ...], there: int, step: int, last: bool) -> tuple[str, ...]:
+    """One failure two or more steps behind the ones before; or one that strikes the recovery from the last of these; or two in one step."""
+    if not entries and rng.random() < 0.05:
+        return (str(Entry("kill", 0, rng.choice(("start", *_RECOVERING)), None, (rng.randrange(there),))),)
+    if entries and step > 1 and rng.random() < 0.35 and not (before := parse(entries[-1])).moment.startswith(_RECOVERING) and before.what != "writer":
+        return (str(Entry("kill", step - 1, rng.choice(_RECOVERING), None, (rng.randrange(there),))),)
+    begin = rng.randint(step + 2, min(LATEST, step + 6))
+    if there > 1 and rng.random() < 0.12:
+        first, second = rng.sample(range(there), 2)
+        return tuple(str(Entry("kill", begin, "backward", round(rng.random(), 2), (who,))) for who in (first, second))
+    return (str(_alone(rng, course, there, begin, last)),)
+
+
+def _alone(rng: random.Random, course: Course, there: int, step: int, last: bool) -> Entry:
+    what = rng.choices(tuple(KINDS), [weight for weight, _ in KINDS.values()])[0]
+    moment = rng.choice(KINDS[what][1])
+    if what == "writer":
+        return Entry("writer", -(-step // EVERY) * EVERY, "save", None, (), None, rng.choice(("before_rename", "after_rename")))
+    who: tuple[int, ...] | str = () if what == "exit" else (rng.randrange(there),)
+    if moment == "capture":  # which may be the next one due, when others have gone
+        step, who = -(-step // EVERY) * EVERY, who if last or what == "exit" else (0,)
+    elif what == "kill" and rng.random() < 0.2:
+        who = "all" if rng.random() < 0.25 or there < 2 else tuple(sorted(rng.sample(range(there), 2)))
+    share = round(rng.random(), 2) if moment in _INSIDE else None
+    return Entry(what, step, "" if what == "backward" else moment, share, who)
+
+
+def facts(course: Course, entries: tuple[str, ...]) -> dict[str, Any]:
+    return {**asdict(course), "entries": list(entries)}
+
+
+def of_facts(found: dict[str, Any]) -> tuple[Course, tuple[str, ...]]:
+    """What `facts` was made of."""
+    return Course(*(found[name] for name in Course.__dataclass_fields__)), tuple(found["entries"])

@@ -1,0 +1,110 @@
+"""What the records of a run say of its recoveries: read here and not by the judge, a second pair of eyes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.data.order import Ids, epoch_order, position, shard, steps_per_epoch, window
+from ecrl_cli.failures.fault_log import read_fired
+from ecrl_cli.failures.plan import read_plan
+from ecrl_cli.records.events import Attempt, Fired, PlannedFailure, RankLine
+from ecrl_cli.records.journal import read_journal, read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.survivor_records import LedgerLine, Redone, Testimony
+from ecrl_cli.supervision.attempts.supervisor_record import read_record
+
+NO_RANK = ("writer",)  # a planned failure that strikes a rank only where that rank writes
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A planned failure that struck. `ranks`: of its attempt, that it took; `at_step`: the step that they were in or behind."""
+
+    planned: PlannedFailure
+    fired: Fired
+    ranks: frozenset[int]
+
+    @property
+    def at_step(self) -> int:
+        return self.fired.global_step if self.fired.at_step is None else self.fired.at_step
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One attempt. `lines`: by rank. `testimonies`, `ledgers`: by rank, of those who left any; a testimony's seconds and instants are taken out,
+    they differ between ranks."""
+
+    attempt: Attempt
+    lines: dict[int, tuple[RankLine, ...]]
+    testimonies: dict[int, Testimony]
+    ledgers: dict[int, tuple[LedgerLine, ...]]
+    blows: tuple[Blow, ...]
+
+    @property
+    def dead(self) -> frozenset[int]:
+        return frozenset(rank for blow in self.blows for rank in blow.ranks)
+
+    @property
+    def redone(self) -> tuple[Redone, ...]:
+        """What its first testimony says."""
+        return next((each.redone for each in self.testimonies.values()), ())
+
+    @property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        return next((each.layers for each in self.testimonies.values() if each.layers), ())
+
+
+@dataclass(frozen=True)
+class Story:
+    config: RunConfig
+    size: int  # samples
+    chapters: tuple[Chapter, ...]
+
+    @cached_property
+    def went_on(self) -> tuple[Chapter, ...]:
+        """The attempts that others began with processes of."""
+        return tuple(self.chapters[later.attempt.continues] for later in self.chapters if later.attempt.continues is not None)
+
+    def shard(self, global_step: int, rank: int, world_size: int) -> Ids:
+        epoch, step = position(global_step, steps_per_epoch(self.size, self.config.global_batch))
+        order = epoch_order(self.config.seed, epoch, self.size, self.config.global_batch)
+        return shard(window(order, step, self.config.global_batch), rank, world_size)
+
+
+def read_story(layout: RunLayout, config: RunConfig) -> Story:
+    planned, fired = read_plan(layout), read_fired(layout)
+    size = int(read_json(layout.dataset)["size"])
+    return Story(config, size, tuple(_chapter(layout, attempt, planned, fired) for attempt in read_record(layout).attempts))
+
+
+def _chapter(layout: RunLayout, attempt: Attempt, planned: tuple[PlannedFailure, ...], fired: tuple[Fired, ...]) -> Chapter:
+    logs, ranks = layout.attempt(attempt.attempt), range(attempt.world_size)
+    blows = tuple(_blow(planned[each.index], each) for each in fired if each.attempt == attempt.attempt)
+    spoken = {rank: read_journal(logs.testimony(rank), Testimony).events for rank in ranks}
+    return Chapter(
+        attempt,
+        {rank: read_journal(logs.rank(rank), RankLine).events for rank in ranks},
+        {rank: _timeless(said[-1]) for rank, said in spoken.items() if said},
+        {rank: read_journal(logs.ledger(rank), LedgerLine).events for rank in ranks if logs.ledger(rank).exists()},
+        blows,
+    )
+
+
+def _blow(planned: PlannedFailure, fired: Fired) -> Blow:
+    ranks = frozenset() if planned.kind in NO_RANK else frozenset((planned.rank, *planned.others))
+    return Blow(planned, fired, ranks)
+
+
+def _timeless(said: Testimony) -> Testimony:
+    return replace(said, at=0.0, time=0.0, redone=tuple(replace(each, seconds=0.0) for each in said.redone))
+
+
+def contributors(redone: tuple[Redone, ...], global_step: int, bucket: int, world_size: int) -> tuple[int, ...]:
+    """Whose gradients `bucket` holds in the end, as the survivors say."""
+    found = tuple(range(world_size))
+    for each in redone:
+        if each.global_step == global_step and each.first <= bucket:
+            found = each.left
+    return found

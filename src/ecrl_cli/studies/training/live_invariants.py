@@ -1,0 +1,204 @@
+"""What must hold of a run whose ranks died while others lived on, beside the verdict: a function per promise; gives what is wrong, or nothing."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+
+from ecrl_cli.config.elastic import fits
+from ecrl_cli.config.fault_spec import STARTING
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.survivor_records import LOST, SURVIVED, SURVIVORS, LedgerLine, Testimony
+from ecrl_cli.studies.training.live_history import NO_RANK, Blow, Chapter, Story, contributors
+from ecrl_cli.studies.training.live_oracle import can_tell, foretold
+from ecrl_cli.studies.training.trial import ending
+
+Influence = tuple[int, int, str]  # step, sample, layer
+
+SURE = 0.9  # of the gradients: a rank that dies before that has not sent its last bucket
+LOSSY, RESTART = "lossy_forward", "checkpoint_restart"
+
+
+def apart(story: Story) -> str:
+    """Whoever lives on is bit for bit like the others: in every step, and in what it says when it leaves."""
+    for chapter in story.chapters:
+        if wrong := _lines_apart(chapter) or _testimonies_apart(chapter) or _unlike_its_lines(story, chapter):
+            return f"attempt {chapter.attempt.attempt}: {wrong}"
+    return _silent(story)
+
+
+def _lines_apart(chapter: Chapter) -> str:
+    digests: dict[int, set[str | None]] = {}
+    for lines in chapter.lines.values():
+        for line in lines:
+            digests.setdefault(line.global_step, set()).add(line.state_digest)
+    several = [step for step, found in sorted(digests.items()) if len(found) > 1]
+    return f"the ranks differ behind step {several[0]}" if several else ""
+
+
+def _testimonies_apart(chapter: Chapter) -> str:
+    said = list(chapter.testimonies.items())
+    for rank, other in said[1:]:
+        first_rank, first = said[0]
+        for name in ("global_step", "alive", "redone", "layers", "state_digest"):
+            if getattr(first, name) != getattr(other, name):
+                return f"ranks {first_rank} and {rank} say otherwise of {name}: {getattr(first, name)}, {getattr(other, name)}"[:300]
+    return ""
+
+
+def _unlike_its_lines(story: Story, chapter: Chapter) -> str:
+    """What a rank says of its state is what it logged behind that step, if it did the step in this attempt; else what was logged before."""
+    for rank, said in chapter.testimonies.items():
+        logged = [line.state_digest for line in chapter.lines[rank] if line.global_step == said.global_step]
+        logged = logged or _logged_before(story, chapter, said)
+        goes_on = bool(said.state_digest) or story.config.recovery.name != RESTART  # else it goes back to a checkpoint and its state is nobody's
+        if goes_on and logged and said.state_digest not in logged:
+            return f"rank {rank} says that its state behind step {said.global_step} is {said.state_digest[:12]}, and logged {str(logged[-1])[:12]}"
+        if (said.attempt, said.rank) != (chapter.attempt.attempt, rank):
+            return f"rank {rank} speaks of rank {said.rank} in attempt {said.attempt}"
+    return ""
+
+
+def _logged_before(story: Story, chapter: Chapter, said: Testimony) -> list[str | None]:
+    before = (each for each in story.chapters if each.attempt.attempt < chapter.attempt.attempt)
+    return [line.state_digest for each in before for lines in each.lines.values() for line in lines if line.global_step == said.global_step]
+
+
+def _silent(story: Story) -> str:
+    """Who goes on with its memory has said so before."""
+    for later in story.chapters:
+        attempt = later.attempt
+        if attempt.continues is None or attempt.memory != SURVIVORS:
+            continue
+        before = story.chapters[attempt.continues]
+        stayed = [origin for rank, origin in enumerate(attempt.origins) if rank not in attempt.joined]
+        if silent := [rank for rank in stayed if rank not in before.testimonies]:
+            return f"attempt {before.attempt.attempt}: rank {silent[0]} went on and left no testimony"
+        if dead := [rank for rank in stayed if rank in before.dead]:
+            return f"attempt {before.attempt.attempt}: rank {dead[0]} was struck and went on"
+        steps = {before.testimonies[rank].global_step for rank in stayed}
+        if steps != {attempt.resumed_from_step}:
+            return f"attempt {attempt.attempt} goes on behind step {attempt.resumed_from_step}, its ranks left behind {sorted(steps)}"
+    return ""
+
+
+def restarted(story: Story) -> str:
+    """Who lives with the state in its memory goes on: nothing is restarted while somebody is left who can."""
+    if story.config.recovery.name == RESTART:
+        return ""
+    for chapter, later in zip(story.chapters, story.chapters[1:], strict=False):
+        if later.attempt.memory != SURVIVORS and not _excused(story, chapter):
+            return f"attempt {chapter.attempt.attempt}: ranks {sorted(_left(chapter))} were left, and all began anew ({chapter.attempt.outcome})"
+        if later.attempt.memory == SURVIVORS and chapter.attempt.outcome != SURVIVED:
+            return f"attempt {chapter.attempt.attempt}: ended as {chapter.attempt.outcome}, and its ranks went on"
+    return ""
+
+
+def _left(chapter: Chapter) -> set[int]:
+    return set(range(chapter.attempt.world_size)) - chapter.dead
+
+
+def _excused(story: Story, chapter: Chapter) -> bool:
+    """Nobody was left who held the state, or those who were could not have gone on."""
+    left, spares = _left(chapter), _spares(story, chapter)
+    holders = left - set(chapter.attempt.joined) if any(_starting(blow) for blow in chapter.blows) else left
+    if chapter.attempt.memory != SURVIVORS and not any(chapter.lines.values()):
+        return True  # nobody had any state yet
+    if not holders:
+        return True
+    if story.config.recovery.name == LOSSY:
+        return not fits(story.config, len(left)) and len(left) + spares < story.config.world_size
+    return len(left) + spares < story.config.world_size
+
+
+def _spares(story: Story, chapter: Chapter) -> int:
+    """How many were ready at least: one that takes the place of a spare needs time to get ready."""
+    since = [each for each in story.chapters if each.attempt.attempt <= chapter.attempt.attempt]
+    return story.config.supervision.spares - sum(len(each.attempt.joined) for each in since)
+
+
+def _starting(blow: Blow) -> bool:
+    return blow.planned.moment in STARTING
+
+
+def ledger(story: Story) -> str:
+    """The ledger has every sample that was lost, and no other; without lossy forward nothing is, and nothing is redone."""
+    lossy = story.config.recovery.name == LOSSY
+    for chapter in story.chapters:
+        number = chapter.attempt.attempt
+        if not lossy and (any(chapter.ledgers.values()) or chapter.redone):
+            return f"attempt {number}: something was lost, with {story.config.recovery.name}"
+        if len({_influences(lines) for lines in chapter.ledgers.values()}) > 1:
+            return f"attempt {number}: the survivors' ledgers differ"
+        if lossy and chapter.testimonies and (wrong := _wrong(story, chapter)):
+            return f"attempt {number}: {wrong}"
+    return ""
+
+
+def _wrong(story: Story, chapter: Chapter) -> str:
+    found = next((_influences(lines) for lines in chapter.ledgers.values()), frozenset())
+    due = _due(story, chapter)
+    if found != due:
+        step, sample, layer = min(found ^ due)
+        place = "is on the ledger and was not lost" if (step, sample, layer) in found else "was lost and is not on the ledger"
+        return f"step {step}: sample {sample} on {layer} {place} ({len(found ^ due)} like it)"
+    named = {(step, sample) for step, sample, _ in found}
+    for blow in filter(_surely_lost, chapter.blows):
+        gone = {(blow.at_step, int(sample)) for rank in blow.ranks for sample in story.shard(blow.at_step, rank, chapter.attempt.world_size)}
+        if missing := gone - named:
+            return f"step {blow.at_step}: {len(missing)} samples of ranks {sorted(blow.ranks)} cannot have been applied, and are not on the ledger"
+    return ""
+
+
+def _surely_lost(blow: Blow) -> bool:
+    """The casualty's last bucket was not sent."""
+    planned = blow.planned
+    return planned.kind not in NO_RANK and (planned.moment == "forward" or (planned.moment == "backward" and planned.share <= SURE))
+
+
+def _influences(lines: tuple[LedgerLine, ...]) -> frozenset[Influence]:
+    return frozenset((line.global_step, sample, layer) for line in lines if line.effect == LOST for sample in line.samples for layer in line.layers)
+
+
+def _due(story: Story, chapter: Chapter) -> frozenset[Influence]:
+    """What the testimonies come to: in each bucket, the samples of those whose gradients it does not hold."""
+    world, found = chapter.attempt.world_size, set[Influence]()
+    for step in {each.global_step for each in chapter.redone}:
+        for bucket, layers in enumerate(chapter.layers):
+            absent = set(range(world)) - set(contributors(chapter.redone, step, bucket, world))
+            found |= {(step, int(sample), layer) for rank in absent for sample in story.shard(step, rank, world) for layer in layers}
+    return frozenset(found)
+
+
+def elsewhere(story: Story, end: str, reference: RunLayout) -> str:
+    """Where the run ended (`end`: its digests), if it must not: as its reference where nothing was lost, else as `oracle` foretells, if it can."""
+    lossy = story.config.recovery.name == LOSSY
+    if not lossy:
+        due = {ending(reference)}
+    elif can_tell(story):
+        end, due = _state(end), foretold(story)
+    elif _nothing_changed(story):
+        end, due = _state(end), {_state(ending(reference))}
+    else:
+        return ""
+    return "" if end in due else f"ends in {end[:60]}, must in {' or '.join(sorted(each[:60] for each in due))}"
+
+
+def _state(digests: str) -> str:
+    """Without the generators."""
+    return digests.rpartition(" ")[0]
+
+
+def _nothing_changed(story: Story) -> bool:
+    """Nothing lost, always as many ranks, and nobody draws random numbers that might be others."""
+    sizes = {chapter.attempt.world_size for chapter in story.chapters}
+    return not (len(sizes) > 1 or story.config.model.dropout or any(any(chapter.ledgers.values()) for chapter in story.chapters))
+
+
+def sockets(layout: RunLayout) -> list[str]:
+    """Those that the run has left."""
+    return [path.name for path in layout.root.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
+
+
+# By outcome, in the order in which they are asked.
+LOOKS: dict[str, Callable[[Story], str]] = {"apart": apart, "restarted": restarted, "ledger": ledger}

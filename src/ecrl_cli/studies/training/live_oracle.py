@@ -1,0 +1,131 @@
+"""Where a lossy run must end: computed in this process, rank by rank, from what the records say of who took part in which step.
+
+Two ranks at most: the sum of two numbers has no order, so that this comes to the very bits of the exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ecrl_cli.checkpoint.capture.rng import capture_rng, restore_rng
+from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.data.datasets import build_dataset
+from ecrl_cli.data.loading import BatchLoader, describe
+from ecrl_cli.data.order import ResumableGlobalBatchSampler
+from ecrl_cli.models import build as build_model
+from ecrl_cli.records.survivor_records import SURVIVORS
+from ecrl_cli.studies.training.live_history import Chapter, Story, contributors
+from ecrl_cli.training.optimization import build_optimizer, build_scheduler
+from ecrl_cli.training.seeding import seed_rank
+from ecrl_cli.training.session import make_deterministic
+
+Tensors = dict[str, torch.Tensor]
+
+
+def can_tell(story: Story) -> bool:
+    """Two ranks, all from the beginning by memory alone; newcomers only where nobody draws random numbers."""
+    if story.config.world_size > 2 or story.config.recovery.name != "lossy_forward":
+        return False
+    begun_anew = any(chapter.attempt.memory != SURVIVORS for chapter in story.chapters[1:])
+    newcomers = any(chapter.attempt.joined for chapter in story.chapters)
+    return not begun_anew and not (newcomers and story.config.model.dropout)
+
+
+def foretold(story: Story) -> set[str]:
+    """The digests of parameters, buffers and optimizer that `story` may end in: more than one where the leader died when all gradients were
+    there and nobody says whether its buffers were, too."""
+    return {_end(story, frozenset(taken)) for count in range(len(_open(story)) + 1) for taken in combinations(_open(story), count)}
+
+
+def _open(story: Story) -> list[int]:
+    """The steps in which it is open whose buffers were taken."""
+    return [each.global_step for chapter in story.chapters for each in chapter.redone if each.first == each.buckets and 0 in each.lost]
+
+
+def _end(story: Story, kept: frozenset[int]) -> str:
+    oracle = Oracle(story, kept)
+    for before, chapter in zip((None, *story.chapters), story.chapters, strict=False):
+        oracle.begin(before, chapter)
+        last = max((line.global_step for lines in chapter.lines.values() for line in lines), default=0)
+        for step in range(chapter.attempt.resumed_from_step + 1, last + 1):
+            oracle.step(chapter, step)
+    return oracle.digests()
+
+
+@dataclass
+class Oracle:
+    """The training of all ranks, in one process. `kept`: the steps behind which all have the buffers of a leader that died in them.
+    `generators`: by rank of the attempt."""
+
+    story: Story
+    kept: frozenset[int]
+    generators: dict[int, Tensors] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config = self.story.config
+        self.device = make_deterministic(config, 0)
+        dataset = build_dataset(config.dataset)
+        record = describe(dataset)
+        self.loader = BatchLoader(dataset, config.seed, config.dataset.augment)
+        self.model = build_model(config.model, record.classes, record.shape)
+        self.optimizer = build_optimizer(config.optimizer, self.model.parameters())
+        self.scheduler = build_scheduler(config.optimizer, self.optimizer, config.target_steps)
+        self.sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
+
+    def begin(self, before: Chapter | None, chapter: Chapter) -> None:
+        """The attempt's ranks bring the generators that they had in the one before; newcomers begin with some of their own."""
+        attempt, kept = chapter.attempt, self.generators
+        self.generators = {}
+        for rank in range(attempt.world_size):
+            stayed = before is not None and rank not in attempt.joined
+            if stayed:
+                self.generators[rank] = kept[attempt.origins[rank]]
+            else:
+                seed_rank(self.story.config.seed, rank, attempt.resumed_from_step)
+                self.generators[rank] = capture_rng(self.device)
+
+    def step(self, chapter: Chapter, global_step: int) -> None:
+        world, redone = chapter.attempt.world_size, chapter.redone
+        ranks = [self._learned(rank, world) for rank in range(world)]
+        bucket_of = {name: number for number, layers in enumerate(chapter.layers) for name in layers}
+        for name, parameter in self.model.named_parameters():
+            who = contributors(redone, global_step, bucket_of.get(name, 0), world)
+            parameter.grad = torch.stack([ranks[rank][0][name] / len(who) for rank in who]).sum(0)
+        leader = 0 if global_step in self.kept else contributors(redone, global_step, len(chapter.layers), world)[0]
+        self._set_buffers(ranks[leader][1])
+        self.optimizer.step()
+        self.scheduler.step()
+        self.sampler.advance()
+
+    def _learned(self, rank: int, world: int) -> tuple[Tensors, Tensors]:
+        """(gradients, buffers) of one rank; the model is then what it was, but for its gradients."""
+        before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        restore_rng(self.generators[rank], self.device)
+        batch = self.loader.batch(self.sampler.epoch, self.sampler.shard(rank, world))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss: Any = F.cross_entropy(self.model(batch.x).float(), batch.y)
+        loss.backward()
+        self.generators[rank] = capture_rng(self.device)
+        gradients: Tensors = {name: _gradient(parameter) for name, parameter in self.model.named_parameters()}
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        self._set_buffers(before)
+        return gradients, buffers
+
+    def _set_buffers(self, values: Tensors) -> None:
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(values[name])
+
+    def digests(self) -> str:
+        pack = StatePack(self.model, self.optimizer, self.scheduler, None, self.sampler, 0, 1)
+        found = pack.digests()
+        return " ".join((found.parameters, found.buffers, found.optimizer))
+
+
+def _gradient(parameter: Any) -> torch.Tensor:
+    gradient: torch.Tensor = parameter.grad
+    return gradient.clone()

@@ -1,0 +1,234 @@
+"""A real training run in a trial: by the code path of `ecrl train`, one zygote for all runs of this process; then held against its reference."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+from ecrl_cli.config.build import build
+from ecrl_cli.config.fault_spec import typed_entries
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import EcrlError, RunHeld
+from ecrl_cli.failures.compile_spec import planned as parts
+from ecrl_cli.failures.fault_log import fired_indices
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.linux import processes
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.runs.run import Desk, run
+from ecrl_cli.runs.supervisor_restarter import wanted
+from ecrl_cli.studies.frame.leak_check import reap, remaining, shared_memory
+from ecrl_cli.studies.frame.trial_timeout import Overdue, deadline
+from ecrl_cli.studies.mutants.recovery import environment, planted
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.attempts.supervisor_record import read_record
+from ecrl_cli.supervision.console import SilentUI
+from ecrl_cli.supervision.launch.launcher_cache import Launchers
+from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.verify.verdict import VALID, Verdict
+from ecrl_cli.verify.verify_run import judge
+
+STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
+RUN_S = 300.0  # a run that takes longer hangs, whatever its supervisor makes of it
+RUNS = 12  # until a planted bug is found, at most
+SHOWN = ("invalid", "differs", "exit")  # the outcomes that a bug in the recovery may come to
+
+Keys = Mapping[str, Any]
+
+
+@dataclass
+class Run:
+    """How a run came out. `outcome`: valid, or what is wrong first: hung | left | exit | invalid | unknown | differs |
+    idle (not all that was planned struck).
+
+    `code`: the exit code. `fired`: [kind, moment] of each entry, as typed, that struck. `resized`: how often the next attempt had another number of
+    ranks. `left`: what it left behind. `why`: the first evidence.
+    """
+
+    outcome: str = VALID
+    code: int = 0
+    fired: list[list[str]] = field(default_factory=list)
+    attempts: int = 0
+    resized: int = 0
+    left: list[str] = field(default_factory=list)
+    why: str = ""
+    digests: str = ""
+
+
+# Given the run that ended, its folder and its reference's: writes into the first what it finds wrong.
+Look = Callable[[Run, RunLayout, RunLayout], None]
+
+
+class Bench:
+    """`scratch`: an empty folder. `bug`: planted into every process that trains, never into a reference."""
+
+    def __init__(self, scratch: Path, bug: str = "") -> None:
+        self._scratch, self._bug = scratch.resolve(), bug
+        self._launchers: dict[str, Launchers] = {}
+        self._references: dict[str, Path] = {}
+
+    def play(self, keys: Keys, reference: Keys, hash_seed: str = "", look: Look | None = None) -> Run:
+        """Train as `keys` say, to the end; `reference`: the undisturbed run that must end alike, unless `look` is given: then it decides where
+        the run must end. `hash_seed`: PYTHONHASHSEED of what trains."""
+        undisturbed, root = self._reference(reference), self._scratch / "run"
+        config, before = build(keys), shared_memory()
+        found = Run()
+        try:
+            found.code = self._run(config, root, self._bug, hash_seed)
+            reap()
+            found.left = [*(f"process {pid}" for pid in remaining(root)), *sorted(shared_memory() - before)]
+            _judged(found, root, undisturbed, config, look is None)
+            if look is not None:
+                look(found, RunLayout(root), RunLayout(undisturbed))
+        except Overdue as late:
+            found.outcome, found.why = "hung", str(late)
+        finally:
+            _clear(root)
+        return found
+
+    def close(self) -> None:
+        self._close_launchers()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir()
+
+    def _close_launchers(self) -> None:
+        for launchers in self._launchers.values():
+            launchers.close()
+        self._launchers = {}
+
+    def _reference(self, keys: Keys) -> Path:
+        """Made once by this process, with no bug."""
+        name = json.dumps(keys, sort_keys=True)
+        if name not in self._references:
+            root = self._scratch / f"reference-{len(self._references)}"
+            try:
+                how = f"exit code {code}" if (code := self._run(build(keys), root, "")) else ""
+            except Overdue as late:
+                how = str(late)
+            if how:
+                _clear(root)
+                raise RuntimeError(f"the reference {root.name}: {how}: {name}")
+            self._references[name] = root
+        return self._references[name]
+
+    def _run(self, config: RunConfig, root: Path, bug: str, hash_seed: str = "") -> int:
+        delivered = StopSignals.delivered
+        with environment(PYTHONHASHSEED=hash_seed), planted(bug, self._scratch / "bug"), unheard() if wanted(config) else nullcontext():
+            launchers = self._launchers.setdefault(f"{bug}/{hash_seed}", Launchers())
+            try:
+                with deadline(RUN_S):
+                    code = run(config, root, Desk(_mute, launchers, show=lambda *given: SilentUI())).exit_code
+            except Overdue:
+                self._close_launchers()  # they may have been what hung, and are dead
+                reap()
+                raise
+        if code in STOPPED and StopSignals.delivered > delivered:  # by a person: what a plan stops, goes on by itself
+            raise KeyboardInterrupt(STOPPED[code])
+        return code
+
+
+class Drawn(Protocol):
+    """What a trial trains: as keys with its failures, and the undisturbed run that must end alike."""
+
+    def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]: ...
+
+    @property
+    def reference(self) -> dict[str, Any]: ...
+
+
+def search(scratch: Path, bug: str, draw: Callable[[], tuple[Drawn, tuple[str, ...]]]) -> dict[str, Any]:
+    """One run after the other with `bug`, RUNS at most, until one comes out wrong: whether, after how many, by what."""
+    bench = Bench(scratch, bug)
+    try:
+        for number in range(1, RUNS + 1):
+            drawn, entries = draw()
+            found = bench.play(drawn.keys(entries), drawn.reference)
+            if found.outcome in SHOWN:
+                return {"found": True, "runs": number, "by": found.why}
+    finally:
+        bench.close()
+    return {"found": False, "runs": RUNS, "by": ""}
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """What processes that are started in here print is lost: a supervisor of its own, whose plan ends it, says what it does."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _clear(root: Path) -> None:
+    """Nothing of the run in `root` is left, whatever became of it."""
+    processes.sweep(processes.of_run(root))
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def _mute(line: str) -> None:
+    """A trial says nothing: its record does."""
+
+
+def _judged(found: Run, root: Path, reference: Path, config: RunConfig, alike: bool) -> None:
+    layout = RunLayout(root)
+    typed = struck(config, fired_indices(layout))
+    found.fired = [named for named, all_of_it in typed if all_of_it]
+    attempts = read_record(layout).attempts if layout.supervisor.exists() else ()
+    found.attempts, found.resized = len(attempts), sum(a.world_size != b.world_size for a, b in pairwise(attempts))
+    found.digests = ending(layout)
+    found.left += _held(layout)
+    try:
+        verdict = judge(root, reference)
+    except EcrlError as error:
+        found.outcome, found.why = "unknown", error.line()
+        return
+    found.outcome, found.why = _outcome(found, verdict, ending(RunLayout(reference)) if alike else found.digests, len(typed))
+
+
+def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, str]:
+    if found.left:
+        return "left", found.left[0]
+    if found.code:
+        return "exit", f"exit code {found.code}"
+    if verdict.status != VALID:
+        return verdict.status, next(finding.message for finding in verdict.findings if finding.status == verdict.status)
+    if found.digests != due:
+        return "differs", f"ends in {found.digests[:60]}, its reference in {due[:60]}"
+    return (VALID, "") if len(found.fired) == typed else ("idle", f"{len(found.fired)} of {typed} failures struck")
+
+
+def struck(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
+    """[kind, moment] of each entry that was typed, and whether all that it stands for has struck: of the plan, several entries may be one."""
+    found, first = [], 0
+    for entry in typed_entries(config.failure):
+        meant = parts(entry, config)
+        found.append(([entry.what, meant[0].moment], set(range(first, first + len(meant))) <= set(fired)))
+        first += len(meant)
+    assert first == len(plan(config)), "the plan is made of what was typed, in order"
+    return found
+
+
+def ending(layout: RunLayout) -> str:
+    """The digests of the final state, read here and not by the judge: a second pair of eyes."""
+    finals = [layout.attempt(attempt).final for attempt in layout.attempts()]
+    document: dict[str, str] = next((json.loads(final.read_text(encoding="utf-8")) for final in finals if final.exists()), {})
+    return " ".join(str(document.get(f"{part}_digest")) for part in ("parameters", "buffers", "optimizer", "rng"))
+
+
+def _held(layout: RunLayout) -> list[str]:
+    try:
+        with held(layout):
+            return []
+    except RunHeld as error:
+        return [error.fact]

@@ -1,0 +1,121 @@
+"""A file system as it may be across a network: a name appears late, a handle is stale once, an answer is lost and the call sent again."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+from ecrl_cli.checkpoint.format.manifest import components
+from ecrl_cli.config.schema import LAYOUTS
+from ecrl_cli.errors import EcrlError, StorageError
+from ecrl_cli.storage.fs import Fs
+from ecrl_cli.studies.frame.study import Trial
+from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, History, Kind, Unsynced, content, image, judge
+
+LOOKUPS = ("open", "open_at", "stat", "listdir")
+# Calls that a server may carry out twice, and what the second one answers.
+REPEATED = {"rename": errno.ENOENT, "mkdir": errno.EEXIST, "unlink": errno.ENOENT, "symlink": errno.EEXIST}
+FAULTS = ("absent", "stale", "delivered twice")
+MODE = "atomic_dirsync"
+
+
+class Remote:
+    """Passes every call on; the one numbered `at` among those that `fault` concerns goes wrong, once."""
+
+    def __init__(self, fs: Fs, fault: str = "", at: int = -1) -> None:
+        self._fs, self._fault, self._at = fs, fault, at
+        self.concerned = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self._fs, name)
+
+        def passed_on(*arguments: Any, **named: Any) -> Any:
+            twice = self._fault == "delivered twice"
+            if name not in (REPEATED if twice else LOOKUPS):
+                return call(*arguments, **named)
+            number, self.concerned = self.concerned, self.concerned + 1
+            if number != self._at:
+                return call(*arguments, **named)
+            if twice:
+                call(*arguments, **named)
+            number = REPEATED[name] if twice else errno.ENOENT if self._fault == "absent" else errno.ESTALE
+            raise StorageError.of(name, arguments[0], OSError(number, "as a network file system says it"))
+
+        return passed_on
+
+    @property
+    def fs(self) -> Fs:
+        return cast(Fs, self)
+
+
+def trials(history: History, seed: int, scratch: Path) -> list[Trial]:
+    """Every call that a fault concerns, in a save and in a recovery."""
+    found = []
+    for layout in LAYOUTS:
+        for phase in ("save", "recovery"):
+            for fault in FAULTS:
+                watched = Remote(Unsynced(), fault)
+                with history.copied(layout, scratch / "watched") as root:
+                    _act(root, seed, layout, phase, watched.fs, PRODUCT)
+                facts = {"arm": "remote", "layout": layout, "phase": phase, "fault": fault}
+                found += [Trial(f"remote/{layout}/{phase}/{fault}/{at:03d}", facts | {"at": at}) for at in range(watched.concerned)]
+    return found
+
+
+def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT) -> dict[str, Any]:
+    """One fault; the outcome class of what recovery then finds, and whether the next save goes through."""
+    with history.copied(facts["layout"], folder) as root:
+        remote = Remote(Unsynced(), facts["fault"], facts["at"])
+        said, acks = _act(root, seed, facts["layout"], facts["phase"], remote.fs, kind)
+        known = [(step, content(seed, step, facts["layout"])) for step in (FIRST, OLD)]
+        outcome = said if said in ("lost_ack", "lost_all", "silent_wrong", "untyped") else judge(root, MODE, acks, known)
+        return {"said": said, "outcome": outcome, "next": _next_save(root, seed, facts["layout"])}
+
+
+def sound(found: dict[str, Any]) -> bool:
+    return bool(found["outcome"] == "new" and found["next"] == "saved")
+
+
+def _act(root: Path, seed: int, layout: str, phase: str, fs: Fs, kind: Kind) -> tuple[str, list[Ack]]:
+    """The save of OLD, then, in the phase `recovery`, a recovery of a later attempt: through `fs` only what the phase names."""
+    acks = [Ack(FIRST, "", content(seed, FIRST, layout))]
+    saving = fs if phase == "save" else Unsynced()
+    try:
+        with closing(kind.open(root, MODE, saving)) as store:
+            one = image(seed, OLD, layout)
+            saved = store.save(one, 0)
+            acks.append(Ack(OLD, saved.commit_sha256, content(seed, OLD, layout)))
+            store.settle(saved, one)
+        return (_recover(root, fs, kind, acks[-1]) if phase == "recovery" else "saved"), acks
+    except EcrlError as error:
+        return f"refused: {error.key}", acks
+    except Exception:
+        return "untyped", acks
+
+
+def _recover(root: Path, fs: Fs, kind: Kind, newest: Ack) -> str:
+    with closing(kind.open(root, MODE, fs)) as store:
+        store.claim(1)
+        choice = store.newest_valid()
+    if choice.report is None or choice.report.manifest is None:
+        return "lost_all"
+    if (choice.report.global_step or 0) < newest.step:
+        return "lost_ack"
+    return "recovered" if components(choice.report.manifest) == newest.content else "silent_wrong"
+
+
+def _next_save(root: Path, seed: int, layout: str) -> str:
+    """The next attempt on a file system that behaves: the step at which the fault was, and one after it."""
+    try:
+        with closing(PRODUCT.open(root, MODE)) as store:
+            store.claim(2)
+            for rejected in store.newest_valid().rejected:
+                store.set_aside(root.parent / rejected.path)
+            for step in (OLD, LATER):
+                store.save(image(seed, step, layout), 2)
+    except EcrlError as error:
+        return f"refused: {error.key}"
+    return "saved"

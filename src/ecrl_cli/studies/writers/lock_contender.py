@@ -1,0 +1,65 @@
+"""One of two supervisors that want the same run directory: told where, it waits at a gate, tries, and says how it went. A program.
+
+A line in, a line out (JSON). `race`: wait until the gate shows `round`, then try; `try`: at once; `note`: say which attempt runs;
+`release`: let go. The end of its input is its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.errors import RunHeld
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.run_lock import RunLock, held
+
+
+class Contestant:
+    def __init__(self, gate: Path) -> None:
+        with gate.open("rb") as file:
+            self._gate = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+        self._stack = contextlib.ExitStack()
+        self._lock: RunLock | None = None
+
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order["do"] == "race":
+            say({"ready": True})
+            while self._gate[0] != order["round"]:
+                os.sched_yield()
+        if order["do"] in ("race", "try"):
+            return self._try(Path(order["root"]))
+        if order["do"] == "note":
+            assert self._lock is not None
+            self._lock.note(order["attempt"])
+        else:
+            self._stack.close()
+        return {"done": True}
+
+    def _try(self, root: Path) -> dict[str, Any]:
+        try:
+            self._lock = self._stack.enter_context(held(RunLayout(root)))
+        except RunHeld as error:
+            return {"won": False, "code": error.exit_code, "said": error.line()}
+        except Exception as error:
+            return {"won": False, "code": 1, "said": f"untyped: {type(error).__name__}"}
+        return {"won": True, "code": 0, "said": ""}
+
+
+def say(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def main(gate: str) -> None:
+    contestant = Contestant(Path(gate))
+    for line in sys.stdin:
+        say(contestant.answer(json.loads(line)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

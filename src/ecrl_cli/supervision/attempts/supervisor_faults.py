@@ -1,0 +1,89 @@
+"""The planned failures that the supervisor itself delivers: between two attempts, and after a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.failures.bit_rot import LEFT_TO_CHOOSE, choose_damage, inflict
+from ecrl_cli.failures.fault_log import claim, fired_indices
+from ecrl_cli.failures.plan import pending, read_plan
+from ecrl_cli.failures.signals import to_process
+from ecrl_cli.history.load import load
+from ecrl_cli.history.timeline import timeline
+from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
+from ecrl_cli.records.layout import RunLayout
+
+_AGAIN_S = 0.05  # between two looks for a rank whose time has come and who is not there yet
+_TO_RANK = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_TO_SELF = {"supervisor": signal.SIGKILL, "term": signal.SIGTERM}
+
+
+class RestStrikes:
+    """What strikes before an attempt chooses what to resume from: the newest checkpoint is damaged, or the supervisor dies there."""
+
+    def __init__(self, layout: RunLayout, store: CheckpointStore, seed: int) -> None:
+        self._layout, self._store, self._seed = layout, store, seed
+
+    def strike(self, earlier: tuple[Attempt, ...], *, chooses: bool = True) -> None:
+        """Behind the attempts `earlier`, before the next one. `chooses`: whether that one goes back to a checkpoint; else none is damaged."""
+        seen = max((a.last_step or 0 for a in earlier), default=0)
+        for entry in _left(self._layout, "rest") if earlier else ():
+            if entry.global_step <= seen and (chooses or entry.kind in _TO_SELF):
+                self._deliver(entry, len(earlier))
+
+    def _deliver(self, entry: PlannedFailure, attempt: int) -> None:
+        if entry.kind in _TO_SELF:
+            if claim(self._layout, _fired(entry, attempt)):
+                os.kill(os.getpid(), _TO_SELF[entry.kind])
+            return
+        reports = (self._store.examine(each.path) for each in self._store.entries())
+        valid = [report.path for report in reports if report.ok]
+        if len(valid) < LEFT_TO_CHOOSE:
+            return  # later
+        damage = choose_damage(valid[0], self._seed + entry.index)
+        if claim(self._layout, _fired(entry, attempt, damage.text(self._layout.root))):
+            inflict(damage)
+
+
+class WallStrikes:
+    """What strikes a running attempt once its time has come. `began`: of this supervisor's stay; `spent_s`: gives the seconds of those before."""
+
+    def __init__(self, layout: RunLayout, attempt: int, began: float, spent_s: Callable[[], float]) -> None:
+        self._layout, self._attempt, self._began = layout, attempt, began
+        self._left = list(_left(layout, "wall"))
+        self._spent_s = spent_s() if self._left else 0.0
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds until the next one is to be looked at; None where none is to come."""
+        return max(_AGAIN_S, min(self._due_at(entry) for entry in self._left) - now) if self._left else None
+
+    def look(self, now: float, pids: Mapping[int, int]) -> None:
+        """Strike what is due. A rank that is not known yet is struck as soon as it is."""
+        for entry in [each for each in self._left if self._due_at(each) <= now]:
+            pid = os.getpid() if entry.kind in _TO_SELF else pids.get(entry.rank)
+            if pid is not None:
+                self._left.remove(entry)
+                if claim(self._layout, _fired(entry, self._attempt)):
+                    to_process(pid, (_TO_SELF | _TO_RANK)[entry.kind])
+
+    def _due_at(self, entry: PlannedFailure) -> float:
+        return self._began + entry.seconds - self._spent_s
+
+
+def supervised_s(layout: RunLayout) -> float:
+    """Seconds of all stays but the last, as the goodput clock has them: also of one that was killed."""
+    return sum(end - start for start, end in timeline(load(layout)).windows[:-1])
+
+
+def _left(layout: RunLayout, moment: str) -> tuple[PlannedFailure, ...]:
+    if not layout.failures.exists():
+        return ()
+    return tuple(entry for entry in pending(read_plan(layout), fired_indices(layout)) if entry.moment == moment)
+
+
+def _fired(entry: PlannedFailure, attempt: int, detail: str = "") -> Fired:
+    return Fired(entry.index, entry.kind, entry.rank, entry.global_step, attempt, monotonic(), wall(), detail=detail)

@@ -1,0 +1,119 @@
+"""supervisor.json, kept: every change is one new whole file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import EcrlError, RecordError
+from ecrl_cli.history.load import load
+from ecrl_cli.history.timeline import phases, timeline
+from ecrl_cli.linux.clock import boot_id, monotonic, wall
+from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, RankLine, Session, SupervisorRecord
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import read_run_config, write_run_config
+from ecrl_cli.records.safe_read import MAX_JOURNAL, parsed, read_whole
+from ecrl_cli.records.seal import reopen
+from ecrl_cli.records.source_code import source_sha256
+from ecrl_cli.records.survivor_records import SURVIVED
+from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.attempts.restart_policy import restarts
+
+
+def take_up(config: RunConfig, layout: RunLayout) -> None:
+    """The run goes on: its seal is broken, and config.json says where the data lies now and what else may have changed without making this
+    another run. Only under the run's lock."""
+    reopen(layout)
+    if read_run_config(layout).config != replace(config, run_dir=""):
+        write_run_config(layout, config)
+
+
+class RecordKeeper:
+    """The record of this run. `begin` first: it appends the session and closes what a killed supervisor left open."""
+
+    def __init__(self, layout: RunLayout, run_id: str, target_steps: int) -> None:
+        self._layout = layout
+        empty = SupervisorRecord(SCHEMA_VERSION, run_id, target_steps, "running", 0, (), ())
+        self.record = read_record(layout) if layout.supervisor.exists() else empty
+
+    @property
+    def session(self) -> int:
+        """Which stay this is, as `Attempt.session` has it."""
+        return len(self.record.sessions) - 1
+
+    def begin(self) -> None:
+        attempts = tuple(self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts)
+        session = Session(monotonic(), wall(), boot_id(), code=source_sha256())
+        self._write(attempts=taken_along(attempts), sessions=(*self.record.sessions, session), terminal_status="running", reason="")
+
+    def open(self, attempt: Attempt) -> None:
+        self._write(attempts=(*self.record.attempts, replace(attempt, session=self.session)))
+
+    def update(self, **changes: Any) -> Attempt:
+        """Change the last attempt."""
+        last = replace(self.record.attempts[-1], **changes)
+        self._write(attempts=(*self.record.attempts[:-1], last))
+        return last
+
+    def end(self, status: str, reason: str, signals: tuple[int, ...] | None = None, writer_deaths: int | None = None) -> SupervisorRecord:
+        """The terminal status, the end of the session with what it received and lost, and the phases of every attempt, which nobody needed sooner."""
+        ended = replace(self.record.sessions[-1], ended_at=monotonic(), signals=signals, writer_deaths=writer_deaths)
+        sessions = (*self.record.sessions[:-1], ended)
+        self._write(terminal_status=status, reason=self._layout.relative_text(reason), sessions=sessions, attempts=taken_along(self.record.attempts))
+        self._write(attempts=with_phases(self._layout, self.record.attempts))
+        return self.record
+
+    def _abandoned(self, attempt: Attempt) -> Attempt:
+        first, last = step_range(self._layout, attempt.attempt)
+        outcome = "completed" if self._layout.attempt(attempt.attempt).final.exists() else "died"
+        return replace(attempt, outcome=outcome, first_step=first, last_step=last)
+
+    def _write(self, **changes: Any) -> None:
+        record = replace(self.record, **changes)
+        self.record = replace(record, restarts=restarts(record.attempts))
+        write_json(self._layout.supervisor, encode(self.record))
+
+
+def read_record(layout: RunLayout) -> SupervisorRecord:
+    """supervisor.json; RecordError where it is damaged or of another schema."""
+    value = read_json(layout.supervisor)
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if version != SCHEMA_VERSION:
+        raise RecordError("supervisor.json", f"schema version {version}, this ECRL reads {SCHEMA_VERSION}", "use the version that wrote the run")
+    try:
+        return decode(SupervisorRecord, value)
+    except (KeyError, TypeError) as error:
+        raise RecordError("supervisor.json", f"not a supervisor's record ({error})", "restore the file") from error
+
+
+def taken_along(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """`attempts`, died where ranks outlived one and their state went nowhere: whoever comes now begins with a checkpoint."""
+    last = attempts[-1:]
+    return (*attempts[:-1], replace(last[0], outcome="died")) if last and last[0].outcome == SURVIVED else attempts
+
+
+def step_range(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:
+    """The first and the last step that rank 0 logged in `attempt`; a torn last line does not count."""
+    path = layout.attempt(attempt).rank(0)
+    lines = read_whole(path, MAX_JOURNAL).split(b"\n")[:-1] if path.exists() else []
+    return (_step(lines[0]), _step(lines[-1])) if lines else (None, None)
+
+
+def with_phases(layout: RunLayout, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """`attempts` with the seconds of each phase of their start; as they are where the records cannot be read."""
+    try:
+        records = load(layout)
+        found = phases(records, timeline(records))
+    except EcrlError:
+        return attempts
+    return tuple(replace(a, phases=found.get(a.attempt, {})) for a in attempts)
+
+
+def _step(line: bytes) -> int:
+    try:
+        return decode(RankLine, parsed(line)).global_step
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError("rank0.jsonl", f"not a rank line ({error})", "restore the file") from error

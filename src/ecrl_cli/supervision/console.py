@@ -1,0 +1,192 @@
+"""What a person sees of a run: one live bar on a terminal, plain lines elsewhere, nothing in tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import visible
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.events import Attempt, SupervisorRecord
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED
+
+TENTHS = 10
+
+
+class UI(Protocol):
+    def launched(self, order: LaunchOrder) -> None:
+        """An attempt is being launched."""
+
+    def progress(self, progress: Progress) -> None:
+        """Rank 0 has done a step or changed its phase."""
+
+    def state(self, state: str) -> None:
+        """What the supervisor itself is doing."""
+
+    def note(self, text: str) -> None:
+        """What a person should know, in one line."""
+
+    def died(self, attempt: Attempt, reason: str) -> None:
+        """An attempt has ended short of the target."""
+
+    def resized(self, attempt: Attempt) -> None:
+        """An attempt has ended as planned so that another number of ranks goes on."""
+
+    def ended(self, record: SupervisorRecord) -> None:
+        """The run is over, whatever its status; last call but `close`."""
+
+    def close(self) -> None:
+        """Leave the terminal in order; may be called twice."""
+
+
+class SilentUI:
+    def launched(self, order: LaunchOrder) -> None: ...
+    def progress(self, progress: Progress) -> None: ...
+    def state(self, state: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def died(self, attempt: Attempt, reason: str) -> None: ...
+    def resized(self, attempt: Attempt) -> None: ...
+    def ended(self, record: SupervisorRecord) -> None: ...
+    def close(self) -> None: ...
+
+
+class PlainUI:
+    """Lines for a file or a CI log: start, every tenth of the steps, each failure, each restart, the end."""
+
+    def __init__(self, name: str, target_steps: int, say: Callable[[str], None]) -> None:
+        self._name, self._target, self._say = name, target_steps, say
+        self._told = 0
+        self._why = "restart, "
+
+    def launched(self, order: LaunchOrder) -> None:
+        where = f"from step {order.resume_step}" if order.resume_step else "from the beginning"
+        if order.memory == SNAPSHOT:
+            where += " in memory"
+        elif order.continues is not None:
+            self._why, where = "going on, ", f"behind step {order.resume_step}"
+        what = f"attempt {order.attempt}" if order.attempt == 0 else f"{self._why}attempt {order.attempt}"
+        self._why = "restart, "
+        self._say(f"{self._name}: {what}: {order.world_size} ranks {where}, target step {self._target}")
+
+    def progress(self, progress: Progress) -> None:
+        tenth = progress.global_step * TENTHS // self._target
+        if progress.phase == "training" and tenth > self._told:
+            self._told = tenth
+            self._say(f"{self._name}: step {progress.global_step}/{self._target}{loss_text(progress.loss)}")
+
+    def state(self, state: str) -> None:
+        """Too much for a log."""
+
+    def note(self, text: str) -> None:
+        self._say(f"{self._name}: {text}")
+
+    def died(self, attempt: Attempt, reason: str) -> None:
+        self._say(f"{self._name}: attempt {attempt.attempt} ended at step {attempt.last_step or attempt.resumed_from_step}: {reason}")
+
+    def resized(self, attempt: Attempt) -> None:
+        self._why = "resized, "
+
+    def ended(self, record: SupervisorRecord) -> None:
+        self._say(f"{self._name}: {record.terminal_status} after {record.restarts} restarts: {record.reason}")
+
+    def close(self) -> None: ...
+
+
+class LiveUI:
+    """One bar. Drawn by the calls alone, at most ten times a second: without a refreshing thread, so that forks stay safe."""
+
+    def __init__(self, name: str, target_steps: int, console: Console, above: Callable[[], RenderableType] | None = None) -> None:
+        self._name, self._target, self._above = visible(name).replace("[", "\\["), target_steps, above
+        self._width = max(6, min(30, console.width - len(name) - 66))  # the rest of the line is words
+        self._started = self._drawn = monotonic()
+        self._step, self._loss, self._restarts, self._state = 0, "", 0, "starting"
+        self._highest = self._first = self._no_restarts = 0  # the last: attempts that follow no restart
+        # What stands above is drawn again for the next run: only a bar that is alone stays on the screen.
+        transient = above is not None
+        self._live = Live(self._picture(), console=console, auto_refresh=False, transient=transient, redirect_stdout=False, redirect_stderr=False)
+        self._live.start(refresh=True)
+
+    def launched(self, order: LaunchOrder) -> None:
+        self._restarts, self._step = order.attempt - self._no_restarts, order.resume_step
+        self._first = order.resume_step if order.attempt == 0 else self._first
+        self.state("going on" if order.continues is not None else "launching" if self._restarts == 0 else "restarting")
+
+    def progress(self, progress: Progress) -> None:
+        self._step, self._loss = progress.global_step, loss_text(progress.loss) or self._loss
+        self._highest = max(self._highest, progress.global_step)
+        changed = progress.phase != self._state
+        self._state = progress.phase
+        if changed or monotonic() - self._drawn > 0.1:
+            self._draw()
+
+    def state(self, state: str) -> None:
+        self._state = state
+        self._draw()
+
+    def note(self, text: str) -> None:
+        with suppress(OSError):
+            self._live.console.print(visible(f"{self._name}: {text}"), style="yellow", highlight=False, markup=False)
+
+    def died(self, attempt: Attempt, reason: str) -> None:
+        self.note(f"attempt {attempt.attempt}: {reason}")
+        self._no_restarts += attempt.outcome == SURVIVED
+        self.state("dead")
+
+    def resized(self, attempt: Attempt) -> None:
+        self._no_restarts += 1
+        self.state("resizing")
+
+    def ended(self, record: SupervisorRecord) -> None:
+        self._restarts = record.restarts
+        self.state(record.terminal_status)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._live.stop()
+
+    def _draw(self) -> None:
+        self._drawn = monotonic()
+        with suppress(OSError):  # the terminal may have gone: that is no reason to lose a run
+            self._live.update(self._picture(), refresh=True)
+
+    def _picture(self) -> RenderableType:
+        return self._bar() if self._above is None else Group(self._above(), self._bar())
+
+    def _bar(self) -> Table:
+        goodput = max(0, self._highest - self._first) / max(1e-9, monotonic() - self._started)
+        row = Table.grid(padding=(0, 1))
+        row.add_row(
+            self._name,
+            ProgressBar(total=self._target, completed=self._step, width=self._width),
+            f"{self._step}/{self._target}{self._loss} | {goodput:.1f} steps/s | {self._restarts} restarts | {self._state}",
+        )
+        return row
+
+
+def loss_text(loss: float | None) -> str:
+    return "" if loss is None else f", loss {loss:.4f}"
+
+
+def make_ui(config: RunConfig, layout: RunLayout, above: Callable[[], RenderableType] | None = None) -> UI:
+    """A live bar where standard error is a terminal (below what `above` gives), else lines on it: standard output belongs to results."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        return LiveUI(layout.root.name, config.target_steps, console, above)
+    return PlainUI(layout.root.name, config.target_steps, _say)
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(visible(line) + "\n")
+        sys.stderr.flush()

@@ -1,0 +1,98 @@
+"""An attempt whose ranks outlive one another: a death is told to the others, who leave together; then the attempt is over, and they wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.messages import Hello, Left, Standby
+from ecrl_cli.supervision.attempts.restart_policy import INCURABLE
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.in_place.worker_pool import Crew
+from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptWatch, Companion, Ended, look
+from ecrl_cli.supervision.watch.control_server import Connection, Message
+from ecrl_cli.supervision.watch.graceful_stop import stepping
+from ecrl_cli.supervision.watch.watchdog import Post
+
+
+class LiveWatch(AttemptWatch):
+    """Over when every rank that lives has left, or ended well. As any other attempt where nobody is left, the store has gone with its process, a
+    rank says what no recovery cures or that what all have in memory is spoilt, or the run is to stop and not all have left. Keeps the spares
+    warm meanwhile."""
+
+    def __init__(self, running: ZygoteAttempt, crew: Crew, stop: StopSignals, companion: Companion | None, post: Post) -> None:
+        super().__init__(running, post.order.attempt, crew.listener, stop, companion, post)
+        self._live, self._crew, self._board = running, crew, post.board
+        self._buried: frozenset[int] = frozenset()
+        self._met: set[Connection] = set()
+        crew.spares.serve(running)
+
+    def _finished(self) -> bool:
+        self._running.check()
+        self._bury(self._live.dead - self._buried)
+        return self._live.orphaned or self._hopeless or self._all_left
+
+    @property
+    def _all_left(self) -> bool:
+        living = self._live.living
+        return living is not None and living <= set(self._crew.survivors)
+
+    def _bury(self, dead: frozenset[int]) -> None:
+        for rank in sorted(dead):
+            self._board.bury(rank)
+            self._crew.bury(rank)
+            if self._vigil:
+                self._vigil.bury(rank)
+        if dead:
+            self._buried |= dead
+            if self._crew.ahead:
+                self._crew.ahead.begin()
+            self._hear_what_is_left()
+
+    @property
+    def _hopeless(self) -> bool:
+        return bool(self._buried) and any(trouble.spoilt or trouble.exit_code in INCURABLE for trouble in self._troubles)
+
+    def _look_after_companion(self) -> None:
+        super()._look_after_companion()
+        spares = self._crew.spares
+        self._watch.keep("spares", (), look)  # what `look` closes may be in use again
+        spares.look()
+        if stepping(self._board):  # before that, the ranks' own start comes first
+            spares.refill()
+        self._watch.keep("spares", spares.watched(), look)
+
+    def _end(self) -> Ended:
+        if self._live.orphaned or self._hopeless or not self._all_left or not self._crew.survivors:
+            ended = super()._end()
+            self._crew.dismiss()
+            return ended
+        self._watch.keep("attempt", (), look)
+        exits = self._live.release()
+        self._reaped = True
+        self._hear_what_is_left()
+        stragglers = self._vigil.stragglers if self._vigil else ()
+        return Ended(replace(exits, noticed_at=monotonic()), self._explanation(exits.first), None, None, stragglers)
+
+    def _take(self, message: Message, connection: Connection) -> None:
+        if isinstance(message, Left):
+            if message.attempt == self._attempt and not self._reaped and self._running.pids().get(message.rank) == message.pid:
+                self._part(connection)
+                self._crew.leave(message, connection)
+        elif isinstance(message, Standby):
+            self._part(connection)
+            self._crew.spares.stand_by(message, connection)
+        else:
+            super()._take(message, connection)
+
+    def _meet(self, hello: Hello, connection: Connection) -> None:
+        self._met.add(connection)
+        super()._meet(hello, connection)
+
+    def _close(self) -> None:
+        for connection in list(self._connections.values()):
+            if connection not in self._met:
+                self._part(connection)
+                self._crew.spares.keep(connection)
+        super()._close()

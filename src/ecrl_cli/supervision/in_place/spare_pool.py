@@ -1,0 +1,174 @@
+"""Warm spares: processes that have imported, loaded and built what any rank needs, and wait to be told which rank they are."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ecrl_cli.linux import processes
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.messages import Left, Standby
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S
+from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
+from ecrl_cli.supervision.watch.control_server import Connection, Listener
+
+ANSWER_S = 10.0  # forking takes milliseconds
+STILLBORN = 3  # in a row that ended before they stood by: what cannot even start is not started for ever
+
+
+@dataclass(eq=False)
+class Hand:
+    """A process that waits on `connection` for an Assignment; a spare that is not warm yet has none. `left`: what it said as it left an attempt."""
+
+    pid: int
+    pidfd: int
+    connection: Connection | None = None
+    left: Left | None = None
+
+    @property
+    def ended(self) -> bool:
+        return processes.ended(self.pidfd)
+
+    def let_go(self) -> None:
+        """Close what belongs to it here; the process is somebody else's."""
+        os.close(self.pidfd)
+        if self.connection:
+            self.connection.socket.close()
+
+
+def end(hands: list[Hand]) -> None:
+    """Kill, wait, reap."""
+    for hand in hands:
+        processes.kill(hand.pidfd)
+    processes.wait_all([hand.pidfd for hand in hands], GONE_WITHIN_S)
+    for hand in hands:
+        processes.reap(hand.pid)
+        hand.let_go()
+
+
+class Spares:
+    """`wanted`: how many are kept. `tell`: one line for a person."""
+
+    def __init__(self, wanted: int, tell: Callable[[str], None]) -> None:
+        self.wanted, self._tell = wanted, tell
+        self._hands: list[Hand] = []
+        self._strangers: list[Connection] = []  # have connected and said nothing yet: these warm up
+        self._source: ZygoteAttempt | None = None
+        self._asked = self._stillborn = 0
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(hand.pid for hand in self._hands)
+
+    @property
+    def ready(self) -> int:
+        """How many stand by."""
+        return sum(hand.connection is not None for hand in self._hands)
+
+    def serve(self, running: ZygoteAttempt) -> None:
+        """They come from the zygote of `running` from now on. Those of another one, which has ended, have ended with it."""
+        if self._source and self._source.zygote is not running.zygote:
+            self._asked = 0
+            end(self._hands)
+            self._hands = []
+        self._source = running
+
+    def watched(self) -> list[int]:
+        """Descriptors that become readable when `look` has something to see."""
+        zygote = [self._source.zygote.socket.fileno()] if self._source and self._asked and not self._source.zygote.over() else []
+        return zygote + [hand.pidfd for hand in self._hands] + [stranger.socket.fileno() for stranger in self._strangers]
+
+    def look(self) -> None:
+        """Learn who is there, who stands by, who has died. Closes descriptors: what is `watched` changes."""
+        self._hear()
+        for stranger in list(self._strangers):
+            self._listen(stranger)
+        dead = [hand for hand in self._hands if hand.ended]
+        self._hands = [hand for hand in self._hands if hand not in dead]
+        self._count([hand for hand in dead if hand.connection is None])
+        end(dead)
+
+    def refill(self) -> None:
+        """Have as many forked as are missing."""
+        missing = self.wanted - len(self._hands) - self._asked
+        if missing > 0 and self._stillborn < STILLBORN and self._source and not self._source.zygote.over():
+            spec = self._source.spec
+            self._asked += missing
+            request = {"module": spec.module, "spares": missing, "run_dir": str(spec.layout.root), "preload": spec.preload, "output": spec.output}
+            self._source.zygote.ask(request)
+
+    def keep(self, connection: Connection) -> None:
+        """One on which nobody has said anything yet."""
+        self._strangers.append(connection)
+
+    def stand_by(self, standby: Standby, connection: Connection) -> None:
+        """One is warm; perhaps before the zygote has said that it is there."""
+        if all(hand.pid != standby.pid for hand in self._hands):
+            self.settle()
+        hand = next((each for each in self._hands if each.pid == standby.pid and each.connection is None), None)
+        if hand is None:
+            connection.socket.close()
+        else:
+            hand.connection, self._stillborn = connection, 0
+
+    def gather(self, count: int, listener: Listener, stop: StopSignals, seconds: float) -> None:
+        """Wait until `count` stand by, or it is clear that they will not; at most `seconds`, and no longer than to a stop signal."""
+        deadline = monotonic() + seconds
+        while self.ready < count and not stop.received() and (left := deadline - monotonic()) > 0:
+            self.refill()
+            if self._source is None or self._source.zygote.over() or (not self._asked and self.ready == len(self._hands)):
+                return
+            select.select([listener.fileno(), stop.fileno(), self._source.zygote.pidfd, *self.watched()], [], [], left)
+            while connection := listener.accept():
+                self.keep(connection)
+            self.look()
+
+    def settle(self) -> None:
+        """Know everyone that was asked for, milliseconds after the zygote was; or it has ended, and they with it. One that is stopped is ended."""
+        while self._asked and self._source:
+            if self._source.zygote.over():
+                self._asked = 0
+                return
+            self._hear()
+            if self._asked and not any(select.select([self._source.zygote.socket.fileno(), self._source.zygote.pidfd], [], [], ANSWER_S)):
+                self._tell(f"the zygote has not answered for {ANSWER_S:g} s and is killed, with all that it forked")
+                self._source.zygote.kill()
+                processes.wait_all([self._source.zygote.pidfd], GONE_WITHIN_S)
+
+    def take(self, count: int) -> list[Hand]:
+        """Give so many that stand by: they are nobody's here any more."""
+        taken = [hand for hand in self._hands if hand.connection is not None][:count]
+        self._hands = [hand for hand in self._hands if hand not in taken]
+        return taken
+
+    def close(self) -> None:
+        """Nobody is left."""
+        self.settle()
+        end(self._hands)
+        for stranger in self._strangers:
+            stranger.socket.close()
+        self._hands, self._strangers = [], []
+
+    def _hear(self) -> None:
+        for message in self._source.zygote.heard("spares") if self._source else ():
+            self._asked -= len(message["pids"])
+            opened = [(pid, processes.open_pidfd(pid)) for pid in message["pids"]]
+            self._hands += [Hand(pid, pidfd) for pid, pidfd in opened if pidfd is not None]
+
+    def _listen(self, stranger: Connection) -> None:
+        messages, hung_up = stranger.receive()
+        standby = next((message for message in messages if isinstance(message, Standby)), None)
+        if standby or hung_up:
+            self._strangers.remove(stranger)
+        if standby:
+            self.stand_by(standby, stranger)
+        elif hung_up:
+            stranger.socket.close()
+
+    def _count(self, dead: list[Hand]) -> None:
+        self._stillborn += len(dead)
+        if dead and self._stillborn - len(dead) < STILLBORN <= self._stillborn:
+            self._tell("spares end before they stand by: no more of them are started, output.log says why")

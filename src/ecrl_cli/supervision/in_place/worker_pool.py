@@ -1,0 +1,81 @@
+"""Who is there for the next attempt of a live run: the ranks that have left the one before, and warm spares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ecrl_cli.linux import processes
+from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.messages import Assignment, Left
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.in_place.checkpoint_prevalidation import LookAhead
+from ecrl_cli.supervision.in_place.spare_pool import Hand, Spares, end
+from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
+from ecrl_cli.supervision.watch.control_server import Connection, Listener
+
+
+class Crew:
+    """`spares`: how many are kept warm. `tell`: one line for a person. `ahead`: to be begun when a rank has died, where all go
+    back to a checkpoint then."""
+
+    def __init__(self, listener: Listener, spares: int, tell: Callable[[str], None], ahead: LookAhead | None) -> None:
+        self.listener, self.spares, self.ahead = listener, Spares(spares, tell), ahead
+        self.survivors: dict[int, Hand] = {}
+        self._called: tuple[Hand, ...] = ()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        hands = (*self.survivors.values(), *self._called)
+        return (*(hand.pid for hand in hands), *self.spares.pids)
+
+    def leave(self, left: Left, connection: Connection) -> None:
+        """A rank has left its attempt and waits."""
+        pidfd = processes.open_pidfd(left.pid)
+        if pidfd is None or left.rank in self.survivors:
+            connection.socket.close()
+        else:
+            self.survivors[left.rank] = Hand(left.pid, pidfd, connection, left)
+
+    def bury(self, rank: int) -> None:
+        """A rank of the running attempt has died, perhaps after it had left."""
+        if rank in self.survivors:
+            self.survivors.pop(rank).let_go()
+
+    def steps(self) -> dict[int, int]:
+        """By survivor that lives: the step behind which it left."""
+        ended = [hand for hand in self.survivors.values() if hand.ended]
+        self.survivors = {rank: hand for rank, hand in self.survivors.items() if hand not in ended}
+        end(ended)
+        return {rank: hand.left.global_step for rank, hand in self.survivors.items() if hand.left}
+
+    def gather(self, count: int, stop: StopSignals, seconds: float) -> int:
+        """Wait for so many spares where they are to be had; gives how many stand by."""
+        self.spares.gather(count, self.listener, stop, seconds)
+        return self.spares.ready
+
+    def call(self, origins: tuple[int, ...], joined: tuple[int, ...]) -> tuple[int, ...]:
+        """Choose who goes on, by new rank: the survivor of `origins`, or for those in `joined` a spare. Gives their process ids.
+
+        One who dies now is a rank that dies in the next attempt.
+        """
+        spares = iter(self.spares.take(len(joined)))
+        self._called = tuple(next(spares) if rank in joined else self.survivors.pop(origin) for rank, origin in enumerate(origins))
+        return tuple(hand.pid for hand in self._called)
+
+    def assign(self, order: LaunchOrder, running: ZygoteAttempt) -> None:
+        """Tell those who were called; the processes are the attempt's from now on."""
+        for rank, hand in enumerate(self._called):
+            if hand.connection:
+                hand.connection.assign(Assignment(order.attempt, rank, running.prefix))
+            hand.let_go()
+        self._called = ()
+
+    def dismiss(self) -> None:
+        """No survivor is needed any more."""
+        end([*self.survivors.values(), *self._called])
+        self.survivors, self._called = {}, ()
+
+    def close(self) -> None:
+        """Nobody is left."""
+        self.dismiss()
+        self.spares.close()

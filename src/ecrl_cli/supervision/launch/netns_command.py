@@ -1,0 +1,32 @@
+"""A network of its own for each attempt of a run whose plan parts the ranks: what goes down there goes down nowhere else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.linux import netns
+
+
+def parts(config: RunConfig) -> bool:
+    """Whether a partition is planned."""
+    return any(entry.kind == "partition" for entry in plan(config))
+
+
+def private(command: list[str]) -> list[str]:
+    """`command`, in a network namespace of its own."""
+    return [sys.executable, "-I", "-S", netns.__file__, *command]
+
+
+def check_network(config: RunConfig) -> None:
+    """ConfigError where a partition is planned and this machine does not let its user make a network namespace."""
+    if not parts(config):
+        return
+    tried = subprocess.run(private([sys.executable, "-I", "-S", "-c", ""]), capture_output=True, text=True, check=False)
+    if tried.returncode:
+        reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+        remedy = "run it as root, let users make namespaces (sysctl user.max_net_namespaces, user.max_user_namespaces), or leave it out"
+        raise ConfigError("failure", f"a partition needs a network namespace of its own, which is refused here ({reason})", remedy)

@@ -1,0 +1,126 @@
+"""The Slurm allocation that a run with several nodes lives in: which nodes it has, which of them answer, how it is started anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.seats import seated
+from ecrl_cli.errors import ConfigError, Stopped
+from ecrl_cli.linux import processes
+
+KEY = "supervision.nodes"
+REQUEUED = "requeued"  # the code of the error that ends a supervisor whose job Slurm starts anew
+ANSWERS_WITHIN_S = 30.0  # srun itself gives a silent node up after about ten seconds
+# All that srun needs to know; the rest of the SLURM_ variables describe the step this process runs in, and would bend the next one.
+_KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_CLUSTERS")
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Where the ranks of an attempt go: equally many on each of `nodes`, the first of which is the supervisor's own.
+
+    `silent`: the nodes of the allocation that did not answer.
+    """
+
+    nodes: tuple[str, ...]
+    world_size: int
+    silent: tuple[str, ...] = ()
+
+
+def slurm_environment() -> dict[str, str]:
+    """What a Slurm command must find in its environment."""
+    return {name: os.environ[name] for name in _KEPT if name in os.environ}
+
+
+def check_allocation(config: RunConfig) -> None:
+    """ConfigError where `config` asks for several nodes and this process does not run on the first node of an allocation that has them."""
+    wanted = config.supervision.nodes
+    if wanted == 1:
+        return
+    if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
+        raise ConfigError(KEY, f"{wanted} nodes asked, this is no Slurm allocation", "start it with sbatch, or with hydra/launcher=submitit_slurm")
+    nodes = allocated()
+    if len(nodes) < wanted:
+        raise ConfigError(KEY, f"{wanted} nodes asked, the allocation has {len(nodes)} ({','.join(nodes)})", "ask Slurm for more nodes")
+    here = os.environ.get("SLURMD_NODENAME", "")
+    if here != nodes[0]:
+        where = here or "a machine outside the allocation"
+        raise ConfigError(KEY, f"the supervisor runs on {where}, the allocation begins with {nodes[0]}", "start it from the batch script itself")
+
+
+def allocated() -> tuple[str, ...]:
+    """The names of the allocation's nodes, in Slurm's order. ConfigError where Slurm does not tell them."""
+    words = ["scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")]
+    listed = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if listed.returncode or not listed.stdout.split():
+        said = " ".join(listed.stderr.split()) or "it names none"
+        raise ConfigError(KEY, f"Slurm does not tell the nodes of {words[-1] or 'this allocation'} ({said})", "start it from the batch script itself")
+    return tuple(listed.stdout.split())
+
+
+def answering(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Those of `nodes` that start a process when asked to. All are asked at once; a dead one takes about ten seconds to be given up."""
+    asked = {node: _ask(node) for node in nodes}
+    fds = {node: os.pidfd_open(process.pid) for node, process in asked.items()}
+    processes.wait_all(fds.values(), ANSWERS_WITHIN_S)
+    for node, process in asked.items():
+        processes.kill(fds[node])
+        process.wait()
+        os.close(fds[node])
+    return tuple(node for node, process in asked.items() if process.returncode == 0)
+
+
+def _ask(node: str) -> subprocess.Popen[bytes]:
+    null = subprocess.DEVNULL
+    return subprocess.Popen(srun([node], ["true"]), stdin=null, stdout=null, stderr=null, env=_environment())
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", ""), **slurm_environment()}
+
+
+def srun(nodes: Sequence[str], command: Sequence[str]) -> list[str]:
+    """`command` once on each of `nodes`, inside the allocation and beside whatever else runs there; its output line by line, labelled."""
+    shape = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
+    return [shutil.which("srun") or "srun", *shape, "--overlap", "--cpu-bind=none", "--label", *command]
+
+
+def seats(alive: Sequence[str], config: RunConfig, silent: Sequence[str] = ()) -> Seats:
+    """Where the ranks go: see `seated`. `alive` begins with the supervisor's own node; `silent`: those that do not answer."""
+    world_size, count = seated(config, len(alive))
+    return Seats(tuple(alive[:count]), world_size, tuple(silent))
+
+
+def take_seats(config: RunConfig) -> Seats:
+    """The seats of the next attempt. Where nodes of the allocation have gone: with what is left (`shrink`), or not at all (`requeue`: the job
+    is back in Slurm's queue, and Stopped is raised). ConfigError outside a fitting allocation."""
+    if config.supervision.nodes == 1:
+        return Seats((), config.world_size)
+    check_allocation(config)
+    nodes = allocated()
+    alive = (nodes[0], *answering(nodes[1:]))  # a supervisor that asks is answer enough for its own
+    silent = [node for node in nodes if node not in alive]
+    if len(alive) >= config.supervision.nodes or config.supervision.on_node_loss == "shrink":
+        return seats(alive, config, silent)
+    raise _requeue(silent)
+
+
+def _job() -> str:
+    """What Slurm calls this job. The last task of an array has the array's own number as SLURM_JOB_ID, which would mean all of its tasks."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
+
+
+def _requeue(silent: Sequence[str]) -> Stopped:
+    job = _job()
+    asked = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=_environment())
+    gone = f"{', '.join(silent)} of the allocation does not answer"
+    if asked.returncode:
+        said = " ".join(asked.stderr.split())
+        return Stopped("SIGTERM", f"{gone} and Slurm does not start job {job} anew ({said})", "start the same command again in a whole allocation")
+    return Stopped("SIGTERM", f"{gone}; Slurm starts job {job} anew", "it goes on from its newest checkpoint", code=REQUEUED)

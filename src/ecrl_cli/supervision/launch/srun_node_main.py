@@ -1,0 +1,59 @@
+"""What srun starts once on each node of a run with several: torch.distributed.run, and nothing of it outlives the supervisor.
+
+`python -m ecrl_cli.supervision.launch.srun_node_main RUN_ID ARGUMENTS...`. Parent-death signals do not reach from one machine to
+another. Standard input does: the supervisor holds the other end of srun's, so its end, by whatever death, is the end of file here.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+
+from ecrl_cli.linux import processes
+from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
+from ecrl_cli.supervision.launch.torchrun_agent import AGENT
+
+CUT_OFF = 1
+SEATED = "ECRL_NODE"  # the environment of a rank names its node by number: 0 is the supervisor's
+
+
+def main(arguments: list[str]) -> int:
+    """The agent's exit code, or that of an agent that was killed because the supervisor has gone."""
+    meeting, *rest = arguments
+    node = os.environ["SLURM_PROCID"]
+    processes.become_subreaper()
+    # The head hosts the store by order, not by guess: its name may resolve to an address that is not on the machine.
+    agent = subprocess.Popen(
+        mortal_command([sys.executable, "-m", AGENT, "--rdzv-conf", f"node={node}", *rest]),
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, SEATED: node, "ECRL_SUPERVISOR": str(os.getpid())},
+        start_new_session=True,
+    )
+    agent_fd = os.pidfd_open(agent.pid)
+    try:
+        return agent.wait() if _ended(agent_fd) else CUT_OFF
+    finally:
+        processes.kill(agent_fd)
+        agent.wait()
+        here, ours = processes.tagged(f"{SEATED}={node}"), processes.tagged(f"TORCHELASTIC_RUN_ID={meeting}")
+        processes.sweep(lambda pid: here(pid) and ours(pid))  # two nodes may be one machine
+
+
+def _ended(agent_fd: int) -> bool:
+    """Wait for the agent's end; False where the supervisor's came first."""
+    poll = select.poll()
+    poll.register(agent_fd, select.POLLIN)
+    poll.register(0, select.POLLIN)
+    while True:
+        ready = [fd for fd, _ in poll.poll()]
+        if agent_fd in ready:
+            return True
+        if not os.read(0, 1024):
+            return False
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.exit(128 - code if code < 0 else code)

@@ -1,0 +1,44 @@
+"""The background writer's program: `python -m ecrl_cli.supervision.launch.writer_main RUN_DIR [LISTENING_FD [BOARD_FD]]`. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.writer.protocol import listen
+from ecrl_cli.checkpoint.writer.server import NICE, Writer, die_of, die_with_parent
+from ecrl_cli.failures.fault_log import fired_indices
+from ecrl_cli.failures.faulty_store import store_for
+from ecrl_cli.failures.plan import pending, read_plan
+from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import read_run_config
+from ecrl_cli.supervision.attempts.checkpoint_reconciliation import close_received
+
+
+def store_of(layout: RunLayout) -> CheckpointStore:
+    """The run's store; where failures of a save are planned and have not struck, one that meets them."""
+    stored = read_run_config(layout)
+    left = pending(read_plan(layout), fired_indices(layout)) if layout.failures.exists() else ()
+    return store_for(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id), layout, left)
+
+
+def main(argv: list[str]) -> None:
+    die_with_parent()
+    threading.excepthook = die_of
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle: what was received is finished first
+    os.nice(NICE)
+    layout = RunLayout(Path(argv[0]))
+    listener = socket.socket(fileno=int(argv[1])) if len(argv) > 1 else listen(layout.writer)
+    store = store_of(layout)
+    close_received(layout, store)
+    Writer(layout, store, listener, Board(int(argv[2])) if len(argv) > 2 else None).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

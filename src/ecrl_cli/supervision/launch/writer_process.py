@@ -1,0 +1,124 @@
+"""The background writer of overlapped checkpoints, as the supervisor sees it: a child that outlives attempts and can be fenced."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from contextlib import closing
+
+from ecrl_cli.checkpoint.writer.protocol import Channel, connect, listen
+from ecrl_cli.linux import processes
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.launch.child_environment import child_environment
+from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S
+from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
+
+WRITER = "ecrl_cli.supervision.launch.writer_main"
+_DYING_S = 1.0
+REPLACED_AT_MOST = 3  # times per attempt: one that cannot even start is not a casualty, and its saves fail on record
+
+
+class Writer:
+    """Started on demand, replaced when it dies."""
+
+    def __init__(self, layout: RunLayout, board: Board | None = None) -> None:
+        self._layout, self._board = layout, board
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._spare = 0
+        self.deaths = 0  # of writers that ended before the supervisor was done with them
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return (self._process.pid,) if self._process else ()
+
+    def start(self) -> None:
+        """Make sure that it lives, for a new attempt; ranks may connect when this returns."""
+        self._spare = REPLACED_AT_MOST
+        if self._process is None or processes.ended(self._pidfd):
+            self._replace()
+
+    def watched(self) -> tuple[int, ...]:
+        """A descriptor that becomes readable when it has died."""
+        return (self._pidfd,) if self._process else ()
+
+    def check(self) -> bool:
+        """Replace it if it has died (then True): the rank looks for a new one at its next checkpoint."""
+        if self._process is None or not processes.ended(self._pidfd):
+            return False
+        self._spare -= 1
+        if self._spare >= 0:
+            self._replace()
+        else:
+            self.kill()
+        return True
+
+    def give_up(self) -> None:
+        """Kill it; `check` then finds it dead and replaces it."""
+        if self._process:
+            processes.kill(self._pidfd)
+
+    def settle(self, seconds: float, stop: StopSignals) -> None:
+        """Wait until everything it received has ended; at most `seconds`, and no longer than to the next stop signal.
+
+        A writer that is not done by then is killed: what it holds must not become visible behind the next attempt's back.
+        """
+        if self._process and not self._drained(monotonic() + seconds, stop):
+            self.kill()
+
+    def close(self) -> None:
+        """End it; `settle` before, if something may be in flight."""
+        self.kill()
+        self._layout.writer.unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        if self._process:
+            self.deaths += processes.ended(self._pidfd)
+            processes.kill(self._pidfd)
+            if not processes.wait_all([self._pidfd], GONE_WITHIN_S):  # else it sits in the kernel: the store is fenced against it
+                self._process.wait()
+            os.close(self._pidfd)
+            self._process = None
+
+    def _replace(self) -> None:
+        self.kill()
+        if self._board:
+            self._board.beat(self._board.writer, 0, "done")  # whatever the one before was at
+        self._layout.logs.mkdir(exist_ok=True)
+        with listen(self._layout.writer) as listener, self._layout.writer_output.open("ab", buffering=0) as log:
+            fds = (listener.fileno(), *((self._board.fd,) if self._board else ()))
+            command = [sys.executable, "-m", WRITER, str(self._layout.root), *map(str, fds)]
+            self._process = subprocess.Popen(
+                mortal_command(command, deaf=True),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=child_environment(self._layout.root, 1),
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        self._pidfd = os.pidfd_open(self._process.pid)
+
+    def _drained(self, deadline: float, stop: StopSignals) -> bool:
+        """Ask, and wait for the answer: the first message on a connection of our own. Its end of file means that the writer has died."""
+        signals = len(stop.received())
+        try:
+            with closing(Channel(connect(self._layout.writer))) as channel:
+                channel.send({"kind": "drain"})
+                while (left := deadline - monotonic()) > 0 and len(stop.received()) == signals:
+                    ready, _, _ = select.select([channel.socket.fileno(), stop.fileno()], [], [], left)
+                    if channel.socket.fileno() in ready:
+                        return bool(channel.receive(wait=True)) or self._dying()
+        except OSError:
+            return self._dying()
+        return False
+
+    def _dying(self) -> bool:
+        """It has closed its sockets, which a process does an instant before it has ended: wait for that, so that `kill` sees whose doing it was."""
+        processes.wait_all([self._pidfd], _DYING_S)
+        return False

@@ -1,0 +1,236 @@
+"""A launcher whose ranks are forked from one warm process that has imported torch: a launch takes a fraction of a second.
+
+The zygote lives beside the supervisor for as long as the command does and serves run after run. It never trains and starts no thread;
+the store through which ranks meet lives in a process of its own beside it. Ranks are forked twice, so that they become children of the
+supervisor, which alone reaps them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.linux import processes
+from ecrl_cli.supervision.launch.child_environment import child_environment
+from ecrl_cli.supervision.launch.launcher import WORKER, Exits, LaunchSpec, RankExit, Ranks
+from ecrl_cli.supervision.launch.netns_command import private
+from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
+
+MESSAGE_BYTES = 65536
+
+
+def preload(config: RunConfig) -> tuple[str, ...]:
+    """The heavy modules that the ranks of `config` import beside torch."""
+    vision = config.model.name.startswith("resnet") or config.dataset.name in ("cifar10", "cifar100", "imagefolder", "fake")
+    return (WORKER, "ecrl_cli.training.session", *(("torchvision",) if vision else ()))
+
+
+class ZygoteProcess:
+    """The warm process and the line to it."""
+
+    def __init__(self, modules: tuple[str, ...], private_network: bool = False) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.setblocking(False)
+        self._output = os.memfd_create("zygote-output")
+        command = mortal_command([sys.executable, "-m", "ecrl_cli.supervision.launch.zygote_main", str(theirs.fileno()), *modules], deaf=True)
+        self.process = subprocess.Popen(
+            private(command) if private_network else command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            env=child_environment(None, 1),
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+        self.pidfd = os.pidfd_open(self.process.pid)
+        self._inbox: list[dict[str, Any]] = []
+        theirs.close()
+
+    def ask(self, request: dict[str, Any]) -> None:
+        try:
+            self.socket.send(json.dumps(request).encode())
+        except OSError:
+            return  # it has died: its pidfd says so
+
+    def heard(self, about: str) -> list[dict[str, Any]]:
+        """The messages that have arrived and have the key `about`; the others stay for whoever asks for them."""
+        try:
+            while data := self.socket.recv(MESSAGE_BYTES):
+                self._inbox.append(json.loads(data))
+        except (BlockingIOError, ConnectionResetError):
+            pass
+        found = [message for message in self._inbox if about in message]
+        self._inbox = [message for message in self._inbox if about not in message]
+        return found
+
+    def warm(self, modules: tuple[str, ...]) -> None:
+        """Return when it has imported `modules` (or has died): what a run's clock shall not pay for the runs after it."""
+        self.ask({"preload": modules})
+        while not self.heard("warm") and not self.over():
+            select.select([self.socket.fileno(), self.pidfd], [], [])
+
+    def over(self) -> bool:
+        return processes.ended(self.pidfd)
+
+    def said(self) -> bytes:
+        """What it printed: the reason, where it could not start."""
+        return os.pread(self._output, MESSAGE_BYTES, 0)
+
+    def kill(self) -> None:
+        """SIGKILL to it and to everything it forked: they share its process group, whose id is safe while it has not been reaped."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self) -> int:
+        """Kill, wait, reap the orphans; gives the exit code (negative: the signal)."""
+        self.kill()
+        code = self.process.wait()
+        processes.reap_group(self.process.pid)
+        return code
+
+    def close(self) -> None:
+        self.end()
+        self.socket.close()
+        os.close(self.pidfd)
+        os.close(self._output)
+
+
+class ZygoteLauncher:
+    """Starts its zygote at once, so that it imports while the supervisor still prepares; and anew if it has died.
+
+    With a network of its own a zygote serves one attempt: whatever became of that network, the next attempt has another.
+    """
+
+    def __init__(self, modules: tuple[str, ...] = (), private_network: bool = False) -> None:
+        processes.become_subreaper()
+        self._modules, self._private, self._served = modules, private_network, False
+        self._zygote: ZygoteProcess | None = ZygoteProcess(modules, private_network)
+
+    def warm(self, config: RunConfig) -> None:
+        self._discard()
+        self._living().warm(preload(config))
+
+    def launch(self, spec: LaunchSpec) -> ZygoteAttempt:
+        if not spec.hands:  # they know one another through the store of the zygote that they come from
+            self._discard()
+        self._served = True
+        return ZygoteAttempt(spec, self._living())
+
+    def _discard(self) -> None:
+        """One that has had its only attempt."""
+        if self._private and self._served:
+            self.close()
+            self._served = False
+
+    def _living(self) -> ZygoteProcess:
+        if self._zygote is None or self._zygote.over():
+            self.close()
+            self._zygote = ZygoteProcess(self._modules, self._private)
+        return self._zygote
+
+    def close(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+
+class ZygoteAttempt:
+    """Ranks forked for this attempt, or `spec.hands`: those of an earlier one, and spares."""
+
+    def __init__(self, spec: LaunchSpec, zygote: ZygoteProcess) -> None:
+        self.spec, self.zygote, self._ranks = spec, zygote, Ranks()
+        self.orphaned = False
+        self.prefix = f"attempt{spec.order.attempt}-{secrets.token_hex(8)}"
+        for rank, pid in enumerate(spec.hands):
+            self._ranks.add(rank, pid)
+        self._forked = bool(spec.hands)
+        if not self._forked:
+            zygote.ask(
+                {
+                    "module": spec.module,
+                    "run_dir": str(spec.layout.root),
+                    "attempt": spec.order.attempt,
+                    "world_size": spec.order.world_size,
+                    "prefix": self.prefix,
+                    "preload": spec.preload,
+                    "output": spec.output,
+                }
+            )
+
+    def watched(self) -> list[int]:
+        zygote = [] if self.orphaned else [self.zygote.pidfd]
+        return self._ranks.watched() + zygote + ([] if self._forked or self.orphaned else [self.zygote.socket.fileno()])
+
+    def introduce(self, rank: int, pid: int) -> None:
+        """Known from the zygote already."""
+
+    def pids(self) -> dict[int, int]:
+        return {rank.rank: rank.pid for rank in self._ranks.known.values() if not rank.over}  # a dead one's id may be another process's
+
+    def check(self) -> bool:
+        self._hear()
+        over = self._ranks.newly_over()
+        for rank in over:
+            rank.status = processes.reap(rank.pid)
+        self._ranks.notice([rank.exit() for rank in over if rank.status != 0])
+        if not self.orphaned and self.zygote.over():
+            self._notice_zygote()
+        return self._ranks.first is not None or (self._forked and not self._ranks.watched())
+
+    def kill(self) -> None:
+        """Ranks whose ids are not known yet go with the zygote."""
+        if self._ranks.closed:
+            return  # by now the zygote serves another attempt
+        self._hear()
+        if not self._forked:
+            self.zygote.kill()
+        self._ranks.kill()
+
+    def reap(self) -> Exits:
+        if self._ranks.closed:
+            return self._ranks.exits()
+        self.kill()
+        self._ranks.gather()
+        if not self._forked or self.zygote.over():  # killed just now, perhaps not dead yet: the next launch shall not ask it
+            self.zygote.end()
+        return self._ranks.exits()
+
+    @property
+    def living(self) -> frozenset[int] | None:
+        """Who has not ended, as of the last `check`; None while it is not known who there is."""
+        return frozenset(rank.rank for rank in self._ranks.known.values() if not rank.over) if self._forked else None
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """Who has ended badly, as of the last `check`."""
+        return self._ranks.dead()
+
+    def release(self) -> Exits:
+        """Instead of `reap`: those who live are somebody else's from now on."""
+        self._ranks.release()
+        return self._ranks.exits()
+
+    def _hear(self) -> None:
+        for message in self.zygote.heard("prefix"):
+            if message["prefix"] == self.prefix:
+                self._forked = True
+                for rank, pid in enumerate(message["pids"]):
+                    self._ranks.add(rank, pid)
+
+    def _notice_zygote(self) -> None:
+        self.orphaned = True
+        code = self.zygote.end()
+        with open(self.spec.output, "ab", buffering=0) as output:
+            output.write(self.zygote.said())
+        exit_code, number = (None, -code) if code < 0 else (code, None)
+        self._ranks.notice([RankExit(None, self.zygote.process.pid, exit_code, number)])

@@ -1,0 +1,82 @@
+"""One supervisor per run directory: an flock, which the kernel releases when its holder dies, whatever the file says."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.errors import RunHeld, StorageError
+from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.layout import RunLayout, StudyLayout, SweepLayout
+from ecrl_cli.records.safe_read import parsed
+
+_SAYS_SO_WITHIN_S = 0.5
+
+
+class RunLock:
+    """The held lock; `note` keeps what others read about its holder up to date."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._holder: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "since": wall(), "attempt": None}
+        self.note(None)
+
+    def note(self, attempt: int | None) -> None:
+        """Say which attempt is running."""
+        self._holder["attempt"] = attempt
+        text = json.dumps(self._holder).encode()
+        os.pwrite(self._fd, text, 0)
+        os.ftruncate(self._fd, len(text))
+
+
+@contextlib.contextmanager
+def held(layout: RunLayout | StudyLayout | SweepLayout) -> Iterator[RunLock]:
+    """Hold the run directory; RunHeld (exit 8) where another supervisor does, naming it."""
+    try:
+        fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise StorageError.of("lock", layout.lock, error) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise StorageError("lock", f"{layout.lock} is not a regular file", "remove it")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunHeld(str(layout.root), f"held by {_holder(fd)}", "stop it or use another run directory") from error
+        yield RunLock(fd)
+    finally:
+        os.close(fd)
+
+
+def _holder(fd: int) -> str:
+    """Who holds it, by its own word: for the message only, never for the decision.
+
+    What a dead predecessor left is read until the holder, who may have taken it this instant, has written over it.
+    """
+    deadline = monotonic() + _SAYS_SO_WITHIN_S
+    while True:
+        said = _said(fd)
+        if said and (said[0] != socket.gethostname() or Path(f"/proc/{said[1]}").exists()):
+            return f"pid {said[1]} on {said[0]}{said[2]}"
+        if monotonic() > deadline:
+            return "another supervisor"
+        time.sleep(0.005)
+
+
+def _said(fd: int) -> tuple[str, int, str] | None:
+    """Host, process and attempt as the file has them, if it has."""
+    try:
+        said = parsed(os.pread(fd, 4096, 0))
+        host, pid, attempt = str(said["host"]), int(said["pid"]), said["attempt"]
+        text = "" if attempt is None else f", attempt {int(attempt)}"
+        return (host, pid, text) if len(host) < 200 and host.isprintable() else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None

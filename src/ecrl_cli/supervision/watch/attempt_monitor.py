@@ -1,0 +1,188 @@
+"""One attempt from its launch to the end of its last process, as the supervisor lives it: an event loop that waits on descriptors only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.events import Hang, Straggler
+from ecrl_cli.records.messages import Hello, Progress, Trouble
+from ecrl_cli.supervision.attempts.restart_policy import INCURABLE
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.launch.launcher import Exits, RankExit, RunningAttempt
+from ecrl_cli.supervision.watch.control_server import Connection, Listener, Message
+from ecrl_cli.supervision.watch.event_loop import Watch
+from ecrl_cli.supervision.watch.graceful_stop import Farewell
+from ecrl_cli.supervision.watch.watchdog import Post, Vigil
+
+
+@dataclass(frozen=True)
+class Ended:
+    """`trouble`: what explains the end, in a rank's own words; `stopped_by`: the signal that asked for it; `hang`: why it was ended by force.
+    Each may be missing."""
+
+    exits: Exits
+    trouble: Trouble | None
+    stopped_by: int | None
+    hang: Hang | None = None
+    stragglers: tuple[Straggler, ...] = ()
+
+    @property
+    def well(self) -> bool:
+        """Every rank ended, by itself, with exit code 0."""
+        asked = self.stopped_by is not None or self.hang is not None
+        return self.exits.first is None and not asked and all(rank.good for rank in self.exits.ranks)
+
+
+class Companion(Protocol):
+    """A process that serves the attempt and is replaced when it dies: the background writer."""
+
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+    def watched(self) -> Collection[int]: ...
+    def check(self) -> bool: ...
+    def give_up(self) -> None: ...
+
+
+class AttemptWatch:
+    """Watches a running attempt: deaths, messages, stop signals; and, with a `post`, whether it still moves."""
+
+    def __init__(
+        self,
+        running: RunningAttempt,
+        attempt: int,
+        listener: Listener,
+        stop: StopSignals,
+        companion: Companion | None = None,
+        post: Post | None = None,
+    ) -> None:
+        self._running, self._attempt, self._listener, self._stop = running, attempt, listener, stop
+        self._companion, self._post = companion, post
+        self._vigil = Vigil(post, companion, monotonic()) if post else None
+        self._farewell = post.farewell(stop) if post else Farewell(stop, None, 0.0)
+        self._hang: Hang | None = None
+        self._connections: dict[int, Connection] = {}
+        self._troubles: list[Trouble] = []
+        self._on_progress: Callable[[Progress], None] = _nothing_to_show
+        self._reaped = False
+        self._watch = Watch()
+
+    def run(self, on_progress: Callable[[Progress], None]) -> Ended:
+        """Until the attempt is over or is to stop; then nothing of it is left."""
+        self._on_progress = on_progress
+        self._watch.add(self._listener, self._accept)
+        self._watch.add(self._stop, look)
+        try:
+            while not self._over():
+                self._watch.keep("attempt", self._running.watched(), look)
+                self._look_after_companion()
+                self._watch.turn(self._pause_s())
+            return self._end()
+        finally:
+            self._close()
+
+    def _over(self) -> bool:
+        now = monotonic()
+        if self._finished() or self._farewell.over(now):
+            return True
+        if self._post and self._post.strikes:
+            self._post.strikes.look(now, self._running.pids())
+        self._hang = self._vigil.look(now) if self._vigil else None
+        return self._hang is not None
+
+    def _finished(self) -> bool:
+        """Whether the ranks themselves have brought the attempt to its end."""
+        return self._running.check()
+
+    def _pause_s(self) -> float | None:
+        """How long nothing may be looked at; None: until something happens."""
+        now, strikes = monotonic(), self._post.strikes if self._post else None
+        waits = [self._vigil.every_s if self._vigil else None, self._farewell.left_s(now), strikes.left_s(now) if strikes else None]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _look_after_companion(self) -> None:
+        if self._companion:
+            if self._companion.check():
+                self._watch.keep("companion", (), look)  # its descriptor's number may be in use again
+            self._watch.keep("companion", self._companion.watched(), look)
+
+    def _end(self) -> Ended:
+        asked = self._stop.first
+        self._watch.keep("attempt", (), look)
+        if self._hang and self._vigil:
+            self._vigil.testify()
+        exits = self._running.reap()
+        self._reaped = True
+        self._hear_what_is_left()
+        stragglers = self._vigil.stragglers if self._vigil else ()
+        return Ended(exits, self._explanation(exits.first), asked, self._hang, stragglers)
+
+    def _hear_what_is_left(self) -> None:
+        """What a rank said before it ended is still in its socket, which may not even have been accepted."""
+        while self._accept():
+            continue
+        for number in list(self._connections):
+            self._hear(number)
+
+    def _explanation(self, first: RankExit | None) -> Trouble | None:
+        """What no restart would cure; else the first casualty's own word. A survivor only knows that its peer is gone."""
+        incurable = [t for t in self._troubles if t.exit_code in INCURABLE]
+        own = [t for t in self._troubles if first is not None and t.rank == first.rank]
+        return next(iter([*incurable, *own]), None)
+
+    def _accept(self) -> bool:
+        """Take the next waiting connection; False where none waits."""
+        connection = self._listener.accept()
+        if connection is None:
+            return False
+        number = connection.socket.fileno()
+        self._connections[number] = connection
+        self._watch.add(number, lambda: self._hear(number))
+        return True
+
+    def _hear(self, number: int) -> None:
+        connection = self._connections[number]
+        messages, hung_up = connection.receive()
+        for message in messages:
+            self._take(message, connection)
+        if hung_up and number in self._connections:
+            self._part(connection)
+            connection.socket.close()
+
+    def _part(self, connection: Connection) -> None:
+        """Listen to it no more."""
+        number = connection.socket.fileno()
+        self._watch.drop(number)
+        del self._connections[number]
+
+    def _take(self, message: Message, connection: Connection) -> None:
+        if isinstance(message, Hello):
+            if message.attempt == self._attempt and not self._reaped:
+                self._meet(message, connection)
+        elif isinstance(message, Progress):
+            self._on_progress(message)
+        elif isinstance(message, Trouble):
+            self._troubles.append(message)
+
+    def _meet(self, hello: Hello, connection: Connection) -> None:
+        self._running.introduce(hello.rank, hello.pid)
+        connection.answer(self._post.fds if self._post else ())
+        if self._vigil:
+            self._vigil.meet(hello)
+
+    def _close(self) -> None:
+        self._watch.close()
+        if self._vigil:
+            self._vigil.close()
+        for connection in self._connections.values():
+            connection.socket.close()
+
+
+def look() -> None:
+    """The loop itself looks, at each turn."""
+
+
+def _nothing_to_show(progress: Progress) -> None:
+    """Before `run`."""

@@ -1,0 +1,184 @@
+"""Whether an attempt hangs, and who is to blame. Pure: looks at what ranks have put on the board, by a clock that it is given.
+
+Ranks move in lockstep: one that stands still stops all others within a step. So an attempt hangs when no slot of the board has changed for
+longer than a step may take. A slot is only ever written by the loop itself, never by a thread beside it, which would go on telling that all is well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ecrl_cli.config.schema import SupervisionConfig
+from ecrl_cli.records.events import Hang
+from ecrl_cli.records.heartbeat_table import PHASES, Beat
+
+RECENT = 100  # steps whose time is remembered
+_DONE = PHASES.index("logging")  # from this phase on, the step itself is done
+SAVING = ("saving", "flushing", "done")  # where one call of the kernel, or one hash, may take longer than many steps
+_STOPPED = {"T": "stopped", "t": "held by a debugger", "D": "stuck in the kernel (state D)"}
+_COLLECTIVE = ("backward", "saving", "rendezvous")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds without any progress: `start_s` until a step behind the first one, which warms up, has shown how long steps take; then `timeout_s`,
+    or `factor` times the longest step."""
+
+    start_s: float
+    timeout_s: float
+    factor: float
+
+    @classmethod
+    def of(cls, config: SupervisionConfig) -> Limits:
+        return cls(config.start_timeout_s, config.hang_timeout_s, config.hang_factor)
+
+    @property
+    def look_every_s(self) -> float:
+        """Often enough that a hang is found within a quarter more than its limit, and that what a look may be late by stretches no limit."""
+        return min(1.0, self.timeout_s / max(4.0, 2 * self.factor))
+
+    @property
+    def counted_s(self) -> float:
+        """The most that a single look may add to a silence."""
+        return max(2 * self.look_every_s, self.timeout_s / 4)
+
+
+class Quiet:
+    """How long something has stayed the same. Only time in which this was looked at counts: a supervisor that was suspended, or waited for a
+    processor, has seen nothing, and a machine that slept has stopped everybody."""
+
+    def __init__(self, counted_s: float, now: float) -> None:
+        self._most, self._looked, self._changed = counted_s, now, now
+        self._before: object = None
+        self.seconds = 0.0
+
+    def look(self, now: float, current: object) -> float:
+        """Seconds of silence."""
+        self.seconds = self.seconds + min(now - self._looked, self._most) if current == self._before else 0.0
+        self._changed = self._changed if current == self._before else now
+        self._before, self._looked = current, now
+        return self.seconds
+
+    @property
+    def waited_s(self) -> float:
+        """Since the last change, looked at or not, to the last look."""
+        return self._looked - self._changed
+
+
+class Detector:
+    """Looks at the ranks' slots, and at the writer's while they may be waiting for it. `held`: whether a rank is known to be stopped."""
+
+    def __init__(self, limits: Limits, resume_step: int, now: float) -> None:
+        self._limits, self._first = limits, resume_step
+        self.quiet = Quiet(limits.counted_s, now)
+        self._done, self._looked, self._spent_s = resume_step, now, 0.0
+        self._steps: deque[float] = deque(maxlen=RECENT)
+        self.held = self._patient = False
+
+    def look(self, now: float, ranks: Sequence[Beat], writer: Beat | None = None) -> bool:
+        """Whether nothing has moved for as long as is allowed: a save gets the time of a start, unless a rank is `held`."""
+        self._learn(now, ranks)
+        waiting = any(beat.phase in SAVING for beat in ranks)
+        self._patient = not self.held and min(ranks, key=_order).phase in SAVING
+        return self.quiet.look(now, (*ranks, writer if waiting else None)) >= self.limit_s
+
+    def forgive(self) -> None:
+        """Begin anew: what stood in the way has been taken out of it."""
+        self.quiet.seconds = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """As of the last look."""
+        return self.save_limit_s if self._patient else self.step_limit_s
+
+    @property
+    def save_limit_s(self) -> float:
+        return max(self._limits.start_s, self.step_limit_s)
+
+    @property
+    def step_limit_s(self) -> float:
+        if not self._steps:
+            return max(self._limits.start_s, self._limits.timeout_s)
+        return max(self._limits.timeout_s, self._limits.factor * self.longest_step_s)
+
+    @property
+    def longest_step_s(self) -> float:
+        """Of those remembered; 0 while none is."""
+        return max(self._steps, default=0.0)
+
+    def _learn(self, now: float, ranks: Sequence[Beat]) -> None:
+        """How long steps take: from one step that all have done to the next. Saves, which may take what they take, are no part of it, and
+        neither is time in which nobody looked."""
+        done = min(steps_done(beat) for beat in ranks)
+        self._spent_s += min(now - self._looked, self._limits.counted_s)
+        self._looked = now
+        if any(beat.phase in SAVING for beat in ranks):
+            self._done, self._spent_s = max(done, self._done), 0.0
+        elif done > self._done:
+            if self._done > self._first:  # the first step of an attempt warms up
+                new = done - self._done
+                self._steps.extend([self._spent_s / new] * min(new, RECENT))
+            self._done, self._spent_s = done, 0.0
+
+
+def steps_done(beat: Beat) -> int:
+    """The last step whose work is behind the rank; -1 before it has begun any."""
+    return beat.global_step if PHASES.index(beat.phase) >= _DONE else beat.global_step - 1
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Nothing moves. `beats`: by rank, of those that can be seen; `states`: of those that have said hello, their letters of /proc/PID/stat;
+    `launcher`: that of the process between the supervisor and the ranks."""
+
+    waited_s: float
+    limit_s: float
+    beats: Mapping[int, Beat]
+    states: Mapping[int, str]
+    launcher: str = ""
+
+    def hang(self) -> Hang:
+        """Who is to blame: whoever has left (well, or its death would have been noticed), or is stopped; else the launcher, if that is; else
+        whoever is less far than the others; else nobody."""
+        gone = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "S") in ("", "Z"))
+        if gone:
+            return self._of(gone, f"{_named(gone)} gone, without an error, in {_place(self.beats[gone[0]])}")
+        stopped = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "") in _STOPPED)
+        if stopped:
+            how = _STOPPED[self.states[stopped[0]]]
+            return self._of(stopped, f"{_named(stopped)} {how} in {_place(self.beats[stopped[0]])}")
+        if self.launcher in _STOPPED:
+            return self._of((), f"the launcher's process is {_STOPPED[self.launcher]}")
+        least, most = min(map(_order, self.beats.values())), max(map(_order, self.beats.values()))
+        if least != most:
+            behind = tuple(rank for rank in sorted(self.beats) if _order(self.beats[rank]) == least)
+            there = next(beat for beat in self.beats.values() if _order(beat) == most)
+            return self._of(behind, f"{_named(behind)} in {_place(self.beats[behind[0]])}, the others wait in {_place(there)}")
+        return self._of((), self._nobody())
+
+    def _nobody(self) -> str:
+        beat = next(iter(self.beats.values()))
+        who = "the only rank is" if len(self.beats) == 1 else f"all {len(self.beats)} ranks are"
+        why = "the network between them, or a deadlock" if len(self.beats) > 1 and beat.phase in _COLLECTIVE else "nobody is behind the others"
+        return f"{who} in {_place(beat)}" + (f": {why}" if len(self.beats) > 1 else "")
+
+    def _of(self, ranks: tuple[int, ...], text: str) -> Hang:
+        beat = self.beats[ranks[0]] if ranks else min(self.beats.values(), key=_order)
+        waited = f"nothing moved for {self.waited_s:.1f} s (limit {self.limit_s:.1f} s)"
+        return Hang(ranks, beat.phase, beat.global_step, self.waited_s, self.limit_s, f"{text}; {waited}")
+
+
+def _order(beat: Beat) -> tuple[int, int]:
+    return beat.global_step, PHASES.index(beat.phase)
+
+
+def _named(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} are"
+
+
+def _place(beat: Beat) -> str:
+    if beat.phase == "nowhere":
+        return "the start"
+    return f"{beat.phase} of step {beat.global_step}" if beat.global_step else beat.phase

@@ -1,0 +1,106 @@
+"""A rank as it introduced itself: how its process stands, what its threads were doing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from ecrl_cli.linux import processes
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.layout import AttemptLayout
+from ecrl_cli.records.messages import Hello
+from ecrl_cli.training.stack_dump_handler import TELL
+
+TOLD_WITHIN_S = 2.0
+LOOK_S = 0.02
+_STOPPED = ("T", "t")
+
+
+class Witness:
+    """Holds on to the process and to the memory file that its stacks would go to, so that both can be read whatever becomes of it."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.rank, self.pid = hello.rank, hello.pid
+        self._pidfd = processes.open_pidfd(hello.pid)
+        self._memory: int | None = None
+        if hello.stacks >= 0:
+            with contextlib.suppress(OSError):
+                self._memory = os.open(f"/proc/{hello.pid}/fd/{hello.stacks}", os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def state(self) -> str:
+        """R, S, D, T, Z ...: proc(5); empty where it has gone."""
+        return processes.state(self.pid)
+
+    def send(self, number: int) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def wait_gone(self) -> None:
+        if self._pidfd is not None:
+            processes.wait_all([self._pidfd], TOLD_WITHIN_S)
+
+    def told(self, deadline: float) -> bool:
+        """Whether its stacks are there and complete: they have stopped growing. False where that is not so by `deadline`, or it has died."""
+        before = 0
+        while self._memory is not None and self._pidfd is not None and monotonic() < deadline:
+            dead = not processes.wait_all([self._pidfd], LOOK_S)
+            size = os.fstat(self._memory).st_size
+            if size and size == before:
+                return True
+            if dead:
+                break
+            before = size
+        return False
+
+    def facts(self) -> str:
+        """What the kernel knows of it, in lines."""
+        lines = [f"rank {self.rank}, process {self.pid}, state {self.state or 'gone'}"]
+        for name in ("wchan", "syscall"):
+            with contextlib.suppress(OSError):
+                lines.append(f"{name}: {Path(f'/proc/{self.pid}/{name}').read_text(encoding='utf-8').strip()}")
+        return "\n".join(lines) + "\n"
+
+    def stacks(self) -> str:
+        if self._memory is None:
+            return "no stacks: the rank did not say where it would write them\n"
+        size = os.fstat(self._memory).st_size
+        return os.pread(self._memory, size, 0).decode(errors="replace") or "no stacks: the rank did not answer\n"
+
+    def close(self) -> None:
+        for fd in (self._pidfd, self._memory):
+            if fd is not None:
+                os.close(fd)
+        self._pidfd = self._memory = None
+
+
+def testify(witnesses: Sequence[Witness], logs: AttemptLayout) -> None:
+    """Ask every rank for its stacks and write them down, beside what the kernel says.
+
+    One that is stopped can only answer once it goes on; it may do nothing else then. So its peers are killed first, and it right afterwards.
+    """
+    facts = {witness.rank: witness.facts() for witness in witnesses}
+    stopped = [witness for witness in witnesses if witness.state in _STOPPED]
+    for witness in witnesses:
+        witness.send(TELL)
+    awake = [witness for witness in witnesses if witness not in stopped]
+    deadline = monotonic() + TOLD_WITHIN_S
+    for witness in awake:
+        witness.told(deadline)
+    if stopped:
+        for witness in awake:
+            witness.send(signal.SIGKILL)
+        for witness in awake:
+            witness.wait_gone()
+    for witness in stopped:
+        witness.send(signal.SIGCONT)
+        witness.told(monotonic() + TOLD_WITHIN_S)
+        witness.send(signal.SIGKILL)
+        witness.wait_gone()
+    for witness in witnesses:
+        with contextlib.suppress(OSError):  # a full disk shall not keep a hang from being ended
+            logs.stacks(witness.rank).write_text(f"{facts[witness.rank]}\n{witness.stacks()}", encoding="utf-8")

@@ -1,0 +1,143 @@
+"""Watches over one running attempt that says nothing and does not die: its board, its ranks' processes, the writer beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
+from ecrl_cli.config.schema import SupervisionConfig
+from ecrl_cli.linux import processes
+from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.events import Hang, Straggler
+from ecrl_cli.records.heartbeat_table import Beat, Board
+from ecrl_cli.records.layout import AttemptLayout
+from ecrl_cli.records.messages import Hello
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.attempts.supervisor_faults import WallStrikes
+from ecrl_cli.supervision.watch.graceful_stop import Farewell
+from ecrl_cli.supervision.watch.hang_detector import SAVING, Detector, Limits, Quiet, Silence
+from ecrl_cli.supervision.watch.stack_dump import Witness, testify
+from ecrl_cli.supervision.watch.straggler_detector import Stragglers
+
+_HELD = ("T", "t")
+
+
+class Beside(Protocol):
+    """The background writer: a process that ranks may have to wait for, and that can be replaced without them."""
+
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+    def give_up(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Post:
+    """What there is to watch by. `saves`: whether the attempt takes checkpoints. `tell`: one line for a person.
+    `strikes`: what is planned to hit it after a time. `snapshots`: where it keeps its state beyond its ranks."""
+
+    board: Board
+    supervision: SupervisionConfig
+    order: LaunchOrder
+    logs: AttemptLayout
+    saves: bool = True
+    tell: Callable[[str], None] = lambda line: None
+    strikes: WallStrikes | None = None
+    snapshots: Snapshots | None = None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The memory that its ranks are given: the board's first."""
+        return (self.board.fd, *(self.snapshots.fds if self.snapshots else ()))
+
+    @property
+    def ranks(self) -> int:
+        """How many are on this machine: the first ones, if there are several."""
+        return self.order.world_size // max(1, len(self.order.nodes))
+
+    def farewell(self, stop: StopSignals) -> Farewell:
+        """How this attempt is stopped."""
+        heard = self.saves and not self.order.nodes  # ranks on another machine do not see the board
+        return Farewell(stop, self.board if heard else None, self.supervision.grace_s, self.tell, bool(self.order.memory))
+
+
+class Vigil:
+    """`look` often: at each turn of the attempt's loop, at least every `every_s` seconds."""
+
+    def __init__(self, post: Post, beside: Beside | None, now: float) -> None:
+        self._post, self._beside = post, beside
+        limits = Limits.of(post.supervision)
+        self.every_s = limits.look_every_s
+        self._detector = Detector(limits, post.order.resume_step, now)
+        self._writer_quiet = Quiet(limits.counted_s, now)
+        self._stragglers = Stragglers(post.order.resume_step)
+        self._witnesses: dict[int, Witness] = {}
+        self._buried: set[int] = set()
+
+    @property
+    def stragglers(self) -> tuple[Straggler, ...]:
+        return tuple(self._stragglers.found)
+
+    def meet(self, hello: Hello) -> None:
+        """A rank has introduced itself."""
+        if hello.rank not in self._witnesses and hello.rank not in self._buried:
+            self._witnesses[hello.rank] = Witness(hello)
+
+    def bury(self, rank: int) -> None:
+        """`rank` has died and the others go on: from now on it is looked at no more."""
+        self._buried.add(rank)
+        if rank in self._witnesses:
+            self._witnesses.pop(rank).close()
+
+    def look(self, now: float) -> Hang | None:
+        """What to say of an attempt that hangs; None while it does not."""
+        beats, writer = self._beats(), self._post.board.read(self._post.board.writer)
+        self._tell(self._stragglers.look(beats))
+        self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _HELD for one in self._witnesses.values())
+        hangs = self._detector.look(now, list(beats.values()), writer)
+        if self._writer_stuck(now, writer):
+            self._replace_writer()
+            return None
+        return self._silence(beats).hang() if hangs else None
+
+    def testify(self) -> None:
+        """Have the stacks of all ranks written into the attempt's logs."""
+        testify([self._witnesses[rank] for rank in sorted(self._witnesses)], self._post.logs)
+
+    def close(self) -> None:
+        for witness in self._witnesses.values():
+            witness.close()
+        self._witnesses = {}
+
+    def _beats(self) -> dict[int, Beat]:
+        return {rank: self._post.board.read(rank) for rank in range(self._post.ranks) if rank not in self._buried}
+
+    def _silence(self, beats: dict[int, Beat]) -> Silence:
+        states = {rank: witness.state for rank, witness in self._witnesses.items()}
+        parents = {processes.parent(witness.pid) for witness in self._witnesses.values()} - {0, os.getpid()}
+        launcher = next((processes.state(pid) for pid in sorted(parents)), "")
+        return Silence(self._detector.quiet.waited_s, self._detector.limit_s, beats, states, launcher)
+
+    def _writer_stuck(self, now: float, writer: Beat) -> bool:
+        """It is held for as long as a rank might be, or at work by its own word and has not moved for as long as a save might take."""
+        pid = next(iter(self._beside.pids), 0) if self._beside else 0
+        held = pid and processes.state(pid) in _HELD
+        busy = pid and (held or writer.phase == "saving")
+        limit_s = self._detector.step_limit_s if held else self._detector.save_limit_s
+        return self._writer_quiet.look(now, (pid, writer) if busy else now) >= limit_s
+
+    def _replace_writer(self) -> None:
+        """What it holds fails, on record; the ranks go on, and get their time anew."""
+        assert self._beside is not None
+        state = "is stopped" if processes.state(self._beside.pids[0]) in _HELD else "does not come on with its save"
+        self._post.tell(f"the background writer {state}: it is replaced, what it holds is lost")
+        self._beside.give_up()
+        self._detector.forgive()
+        self._writer_quiet.seconds = 0.0
+
+    def _tell(self, found: list[Straggler]) -> None:
+        for one in found:
+            own, others = 1000 * one.own_s, 1000 * one.others_s
+            self._post.tell(f"rank {one.rank} holds the others up: {own:.0f} ms of its own per step, they {others:.0f} ms (step {one.global_step})")

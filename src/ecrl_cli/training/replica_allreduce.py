@@ -1,0 +1,60 @@
+"""What ranks tell each other in a step of fixed replicas: the sums of the tree nodes that each holds whole; all of them then have the root.
+
+Every rank gets its slice of each node from every other rank, completes the tree for that slice, and hands the result round. An addition of two
+slices is the same additions, element by element, as that of the whole; so the bits do not depend on how many ranks there are. A rank sends
+its nodes once and a slice of the result once: two times the model for one node per rank, what a ring all-reduce sends too.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from ecrl_cli.config.elastic import owned
+from ecrl_cli.training.tree_reduce import TreeSum, whole_nodes
+
+
+class Exchange(Protocol):
+    def __call__(self, tree: TreeSum[torch.Tensor]) -> torch.Tensor:
+        """The sum of all leaves, on every rank, from what this rank's `tree` holds: vectors of one length and type. Collective."""
+
+
+def alone(tree: TreeSum[torch.Tensor]) -> torch.Tensor:
+    """One process holds all leaves."""
+    return tree.root
+
+
+class BetweenRanks:
+    """The exchange of `rank` with the others of the default process group."""
+
+    def __init__(self, replicas: int, rank: int, world_size: int) -> None:
+        self._replicas, self._rank, self._world_size = replicas, rank, world_size
+        self._nodes = [whole_nodes(owned(replicas, each, world_size), replicas) for each in range(world_size)]
+
+    def __call__(self, tree: TreeSum[torch.Tensor]) -> torch.Tensor:
+        vectors = [vector for _, vector in tree.sums]
+        length = vectors[0].numel()
+        piece = -(-length // self._world_size)
+        root = vectors[0].new_empty(self._world_size * piece)
+        dist.all_gather_into_tensor(root, self._completed(self._received(vectors, piece), piece))
+        return root[:length]
+
+    def _received(self, vectors: list[torch.Tensor], piece: int) -> torch.Tensor:
+        """This rank's slice, `piece` long, of every rank's nodes, one after another."""
+        send = vectors[0].new_zeros(self._world_size, len(vectors), piece)
+        for number, vector in enumerate(vectors):
+            for rank, part in enumerate(torch.split(vector, piece)):
+                send[rank, number, : len(part)] = part
+        counts = [len(nodes) * piece for nodes in self._nodes]
+        received = send.new_empty(sum(counts))
+        dist.all_to_all_single(received, send.view(-1), counts, [counts[self._rank]] * self._world_size)
+        return received
+
+    def _completed(self, received: torch.Tensor, piece: int) -> torch.Tensor:
+        tree: TreeSum[torch.Tensor] = TreeSum(self._replicas, torch.Tensor.add_)
+        nodes = (node for each in self._nodes for node in each)
+        for node, part in zip(nodes, torch.split(received, piece), strict=True):
+            tree.push(node, part)
+        return tree.root

@@ -1,0 +1,56 @@
+"""What a rank that outlived others puts on record when its attempt ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.data.order import ResumableGlobalBatchSampler, position
+from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.journal import line_of
+from ecrl_cli.records.layout import AttemptLayout
+from ecrl_cli.records.survivor_records import LedgerLine, Redone, Testimony
+from ecrl_cli.recovery.fault_tolerant_allreduce import Survivors
+from ecrl_cli.recovery.lost_samples import lost
+from ecrl_cli.storage.files import write_whole
+
+Layers = tuple[tuple[str, ...], ...]
+
+
+def testify(logs: AttemptLayout, attempt: int, global_step: int, rank: int, peers: Survivors, pack: StatePack | None) -> Testimony:
+    """Write it down, durably. `pack` None: this rank has no state of its own, and goes back to a checkpoint with all others."""
+    redone = tuple(peers.redone)
+    layers = layers_of(pack.model, peers.parameters) if pack and redone else ()
+    digest = pack.state_digest() if pack else ""
+    said = Testimony(global_step, attempt, rank, peers.alive, redone, layers, digest, monotonic(), wall())
+    write_whole(logs.testimony(rank), line_of(said))
+    return said
+
+
+def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) -> Layers:
+    """By bucket, the names of its parameters."""
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return tuple(tuple(names[parameter] for parameter in buckets[index]) for index in sorted(buckets))
+
+
+def enter(logs: AttemptLayout, said: Testimony, sampler: ResumableGlobalBatchSampler, world_size: int) -> None:
+    """The attempt's ledger: what the dead had in the mini-batch that was finished without them."""
+    lines = ledger(said.redone, said.layers, sampler, world_size)
+    if lines:
+        write_whole(logs.ledger(said.rank), b"".join(map(line_of, lines)))
+
+
+def ledger(redone: Sequence[Redone], layers: Layers, sampler: ResumableGlobalBatchSampler, world_size: int) -> list[LedgerLine]:
+    """A line for each of the dead: its samples have no influence from the first bucket on that was done again without it."""
+    lines = []
+    for number, death in enumerate(redone):
+        first = min(each.first for each in redone[number:])
+        names = [name for bucket in layers[first:] for name in bucket]
+        due = ResumableGlobalBatchSampler(sampler.size, sampler.global_batch, sampler.seed)
+        due.epoch, due.cursor_step = position(death.global_step, due.steps_per_epoch)
+        for rank in death.lost:
+            samples = [int(sample) for sample in due.shard(rank, world_size)]
+            lines += lost(death.global_step, samples, names, (rank,), "lossy_forward")
+    return lines

@@ -1,0 +1,185 @@
+"""A step and the loop, readable top to bottom."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from ecrl_cli.checkpoint.capture.train_position import Progress
+from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.strategies.strategy import Strategy
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.data.loading import Batch, BatchLoader
+from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash
+from ecrl_cli.errors import LossNotFinite
+from ecrl_cli.failures.injector import Injector
+from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.events import RankLine
+from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.rank_state import RANK_COMPONENTS
+from ecrl_cli.records.span_clock import SpanClock
+from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.state_digests import DigestSchedule
+from ecrl_cli.training.train_step import Learned, Learner
+
+
+class Reporter(Protocol):
+    """Whoever hears how far this rank is."""
+
+    def __call__(self, global_step: int, phase: str, loss: float | None = None) -> None: ...
+
+
+@dataclass
+class Loop:
+    """One rank's training loop from `global_step` (done already) to the target, or to the step `until` behind which a change of the world size,
+    or the word to stop, ends the attempt."""
+
+    config: RunConfig
+    attempt: int
+    rank: int
+    world_size: int
+    learner: Learner
+    loader: BatchLoader
+    sampler: ResumableGlobalBatchSampler
+    pack: StatePack
+    strategy: Strategy
+    injector: Injector
+    pulse: Pulse
+    clock: SpanClock
+    journal: Journal
+    report: Reporter
+    global_step: int
+    line_chain: str
+    loss: float  # the last step's
+    until: int | None = None
+    digests: DigestSchedule | None = None  # None: no digests of the state are logged
+    owed: bool = False  # whether the step that this attempt began behind has its state in memory, and no checkpoint where one is due
+
+    @property
+    def end(self) -> int:
+        return self.config.target_steps if self.until is None else self.until
+
+    def run(self) -> float:
+        """Train to the end and wait for everything in flight; gives the last loss. Raises if the last step's checkpoint is due and lost."""
+        if self.global_step:  # what should have struck here is still to come where the run was stopped in between
+            self.injector.at_boundary(self.global_step, self.flush)
+        self.heed_stop()
+        if prepared := self.owed and self.checkpoint_due():
+            self.clock.global_step = self.global_step  # what the save costs is booked on the step that it is of
+            self.strategy.prepare()
+            self.save(remembered=True)
+        while self.global_step < self.end:
+            self.step()
+            if self.digests is not None:
+                self.digests.agree(self.pack)
+            self.heed_stop()
+            if not prepared:
+                self.clock.switch("warm_up")
+                self.strategy.prepare()
+                prepared = True
+            if self.checkpoint_due():
+                self.save()
+            elif self.memory_due():
+                self.remember()
+            self.injector.at_boundary(self.global_step, self.flush)
+        self.report(self.global_step, "flushing", self.loss)
+        self.flush()
+        if self.until is not None or self.config.checkpoint.final:
+            self.strategy.confirm(self.global_step)
+        return self.loss
+
+    def save(self, *, remembered: bool = False) -> None:
+        """`remembered`: the memory that this attempt began with has the step; snapshots are of what the attempt did itself."""
+        self.report(self.global_step, "saving", self.loss)
+        self.pulse.phase("saving")
+        self.injector.before_save(self.global_step)
+        if not remembered:
+            self.strategy.remember(self.progress())
+        self.strategy.save(self.progress())
+
+    def remember(self) -> None:
+        self.injector.before_save(self.global_step)
+        self.strategy.remember(self.progress())
+
+    def flush(self) -> None:
+        """Wait for everything in flight, and say so: a wait for the writer is no hang while the writer moves."""
+        self.pulse.phase("flushing")
+        self.strategy.flush()
+
+    def heed_stop(self) -> None:
+        """Where all ranks are to stop behind a step, that step is this attempt's last.
+
+        Asked between a step and its checkpoint: a rank that missed the word at the step before sees it here, and all save together.
+        """
+        behind = self.pulse.stop_behind(self.global_step)
+        if behind is not None and behind < self.end:
+            self.until = behind
+
+    def step(self) -> None:
+        """One committed step: window, shard, update, the line in the log; then the cursor moves."""
+        began = self.clock.switch("compute")
+        self.clock.global_step = self.global_step + 1
+        self.pulse.step(self.global_step + 1)
+        self.injector.before_step(self.global_step + 1)
+        epoch, cursor = self.sampler.epoch, self.sampler.cursor_step
+        batch = self.loader.batch(epoch, self.sampler.shard(self.rank, self.world_size))
+        learned = self.learner.learn(batch, self.global_step + 1)
+        self.loss = learned.loss
+        self.pulse.phase("logging")
+        self.refuse_what_is_not_finite()
+        self.global_step += 1
+        self.sampler.advance()
+        self.log(batch, epoch, cursor, began, learned)
+        self.report(self.global_step, "training", self.loss)
+
+    def refuse_what_is_not_finite(self) -> None:
+        """Before the step is logged or saved: what it made of the model must not become evidence, or what a later attempt resumes from."""
+        if not math.isfinite(self.loss):
+            fact = f"is {self.loss} at step {self.global_step + 1} on rank {self.rank}"
+            raise LossNotFinite("loss", fact, "if it comes back after a restart, lower optimizer.lr")
+
+    def log(self, batch: Batch, epoch: int, cursor: int, began: float, learned: Learned) -> None:
+        """The evidence of the step: with the kernel before any barrier that precedes a capture."""
+        now = monotonic()
+        due = self.digests is not None and self.digests.due(self.global_step)
+        digests = self.pack.rank_digests(self.progress()) if due else None
+        digested, settings = monotonic() - now, self.pack.step_settings()
+        line = RankLine(
+            global_step=self.global_step,
+            epoch=epoch,
+            cursor_step=cursor,
+            rank=self.rank,
+            world_size=self.world_size,
+            sample_ids_hash=ids_hash(batch.ids),
+            sample_ids_count=len(batch.ids),
+            loss=learned.logged,
+            attempt=self.attempt,
+            seconds=now - began,
+            at=now,
+            time=wall(),
+            state_digest=digests.state if digests else None,
+            inputs_hash=batch.inputs_hash,
+            components={name: getattr(digests.rank, name) for name in RANK_COMPONENTS} if digests else None,
+            lr=settings.lr,
+            loss_scale=settings.loss_scale,
+            growth_tracker=settings.growth_tracker,
+        )
+        if self.digests is not None:
+            self.digests.measured(now - began, digested)
+        written = self.journal.append(line)
+        self.line_chain = hashlib.sha256(self.line_chain.encode() + written).hexdigest()
+
+    def checkpoint_due(self) -> bool:
+        last = self.global_step == self.end and (self.until is not None or self.config.checkpoint.final)
+        return last or self.global_step % self.config.checkpoint.every == 0
+
+    def memory_due(self) -> bool:
+        checkpoint = self.config.checkpoint
+        return checkpoint.strategy == "in_memory" and self.global_step % checkpoint.memory_every == 0
+
+    def progress(self) -> Progress:
+        """Where the run stands: what the next step will consume."""
+        loss = self.loss if math.isfinite(self.loss) else None
+        return Progress(self.global_step, self.sampler.epoch, self.sampler.cursor_step, self.config.seed, self.line_chain, loss)

@@ -1,0 +1,59 @@
+"""What learns: forward, backward, update of one step. Plain data parallelism; `replicas.py` has the other way."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from ecrl_cli.data.loading import Batch
+from ecrl_cli.training.heartbeat import Pulse
+
+
+@dataclass(frozen=True)
+class Learned:
+    """`loss`: the step's, as this rank knows it. `logged`: the mean loss of this rank's samples, or of each replica that it computed."""
+
+    loss: float
+    logged: float | tuple[float, ...]
+
+
+class Learner(Protocol):
+    def learn(self, batch: Batch, global_step: int) -> Learned:
+        """Do the step `global_step` with this rank's samples. Collective."""
+
+
+@dataclass
+class DataParallelLearner:
+    """The DDP-wrapped model and everything that updates it."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    scaler: Any
+    device: torch.device
+    autocast: AbstractContextManager[Any]
+    pulse: Pulse
+
+    def learn(self, batch: Batch, global_step: int) -> Learned:
+        """Forward, backward (DDP averages the gradients), update."""
+        x, y = batch.x.to(self.device), batch.y.to(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.pulse.wait()  # DDP hands rank 0's buffers round before the module's own forward pass begins
+        with self.autocast:
+            loss = F.cross_entropy(self.model(x).float(), y)
+        self.pulse.phase("backward")
+        self.scaler.scale(loss).backward()
+        self.exchanged(global_step, loss)
+        self.pulse.phase("update")
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        own = float(loss.item())
+        return Learned(own, own)
+
+    def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
+        """Every rank has the mean of all gradients when this returns: DDP saw to it inside backward."""

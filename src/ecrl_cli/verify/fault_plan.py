@@ -1,0 +1,148 @@
+"""The plan struck where it says, each entry once, and did what its kind does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ecrl_cli.config.seats import may_shrink
+from ecrl_cli.failures.bit_rot import LEFT_TO_CHOOSE
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.timeline import timeline
+from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
+from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS
+from ecrl_cli.verify.fault_effects import DEATHS, check_effect, check_writer_deaths, death, ends_attempt
+from ecrl_cli.verify.fault_instants import check_armed, check_files, check_instant
+from ecrl_cli.verify.survivor_membership import dead
+from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verification_input import Case
+
+PROMISE = "failures-once"
+_SLACK_S = 1.0  # by which a planned wall time may be passed unstruck: nobody is there to be struck while an attempt starts
+
+
+def failures_once(case: Case) -> Finding:
+    """The stored plan is the configuration's; every fired entry is one of it and brought down the attempt it names, no other."""
+    notes = Notes(PROMISE)
+    planned = plan(case.run.stored.config)
+    if case.run.plan is None:
+        notes.missing("failures.json is missing")
+    elif case.run.plan != planned:
+        notes.broken("failures.json is not the plan of this configuration")
+    by_index = {entry.index: entry for entry in planned}
+    for index, count in Counter(fired.index for fired in case.run.fired).items():
+        if count > 1:
+            notes.broken(f"entry {index} fired {count} times")
+    for fired in case.run.fired:
+        entry = by_index.get(fired.index)
+        if entry is None or (entry.kind, entry.rank, entry.global_step) != (fired.kind, fired.rank, fired.global_step):
+            notes.broken(f"entry {fired.index} fired ({fired.kind}, rank {fired.rank}, step {fired.global_step}), which was not planned")
+        struck = entry or PlannedFailure(fired.index, fired.kind, fired.rank, fired.global_step)
+        check_effect(case, fired, struck, notes)
+        check_instant(case, fired, struck, notes)
+    check_writer_deaths(case, notes)
+    _check_repeats(case, by_index, notes)
+    unfired = {entry.index: entry for entry in planned if entry.index not in {fired.index for fired in case.run.fired}}
+    rules = (_without_victim, _not_reached, _struck_nobody, _never_chosen)
+    excused = {index: words for rule in rules for index, words in rule(case, unfired.values()).items()}
+    if (owed := sorted(unfired.keys() - excused.keys())) and case.completed:
+        notes.broken(f"the run completed and entries {owed} never fired")
+    check_armed(case, planned, notes)
+    check_files(case, notes)
+    kept = f"{len(case.run.fired)} of {len(planned)} planned failures fired, each once" if planned else "no failure was planned, and none fired"
+    return notes.finding(kept, [*excused.values(), *_unplanned(case, by_index)], checked=bool(planned))
+
+
+def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
+    """Of the entries that never fired, by index and in words, those whose wall time the run did not reach."""
+    waiting = [entry for entry in unfired if entry.moment == "wall"]
+    if not waiting or case.run.supervisor is None:
+        return {}
+    lived = timeline(case.run).wall_s
+    told = f"did not fire: the run was over after {lived:.3f} s of supervised time"
+    return {entry.index: f"entry {entry.index} (due after {entry.seconds:.3f} s) {told}" for entry in waiting if entry.seconds > lived - _SLACK_S}
+
+
+def _struck_nobody(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
+    """Likewise, those whose wall time came when their rank was no more, and no attempt had it again."""
+    if case.run.stored.config.recovery.name != "lossy_forward":
+        return {}
+    windows, told = timeline(case.run).windows, {}
+    for entry in (each for each in unfired if each.moment == "wall"):
+        late = [a for a in case.attempts if _lived_until(a, windows) > entry.seconds + _SLACK_S]
+        if late and all(a.world_size <= entry.rank for a in late):
+            words = f"rank {entry.rank} had died and nobody took its place, {late[0].world_size} ranks were left after {entry.seconds:.3f} s"
+            told[entry.index] = f"entry {entry.index} did not fire: {words}"
+    return told
+
+
+def _lived_until(a: Attempt, windows: tuple[tuple[float, float], ...]) -> float:
+    """Seconds of supervised time at its end."""
+    began, ended = windows[a.session]
+    return sum(end - start for start, end in windows[: a.session]) + (ended if a.ended_at is None else a.ended_at) - began
+
+
+def _never_chosen(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
+    """Of the entries that never fired, by index and in words, those that damage what an attempt resumes from, where none behind their step chose a
+    checkpoint (the survivors went on with what they had in memory), or had another one to fall back to."""
+    told = {}
+    for entry in (each for each in unfired if each.kind == "corrupt"):
+        behind = [a for n, a in enumerate(case.attempts) if any((b.last_step or 0) >= entry.global_step for b in case.attempts[:n])]
+        chose = [a for a in behind if a.memory != SURVIVORS]
+        if behind and not chose:
+            told[entry.index] = f"entry {entry.index} did not fire: no attempt behind step {entry.global_step} chose a checkpoint"
+        elif chose and all(len(case.checkpoints.left[a.attempt]) < LEFT_TO_CHOOSE for a in chose):
+            told[entry.index] = f"entry {entry.index} did not fire: there was no other checkpoint to fall back to behind step {entry.global_step}"
+    return told
+
+
+def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
+    """Of the entries that never fired, by index and in words, those whose rank had gone with a lost node, or had died and was not replaced, when
+    their step was committed, and had not passed that step before."""
+    config = case.run.stored.config
+    if not may_shrink(config) and config.recovery.name != "lossy_forward":
+        return {}
+    why, told = "gone with a node" if may_shrink(config) else "died and nobody took its place", {}
+    for entry in unfired:
+        done, step = case.path.of(entry.global_step), entry.global_step
+        passed = any(a.world_size > entry.rank and (a.last_step or 0) > step for a in case.attempts)
+        if done and not passed and (entry.rank >= done.world_size or _died_in(case, done.attempt, entry)):
+            told[entry.index] = f"entry {entry.index} did not fire: rank {entry.rank} had {why}, {done.world_size} ranks did step {step}"
+    return told
+
+
+def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:
+    """Whether the entry's rank was dead when the others finished the entry's step in `attempt`."""
+    a, testimony = case.attempt(attempt), case.run.logs(attempt).testimony
+    return a is not None and testimony is not None and testimony.global_step == entry.global_step and entry.rank in dead(a, testimony)
+
+
+def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: Notes) -> None:
+    """No attempt died again of what had fired in another."""
+    struck = _struck(case, by_index)
+    for a in case.attempts:
+        for fired in case.run.fired:
+            entry = by_index.get(fired.index)
+            again = entry is not None and entry.moment == "boundary" and _looks_like(case, a, fired)
+            if fired.attempt != a.attempt and a.attempt not in struck and again:
+                notes.broken(f"entry {fired.index} fired in attempt {fired.attempt} and attempt {a.attempt} died of it again")
+
+
+def _struck(case: Case, by_index: dict[int, PlannedFailure]) -> set[int]:
+    """The attempts that a planned failure was to end."""
+    return {f.attempt for f in case.run.fired if f.index not in by_index or ends_attempt(by_index[f.index], case)}
+
+
+def _looks_like(case: Case, a: Attempt, fired: Fired) -> bool:
+    """Whether `a` ended as `fired` ends an attempt: the same death, told apart from others, of the same rank behind the same step."""
+    lines = case.run.logs(a.attempt).ranks.get(fired.rank)
+    behind = lines.events[-1].global_step if lines and lines.events else None
+    same_death = fired.kind in ("exit", "kill") and (a.exit_code, a.signal) == DEATHS[fired.kind] and a.rank == fired.rank
+    return a.outcome in ("died", SURVIVED) and same_death and behind == fired.global_step
+
+
+def _unplanned(case: Case, by_index: dict[int, PlannedFailure]) -> list[str]:
+    """Deaths that nobody planned are no broken promise; they are told."""
+    struck = _struck(case, by_index)
+    ends = {"died": "died unplanned", "hung": "hung unplanned", SURVIVED: "outlived an unplanned death"}
+    return [f"attempt {a.attempt} {ends[a.outcome]}: {death(a)}" for a in case.attempts if a.outcome in ends and a.attempt not in struck]

@@ -1,0 +1,56 @@
+"""Every check, by the promise it keeps watch over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.verify.checkpoints import ACCOUNT, NO_BAD, NO_LOSS, checkpoints_accounted, no_acknowledged_loss, no_bad_checkpoint
+from ecrl_cli.verify.consistency import RECORDS, TARGET, records_consistent, target_reached
+from ecrl_cli.verify.exactly_once import PROMISE as ONCE
+from ecrl_cli.verify.exactly_once import exactly_once
+from ecrl_cli.verify.fault_plan import PROMISE as FAILURES
+from ecrl_cli.verify.fault_plan import failures_once
+from ecrl_cli.verify.same_input import PROMISE as INPUT
+from ecrl_cli.verify.same_input import same_input
+from ecrl_cli.verify.seal import PROMISE as SEALED
+from ecrl_cli.verify.seal import records_sealed
+from ecrl_cli.verify.state_consistent import PROMISE as STATE
+from ecrl_cli.verify.state_consistent import state_consistent
+from ecrl_cli.verify.time_accounting import PROMISE as TIME
+from ecrl_cli.verify.time_accounting import time_conserved
+from ecrl_cli.verify.trajectory import PROMISE as TRAJECTORY
+from ecrl_cli.verify.trajectory import same_trajectory
+from ecrl_cli.verify.verdict import UNKNOWN, Finding
+from ecrl_cli.verify.verification_input import Case
+
+Check = Callable[[Case], Finding]
+
+CHECKS: dict[str, Check] = {
+    ONCE: exactly_once,
+    INPUT: same_input,
+    TRAJECTORY: same_trajectory,
+    STATE: state_consistent,
+    TIME: time_conserved,
+    NO_BAD: no_bad_checkpoint,
+    NO_LOSS: no_acknowledged_loss,
+    ACCOUNT: checkpoints_accounted,
+    FAILURES: failures_once,
+    RECORDS: records_consistent,
+    TARGET: target_reached,
+    SEALED: records_sealed,
+}
+
+
+def run_checks(case: Case) -> tuple[Finding, ...]:
+    """One finding per promise."""
+    return tuple(guarded(promise, check, case) for promise, check in CHECKS.items())
+
+
+def guarded(promise: str, check: Check, case: Case) -> Finding:
+    """A check that cannot come to its end has found nothing out: unknown, with the reason."""
+    try:
+        return check(case)
+    except Exception as error:
+        reason = error.fact if isinstance(error, EcrlError) else f"{type(error).__name__}: {error}"
+        return Finding(promise, UNKNOWN, f"Cannot tell: {promise} - the check failed ({reason})")

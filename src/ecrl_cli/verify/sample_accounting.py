@@ -1,0 +1,72 @@
+"""Is every sample of every mini-batch accounted for: applied once to every layer, or on the ledger? Pure: works on what was recorded."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from ecrl_cli.errors import shown
+from ecrl_cli.records.survivor_records import EFFECTS, LOST, Applied, LedgerLine
+
+Windows = Mapping[int, Sequence[int]]
+
+
+def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[Applied], ledger: Iterable[LedgerLine]) -> list[str]:
+    """What does not add up, a sentence each; nothing where everything does.
+
+    For each global step of `windows` and each layer: the samples applied are those of the window, less those on the ledger as lost, and once
+    more those on it as repeated. What is recorded of other steps or of unknown layers is told too. Nothing is judged by sets: a sample that
+    stands in a window twice is due twice.
+    """
+    lines, done = list(ledger), list(applied)
+    found = _strangers(windows, layers, done, lines)
+    influences: dict[int, list[tuple[int, Applied | LedgerLine]]] = defaultdict(list)
+    for each in done:
+        influences[each.global_step].append((1, each))
+    for line in lines:
+        influences[line.global_step].append((1 if line.effect == LOST else -1, line))
+    for step, window in windows.items():
+        found += _step(step, window, layers, influences.get(step, []))
+    return found
+
+
+def _strangers(windows: Windows, layers: Sequence[str], done: Sequence[Applied], lines: Sequence[LedgerLine]) -> list[str]:
+    known, found = set(layers), []
+    records: list[Applied | LedgerLine] = [*done, *lines]
+    for record in records:
+        if record.global_step not in windows:
+            found.append(f"step {record.global_step} is on record and was never due")
+        if unknown := [layer for layer in record.layers if layer not in known]:
+            found.append(f"step {record.global_step}: no layer is called {shown(unknown[0])}")
+    return found + [f"step {line.global_step}: {shown(line.effect)} is no effect" for line in lines if line.effect not in EFFECTS]
+
+
+def _step(step: int, window: Sequence[int], layers: Sequence[str], influences: list[tuple[int, Applied | LedgerLine]]) -> list[str]:
+    """Layers that share all their records are judged together."""
+    touching: dict[str, list[int]] = {layer: [] for layer in layers}
+    for number, (_, record) in enumerate(influences):
+        for layer in record.layers:
+            if layer in touching:
+                touching[layer].append(number)
+    alike: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for layer, numbers in touching.items():
+        alike[tuple(numbers)].append(layer)
+    found = []
+    for together, names in alike.items():
+        count = Counter[int]()
+        for number in together:
+            sign, record = influences[number]
+            for sample in record.samples:
+                count[sample] += sign
+        count.subtract(Counter(window))
+        found += _differences(step, names, {sample: times for sample, times in count.items() if times})
+    return found
+
+
+def _differences(step: int, names: list[str], wrong: dict[int, int]) -> list[str]:
+    if not wrong:
+        return []
+    sample, times = min(wrong.items())
+    word = "too often" if times > 0 else "too seldom"
+    where = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+    return [f"step {step}: {len(wrong)} samples, the first {sample}, count {abs(times)} time{'s' if abs(times) > 1 else ''} {word} on {where}"]

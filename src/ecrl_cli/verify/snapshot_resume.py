@@ -1,0 +1,42 @@
+"""Attempts that went on from a snapshot in memory: there was one that could be, and it held what the ranks had logged."""
+
+from __future__ import annotations
+
+from ecrl_cli.records.events import Attempt
+from ecrl_cli.records.survivor_records import SNAPSHOT
+from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
+
+
+def check_recalled(case: Case, a: Attempt, notes: Notes) -> None:
+    """The memory itself is gone. What proves what it held: its hash in the order, and where ranks log their state, the state in it."""
+    who, order = f"attempt {a.attempt}", case.run.logs(a.attempt).order
+    if order and order.snapshot_sha256 != a.snapshot_sha256:
+        notes.broken(f"{who} was ordered to load a snapshot that hashes to {order.snapshot_sha256[:8]}, supervisor.json says {a.snapshot_sha256[:8]}")
+    if a.memory != SNAPSHOT:
+        if a.snapshot_sha256 or a.snapshot_state:
+            notes.broken(f"{who} says what a snapshot held, and went on from none")
+        return
+    if case.run.stored.config.checkpoint.strategy != "in_memory":
+        notes.broken(f"{who} went on from a snapshot in memory, its configuration takes none")
+    before = case.attempt(a.continues) if a.continues is not None else None
+    if before is None:
+        return
+    if before.session != a.session:
+        notes.broken(f"{who} went on from a snapshot of attempt {before.attempt}, which went down with its supervisor")
+    _check_state(case, a, before, notes)
+
+
+def _check_state(case: Case, a: Attempt, before: Attempt, notes: Notes) -> None:
+    """Every rank had logged the step before it could be taken; and the state in it is what rank 0 logged, whose it is.
+
+    Others' need not be equal: between two steps each rank has its own running statistics of BatchNorm.
+    """
+    step = a.resumed_from_step
+    who = f"attempt {a.attempt} went on from a snapshot of step {step} of attempt {before.attempt}"
+    logs = case.run.logs(before.attempt).ranks
+    lines = {rank: line for rank, found in logs.items() for line in found.events if line.global_step == step}
+    if missing := [rank for rank in range(before.world_size) if rank not in lines]:
+        notes.missing(f"{who}, and rank {missing[0]} has no line of it")
+    if 0 in lines and lines[0].state_digest not in (None, a.snapshot_state):
+        notes.broken(f"{who} that holds another state than rank 0 logged")

@@ -1,0 +1,233 @@
+"""What ranks that outlived others testify to: that they agree, and that what they gave up is on the ledger, no more and no less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
+from ecrl_cli.history.membership import successor, went_on
+from ecrl_cli.records.events import Attempt
+from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS, Applied, Redone, Testimony
+from ecrl_cli.verify.sample_accounting import unaccounted
+from ecrl_cli.verify.survivor_reports import check_reports
+from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verification_input import Case
+
+Line = tuple[int, int, int]  # attempt, rank, step
+Told = dict[int, Testimony]
+_AT_ONCE = ("exit", "kill", "raise", "oom")  # kinds whose victim does nothing more in the step
+# What survivors must agree on; how long each waited is its own.
+_AGREED: dict[str, Callable[[Testimony], Any]] = {
+    "how far they came": lambda t: t.global_step,
+    "who was left": lambda t: t.alive,
+    "what was done again": lambda t: [(r.global_step, r.first, r.buckets, r.lost, r.left) for r in t.redone],
+    "the layers": lambda t: t.layers,
+    "the state": lambda t: t.state_digest,
+}
+
+
+def survivals(case: Case, notes: Notes) -> frozenset[Line]:
+    """Check every testimony and ledger; gives the lines of dead ranks that are rightly not there: of the step behind which all others left."""
+    excused: set[Line] = set()
+    for a in case.attempts:
+        logs = case.run.logs(a.attempt)
+        if a.outcome == SURVIVED or logs.testimonies or logs.ledgers:
+            excused |= _survival(case, a, notes)
+    return frozenset(excused)
+
+
+def excused_lines(case: Case) -> frozenset[Line]:
+    """What `survivals` gives, for those who do not judge it."""
+    return survivals(case, Notes("exactly-once"))
+
+
+def dead(a: Attempt, testimony: Testimony) -> set[int]:
+    """The ranks that were not left when the others left."""
+    return set(range(a.world_size)) - set(testimony.alive)
+
+
+def _survival(case: Case, a: Attempt, notes: Notes) -> set[Line]:
+    told = _told(case, a, notes)
+    _check_went_on(case, a, told, notes)
+    check_reports(case, a, told, notes)
+    before = len(told)
+    told = {rank: t for rank, t in told.items() if _check_testimony(case, a, rank, t, notes)}
+    if not told:
+        return set()
+    first, one = min(told.items())
+    agreed, relied_on = before == len(told), a.outcome == SURVIVED  # else all begin anew from a checkpoint
+    for rank, other in sorted(told.items()):
+        for what, aspect in _AGREED.items():
+            if aspect(other) != aspect(one):
+                agreed = False
+                if relied_on:
+                    notes.broken(f"survivors differ: ranks {first} and {rank} of attempt {a.attempt} do not testify to the same in {what}")
+    _check_ledgers(case, a, one, notes)
+    _check_struck(case, a, one, notes)
+    complete = agreed and set(went_on(case.run, a.attempt)) <= told.keys()
+    return _excused(case, a, one) if complete else set()
+
+
+def _told(case: Case, a: Attempt, notes: Notes) -> Told:
+    """By rank, the testimonies that are there and whole."""
+    told: Told = {}
+    for rank, lines in case.run.logs(a.attempt).testimonies.items():
+        who = f"the testimony of attempt {a.attempt} rank {rank}"
+        if len(lines.events) > 1:
+            notes.broken(f"{who} has {len(lines.events)} lines: a rank leaves an attempt once")
+        elif lines.torn:
+            notes.missing(f"{who} is torn")
+        elif not lines.events:
+            notes.missing(f"{who} is empty or cannot be read")
+        else:
+            told[rank] = lines.events[0]
+    return told
+
+
+def _check_went_on(case: Case, a: Attempt, told: Told, notes: Notes) -> None:
+    went, after = went_on(case.run, a.attempt), successor(case.run, a.attempt)
+    for rank in sorted(set(went) - set(case.run.logs(a.attempt).testimonies)):
+        notes.missing(f"rank {rank} of attempt {a.attempt} went on and left no testimony")
+    for rank, testimony in told.items():
+        if gone := sorted(set(went) - set(testimony.alive)):
+            notes.broken(f"rank {gone[0]} of attempt {a.attempt} went on, rank {rank} testifies that it had died")
+        relied_on = after and (after.continues, after.memory) == (a.attempt, SURVIVORS)  # a snapshot may be of an earlier step
+        if after and relied_on and testimony.global_step != after.resumed_from_step:
+            text = f"rank {rank} of attempt {a.attempt} left behind step {testimony.global_step}"
+            notes.broken(f"{text}, attempt {after.attempt} goes on behind step {after.resumed_from_step}")
+
+
+def _check_testimony(case: Case, a: Attempt, rank: int, t: Testimony, notes: Notes) -> bool:
+    """One testimony by itself and beside the lines of its rank; gives whether it can be built on."""
+    wrong = [*_contradictions(a, rank, t), *_denied(case, a, rank, t)]
+    for text in wrong:
+        notes.broken(f"the testimony of attempt {a.attempt} rank {rank} {text}")
+    lines = case.run.logs(a.attempt).ranks.get(rank)
+    if t.global_step > a.resumed_from_step and not (lines and lines.events):
+        notes.missing(f"the log of attempt {a.attempt} rank {rank}, which testifies to step {t.global_step}, is not there")
+        return False
+    return not wrong
+
+
+def _contradictions(a: Attempt, rank: int, t: Testimony) -> list[str]:
+    found = []
+    if (t.attempt, t.rank) != (a.attempt, rank):
+        found.append(f"is that of attempt {t.attempt} rank {t.rank}")
+    if rank not in t.alive or not set(t.alive) <= set(range(a.world_size)):
+        found.append(f"names {_ranks(t.alive)} as left")
+    for redone in t.redone:
+        if living := sorted(set(redone.lost) & set(t.alive)):
+            found.append(f"names rank {living[0]} as lost, which it says is left")
+        if not set(t.alive) <= set(redone.left):
+            found.append(f"says that {_ranks(redone.left)} did step {redone.global_step} to its end, and that {_ranks(t.alive)} are left")
+        if redone.global_step != t.global_step:
+            found.append(f"is about step {redone.global_step}, and it left behind step {t.global_step}")
+        if redone.buckets != len(t.layers) or not 0 <= redone.first <= redone.buckets:
+            found.append(f"has bucket {redone.first} of {redone.buckets} done again and names the layers of {len(t.layers)}")
+    return found
+
+
+def _denied(case: Case, a: Attempt, rank: int, t: Testimony) -> list[str]:
+    """What the lines deny: its own end elsewhere; those whom it calls lost went on themselves."""
+    found = []
+    last = {r: lines.events[-1].global_step for r, lines in case.run.logs(a.attempt).ranks.items() if lines.events}
+    if rank in last and last[rank] != t.global_step:
+        found.append(f"claims step {t.global_step}, its log ends at step {last[rank]}")
+    for loser in sorted(gave_nothing(a, t)):
+        if last.get(loser, a.resumed_from_step) >= t.global_step:
+            found.append(f"claims that rank {loser} was lost in step {t.global_step}, which that rank logged")
+    return found
+
+
+def gave_nothing(a: Attempt, t: Testimony) -> dict[int, tuple[str, ...]]:
+    """By rank, the layers on which its shard of the last step has no influence; only ranks of which there are any."""
+    found: dict[int, list[str]] = {}
+    for bucket, layers in enumerate(t.layers):
+        took_part = _took_part(t.redone, bucket, a.world_size)
+        for rank in sorted(set(range(a.world_size)) - took_part):
+            found.setdefault(rank, []).extend(layers)
+    return {rank: tuple(layers) for rank, layers in found.items() if layers}
+
+
+def _took_part(redone: tuple[Redone, ...], bucket: int, world_size: int) -> set[int]:
+    """Whose gradients the bucket holds: of those who did it last."""
+    again = [each for each in redone if each.first <= bucket]
+    return set(again[-1].left) if again else set(range(world_size))
+
+
+def _check_ledgers(case: Case, a: Attempt, t: Testimony, notes: Notes) -> None:
+    """Each survivor has the same ledger, and it makes up for what was not applied."""
+    losers, ledgers, who = gave_nothing(a, t), case.run.logs(a.attempt).ledgers, f"attempt {a.attempt}"
+    if losers and case.run.stored.config.recovery.name != "lossy_forward":
+        notes.broken(f"{who} went on without the samples of {_ranks(losers)} in step {t.global_step}, which its recovery does not allow")
+    holders = went_on(case.run, a.attempt) or tuple(case.run.logs(a.attempt).testimonies)
+    for rank in sorted(set(holders) - set(ledgers)) if losers else ():
+        notes.missing(f"the ledger of {who} rank {rank} is not there, samples of {_ranks(losers)} were lost in step {t.global_step}")
+    whole = {}
+    for rank, lines in sorted(ledgers.items()):
+        if lines.torn:
+            notes.missing(f"the ledger of {who} rank {rank} is torn")
+        else:
+            whole[rank] = lines.events
+    for rank, events in whole.items():
+        if events != next(iter(whole.values())):
+            notes.broken(f"survivors differ: ranks {next(iter(whole))} and {rank} of {who} do not have the same ledger")
+    for text in _account(case, a, t, notes) if whole else ():
+        notes.broken(f"{who}: {text}")
+
+
+def _check_struck(case: Case, a: Attempt, t: Testimony, notes: Notes) -> None:
+    """Who ended in its forward pass had no gradient to give: where the others finished that step, its samples are lost on every layer."""
+    planned, losers, layers = {entry.index: entry for entry in case.run.plan or ()}, gave_nothing(a, t), sum(map(len, t.layers))
+    for fired in case.run.fired:
+        entry, step = planned.get(fired.index), fired.at_step
+        if fired.attempt != a.attempt or step is None or entry is None or entry.moment != "forward" or entry.kind not in _AT_ONCE:
+            continue
+        if t.global_step >= step and not 0 < layers == len(losers.get(fired.rank, ())):
+            who = f"rank {fired.rank} was struck in the forward pass of step {step} of attempt {a.attempt}"
+            notes.broken(f"{who}, which others finished: they do not testify that its samples are lost on every layer")
+
+
+def _account(case: Case, a: Attempt, t: Testimony, notes: Notes) -> list[str]:
+    """What the ledger leaves open, or says too much, in sentences."""
+    losers, lines, step = gave_nothing(a, t), next(e.events for _, e in sorted(case.run.logs(a.attempt).ledgers.items()) if not e.torn), t.global_step
+    for line in lines:
+        if strangers := sorted(set(line.ranks) - losers.keys()):
+            what = "was left" if strangers[0] in t.alive else "lost nothing"
+            notes.broken(f"the ledger of attempt {a.attempt} names rank {strangers[0]}, which {what}")
+    if lines and not losers:
+        return [f"the ledger names samples of step {lines[0].global_step}, in which nothing was done again without the dead"]
+    if case.run.dataset is None or not losers:
+        return []
+    ids, layers = _window(case, step), [name for bucket in t.layers for name in bucket]
+    applied = []
+    for rank in range(a.world_size):
+        mine = tuple(int(each) for each in shard(ids, rank, a.world_size, case.run.stored.config.elastic.replicas))
+        without = set(losers.get(rank, ()))
+        applied.append(Applied(step, mine, tuple(name for name in layers if name not in without)))
+    return unaccounted({step: [int(each) for each in ids]}, layers, applied, lines)
+
+
+def _window(case: Case, step: int) -> Any:
+    config, size = case.run.stored.config, case.run.dataset.size if case.run.dataset else 0
+    epoch, cursor = position(step, steps_per_epoch(size, config.global_batch))
+    return window(epoch_order(config.seed, epoch, size, config.global_batch), cursor, config.global_batch)
+
+
+def _excused(case: Case, a: Attempt, t: Testimony) -> set[Line]:
+    """The last lines of ranks that did not go on: that of the step behind which the others left; and, where it took no part in that one at all,
+    that of the step before, whose exchange was whole on all who are left: it died between the exchange and the line."""
+    found: set[Line] = set()
+    losers, everything = gave_nothing(a, t), sum(len(bucket) for bucket in t.layers)
+    for rank in set(range(a.world_size)) - set(went_on(case.run, a.attempt)):
+        lines = case.run.logs(a.attempt).ranks.get(rank)
+        last = lines.events[-1].global_step if lines and lines.events else a.resumed_from_step
+        absent = 2 if len(losers.get(rank, ())) == everything > 0 else 1
+        if t.global_step - absent <= last < t.global_step:
+            found |= {(a.attempt, rank, step) for step in range(last + 1, t.global_step + 1)}
+    return found
+
+
+def _ranks(ranks: Any) -> str:
+    return f"ranks {sorted(ranks)}" if len(list(ranks)) != 1 else f"rank {next(iter(ranks))}"

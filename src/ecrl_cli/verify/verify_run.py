@@ -1,0 +1,69 @@
+"""Judge one run directory: valid, invalid or unknown, promise by promise."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ecrl_cli.errors import EvidenceMissing, RunDirectoryError
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.layout import REFERENCES, RunLayout
+from ecrl_cli.verify.disturbance import one_pass
+from ecrl_cli.verify.reference import References, Witnesses, bounded, origin, witnesses
+from ecrl_cli.verify.registry import run_checks
+from ecrl_cli.verify.verdict import Verdict
+from ecrl_cli.verify.verification_input import Case, same_sizes
+
+
+def judge(run_dir: Path, reference: Path | None = None, known: References | None = None) -> Verdict:
+    """The verdict over `run_dir`. The reference is `reference`, else a sibling that must end in the same state, if there is one.
+
+    `known`: of the references, for all runs that one command judges, and the key under which runs must be sealed.
+    RecordError and EvidenceMissing where `run_dir` is no readable run; RunDirectoryError where `reference` is none or cannot be compared.
+    """
+    run = bounded(RunLayout(named(run_dir)))
+    known = known or References()
+    beside = witnesses(run, known)
+    found = _given(run, reference, known) if reference else beside
+    chosen = found.sound[0] if found.sound else None
+    case = Case(run, chosen, _floor(run, beside.sound), others=found.sound[1:], doubts=found.doubts, kin=found.kin, seal_key=known.seal_key)
+    return Verdict(run.layout.root.name, run.stored.run_id, called(chosen), run_checks(case))
+
+
+def called(reference: RunRecords | None) -> str:
+    """The path of a reference from the folder that the run lies in, or its name where it was given from elsewhere; empty where there is none."""
+    if reference is None:
+        return ""
+    root = reference.layout.root
+    return f"{REFERENCES}/{root.name}" if root.parent.name == REFERENCES else root.name
+
+
+def named(folder: Path) -> Path:
+    """`folder` with a name and neighbours, whatever was typed; a link to a run that lies elsewhere keeps those that it has here."""
+    return Path(os.path.normpath(folder.absolute()))
+
+
+def _given(run: RunRecords, reference: Path, known: References) -> Witnesses:
+    """The run that was named as reference; RunDirectoryError where it is none for `run`."""
+    if reference.resolve() == run.layout.root.resolve():
+        raise RunDirectoryError(str(reference), "is the run itself", "name another run of the same configuration without failures")
+    try:
+        records = bounded(RunLayout(named(reference)))
+    except EvidenceMissing as error:
+        raise RunDirectoryError(str(reference), error.fact, "name the run directory of a run without failures") from error
+    if records.stored.reference_id != run.stored.reference_id:
+        fact = f"is no reference of {run.layout.root.name}: their reference_id differ"
+        raise RunDirectoryError(str(reference), fact, "name a run of the same configuration without failures")
+    if origin(records) == origin(run):
+        raise RunDirectoryError(str(reference), "is a copy of the run itself", "name another run of the same configuration without failures")
+    if not one_pass(records):
+        return Witnesses((), (f"the reference {records.layout.root.name} was disturbed itself",))
+    doubt = known.doubt(records)
+    return Witnesses((), (doubt,)) if doubt else Witnesses((records,))
+
+
+def _floor(run: RunRecords, siblings: tuple[RunRecords, ...]) -> tuple[RunRecords, RunRecords] | None:
+    """Two undisturbed runs with the same number of ranks at every step: those of this run, if there are two, else those of its reference."""
+    alike = [sibling for sibling in siblings if same_sizes(run, sibling)]
+    others = [sibling for sibling in siblings if not same_sizes(run, sibling)]
+    return next(((group[0], group[1]) for group in (alike, others) if len(group) > 1), None)

@@ -1,0 +1,104 @@
+"""The connection between rank 0 and the writer: whole messages in order, descriptors with theirs, deep paths, no slot granted twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.store.synthetic import synthetic_plan
+from ecrl_cli.checkpoint.writer.protocol import Channel, connect, decode_parts, encode_parts, listen
+from ecrl_cli.checkpoint.writer.server import Client, Writer
+from ecrl_cli.records.layout import RunLayout
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    left, right = (Channel(end) for end in socket.socketpair())
+    yield left, right
+    left.close()
+    right.close()
+
+
+def test_a_message_in_pieces_is_no_message_yet_and_no_end(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    assert right.receive(wait=False) == []
+    left.socket.sendall(b'{"a":1}\n{"b"')
+    assert right.receive(wait=False) == [{"a": 1}]
+    assert right.receive(wait=False) == []
+    left.socket.sendall(b":2")
+    assert right.receive(wait=False) == []
+    left.socket.sendall(b"}\n")
+    assert right.receive(wait=True) == [{"b": 2}]
+    left.shutdown()
+    assert right.receive(wait=False) is None
+
+
+def test_what_was_sent_before_the_end_is_still_read(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    left.send({"last": True})
+    left.socket.close()
+    assert right.receive(wait=False) == [{"last": True}]
+    assert right.receive(wait=False) is None
+
+
+def test_descriptors_come_in_the_order_of_their_messages(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    memories = [Memory.create(4096 * size) for size in (1, 2, 3)]
+    for memory in memories:
+        left.send({"nbytes": memory.nbytes}, memory.fd)
+    received: list[dict[str, int]] = []
+    while len(received) < 3:
+        received += right.receive(wait=True) or []
+    for message, memory in zip(received, memories, strict=True):
+        shared = Memory(right.take_fd(), message["nbytes"])
+        memory.view[:4] = b"ecrl"
+        assert shared.nbytes == memory.nbytes and bytes(shared.view[:4]) == b"ecrl"
+        shared.close()
+        memory.close()
+
+
+def test_the_socket_may_lie_deep(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 40) / ("name" * 40)
+    folder.mkdir(parents=True)
+    with listen(folder / ".writer") as listener:
+        channel = Channel(connect(folder / ".writer"))
+        channel.send({"kind": "drain"})
+        served = Channel(listener.accept()[0])
+        assert served.receive(wait=True) == [{"kind": "drain"}]
+        served.close()
+        channel.close()
+    with pytest.raises(OSError):
+        connect(folder / ".writer")
+    listen(folder / ".writer").close()  # a dead writer's name is no obstacle
+
+
+def test_the_table_of_parts_survives_the_journey() -> None:
+    parts = synthetic_plan(4000, 4000).parts
+    assert decode_parts(json.loads(json.dumps(encode_parts(parts)))) == parts
+
+
+def test_a_slot_is_never_granted_twice(tmp_path: Path, ends: tuple[Channel, Channel]) -> None:
+    """A save that ends while a new connection is being provided for must not hand out the slot a second time."""
+    left, right = ends
+    store = CheckpointStore(tmp_path / "checkpoints")
+    with listen(tmp_path / ".writer") as listener:
+        writer, client = Writer(RunLayout(tmp_path), store, listener), Client(left)
+        client.nbytes, client.slots = 4096, 2
+        writer._current = client
+        writer._provide_all(client)
+        writer._provide(client, 0)
+        writer._provide_all(client)
+    granted: list[int] = []
+    while messages := right.receive(wait=False):
+        granted += [message["slot"] for message in messages]
+    assert sorted(granted) == [0, 1]
+    for _ in granted:
+        os.close(right.take_fd())
+    store.close()

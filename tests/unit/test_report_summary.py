@@ -1,0 +1,166 @@
+"""What the answer claims, and what it does not: no winner without an interval, above the noise, with the scale."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.report.model.comparison import Comparison
+from ecrl_cli.report.text.claims import claims, noise, sentences, winner
+from ecrl_cli.report.text.summary import answer
+from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, judged, make_run, make_sweep, timed
+
+
+@pytest.fixture(scope="module")
+def clear(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Two suites in which overlapped beats blocking by a quarter, every time; nobody changes it."""
+    return full_sweep(tmp_path_factory.mktemp("clear"))
+
+
+def walls(folder: Path, overlapped: tuple[float, float, float], names: tuple[str, ...] = ("ref", "ref2", "blk", "ovl")) -> Comparison:
+    """One suite: blocking takes 20 s with each seed, overlapped as given, the references 10 s and up to 1% more."""
+    full_sweep(folder, suites=("one",), names=names)
+    for seed, ovl in zip(SEEDS, overlapped, strict=True):
+        timed(folder / f"one-blk-s{seed}", 20.0)
+        timed(folder / f"one-ovl-s{seed}", ovl)
+    return compared(folder)
+
+
+def test_a_clear_winner_is_named_with_its_numbers(clear: Comparison) -> None:
+    said = answer(clear)
+    assert said.headline == "Overlapped beats blocking: goodput of ovl is +25.0% against blk. Every recovery was judged valid" and said.tone == "good"
+    (first, *_) = sentences(clear)
+    assert first.startswith(
+        "Overlapped wins: goodput of ovl against blk is +25.0% (mean of ratios, 95% +25.0% to +25.0%, 6 pairs of 2 suites and 3 seeds;"
+    )
+    assert "ratio of means +25.0%; 6 up, 0 down; on the published clock +25.0%), scale smoke; above the noise floor of 1.2%." in first
+
+
+def test_a_slower_overlap_loses(tmp_path: Path) -> None:
+    shown = walls(tmp_path, (25.0, 25.1, 24.9))
+    assert winner(shown).startswith("Blocking beats overlapped: goodput of ovl is -20.0%") and sentences(shown)[0].startswith("Blocking wins: ")
+
+
+@pytest.mark.parametrize(
+    ("overlapped", "why"),
+    [
+        ((16.0, 20.5, 24.0), "the interval includes zero"),
+        ((19.88, 19.90, 19.89), "the interval reaches into the noise floor of 2.9%"),
+    ],
+)
+def test_no_winner_within_the_noise_or_around_zero(tmp_path: Path, overlapped: tuple[float, float, float], why: str) -> None:
+    shown = walls(tmp_path, overlapped)
+    assert winner(shown) == "Overlapped and blocking are not told apart"
+    assert sentences(shown)[0].startswith("Overlapped and blocking are not told apart: ") and sentences(shown)[0].endswith(f"{why}.")
+    assert "wins" not in " ".join(answer(shown).sentences) and "beats" not in answer(shown).headline
+
+
+def test_without_an_a_a_arm_the_answer_says_so(tmp_path: Path) -> None:
+    shown = walls(tmp_path, (16.0, 16.1, 16.2), names=("ref", "blk", "ovl"))
+    assert "Overlapped wins" in sentences(shown)[0] and "no A/A arm: add variant=...,ref2" in sentences(shown)[0]
+    assert noise(shown) == "How far equal runs lie apart here was not measured: add variant=...,ref2."
+
+
+def test_without_clean_the_price_of_checkpoints_is_unknown(tmp_path: Path, clear: Comparison) -> None:
+    shown = walls(tmp_path, (16.0, 16.1, 16.2))
+    assert any("was not measured: ref saves too, in blocking mode" in sentence for sentence in sentences(shown))
+    (priced,) = [sentence for sentence in sentences(clear) if sentence.startswith("Checkpoints alone")]
+    assert priced.startswith("Checkpoints alone cost goodput: ref against clean -20.0%")
+
+
+def test_failures_have_a_price_and_the_noise_a_size(clear: Comparison) -> None:
+    text = " ".join(sentences(clear))
+    assert "Failures alone cost goodput: blk against ref -50.0%" in text
+    assert "Failures and overlapping together cost goodput: ovl against ref -37.5%" in text
+    assert "A restart takes" in text and "(24 restarts, scale smoke)" in text
+    assert "of stall that ovl saves against blk in a run" in text and "come back as wall time, scale smoke." in text
+    assert re.search(r"Of [0-9.]+ m?s \(95% .* to .*\) of stall that ovl saves .*, [0-9.]+ s \(95% .*\) \([0-9.]+%, BCa .*\) come back", text)
+    assert noise(clear).startswith(
+        "The noise floor: ref2 and ref differ by up to 1.0% in goodput (6 pairs, 6 of 6 ended bit for bit alike) and equal runs"
+    )
+
+
+def test_wall_time_that_may_be_none_is_not_called_saved(tmp_path: Path) -> None:
+    text = " ".join(sentences(walls(tmp_path, (16.0, 20.5, 24.0))))
+    assert "of wall time come back: not told apart from none, scale smoke." in text and "come back as wall time" not in text
+
+
+def crossed(folder: Path) -> Comparison:
+    """Two suites: overlapping is a fifth faster in the first, a quarter slower in the second."""
+    full_sweep(folder)
+    for suite, wall in (("one", 16.0), ("two", 25.0)):
+        for number, seed in enumerate(SEEDS):
+            timed(folder / f"{suite}-blk-s{seed}", 20.0 + number)
+            timed(folder / f"{suite}-ovl-s{seed}", wall * (1 + number / 20))
+    for suite in ("one", "two"):
+        for variant in ("ref", "ref2"):
+            for seed in SEEDS:
+                timed(folder / f"{suite}-{variant}-s{seed}", 10.0)
+    return compared(folder)
+
+
+def test_no_pooled_winner_hides_that_the_suites_disagree(tmp_path: Path) -> None:
+    shown = crossed(tmp_path)
+    assert winner(shown) == "Of 2 suites overlapped wins in 1, blocking in 1; in 0 they are not told apart"
+    text = " ".join(sentences(shown))
+    assert "Overlapped wins: goodput of ovl against blk in one is +25.0%" in text
+    assert "Blocking wins: goodput of ovl against blk in two is -20.0%" in text
+
+
+def test_suites_of_two_machines_have_an_answer_each(tmp_path: Path) -> None:
+    full_sweep(tmp_path)
+    for run in tmp_path.glob("two-*"):
+        edit(RunLayout(run).environment, cpu={"model": "another", "logical": 2})
+    shown = compared(tmp_path)
+    assert winner(shown) == "Of 2 suites overlapped wins in 2, blocking in 0; in 0 they are not told apart"
+    text = " ".join(answer(shown).sentences)
+    assert "The suites are not pooled: two has another cpu than one." in text and "A restart in two takes " in text
+    assert not any("6 pairs" in sentence for sentence in sentences(shown))
+
+
+def test_one_seed_has_no_winner(tmp_path: Path) -> None:
+    make_sweep(tmp_path, arms())
+    shown = compared(tmp_path)
+    said = answer(shown)
+    assert winner(shown) == "" and said.headline == "Every recovery was judged valid"
+    assert any(sentence.startswith("Goodput of ovl is ") and sentence.endswith("above blk, scale smoke.") for sentence in said.sentences)
+    assert not any("wins" in sentence for sentence in said.sentences)
+
+
+def test_what_failed_a_gate_has_no_winner(tmp_path: Path) -> None:
+    made = [Plan(**{**vars(plan), "verdict": "invalid" if plan.variant == "ovl" else "valid"}) for plan in full_plans("one")]
+    make_sweep(tmp_path, made)
+    said = answer(compared(tmp_path))
+    assert said.tone == "bad" and "broke a promise" in said.headline
+    assert not any("wins" in sentence or "told apart" in sentence for sentence in said.sentences)
+
+
+def test_many_settings_are_counted(tmp_path: Path) -> None:
+    for every in (5, 6, 10, 12):
+        for seed in SEEDS:
+            for variant, strategy, wall in (("blk", "blocking", 20.0), ("ovl", "overlapped", 16.0 if every < 12 else 24.0)):
+                name = tmp_path / f"{variant}-{every}-{seed}"
+                make_run(name, Plan(variant, seed=seed, every=every, strategy=strategy))
+                timed(name, wall)
+    shown = compared(tmp_path)
+    assert len(claims(shown, "ovl", "blk")) == 4
+    assert winner(shown) == "Of 4 settings overlapped wins in 3, blocking in 1; in 0 they are not told apart"
+    assert "from -16.7% (ovl checkpoint.every=12) to +25.0% (ovl checkpoint.every=" in sentences(shown)[0]
+
+
+def test_a_recovery_that_was_held_against_nothing_is_not_called_valid(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    full_sweep(folder, suites=("one",))
+    for run in folder.glob("one-blk-*"):
+        document = json.loads(RunLayout(run).verdict.read_text())
+        for finding in document["findings"]:
+            finding["status"] = "not checked" if finding["promise"] == "same-trajectory" else finding["status"]
+        judged(RunLayout(run), document)
+    said = answer(compared(folder))
+    assert "Every run was judged valid, the trajectory of 3 of 6 recovered runs was not checked" in said.headline
+    told = [sentence for sentence in said.sentences if "not checked, because nothing could be held against" in sentence]
+    assert told and " 3 promises not checked" in told[0], said.sentences

@@ -1,0 +1,95 @@
+"""Plain lines for logs, one bar on a terminal, no thread in either."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.events import Attempt, SupervisorRecord
+from ecrl_cli.records.messages import Progress
+from ecrl_cli.supervision.console import UI, LiveUI, PlainUI, _say
+
+DIED = Attempt(0, 2, signal=9, rank=1, outcome="died", last_step=42)
+RECORD = SupervisorRecord(1, "r", 100, "completed", 1, (DIED,), (), "target reached")
+
+
+def live_a_run(ui: UI) -> None:
+    ui.launched(LaunchOrder(0, 2, 0, None, 0, ()))
+    for step in range(1, 43):
+        ui.progress(Progress(step, "training", 0.0, 1 / step))
+    ui.died(DIED, "rank 1 was killed by signal 9")
+    ui.launched(LaunchOrder(1, 2, 40, None, 42, ()))
+    for step in range(41, 101):
+        ui.progress(Progress(step, "training", 0.0, 1 / step))
+    ui.progress(Progress(100, "done", 0.0))
+    ui.ended(RECORD)
+    ui.close()
+
+
+def test_plain_lines_tell_start_progress_failure_restart_and_end() -> None:
+    said: list[str] = []
+    live_a_run(PlainUI("cell", 100, said.append))
+    assert said[0] == "cell: attempt 0: 2 ranks from the beginning, target step 100"
+    assert "cell: attempt 0 ended at step 42: rank 1 was killed by signal 9" in said
+    assert "cell: restart, attempt 1: 2 ranks from step 40, target step 100" in said
+    assert said[-1] == "cell: completed after 1 restarts: target reached"
+    assert [line for line in said if "/100" in line][:2] == ["cell: step 10/100, loss 0.1000", "cell: step 20/100, loss 0.0500"]
+    assert len([line for line in said if "/100" in line]) == 10
+
+
+def test_a_change_of_size_is_told_and_is_no_restart() -> None:
+    said: list[str] = []
+    text = io.StringIO()
+    for ui in (PlainUI("cell", 100, said.append), LiveUI("cell", 100, Console(file=text, force_terminal=True, width=150))):
+        ui.resized(Attempt(0, 2, outcome="resized", last_step=40))
+        ui.launched(LaunchOrder(1, 1, 40, None, 40, ()))
+        ui.died(DIED, "rank 0 was killed by signal 9")
+        ui.launched(LaunchOrder(2, 1, 40, None, 42, ()))
+        ui.close()
+    assert said[0] == "cell: resized, attempt 1: 1 ranks from step 40, target step 100"
+    assert said[2] == "cell: restart, attempt 2: 1 ranks from step 40, target step 100"
+    assert "0 restarts | launching" in text.getvalue() and "1 restarts | restarting" in text.getvalue()
+
+
+def test_what_a_person_should_know_is_one_line() -> None:
+    said: list[str] = []
+    text = io.StringIO()
+    for ui in (PlainUI("cell", 100, said.append), LiveUI("cell", 100, Console(file=text, force_terminal=True, width=150))):
+        ui.note("rank 1 holds the others up")
+        ui.close()
+    assert said == ["cell: rank 1 holds the others up"]
+    assert "cell: rank 1 holds the others up" in text.getvalue()
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_terminal_that_has_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=150)
+    ui = LiveUI("cell", 100, console)
+    console.file = Gone()
+    live_a_run(ui)
+    monkeypatch.setattr("sys.stderr", Gone())
+    live_a_run(PlainUI("cell", 100, _say))
+
+
+def test_the_bar_shows_step_loss_goodput_restarts_and_state_without_a_thread() -> None:
+    text = io.StringIO()
+    before = threading.active_count()
+    ui = LiveUI("cell", 100, Console(file=text, force_terminal=True, width=150))
+    ui.launched(LaunchOrder(0, 2, 0, None, 0, ()))
+    ui.progress(Progress(42, "saving", 0.0, 0.25))
+    assert threading.active_count() == before
+    ui.died(DIED, "rank 1 was killed by signal 9")
+    ui.launched(LaunchOrder(1, 2, 40, None, 42, ()))
+    ui.ended(RECORD)
+    ui.close()
+    shown = text.getvalue()
+    for word in ("42/100", "loss 0.2500", "steps/s", "saving", "rank 1 was killed by signal 9", "restarting", "1 restarts", "completed"):
+        assert word in shown
