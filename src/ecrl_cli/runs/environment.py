@@ -15,7 +15,7 @@ import psutil
 from ecrl_cli import __version__
 from ecrl_cli.records.source_code import source_sha256
 
-PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "safetensors", "scikit-learn")
+PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "safetensors")
 
 
 def environment(run_dir: Path) -> dict[str, Any]:
