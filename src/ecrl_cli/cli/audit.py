@@ -92,9 +92,11 @@ def _answer(verdict: AuditVerdict, folder: Path, as_json: bool) -> None:
 
 def _compare_states(paths: list[Path]) -> int:
     from ecrl_cli.audit.states import compare_states
+    from ecrl_cli.config.machine import check_torch
 
     if len(paths) != 2:
         raise ConfigError("--state", f"compares two states, got {len(paths)}", "ecrl audit --state A.pt B.pt")
+    check_torch()
     lines, equal = compare_states(*paths)
     out("\n".join(lines))
     return 0 if equal else 1

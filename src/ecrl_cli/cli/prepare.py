@@ -12,7 +12,7 @@ from ecrl_cli.cli.launcher_settings import check_engine, check_shape, chosen
 from ecrl_cli.config.elastic import common_multiple
 from ecrl_cli.config.estimates import human_seconds, seconds
 from ecrl_cli.config.identity import run_name
-from ecrl_cli.config.machine import check_machine, visible_gpus
+from ecrl_cli.config.machine import check_machine, check_torch, visible_gpus
 from ecrl_cli.config.schema import DatasetConfig, RunConfig
 from ecrl_cli.data.preflight import known_size
 from ecrl_cli.data.preflight import prepare as prepare_data
@@ -68,6 +68,8 @@ def prepare(arguments: Arguments, say: Say) -> Plan:
     plan = _check_agreement(plan, arguments, say)
     if arguments.show:  # to look at a configuration needs no data, and must not download any
         return plan
+    if engine != "submitit_slurm":
+        check_torch()
     _check_data([cell.config for cell in grid.cells], say)
     return plan
 

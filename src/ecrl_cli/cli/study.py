@@ -18,6 +18,7 @@ from ecrl_cli.cli.compose import compose, expand, initialized, search_override, 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.keys import did_you_mean
+from ecrl_cli.config.machine import check_torch
 from ecrl_cli.config.studies import STUDIES
 from ecrl_cli.config.study import StudyConfig, build_study, study_id, study_name
 from ecrl_cli.errors import ConfigError, shown
@@ -37,6 +38,7 @@ def study(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
     if arguments.show:
         sys.stdout.write(json.dumps([encode(config) for config in configs], indent=2) + "\n")
         return 0
+    check_torch()
     places = _places(configs, swept=len(configs) > 1 or arguments.multirun)
     # Here and not above: scipy and pandas take a second that bad input need not wait for.
     from ecrl_cli.studies.frame.runner import check_folder, replay, run_study

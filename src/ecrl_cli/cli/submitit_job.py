@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from ecrl_cli.cli.console import say
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.config.machine import check_machine
+from ecrl_cli.config.machine import check_machine, check_torch
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RunHeld
 from ecrl_cli.records.journal import read_json
@@ -66,6 +66,7 @@ def attend(layout: RunLayout, config: RunConfig) -> RunResult:
 def _run(layout: RunLayout, config: RunConfig) -> RunResult:
     launchers = Launchers()
     try:
+        check_torch()
         check_machine(config)
         return run(config, layout.root, Desk(say, launchers))
     except (EcrlError, OSError) as error:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ecrl_cli.config.machine import check_torch
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.verify.reference import References
 
@@ -28,6 +29,8 @@ def train_references(runs: Sequence[Path], known: References) -> int:
         for folder in runs:
             try:
                 due = required(folder, known)
+                if not isinstance(due, str):
+                    check_torch()
             except (EcrlError, OSError) as error:
                 _say(f"{folder}: no reference is trained ({error.line() if isinstance(error, EcrlError) else error.strerror})")
                 continue

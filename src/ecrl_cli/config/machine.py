@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-from importlib import metadata
+import sys
+from importlib import machinery, metadata, util
 from pathlib import Path
 
 from ecrl_cli.config.elastic import sizes
@@ -30,6 +31,20 @@ def check_machine(config: RunConfig) -> None:
         _check_port(config.supervision.master_port)
     if config.checkpoint.strategy in BACKGROUND:
         _check_memory(config)
+
+
+def check_torch() -> None:
+    """ConfigError where torch is missing or no build of this Python's, without importing it (a second or two). Nothing can train then; without this
+    question each attempt would start only to fail."""
+    try:
+        found = util.find_spec("torch")
+    except ImportError:
+        found = None
+    folders = [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
+    if not any((folder / f"_C{suffix}").is_file() for folder in folders for suffix in machinery.EXTENSION_SUFFIXES):
+        what = f"what lies in {folders[0]} is no torch for this Python" if folders else "is not installed"
+        remedy = f"{sys.executable} -m pip install torch torchvision (verify, report and `audit DIR` do without)"
+        raise ConfigError("torch", f"{what}: it cannot be imported", remedy)
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> int:
