@@ -97,7 +97,7 @@ def test_every_data_set_gives_batches_that_a_model_learns_from(name: str, augmen
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
-    """Against digests of what `sklearn.datasets.load_digits` of scikit-learn 1.9.1 returned, and of what ranks were served while it was read there."""
+    """Against digests of what `load_digits` of scikit-learn 1.9.1 returned, and of what ranks were served while it was read there."""
     dataset = build_dataset(DatasetConfig())
     pixels, labels = everything(dataset)
     assert hashlib.sha256(pixels.tobytes()).hexdigest() == "8f26b2bd9d135c256808f68f14fdabddde6d9c7f869ae419704b051f0f14b3b3"
