@@ -4,7 +4,7 @@ VENV := .venv
 ECRL := $(VENV)/bin/ecrl
 READY := $(VENV)/.installed
 OUT ?= outputs/quickstart
-STUDIES ?= write-latency,crash-points,power-loss,corruption,io-errors,disk-timeline,writers,hangs,signals,hostile,compat,recovery-overhead,store-soak,failures,elastic,live-recovery
+STUDIES ?= all
 
 .PHONY: help quickstart install test test-capabilities test-environments test-slow check bench studies soak clean
 

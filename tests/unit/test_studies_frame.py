@@ -15,7 +15,7 @@ import pytest
 from ecrl_cli.cli.main import main
 from ecrl_cli.config.studies import Corruption, WriteLatency
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.errors import EcrlError, RecordError, RunDirectoryError, Stopped
+from ecrl_cli.errors import ConfigError, EcrlError, RecordError, RunDirectoryError, Stopped
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.studies.frame import registry
@@ -61,7 +61,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
     made = type("MyToy", (Toy,), {"ran": []})
     monkeypatch.setattr(registry, "make_study", made)
     for module in ("runner", "pool"):
-        monkeypatch.setattr(f"ecrl_cli.studies.{module}.make_study", made)
+        monkeypatch.setattr(f"ecrl_cli.studies.frame.{module}.make_study", made)
     return made
 
 
@@ -251,6 +251,33 @@ def test_bad_input_is_one_line_and_writes_nothing(
     line = capsys.readouterr().err
     assert said in line and line.count("\n") == 1 and line.startswith("ecrl: error: E-")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_study_of_the_registry_is_listed_and_is_one_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Studies\n")[2].partition("Examples")[0]
+    assert [line.split()[0] for line in listed.splitlines() if line] == [*registry.names(), "all"]
+    assert all(len(line.split()) > 1 for line in listed.splitlines() if line), "a study's YAML begins with a comment that says what it does"
+    assert main(["study", "study=all", "seed=3", "--cfg", "job"]) == 0
+    assert [(each["study"]["name"], each["seed"]) for each in json.loads(capsys.readouterr().out)] == [(name, 3) for name in registry.names()]
+    assert main(["study", "study=all,corruption"]) == 2
+
+
+def test_a_study_that_cannot_run_does_not_keep_the_others_from_it(
+    tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(study: Toy) -> list[Trial]:
+        if study.setting.config.name == "compat":
+            raise ConfigError("study", "needs what is not here", "")
+        return [Trial("toy/0")]
+
+    monkeypatch.setattr(toy, "plan", refuse)
+    assert main(["study", "study=compat,hangs", "run_dir=both"]) == 2
+    said = capsys.readouterr().err
+    assert "compat: error: E-config study: needs what is not here" in said and "hangs: 1 trials" in said
+    assert sorted(path.name[:5] for path in (tmp_path / "both").iterdir() if (path / "result.json").exists()) == ["hangs"]
 
 
 def test_the_real_command_sweeps_and_answers_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

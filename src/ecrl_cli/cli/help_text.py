@@ -125,22 +125,14 @@ Runs an experiment that is no training run, at its published number of trials. S
 `ecrl report DIR` shows its tables and figures.
 
 Studies
-  write-latency    how long a save takes in each write mode
-  crash-points     the writer is killed at every point of the protocol
-  power-loss       every state that a power loss may leave, then real file systems cut off
-  corruption       one damage per committed checkpoint; which layer sees it
-  io-errors        the n-th file call fails, for every n, in every way
-  disk-timeline    disk activity while checkpoints are written
-  writers          two writers on one folder, clocks that jump
-  hangs            ranks, writer and launcher that stand still, die or wake up late
-  signals          what asks a run to stop, in every phase
-  hostile          checkpoints that an adversary prepared
-  compat           checkpoints of every format version
+{studies}
+  all                  each of them, one after the other
 
 Examples
   ecrl study study=crash-points
   ecrl study study=corruption study.trials=1000 seed=7
   ecrl study -m study=write-latency,crash-points seed=1,2
+  ecrl study study=all run_dir=outputs/studies
   ecrl study study=corruption trial=KEY      one trial alone, by its key in trials.jsonl
   ecrl study study=write-latency --cfg job   every key and its default
 

@@ -52,7 +52,7 @@ def _dispatch(words: list[str], debug: bool) -> int:
     _refuse_unknown_verb(words[0])
     own = rest[: rest.index("--")] if "--" in rest else rest  # what stands behind is another command's
     if any(word in _HELP_FLAGS for word in own):
-        sys.stdout.write(_train_help() if verb == "train" else HELP[verb])
+        sys.stdout.write({"train": _train_help, "study": _study_help}.get(verb, lambda: HELP[verb])())
         return 0
     return _VERBS[verb](rest, debug)
 
@@ -68,6 +68,13 @@ def _train_help() -> str:
 
     options = "\n".join(f"  {name:<14} {', '.join(found)}" for name, found in groups([conf_dir()]).items())
     return HELP["train"].replace("{groups}", options)
+
+
+def _study_help() -> str:
+    from ecrl_cli.config.conf_paths import conf_dir, summary
+    from ecrl_cli.studies.frame.registry import names
+
+    return HELP["study"].replace("{studies}", "\n".join(f"  {name:<20} {summary(conf_dir(), 'study', name)}".rstrip() for name in names()))
 
 
 def _hear_interrupt() -> None:

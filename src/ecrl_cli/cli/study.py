@@ -13,7 +13,7 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 
-from ecrl_cli.cli.arguments import Arguments, parse, values
+from ecrl_cli.cli.arguments import Arguments, parse, read_overrides, values
 from ecrl_cli.cli.compose import compose, expand, initialized, search_override, user_folders
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.conf_paths import conf_dir, groups
@@ -21,9 +21,11 @@ from ecrl_cli.config.keys import did_you_mean
 from ecrl_cli.config.machine import check_torch
 from ecrl_cli.config.studies import STUDIES
 from ecrl_cli.config.study import StudyConfig, build_study, study_id, study_name
-from ecrl_cli.errors import ConfigError, shown
+from ecrl_cli.errors import ConfigError, EcrlError, shown
+from ecrl_cli.studies.frame.registry import names
 
 PRIMARY = "study"
+ALL = "all"
 _AROUND = tuple(f.name for f in dataclasses.fields(StudyConfig))
 _WORST_FIRST = (130, 143, 1, 5, 2, 3, 0)
 
@@ -50,12 +52,18 @@ def study(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
         check_folder(config, place)
     codes: dict[str, int] = {}
     for config, place in zip(configs, places, strict=True):
-        codes[str(place)] = run_study(config, place, say)
+        try:
+            codes[str(place)] = run_study(config, place, say)
+        except EcrlError as error:  # one that cannot run here does not keep the others from it
+            if len(configs) == 1:
+                raise
+            say(f"{config.name}: error: {error.line()}")
+            codes[str(place)] = error.exit_code
         if codes[str(place)] in (130, 143):
             break
     if arguments.json:
         sys.stdout.write(json.dumps({place: _result(Path(place)) | {"exit_code": code} for place, code in codes.items()}, indent=2) + "\n")
-    return next(code for code in _WORST_FIRST if code in codes.values())
+    return next((code for code in _WORST_FIRST if code in codes.values()), max(codes.values()))
 
 
 def _result(place: Path) -> dict[str, object]:
@@ -66,14 +74,22 @@ def _result(place: Path) -> dict[str, object]:
 
 def _configs(arguments: Arguments) -> list[StudyConfig]:
     known = groups([conf_dir(), *user_folders(arguments.search)]).get("study", [])
-    _check(arguments.overrides, known)
+    overrides = _with_all_named(arguments.overrides, known)
+    _check(overrides, known)
     with initialized(PRIMARY):
-        jobs = expand([override.input_line or "" for override in arguments.overrides])
+        jobs = expand([override.input_line or "" for override in overrides])
         configs = [build_study(compose(PRIMARY, [*job, *search_override(arguments.search)])) for job in jobs]
     names = [study_name(config) for config in configs]
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError("sweep", f"study {repeated} comes up twice", "look for a value that is listed twice")
     return configs
+
+
+def _with_all_named(overrides: Iterable[Override], options: list[str]) -> list[Override]:
+    """`study=all` as the names of all studies."""
+    every = [name for name in names() if name in options]  # one of an installed package has its YAML in a --config-dir
+    every_study = read_overrides([f"study={','.join(every)}"])
+    return [each for o in overrides for each in (every_study if o.key_or_group == PRIMARY and values(o) == [ALL] else [o])]
 
 
 def _check(overrides: Iterable[Override], options: list[str]) -> None:

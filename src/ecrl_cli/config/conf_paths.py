@@ -20,3 +20,12 @@ def groups(folders: list[Path]) -> dict[str, list[str]]:
         for group in (path for path in folder.iterdir() if path.is_dir()):
             found.setdefault(group.name, set()).update(file.stem for file in group.glob("*.y*ml"))
     return {name: sorted(options) for name, options in sorted(found.items()) if options}
+
+
+def summary(folder: Path, group: str, option: str) -> str:
+    """The first sentence of the comment that an option's file begins with; empty where it has none."""
+    try:
+        first = (folder / group / f"{option}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+    except OSError:
+        return ""
+    return first.removeprefix("#").strip().partition(". ")[0].rstrip(".") if first.startswith("#") else ""

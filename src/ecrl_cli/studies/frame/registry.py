@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ecrl_cli.config.registry import Registry
-from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.frame.study import Setting, Study
+
+if TYPE_CHECKING:  # the names alone are wanted by `ecrl study --help`
+    from ecrl_cli.config.study import StudyConfig
+    from ecrl_cli.studies.frame.study import Setting, Study
 
 # Each names a `make(setting) -> Study`.
 _STUDIES = Registry(
@@ -34,6 +36,11 @@ _STUDIES = Registry(
 )
 # Timing suffers from a neighbour; these run one trial at a time.
 _ALONE = ("write-latency", "disk-timeline", "hangs", "signals")
+
+
+def names() -> tuple[str, ...]:
+    """All studies: ours, then those of installed packages."""
+    return _STUDIES.names()
 
 
 def make_study(setting: Setting) -> Study:
