@@ -35,7 +35,7 @@ from bench.runs import deaths, machine, train
 
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import timeline
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 
 ARMS = ("rollback", "forward", "mem", "spares", "blk")
 GOAL = 0.95
@@ -105,7 +105,7 @@ def measure(run_dir: Path, shape: Shape, variant: str) -> Found:
         interrupted_s=sum(each.interrupted_s for each in died),
         back_s=tuple(each.back_s for each in died),
         seconds=account.seconds,
-        verdict=judge(run_dir).status,
+        verdict=verify_run(run_dir).status,
     )
 
 

@@ -30,7 +30,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from bench.stall import WORLD, Bench, begun, median_ratio, memory_copy, writer_of
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
 from ecrl_cli.checkpoint.strategies.factory import make_in_memory, make_strategy
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
@@ -53,7 +53,7 @@ def strategy_of(bench: Bench, root: Path, name: str) -> Strategy:
     layout = RunLayout(root / name)
     clock = SpanClock(Journal(layout.attempt(0).spans(bench.rank)), 0, monotonic(), "compute")
     if name == "in_memory":
-        made = make_in_memory(config_of(name), bench.pack, layout, 0, clock, Snapshots.create())
+        made = make_in_memory(config_of(name), bench.pack, layout, 0, clock, SnapshotPair.create())
     else:
         made = make_strategy(config_of(name), bench.pack, layout, 0, clock)
     made.prepare()
@@ -65,7 +65,7 @@ def segment(bench: Bench, name: str, strategy: Strategy, steps: int) -> None:
     bench.step()
     dist.barrier()
     began = monotonic()
-    strategy.remember(bench.progress())
+    strategy.snapshot(bench.progress())
     strategy.save(bench.progress())
     bench.note(f"stall {name}", monotonic() - began)
     strategy.flush()
@@ -73,7 +73,7 @@ def segment(bench: Bench, name: str, strategy: Strategy, steps: int) -> None:
     for _ in range(steps - 1):
         spent = bench.step()
         began = monotonic()
-        strategy.remember(bench.progress())
+        strategy.snapshot(bench.progress())
         kept = monotonic() - began
         times.append(spent + kept)
         if name == "in_memory":

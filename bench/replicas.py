@@ -31,17 +31,17 @@ from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.models import build as build_model
 from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
-from ecrl_cli.training.replica_allreduce import BetweenRanks, alone
-from ecrl_cli.training.replicas import Contribution, ReplicaLearner
+from ecrl_cli.training.replica_allreduce import ReplicaAllreduce, alone
+from ecrl_cli.training.replicas import ReplicaGradient, ReplicaLearner
 from ecrl_cli.training.session import wrap
-from ecrl_cli.training.train_step import DataParallelLearner, Learner
+from ecrl_cli.training.train_step import DataParallelLearner, TrainStep
 
 CPU = torch.device("cpu")
 REPLICAS = 8
 CONCLUSIVE = 0.05  # how far two identical arms may come apart
 
 
-def learner_of(replicas: int, rank: int, world_size: int, width: int) -> Learner:
+def learner_of(replicas: int, rank: int, world_size: int, width: int) -> TrainStep:
     """The product's learner for so many replicas; 0: plain DDP."""
     torch.manual_seed(1)
     model = build_model(ModelConfig(name="resnet18", width=width), 10, (3, 32, 32))
@@ -61,8 +61,8 @@ def learner_of(replicas: int, rank: int, world_size: int, width: int) -> Learner
         seed=1,
         replicas=replicas,
         owned=owned(replicas, rank, world_size),
-        exchange=BetweenRanks(replicas, rank, world_size) if world_size > 1 else alone,
-        contribution=Contribution(model),
+        exchange=ReplicaAllreduce(replicas, rank, world_size) if world_size > 1 else alone,
+        contribution=ReplicaGradient(model),
     )
 
 
@@ -74,7 +74,7 @@ def batch_of(size: int, rank: int, world_size: int) -> Batch:
     return Batch(x[mine.start : mine.stop], y[mine.start : mine.stop], np.arange(mine.start, mine.stop), "")
 
 
-def segment(learner: Learner, batch: Batch, steps: int) -> float:
+def segment(learner: TrainStep, batch: Batch, steps: int) -> float:
     """Seconds per step, all ranks beginning together."""
     dist.barrier()
     began = monotonic()

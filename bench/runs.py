@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.records.events import Fired, RankLine, Span
+from ecrl_cli.records.events import InjectedFault, RankLine, Span
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 
@@ -32,7 +32,7 @@ class Death:
     """One kill and what came of it, in seconds of one clock. `interrupted_s`: what its victim had done of the step; `back_s`: from the kill to the
     end of the first step that anybody committed behind it."""
 
-    fired: Fired
+    fired: InjectedFault
     interrupted_s: float
     back_s: float
 
@@ -43,13 +43,13 @@ def deaths(records: RunRecords) -> list[Death]:
     return [Death(entry, entry.at - step_began(records, entry), first_line(records, entry).at - entry.at) for entry in fired]
 
 
-def step_began(records: RunRecords, fired: Fired) -> float:
+def step_began(records: RunRecords, fired: InjectedFault) -> float:
     """When the victim began what it was struck in: its last span that is on record ended there. The kill itself where there is none."""
     spans = read_journal(records.layout.attempt(fired.attempt).spans(fired.rank), Span).events
     return max((span.end for span in spans if span.end <= fired.at), default=fired.at)
 
 
-def first_line(records: RunRecords, fired: Fired) -> RankLine:
+def first_line(records: RunRecords, fired: InjectedFault) -> RankLine:
     """The first step that a survivor or a later attempt committed behind the kill."""
     lines = [line for a in records.attempts for rank in a.ranks.values() for line in rank.events]
     return min((line for line in lines if line.at > fired.at), key=lambda line: line.at)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.hashing import workers
-from ecrl_cli.checkpoint.repair.crc_bit_flip import Flip
+from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip
 from ecrl_cli.checkpoint.repair.diagnose import diagnose
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig, scrub
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -130,7 +130,7 @@ def flips(root: Path, count: int) -> dict[str, int]:
     named = 0
     for _ in range(count):
         path = generator.choices(files, sizes)[0]
-        flip = Flip(generator.randrange(path.stat().st_size), generator.randrange(8))
+        flip = BitFlip(generator.randrange(path.stat().st_size), generator.randrange(8))
         turn(path, flip)
         found = diagnose(folder / "step_00000010")
         named += [(one.file, one.flips, one.repairable) for one in found.findings] == [(path.name, (flip,), True)]
@@ -138,7 +138,7 @@ def flips(root: Path, count: int) -> dict[str, int]:
     return {"flipped": count, "named_and_confirmed": named}
 
 
-def turn(path: Path, flip: Flip) -> None:
+def turn(path: Path, flip: BitFlip) -> None:
     with path.open("r+b") as file:
         file.seek(flip.offset)
         (byte,) = file.read(1)

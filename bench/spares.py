@@ -29,7 +29,7 @@ from typing import Any
 from bench.runs import deaths, first_line, machine, train
 
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 
 STEPS, EVERY, DIES_AT, RANKS = 9, 4, 7, 2
 ARMS = ("torchrun", "spares", "zygote", "torchrun_again")
@@ -44,7 +44,7 @@ def ours(run_dir: Path, model: str, batch: int, spares: int) -> dict[str, float]
     workload += [f"world_size={RANKS}", f"target_steps={STEPS}"]
     how = ["supervision=zygote", f"supervision.spares={spares}", f"checkpoint.every={EVERY}", "checkpoint.final=false"]
     records = train(run_dir, *workload, *how, "failure=listed", f"failure.entries=[kill@{DIES_AT}.forward/1:1]")
-    verdict = judge(run_dir).status
+    verdict = verify_run(run_dir).status
     if verdict == "invalid":
         raise RuntimeError(f"{run_dir.name}: {verdict}")
     return parts(records)

@@ -33,8 +33,8 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import resnet18
 
-from ecrl_cli.checkpoint.capture.train_position import Progress
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.strategies.factory import make_strategy
 from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
@@ -62,7 +62,7 @@ class Bench:
     batch: int
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    pack: StatePack
+    pack: TrainState
     seconds: dict[str, list[float]] = field(default_factory=dict)
     global_step: int = 0
 
@@ -84,8 +84,8 @@ class Bench:
     def note(self, name: str, seconds: float) -> None:
         self.seconds.setdefault(name, []).append(seconds)
 
-    def progress(self) -> Progress:
-        return Progress(self.global_step, 0, self.global_step, 1337, "")
+    def progress(self) -> TrainPosition:
+        return TrainPosition(self.global_step, 0, self.global_step, 1337, "")
 
 
 class Sampler:
@@ -236,7 +236,7 @@ def begun(rank: int, root: str, batch: int) -> Bench:
     model = resnet18(num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000)
-    bench = Bench(rank, batch, DistributedDataParallel(model), optimizer, StatePack(model, optimizer, scheduler, None, Sampler(), rank, WORLD))
+    bench = Bench(rank, batch, DistributedDataParallel(model), optimizer, TrainState(model, optimizer, scheduler, None, Sampler(), rank, WORLD))
     bench.step()
     return bench
 

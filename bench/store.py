@@ -30,11 +30,11 @@ import torch.distributed.checkpoint as dcp
 from torchvision.models import resnet50
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.capture.staging_buffer import Slot, Snapshotter
-from ecrl_cli.checkpoint.capture.train_position import Progress
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner, StagingBuffer
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.format.hashing import workers
-from ecrl_cli.checkpoint.format.image import Image, Stamp
+from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta
 from ecrl_cli.checkpoint.format.names import TRAIN
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
@@ -68,7 +68,7 @@ class State:
             parameter.grad = torch.randn_like(parameter)
         self.optimizer.step()
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10_000)
-        self.pack = StatePack(self.model, self.optimizer, scheduler, None, Sampler(), 0, 1)
+        self.pack = TrainState(self.model, self.optimizer, scheduler, None, Sampler(), 0, 1)
 
     def document(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -78,22 +78,22 @@ def group(state: State, root: Path, name: str, *, from_slot: bool = False) -> Ca
     """ECRL's save: the copy into the slot and the commit; with `from_slot` the commit alone, as the background writer does it."""
     store = CheckpointStore(root / name, StoreConfig(keep=2))
     store.claim(0)
-    snapshotter = Snapshotter(state.pack, "")
-    layout = snapshotter.refresh(state.pack.gather(Progress(0, 0, 0, 0, "")))
-    slot = Slot(Memory.create(layout.nbytes), layout, torch.device("cpu"))
+    snapshotter = CapturePlanner(state.pack, "")
+    layout = snapshotter.refresh(state.pack.gather(TrainPosition(0, 0, 0, 0, "")))
+    slot = StagingBuffer(Memory.create(layout.nbytes), layout, torch.device("cpu"))
 
     def save(step: int) -> float:
-        progress = Progress(step, 0, step, 0, "")
+        progress = TrainPosition(step, 0, step, 0, "")
         began = monotonic()
         gathered = state.pack.gather(progress)
         snapshotter.refresh(gathered)
         slot.capture(snapshotter.found)
         train = state.pack.train_document(progress, gathered.line_chain)
         began = monotonic() if from_slot else began
-        image = Image(Stamp(_RUN_ID, step, 0, step, 0, 1), slot.memory.view, layout.parts(step, 0), {TRAIN: train})
+        image = CheckpointImage(CheckpointMeta(_RUN_ID, step, 0, step, 0, 1), slot.memory.view, layout.parts(step, 0), {TRAIN: train})
         saved = store.save(image, 0)
         seconds = monotonic() - began
-        store.settle(saved, image)
+        store.update_pointers_and_retire(saved, image)
         return seconds
 
     return save
@@ -178,7 +178,7 @@ def small(root: Path, name: str, mode: WriteMode) -> Callable[[int], float]:
         began = monotonic()
         saved = store.save(image, 0)
         seconds = monotonic() - began
-        store.settle(saved, image)
+        store.update_pointers_and_retire(saved, image)
         return seconds
 
     return save

@@ -23,17 +23,17 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.plan import pending
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import die_with_parent
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import PlannedFailure
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, Left, Standby, Trouble
+from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, RankError, SpareReady
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.launch.zygote_main import HOST, start_store
 from ecrl_cli.supervision.watch import control_server as listening
-from ecrl_cli.supervision.watch.control_server import Connection, Listener
+from ecrl_cli.supervision.watch.control_server import Connection, ControlServer
 from ecrl_cli.training import in_place_session, worker  # noqa: F401
 from ecrl_cli.training.output import print_to
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
@@ -42,7 +42,7 @@ SILENT_S = 60.0  # no case takes as long between two things that happen
 
 
 def main(root: Path, cases: dict[str, Any]) -> None:
-    listening.KINDS.update(left=Left, standby=Standby)
+    listening.KINDS.update(left=LeftAttempt, standby=SpareReady)
     port = start_store()
     for number, (name, case) in enumerate(cases.items()):
         Case(RunLayout(root / name), case, port, number).run()
@@ -55,17 +55,17 @@ class Case:
         self.config = configured(case)
         layout.fired.mkdir(parents=True)
         write_run_config(layout, self.config)
-        self.listener, self.board = Listener(layout), Board.create(self.config.world_size)
+        self.listener, self.board = ControlServer(layout), HeartbeatTable.create(self.config.world_size)
         self.pids: dict[int, int] = {}  # by rank of the running attempt
         self.alive: dict[int, int] = {}  # by descriptor, the process
-        self.left: dict[int, tuple[Left, Connection]] = {}
+        self.left: dict[int, tuple[LeftAttempt, Connection]] = {}
         self.spares: list[Connection] = []
         self.connections: dict[int, Connection] = {}
         self.attempt = 0
 
     def run(self) -> None:
         ranks = range(self.config.world_size)
-        self.open(LaunchOrder(0, len(ranks), 0, None, 0, self.plan))
+        self.open(AttemptSpec(0, len(ranks), 0, None, 0, self.plan))
         self.pids = {rank: self.fork(lambda place=rank: self.rank(place)) for rank in ranks}
         for _ in range(self.config.supervision.spares):
             self.fork(self.spare)
@@ -100,18 +100,18 @@ class Case:
             os.close(fd)
             _, status = os.waitpid(pid, 0)
             for rank in [rank for rank, each in self.pids.items() if each == pid and status]:
-                self.board.bury(rank)
+                self.board.mark_dead(rank)
                 self.left.pop(pid, None)
 
     def take(self, message: Any, connection: Connection) -> None:
         if isinstance(message, Hello):
             connection.answer((self.board.fd,))
-        elif isinstance(message, Left):
+        elif isinstance(message, LeftAttempt):
             self.left[message.pid] = message, connection
-        elif isinstance(message, Standby):
+        elif isinstance(message, SpareReady):
             self.spares.append(self.connections.pop(connection.socket.fileno()))
             self.spare_pids = {**getattr(self, "spare_pids", {}), connection.socket.fileno(): message.pid}
-        elif isinstance(message, Trouble):
+        elif isinstance(message, RankError):
             sys.stderr.write(f"{self.layout.root.name}: {message.text}\n")
 
     def follow(self, living: list[int]) -> None:
@@ -131,7 +131,7 @@ class Case:
         self.attempt += 1
         step, joined = steps.pop(), tuple(new for new, seat in enumerate(seats) if seat[3])
         fired = {int(path.stem) for path in self.layout.fired.iterdir()}
-        order = LaunchOrder(self.attempt, len(seats), step, None, step, pending(self.plan, fired))
+        order = AttemptSpec(self.attempt, len(seats), step, None, step, pending(self.plan, fired))
         order = dataclasses.replace(order, continues=self.attempt - 1, memory="survivors", origins=tuple(seat[0] for seat in seats), joined=joined)
         self.left = {}
         self.open(order)
@@ -144,12 +144,12 @@ class Case:
     def prefix(self) -> str:
         return f"case{self.number}.{self.attempt}"
 
-    def open(self, order: LaunchOrder) -> None:
+    def open(self, order: AttemptSpec) -> None:
         logs = self.layout.attempt(order.attempt)
         logs.folder.mkdir(parents=True)
         write_json(logs.launch, encode(order))
         self.board.clear()
-        self.board.admit(order.world_size)
+        self.board.set_members(order.world_size)
 
     def fork(self, life: Any) -> int:
         parent, pid = os.getpid(), os.fork()

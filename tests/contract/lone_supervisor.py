@@ -10,15 +10,15 @@ from pathlib import Path
 
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
-from ecrl_cli.supervision.watch.attempt_monitor import AttemptWatch
-from ecrl_cli.supervision.watch.control_server import Listener
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor
+from ecrl_cli.supervision.watch.control_server import ControlServer
 from tests.contract.standin import StandinLauncher, pids_of_ranks, spec
 from tests.contract.test_launchers import KINDS, launchers_process
 
 
 def main(kind: str, root: Path) -> None:
     layout = RunLayout(root.resolve())
-    listener = Listener(layout)
+    listener = ControlServer(layout)
     with StopSignals() as stop:
         running = StandinLauncher(KINDS[kind]()).launch(spec(layout))
 
@@ -27,7 +27,7 @@ def main(kind: str, root: Path) -> None:
             sys.stdout.write(" ".join(map(str, pids)) + "\n")
             sys.stdout.flush()
 
-        AttemptWatch(running, 0, listener, stop).run(tell)
+        AttemptMonitor(running, 0, listener, stop).run(tell)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
 
@@ -42,7 +42,7 @@ def scripted(root: Path, *script: dict[int, str]) -> RunLayout:
 
 def spec(layout: RunLayout, world_size: int = 2) -> LaunchSpec:
     layout.attempt(0).folder.mkdir(parents=True)
-    return LaunchSpec(layout, LaunchOrder(0, world_size, 0, None, 0, ()))
+    return LaunchSpec(layout, AttemptSpec(0, world_size, 0, None, 0, ()))
 
 
 def pids_of_ranks(layout: RunLayout, attempt: int = 0) -> list[int]:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ecrl_cli.failures.fault_log import claim
-from ecrl_cli.records.events import Fired
+from ecrl_cli.records.events import InjectedFault
 from ecrl_cli.records.layout import RunLayout
 
 
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> None:
     log.write_text("x" * (number + 1))
     stay = stays[number]
     for index in stay.get("fires", []):
-        claim(RunLayout(root), Fired(index, "kind", 0, 0, 0, 0.0, 0.0))
+        claim(RunLayout(root), InjectedFault(index, "kind", 0, 0, 0, 0.0, 0.0))
     if stay.get("waits"):
         signal.sigwait({signal.SIGTERM})
     if "error" in stay:

@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.records.attempt_spec import LaunchOrder
-from ecrl_cli.records.events import Final, RankLine
+from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.records.events import FinalState, RankLine
 from ecrl_cli.records.journal import Journal, line_of, read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, Left, Standby, Trouble
+from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, RankError, SpareReady
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training.control_client import Control, _connect
 from ecrl_cli.training.heartbeat import Pulse
@@ -45,7 +45,7 @@ def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
         os.kill(os.getppid(), signal.SIGTERM)
         while True:
             signal.pause()
-    connection.sendall(line_of(Standby(os.getpid())))
+    connection.sendall(line_of(SpareReady(os.getpid())))
     (layout.root / f"standby{number}").write_text(str(os.getpid()))
     told = assignment(connection)
     return play(layout, told) if told else 0
@@ -54,7 +54,7 @@ def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
 def play(layout: RunLayout, told: Assignment | None) -> int:
     """Attempt after attempt, until there is nothing more to do."""
     while told:
-        order = decode(LaunchOrder, read_json(layout.attempt(told.attempt).launch))
+        order = decode(AttemptSpec, read_json(layout.attempt(told.attempt).launch))
         control = Control(layout, Hello(told.rank, os.getpid(), told.attempt, 0.0))
         control.attach()
         (layout.attempt(told.attempt).folder / f"pid{told.rank}").write_text(f"{os.getpid()} {told.prefix}")
@@ -67,7 +67,7 @@ def play(layout: RunLayout, told: Assignment | None) -> int:
             time.sleep(0.001)
         if end == "leave,stop":
             os.kill(os.getppid(), signal.SIGTERM)
-        control._socket.sendall(line_of(Left(told.rank, os.getpid(), told.attempt, int(steps), control.board.members)))
+        control._socket.sendall(line_of(LeftAttempt(told.rank, os.getpid(), told.attempt, int(steps), control.board.members)))
         (layout.root / f"left{told.rank}").touch()
         if end == "leave,kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -76,7 +76,7 @@ def play(layout: RunLayout, told: Assignment | None) -> int:
     return 0
 
 
-def step(layout: RunLayout, order: LaunchOrder, told: Assignment, control: Control, last: int, obeys: bool) -> None:
+def step(layout: RunLayout, order: AttemptSpec, told: Assignment, control: Control, last: int, obeys: bool) -> None:
     journal, pulse = Journal(layout.attempt(told.attempt).rank(told.rank)), Pulse(control.board, told.rank)
     for number in range(order.resume_step + 1, last + 1):
         pulse.step(number)
@@ -90,14 +90,14 @@ def finish(end: str, layout: RunLayout, told: Assignment, control: Control) -> i
     if end == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if end == "spoilt":
-        control.trouble(Trouble(told.rank, "the loss is nan", 1, spoilt=True))
+        control.trouble(RankError(told.rank, "the loss is nan", 1, spoilt=True))
         return 1
     if end == "obey":
         return 0
     while end == "hang":
         signal.pause()
     if end == "done":
-        write_json(layout.attempt(told.attempt).final, encode(Final(1, told.attempt, 0.0, 0.0, "", "", "", "", 0.5)))
+        write_json(layout.attempt(told.attempt).final, encode(FinalState(1, told.attempt, 0.0, 0.0, "", "", "", "", 0.5)))
         return 0
     return int(end)
 

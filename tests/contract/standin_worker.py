@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from ecrl_cli.config.codec import encode
-from ecrl_cli.records.events import Final, RankLine
+from ecrl_cli.records.events import FinalState, RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Hello, Progress, Trouble
+from ecrl_cli.records.messages import Hello, Progress, RankError
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training import stack_dump_handler
 from ecrl_cli.training.control_client import Control, die_with_parent
@@ -92,10 +92,10 @@ def finish(end: str, layout: RunLayout, attempt: int, rank: int, control: Contro
     if end.startswith("SIG"):
         os.kill(os.getpid(), signal.Signals[end])
     if end == "trouble":
-        control.trouble(Trouble(rank, "E-dataset dataset: is missing", 2))
+        control.trouble(RankError(rank, "E-dataset dataset: is missing", 2))
         return 2
     if end in ("done", "late"):
-        write_json(layout.attempt(attempt).final, encode(Final(1, attempt, 0.0, 0.0, "", "", "", "", 0.5)))
+        write_json(layout.attempt(attempt).final, encode(FinalState(1, attempt, 0.0, 0.0, "", "", "", "", 0.5)))
         if end == "late":
             os.kill(os.getpid(), signal.SIGKILL)
         return 0

@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ecrl_cli.linux.pdeathsig import die_with_parent
-from ecrl_cli.records.heartbeat_table import Board
-from ecrl_cli.recovery.fault_tolerant_allreduce import Bereaved, Survivors, group_of_one
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
+from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
 from ecrl_cli.recovery.membership import BoardMembership
 from ecrl_cli.supervision.launch.zygote_main import start_store
 
@@ -38,8 +38,8 @@ def main(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run(case: dict[str, Any], number: int, port: int) -> dict[str, Any]:
-    board, results = Board.create(case["ranks"]), {}
-    board.admit(case["ranks"])
+    board, results = HeartbeatTable.create(case["ranks"]), {}
+    board.set_members(case["ranks"])
     members = [start(name, case, board, (port, number)) for name in range(case["ranks"])]
     left: dict[int, Any] = {}
     attempt, seats = 0, dict(enumerate(members))  # by rank of the attempt
@@ -55,7 +55,7 @@ def run(case: dict[str, Any], number: int, port: int) -> dict[str, Any]:
             del living[name]
             _, status = os.waitpid(member.pid, 0)
             if status:
-                board.bury(next(rank for rank, each in seats.items() if each is member))
+                board.mark_dead(next(rank for rank, each in seats.items() if each is member))
                 left.pop(name, None)
             results[str(name)] = json.loads(said) if said else {"signal": os.WTERMSIG(status), "code": os.WEXITSTATUS(status)}
         if living and left.keys() == living.keys():
@@ -63,7 +63,7 @@ def run(case: dict[str, Any], number: int, port: int) -> dict[str, Any]:
             attempt, seats = attempt + 1, dict(enumerate(member for member in seats.values() if member in living.values()))
             left = {}
             board.clear()
-            board.admit(len(seats))
+            board.set_members(len(seats))
             for rank, member in seats.items():
                 os.write(member.told, f"{attempt} {rank} {len(seats)}\n".encode())
     board.close()
@@ -77,7 +77,7 @@ class Member:
     told: int
 
 
-def start(name: int, case: dict[str, Any], board: Board, where: tuple[int, int]) -> Member:
+def start(name: int, case: dict[str, Any], board: HeartbeatTable, where: tuple[int, int]) -> Member:
     said, say = os.pipe()
     hear, told = os.pipe()
     parent = os.getpid()
@@ -100,7 +100,7 @@ def start(name: int, case: dict[str, Any], board: Board, where: tuple[int, int])
 class Trainee:
     """A model with buffers and many small buckets, trained by whoever is left."""
 
-    def __init__(self, name: int, case: dict[str, Any], board: Board, where: tuple[int, int]) -> None:
+    def __init__(self, name: int, case: dict[str, Any], board: HeartbeatTable, where: tuple[int, int]) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.name, self.case, self.board, self.number = name, case, board, where[1]
@@ -125,7 +125,7 @@ class Trainee:
             try:
                 self.attend(attempt, rank, ranks)
                 break
-            except Bereaved:
+            except PeersLost:
                 self.redone += self.peers.redone
                 os.write(say, f"left {self.step}".encode())
                 attempt, rank, ranks = map(int, os.read(hear, 100).split())
@@ -137,7 +137,7 @@ class Trainee:
     def attend(self, attempt: int, rank: int, ranks: int) -> None:
         lossy = self.case.get("lossy", True)
         prefix = f"case{self.number}.{attempt}"
-        self.peers = Survivors(self.store, prefix, rank, BoardMembership(self.board), timedelta(seconds=20), lossy=lossy)
+        self.peers = FaultTolerantGroup(self.store, prefix, rank, BoardMembership(self.board), timedelta(seconds=20), lossy=lossy)
         self.peers.form(ranks)
         while self.step < STEPS:
             self.train(self.step + 1, rank, ranks)
@@ -157,7 +157,7 @@ class Trainee:
         nn.functional.cross_entropy(self.ddp(x[mine]), y[mine]).backward()
         try:
             self.peers.finish(list(self.model.buffers()))
-        except Bereaved:
+        except PeersLost:
             for buffer, value in zip(self.model.buffers(), before, strict=True):
                 buffer.copy_(value)
             raise

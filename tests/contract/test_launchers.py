@@ -16,8 +16,8 @@ from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch.launcher import Launcher, RunningAttempt
 from ecrl_cli.supervision.launch.torchrun import TorchrunLauncher, first_failure
 from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
-from ecrl_cli.supervision.watch.attempt_monitor import AttemptWatch, Ended
-from ecrl_cli.supervision.watch.control_server import Listener
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
+from ecrl_cli.supervision.watch.control_server import ControlServer
 from tests.contract.standin import MODULE, PYTHONPATH, REPOSITORY, StandinLauncher, gone, pids_of_ranks, scripted, spec, told_when_gone
 
 KINDS: dict[str, Callable[[], Launcher]] = {"torchrun": TorchrunLauncher, "zygote": lambda: ZygoteLauncher((MODULE,))}
@@ -33,19 +33,19 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[StandinLauncher]:
         made.close()
 
 
-def attempt(launcher: Launcher, layout: RunLayout, world_size: int = 2, during: Callable[[RunningAttempt], None] | None = None) -> Ended:
+def attempt(launcher: Launcher, layout: RunLayout, world_size: int = 2, during: Callable[[RunningAttempt], None] | None = None) -> AttemptResult:
     """One attempt to its end. `during` is called once, when every rank that waits for ever is known to wait."""
-    listener = Listener(layout)
+    listener = ControlServer(layout)
     try:
         with StopSignals() as stop:
             running = launcher.launch(spec(layout, world_size))
-            watched = AttemptWatch(running, 0, listener, stop)
+            watched = AttemptMonitor(running, 0, listener, stop)
             return watched.run(lambda progress: during(running) if during else None)
     finally:
         listener.close()
 
 
-def hows(ended: Ended) -> list[tuple[int | None, int | None]]:
+def hows(ended: AttemptResult) -> list[tuple[int | None, int | None]]:
     return [(rank.exit_code, rank.signal) for rank in ended.exits.ranks]
 
 
@@ -163,10 +163,10 @@ def test_nothing_survives_a_killed_supervisor(kind: str, tmp_path: Path) -> None
 
 def test_an_attempt_may_be_ended_twice_and_hears_nobody_afterwards(launcher: Launcher, tmp_path: Path) -> None:
     layout = scripted(tmp_path, {})
-    listener = Listener(layout)
+    listener = ControlServer(layout)
     with StopSignals() as stop:
         running = launcher.launch(spec(layout))
-        ended = AttemptWatch(running, 0, listener, stop).run(lambda progress: os.kill(os.getpid(), signal.SIGINT))
+        ended = AttemptMonitor(running, 0, listener, stop).run(lambda progress: os.kill(os.getpid(), signal.SIGINT))
     listener.close()
     taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]  # the numbers of what was closed
     running.kill()
@@ -178,7 +178,7 @@ def test_an_attempt_may_be_ended_twice_and_hears_nobody_afterwards(launcher: Lau
 
 FAILING_FORK = """
 import errno, os, socket
-from ecrl_cli.supervision import zygote_main
+from ecrl_cli.supervision.launch import zygote_main
 forks, real = [0], os.fork
 def fork():
     forks[0] += 1
@@ -188,7 +188,7 @@ def fork():
 os.fork = fork
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 request = {"world_size": 2, "prefix": "x", "module": "x", "run_dir": "/", "attempt": 0, "output": "/dev/null"}
-zygote_main.fork_ranks(request, zygote_main.Parents(theirs, os.getpid(), 1))
+zygote_main.fork_ranks(request, zygote_main.ZygoteHandles(theirs, os.getpid(), 1))
 """
 
 

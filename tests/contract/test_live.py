@@ -14,7 +14,7 @@ from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import CheckpointConfig, RecoveryConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import NoProgress, Stopped
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
@@ -90,7 +90,7 @@ def test_the_survivors_of_a_death_go_on_as_the_same_processes(launcher: Launcher
     assert (first.outcome, first.rank, first.signal, first.exit_code, first.last_step) == ("survived", 1, 9, None, 40)
     assert (second.continues, second.memory, second.origins, second.joined) == (0, "survivors", (0, 2), ())
     assert (second.resumed_from, second.resumed_from_step, second.world_size, second.outcome) == (None, 40, 2, "completed")
-    told = decode(LaunchOrder, read_json(layout.attempt(1).launch))
+    told = decode(AttemptSpec, read_json(layout.attempt(1).launch))
     assert (told.world_size, told.resume_step, told.continues, told.origins) == (2, 40, 0, (0, 2))
     before, after = pids(layout, 0), pids(layout, 1)
     assert after == {0: before[0], 1: before[2]}

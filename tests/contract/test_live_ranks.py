@@ -20,7 +20,7 @@ from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records import survivor_records
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.survivor_records import LedgerLine
+from ecrl_cli.records.survivor_records import LostSamples
 
 STEPS, BATCH = 6, 48
 BASE: dict[str, Any] = {
@@ -89,10 +89,12 @@ def learned(run: RunRecords) -> dict[tuple[int, int], Any]:
     return {(line.global_step, line.rank): (line.loss, line.sample_ids_hash, line.inputs_hash) for line in lines}
 
 
-def said_in(run: RunRecords) -> list[list[survivor_records.Testimony]]:
+def said_in(run: RunRecords) -> list[list[survivor_records.SurvivorReport]]:
     """By attempt that was left, one of each survivor."""
     logs = [run.layout.attempt(attempt.attempt) for attempt in run.attempts[:-1]]
-    return [[read_journal(path, survivor_records.Testimony).events[0] for path in sorted(each.folder.glob("recovery_rank*.jsonl"))] for each in logs]
+    return [
+        [read_journal(path, survivor_records.SurvivorReport).events[0] for path in sorted(each.folder.glob("recovery_rank*.jsonl"))] for each in logs
+    ]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -140,7 +142,7 @@ def test_the_ledger_names_what_the_dead_had_in_the_step(runs: dict[str, RunRecor
     ranks, dead = FINISHED[name].get("world_size", 3), sorted(entry["rank"] for entry in FINISHED[name]["plan"])
     due = window(epoch_order(1337, 0, run.dataset.size if run.dataset else 0, BATCH), 2, BATCH)
     for each in said:
-        lines = read_journal(logs.ledger(each.rank), LedgerLine).events
+        lines = read_journal(logs.ledger(each.rank), LostSamples).events
         assert {line.ranks: line.samples for line in lines} == {(rank,): tuple(map(int, shard(due, rank, ranks))) for rank in dead}
         assert {(line.global_step, line.effect, line.cause) for line in lines} == {(3, "lost", "lossy_forward")}
         assert all(line.layers == tuple(layer for bucket in each.layers for layer in bucket) for line in lines)

@@ -41,7 +41,7 @@ def config(mode: str) -> StoreConfig:
 
 def commit(store: CheckpointStore, step: int, single: bool, attempt: int = ATTEMPT, seed: int = 1) -> None:
     image = synthetic_image(seed, step, plan(single))
-    store.settle(store.save(image, attempt), image)
+    store.update_pointers_and_retire(store.save(image, attempt), image)
 
 
 def store_with_history(root: Path, mode: str, single: bool) -> CheckpointStore:
@@ -93,7 +93,7 @@ def crash_at(root: Path, mode: str, single: bool, point: str) -> bool:
         image = synthetic_image(1, 40, plan(single))
         saved = store.save(image, ATTEMPT)
         acknowledge()
-        store.settle(saved, image)
+        store.update_pointers_and_retire(saved, image)
 
     acknowledged, killed = in_a_child(work)
     assert killed, f"{point} did not kill"
@@ -156,7 +156,7 @@ def test_two_deaths_in_a_row_at_the_same_step(tmp_path: Path, mode: str, point: 
     crash_at(tmp_path, mode, False, point)
     store = CheckpointStore(tmp_path / "checkpoints", config(mode))
     for rejected in store.newest_valid().rejected:
-        store.set_aside(tmp_path / rejected.path)
+        store.quarantine(tmp_path / rejected.path)
     crash_at(tmp_path, mode, False, point)
     choice = store.newest_valid()
     assert choice.report is not None and choice.report.global_step == 30

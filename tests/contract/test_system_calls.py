@@ -30,11 +30,11 @@ BEGIN, ACKNOWLEDGED, SETTLED = "begin", "acknowledged", "settled"
 SAVER = """
 import json, os, sys
 from pathlib import Path
-from ecrl_cli.checkpoint.guard import GuardConfig
-from ecrl_cli.checkpoint.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.synthetic import RUN_ID, synthetic_image, synthetic_plan
-from ecrl_cli.storage.recording import RecordingFs
-from ecrl_cli.studies.modes import write_mode
+from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
+from ecrl_cli.storage.recording_fs import RecordingFs
+from ecrl_cli.studies.frame.write_modes import write_mode
 
 root, layout, mode = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 fs, plan = RecordingFs(), synthetic_plan(1_500_000, 20_000, single=layout == "single")

@@ -19,7 +19,7 @@ SECONDS, BYTES = 10, 2**30  # of processor time and of addresses: a judgement ta
 JUDGE = """
 import json, resource, sys
 from pathlib import Path
-from ecrl_cli.cli.judging import verify
+from ecrl_cli.cli.verify import verify
 base = resource.getrusage(resource.RUSAGE_SELF).ru_utime
 found = {}
 for sweep in sorted(Path(sys.argv[1]).iterdir()):

@@ -13,7 +13,7 @@ from ecrl_cli.config.schema import CheckpointConfig
 from ecrl_cli.history.load import AttemptRecords, RunRecords, load
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.verify.snapshot_resume import check_recalled
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk
 
@@ -54,7 +54,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
 
 
 def said(records: RunRecords) -> list[str]:
-    notes = Notes("it")
+    notes = FindingBuilder("it")
     case = Case(records)
     for a in case.attempts:
         check_recalled(case, a, notes)

@@ -13,13 +13,13 @@ import pytest
 from ecrl_cli.errors import RunDirectoryError
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.history.load import load
-from ecrl_cli.records.events import Fired
+from ecrl_cli.records.events import InjectedFault
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.verify.disturbance import disturbance, one_pass
 from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.registry import run_checks
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_ref, config_of
 from tests.runs.spoil import at_step, edit_json, edit_lines, line_at, without
 from tests.runs.spoilt import TRAJECTORY, Spoil, attempts
@@ -47,25 +47,28 @@ def found(verdict: Verdict, promise: str) -> Finding:
 
 def test_a_struck_run_that_nobody_vouches_for_is_not_proven(tmp_path: Path) -> None:
     """Every other promise is kept, and the recovery was wrong."""
-    verdict = judge(build_blk(tmp_path, bug_from=12).root)
+    verdict = verify_run(build_blk(tmp_path, bug_from=12).root)
     finding = found(verdict, TRAJECTORY)
     assert (verdict.status, finding.status) == (UNKNOWN, UNKNOWN), render(verdict)
     assert "not proven: no undisturbed run to compare with; `ecrl verify --with-reference blk` runs one" in finding.message
     assert any(text.startswith("disturbed: 2 failures fired, the first in attempt 0") for text in finding.evidence)
     build_ref(tmp_path)
-    assert found(judge(tmp_path / "blk"), TRAJECTORY).status == INVALID
+    assert found(verify_run(tmp_path / "blk"), TRAJECTORY).status == INVALID
 
 
 def test_runs_that_share_the_reference_id_are_named_where_none_is_undisturbed(tmp_path: Path) -> None:
     for name in ("blk", "ovl", "mem"):
         build_blk(tmp_path, name)
-    assert "not proven: mem and 1 more share its reference_id, and none of them is undisturbed" in found(judge(tmp_path / "blk"), TRAJECTORY).message
+    assert (
+        "not proven: mem and 1 more share its reference_id, and none of them is undisturbed"
+        in found(verify_run(tmp_path / "blk"), TRAJECTORY).message
+    )
 
 
 def test_a_death_exactly_on_a_checkpoint_proves_no_more(tmp_path: Path) -> None:
     """Nothing is replayed: no step was done twice."""
     run = RunBuilder(tmp_path / "blk", config_of("blk", "kill", (12,), 1), bug_from=13).build()
-    verdict = judge(run.root)
+    verdict = verify_run(run.root)
     assert verdict.status == UNKNOWN and "not proven" in found(verdict, TRAJECTORY).message
 
 
@@ -79,10 +82,10 @@ def test_a_reference_that_is_itself_not_valid_vouches_for_nobody(sweep: Path) ->
             edit_lines(RunLayout(sweep / "ref").attempt(0).rank(rank), at_step(step, loss=wrong["loss"]))
     final = json.loads(RunLayout(sweep / "buggy").attempt(2).final.read_text())
     edit_json(RunLayout(sweep / "ref").attempt(0).final, lambda there: there | {k: v for k, v in final.items() if "digest" in k or k == "loss"})
-    verdict = judge(sweep / "buggy")
+    verdict = verify_run(sweep / "buggy")
     assert verdict.status == UNKNOWN and verdict.reference == "", render(verdict)
     assert "the reference ref is invalid: Broke promise: " in found(verdict, TRAJECTORY).message
-    assert judge(sweep / "buggy", sweep / "ref").status == UNKNOWN
+    assert verify_run(sweep / "buggy", sweep / "ref").status == UNKNOWN
 
 
 def test_another_seed_under_this_ones_id_is_no_reference(sweep: Path, tmp_path: Path) -> None:
@@ -91,7 +94,7 @@ def test_another_seed_under_this_ones_id_is_no_reference(sweep: Path, tmp_path: 
     wanted = json.loads((sweep / "blk" / "config.json").read_text())["reference_id"]
     other = RunBuilder(sweep / "ref", replace(config_of("ref"), seed=8)).build()
     edit_json(other.config, lambda c: c | {"reference_id": wanted})
-    finding = found(judge(sweep / "blk"), TRAJECTORY)
+    finding = found(verify_run(sweep / "blk"), TRAJECTORY)
     assert finding.status == UNKNOWN and "the reference ref is invalid" in finding.message
 
 
@@ -99,10 +102,10 @@ def test_two_references_that_disagree_prove_nothing_for_a_run_that_equals_one(sw
     clean = RunLayout(sweep / "clean")  # with no checkpoint to contradict it
     edit_json(clean.attempt(0).final, lambda final: final | {"parameters_digest": "0" * 64})
     edit_json(clean.metrics, lambda m: m | {"final": m["final"] | {"parameters_digest": "0" * 64}})
-    finding = found(judge(sweep / "blk"), TRAJECTORY)
+    finding = found(verify_run(sweep / "blk"), TRAJECTORY)
     assert finding.status == UNKNOWN and "the references ref and clean disagree: the final parameters differ" in finding.message
     build_blk(sweep, "buggy", bug_from=22)
-    finding = found(judge(sweep / "buggy"), TRAJECTORY)
+    finding = found(verify_run(sweep / "buggy"), TRAJECTORY)
     assert finding.status == INVALID and "the references ref and clean disagree: the final parameters differ" in finding.evidence
 
 
@@ -111,7 +114,7 @@ def test_a_copy_of_a_reference_is_no_second_witness(sweep: Path, made: Callable[
     shutil.rmtree(sweep / "clean")
     made(sweep / "ref", sweep / "again")
     build_blk(sweep, "buggy", bug_from=22)
-    finding = found(judge(sweep / "buggy"), TRAJECTORY)
+    finding = found(verify_run(sweep / "buggy"), TRAJECTORY)
     assert "noise floor: not known, it takes two undisturbed runs beside this one" in finding.evidence
     assert any(text.endswith("is a copy of a run that was counted: no second witness") for text in finding.evidence)
 
@@ -119,16 +122,16 @@ def test_a_copy_of_a_reference_is_no_second_witness(sweep: Path, made: Callable[
 def test_a_copy_of_the_run_itself_vouches_for_nothing(sweep: Path, tmp_path: Path) -> None:
     alone = Path(shutil.copytree(sweep / "ref", tmp_path / "alone" / "ref"))
     shutil.copytree(alone, alone.parent / "twin")
-    assert found(judge(alone), TRAJECTORY).status == NOT_CHECKED
+    assert found(verify_run(alone), TRAJECTORY).status == NOT_CHECKED
     with pytest.raises(RunDirectoryError):
-        judge(alone, alone.parent / "twin")
+        verify_run(alone, alone.parent / "twin")
 
 
 def test_digests_that_were_asked_for_and_that_the_reference_lacks_are_missed(sweep: Path) -> None:
     for name in ("ref", "clean"):
         shutil.rmtree(sweep / name)
     RunBuilder(sweep / "ref", replace(config_of("ref"), state_digests=True)).build()
-    finding = found(judge(sweep / "blk"), TRAJECTORY)
+    finding = found(verify_run(sweep / "blk"), TRAJECTORY)
     assert finding.status == UNKNOWN and "the reference was to log digests of its state, and has none" in finding.message
 
 
@@ -136,7 +139,7 @@ def test_a_reference_in_the_folder_of_references_is_found(sweep: Path) -> None:
     shutil.rmtree(sweep / "clean")
     (sweep / REFERENCES).mkdir()
     shutil.move(sweep / "ref", sweep / REFERENCES / "digits-ref")
-    verdict = judge(sweep / "blk")
+    verdict = verify_run(sweep / "blk")
     assert (verdict.status, verdict.reference) == (VALID, "references/digits-ref"), render(verdict)
 
 
@@ -145,7 +148,7 @@ def test_each_reference_is_judged_once_for_all_runs(sweep: Path, monkeypatch: py
     monkeypatch.setattr("ecrl_cli.verify.reference.run_checks", lambda case: judged.append(case.run.layout.root.name) or run_checks(case))
     known = References()
     for name in ("blk", "blk", "ref"):
-        judge(sweep / name, None, known)
+        verify_run(sweep / name, None, known)
     assert sorted(judged) == ["clean", "ref"]
 
 
@@ -159,7 +162,7 @@ DISTURBED: dict[str, tuple[Spoil, str]] = {
     "killed when it had completed": (lambda run: attempts(run, lambda a: a[0].update(signal=9)), "attempt 0 completed with exit code 0, signal 9"),
     "went on from memory": (lambda run: attempts(run, lambda a: a[0].update(memory="snapshot", continues=0)), "attempt 0 went on from memory"),
     "a failure fired": (
-        lambda run: claim(run, Fired(0, "slow_rank", 0, 3, 0, 1000.5, 1000.5)),
+        lambda run: claim(run, InjectedFault(0, "slow_rank", 0, 3, 0, 1000.5, 1000.5)),
         "1 failures fired, the first in attempt 0",
     ),
     "logs of an attempt on no record": (lambda run: shutil.copytree(run.attempt(0).folder, run.attempt(1).folder), "attempt 1 left logs"),

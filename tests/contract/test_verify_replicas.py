@@ -15,7 +15,7 @@ from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_resized import said, size_of_attempt
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import SAMPLES, build_replicas, build_replicas_ref
@@ -44,7 +44,7 @@ def run(sweep: Path) -> RunLayout:
 
 
 def test_every_size_is_held_against_any_other(sweep: Path) -> None:
-    verdict = judge(sweep / "replicas")
+    verdict = verify_run(sweep / "replicas")
     assert verdict.status == VALID and verdict.reference == "ref", render(verdict)
     assert "equal to ref in every loss of 24 steps and in the final state" in found(verdict, TRAJECTORY).message
     assert "24 steps, 192 samples in the committed sequence: duplicates 0, missing 0, extra 0" in found(verdict, ONCE).message
@@ -62,7 +62,7 @@ def test_losses_are_by_replica_and_their_mean_is_one_number(sweep: Path) -> None
 
 @pytest.mark.parametrize(("bug_from", "first"), [(9, 9), (13, 13), (22, 22)])
 def test_a_recovery_that_changes_the_trajectory_is_caught_at_every_size(sweep: Path, bug_from: int, first: int) -> None:
-    verdict = judge(build_replicas(sweep, "buggy", bug_from=bug_from).root)
+    verdict = verify_run(build_replicas(sweep, "buggy", bug_from=bug_from).root)
     assert verdict.status == INVALID
     assert any(f"the first differing step is step {first} at the latest, component loss (replica 0" in text for text in said(verdict)), render(
         verdict
@@ -127,14 +127,14 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
 def test_what_breaks_a_promise_is_caught(run: RunLayout, name: str) -> None:
     spoil, promise, words = SPOILT[name]
     spoil(run)
-    verdict = judge(run.root)
+    verdict = verify_run(run.root)
     assert found(verdict, promise).status == INVALID, render(verdict)
     assert any(words in text for text in said(verdict)), render(verdict)
 
 
 def test_a_loss_that_the_reference_lacks_is_unknown(sweep: Path) -> None:
     edit_lines(RunLayout(sweep / "ref").attempt(0).rank(1), lambda line: None if line["global_step"] == 24 else line)
-    finding = found(judge(sweep / "replicas"), TRAJECTORY)
+    finding = found(verify_run(sweep / "replicas"), TRAJECTORY)
     assert finding.status == UNKNOWN and "the reference ref is unknown: Cannot tell: exactly-once - the log ends before step 24" in finding.message
 
 
@@ -142,7 +142,7 @@ def test_ranks_that_come_apart_are_seen_although_there_are_buffers(sweep: Path) 
     run = RunLayout(sweep / "ref")
     for rank in range(2):
         edit_lines(run.attempt(0).rank(rank), lambda line, rank=rank: line | {"state_digest": f"{rank if line['global_step'] == 5 else 0:064x}"})
-    assert any("step 5: ranks [0, 1] do not hold the same state" in text for text in said(judge(run.root)))
+    assert any("step 5: ranks [0, 1] do not hold the same state" in text for text in said(verify_run(run.root)))
 
 
 def test_the_replicas_are_the_contract() -> None:

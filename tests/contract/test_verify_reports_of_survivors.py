@@ -13,7 +13,7 @@ from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.disk_state import on_disk
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
 from tests.runs.spoil import at_step, edit_lines
 from tests.runs.spoilt import ONCE, TIME, Spoil
@@ -82,7 +82,7 @@ def test_what_survivors_say_alike_is_held_against_the_rest(lossy: RunLayout, nam
     spoil, promise, status, words = SPOILT[name]
     spoil(lossy)
     refold(lossy)
-    verdict = judge(lossy.root)
+    verdict = verify_run(lossy.root)
     finding = found(verdict, promise)
     assert finding.status == status, render(verdict)
     assert any(words in text for text in (finding.message, *finding.evidence)), render(verdict)
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_the_same_step_knows_the_state_that_they_took_along(tmp_
     run = SurvivedBuilder(tmp_path / "run", ROLLBACK, (Death(19, spares=1),)).build()
     state = state_of(run, 18) if right else "ab" * 32
     edit_lines(run.attempt(0).testimony(0), lambda line: line | {"state_digest": state, "time": line["time"] + 1e-3})
-    finding = found(judge(run.root), ONCE)
+    finding = found(verify_run(run.root), ONCE)
     assert finding.status == (VALID if right else INVALID), finding
     assert right or "survivors of attempt 0 report another state than the checkpoint of step 18 holds" in finding.message
 
@@ -110,5 +110,5 @@ def test_a_checkpoint_of_the_same_step_knows_the_state_that_they_took_along(tmp_
 def test_a_survivor_need_not_know_of_all_who_died_at_once(lossy: RunLayout) -> None:
     """Ranks 2 and 3 died; who knew of rank 3 alone when it left has said nothing wrong."""
     everyone(alive=[0, 1, 2])(lossy)
-    finding = found(judge(lossy.root), ONCE)
+    finding = found(verify_run(lossy.root), ONCE)
     assert not any("as living" in text for text in (finding.message, *finding.evidence)), finding

@@ -13,7 +13,7 @@ import pytest
 from ecrl_cli.data.order import epoch_order, ids_hash, window
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, Verdict, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import SAMPLES, build_elastic, build_ref, build_unstruck
 from tests.runs.spoil import at_step, edit_json, edit_lines, line_at
@@ -45,11 +45,11 @@ def said(verdict: Verdict) -> list[str]:
 
 
 def trajectory(folder: Path) -> Finding:
-    return found(judge(folder), TRAJECTORY)
+    return found(verify_run(folder), TRAJECTORY)
 
 
 def test_a_run_that_changed_its_size_is_valid_and_equal_to_one_with_the_same_sizes(sweep: Path) -> None:
-    verdict = judge(sweep / "elastic")
+    verdict = verify_run(sweep / "elastic")
     assert verdict.status == VALID, render(verdict)
     assert verdict.reference == "unstruck"
     assert "equal to unstruck in every loss of 24 steps and in the final state" in found(verdict, TRAJECTORY).message
@@ -59,7 +59,7 @@ def test_a_run_that_changed_its_size_is_valid_and_equal_to_one_with_the_same_siz
 
 def test_against_a_constant_size_the_claim_ends_at_the_change_and_the_distance_is_told(sweep: Path) -> None:
     shutil.rmtree(sweep / "unstruck")
-    verdict = judge(sweep / "elastic")
+    verdict = verify_run(sweep / "elastic")
     finding = found(verdict, TRAJECTORY)
     assert verdict.status == finding.status == UNKNOWN and verdict.reference == "ref", render(verdict)
     unproven = "not proven behind step 10: attempt 2 died, attempt 3 went on behind step 12, and ref has as many ranks up to that step only"
@@ -83,16 +83,16 @@ def test_undisturbed_behind_the_change_nothing_is_left_to_prove(sweep: Path) -> 
 
 
 def test_what_changes_its_size_is_no_reference_for_what_does_not(sweep: Path) -> None:
-    verdict = judge(sweep / "ref")
+    verdict = verify_run(sweep / "ref")
     assert verdict.status == VALID and verdict.reference == "", render(verdict)
-    assert judge(sweep / "unstruck").reference == "ref"
+    assert verify_run(sweep / "unstruck").reference == "ref"
 
 
 def test_a_run_alone_is_still_judged(run: RunLayout, tmp_path: Path) -> None:
     alone = Path(shutil.move(run.root, tmp_path / "alone"))
-    assert judge(alone).status == UNKNOWN and {f.promise for f in judge(alone).findings if f.status == UNKNOWN} == {TRAJECTORY}
+    assert verify_run(alone).status == UNKNOWN and {f.promise for f in verify_run(alone).findings if f.status == UNKNOWN} == {TRAJECTORY}
     edit_lines(RunLayout(alone).attempt(1).rank(1), at_step(9, loss=0.5))  # of the rank that left: its chain was carried along
-    assert judge(alone).status == INVALID
+    assert verify_run(alone).status == INVALID
 
 
 @pytest.mark.parametrize(("bug_from", "first"), [(9, 9), (13, 13), (22, 22)])
@@ -199,7 +199,7 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
 def test_a_spoilt_resize_is_caught_by_the_promise_it_broke(run: RunLayout, name: str) -> None:
     spoil, promise, words = SPOILT[name]
     spoil(run)
-    verdict = judge(run.root)
+    verdict = verify_run(run.root)
     assert found(verdict, promise).status == INVALID, render(verdict)
     assert any(words in text for text in said(verdict)), render(verdict)
 
@@ -207,6 +207,6 @@ def test_a_spoilt_resize_is_caught_by_the_promise_it_broke(run: RunLayout, name:
 def test_inputs_that_differ_are_seen_across_world_sizes(sweep: Path, run: RunLayout) -> None:
     shutil.rmtree(sweep / "unstruck")
     edit_lines(run.attempt(2).rank(0), at_step(11, inputs_hash="0" * 64))
-    finding = found(judge(run.root), INPUT)
+    finding = found(verify_run(run.root), INPUT)
     assert finding.status == INVALID
     assert "epoch 1 cursor 0: the inputs of 1 ranks in this run are not those of 2 ranks in the reference" in finding.message

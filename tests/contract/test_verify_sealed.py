@@ -15,7 +15,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.seal import reopen
 from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk, flip
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt_metrics import KEY, OTHER_KEY, SEALED, ask_for_signature, key_file, names_in, seal
@@ -32,7 +32,7 @@ def run(recorded: Path, tmp_path: Path) -> RunLayout:
 
 
 def sealed(run: RunLayout, key: bytes = b"") -> Finding:
-    return next(finding for finding in judge(run.root, None, References(key)).findings if finding.promise == SEALED)
+    return next(finding for finding in verify_run(run.root, None, References(key)).findings if finding.promise == SEALED)
 
 
 def test_every_record_is_under_the_seal(run: RunLayout) -> None:
@@ -108,7 +108,7 @@ def test_what_comes_in_good_faith_does_not_break_it(run: RunLayout, tmp_path: Pa
 def test_a_lost_or_damaged_checkpoint_is_told_by_another_promise(run: RunLayout, spoil) -> None:  # type: ignore[no-untyped-def]
     seal(run)
     spoil(run.checkpoints / "step_00000012")
-    verdict = judge(run.root)
+    verdict = verify_run(run.root)
     assert {f.promise for f in verdict.findings if f.status == INVALID} == {"no-acknowledged-loss"}
 
 

@@ -14,9 +14,9 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.source_code import source_sha256
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.attempts.supervisor_record import RecordKeeper, read_record, with_phases
+from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, read_record, with_phases
 from ecrl_cli.verify.verdict import VALID, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.spoil import edit_json
@@ -65,14 +65,14 @@ def test_attempts_of_other_code_are_named_and_change_no_status(run: RunLayout, c
             session["code"] = code
 
     edit_json(run.supervisor, name)
-    verdict = judge(run.root)
+    verdict = verify_run(run.root)
     finding = found(verdict, RECORDS)
     assert finding.status == VALID, render(verdict)
     assert finding.evidence == ((f"the run went on under other code: {told}",) if told else ())
 
 
 def test_each_session_has_its_code_on_record(tmp_path: Path) -> None:
-    keeper = RecordKeeper(RunLayout(tmp_path), "0" * 64, 8)
+    keeper = SupervisorRecordWriter(RunLayout(tmp_path), "0" * 64, 8)
     keeper.begin()
     keeper.begin()
     assert [session.code for session in keeper.record.sessions] == [source_sha256()] * 2

@@ -12,7 +12,7 @@ from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.runs import builder
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt import attempts
@@ -62,13 +62,13 @@ def assert_kept(verdict: Verdict) -> None:
 
 
 def test_one_that_may_shrink_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = judge(shrunk(tmp_path, monkeypatch, 2, "shrink").root)
+    verdict = verify_run(shrunk(tmp_path, monkeypatch, 2, "shrink").root)
     assert_kept(verdict)
 
 
 @pytest.mark.parametrize(("nodes", "on_node_loss"), [(2, "requeue"), (1, "shrink")])
 def test_one_that_may_not_is_invalid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, on_node_loss: str) -> None:
-    verdict = judge(shrunk(tmp_path, monkeypatch, nodes, on_node_loss).root)
+    verdict = verify_run(shrunk(tmp_path, monkeypatch, nodes, on_node_loss).root)
     assert records(verdict) == INVALID, render(verdict)
 
 
@@ -76,7 +76,7 @@ def test_nobody_may_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     run = shrunk(tmp_path, monkeypatch, 2, "shrink")
     attempts(run, lambda a: a[1].update(world_size=4))
     edit_json(run.attempt(1).launch, lambda order: order | {"world_size": 4})
-    assert records(judge(run.root)) == INVALID
+    assert records(verify_run(run.root)) == INVALID
 
 
 @pytest.mark.parametrize(("nodes", "silent"), [([], []), (["a"], []), ([], ["b"]), (["a", "b"], ["c"])])
@@ -85,11 +85,11 @@ def test_none_shrinks_without_a_node_that_did_not_answer(
 ) -> None:
     run = shrunk(tmp_path, monkeypatch, 2, "shrink")
     seats(run, 1, nodes, silent)
-    assert records(judge(run.root)) == INVALID
+    assert records(verify_run(run.root)) == INVALID
 
 
 def test_a_planned_failure_of_a_rank_that_went_with_its_node_is_excused_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = judge(shrunk(tmp_path, monkeypatch, 2, "shrink", (15, 20)).root)
+    verdict = verify_run(shrunk(tmp_path, monkeypatch, 2, "shrink", (15, 20)).root)
     assert_kept(verdict)
     assert "entry 1 did not fire: rank 1 had gone with a node, 1 ranks did step 20" in finding(verdict, "failures-once").evidence
 
@@ -99,10 +99,10 @@ def test_one_that_was_there_is_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run = shrunk(tmp_path / "counts", monkeypatch, 2, "shrink", (12, 20))
     run.fired_entry(0).unlink()
     passed = shrunk(tmp_path / "again", monkeypatch, 2, "shrink", (13, 15), harmless=0)
-    for verdict in (finding(judge(run.root), "failures-once"), finding(judge(passed.root), "failures-once")):
+    for verdict in (finding(verify_run(run.root), "failures-once"), finding(verify_run(passed.root), "failures-once")):
         assert verdict.status == INVALID and "entries [0] never fired" in verdict.message
 
 
 def test_nothing_is_excused_where_no_node_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = finding(judge(shrunk(tmp_path, monkeypatch, 2, "requeue", (15, 20)).root), "failures-once")
+    verdict = finding(verify_run(shrunk(tmp_path, monkeypatch, 2, "requeue", (15, 20)).root), "failures-once")
     assert verdict.status == INVALID and "entries [1] never fired" in verdict.message

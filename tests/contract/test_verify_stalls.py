@@ -9,7 +9,7 @@ import pytest
 
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk
 from tests.runs.spoil import edit_lines
 from tests.runs.spoilt_stalls import as_torch_file
@@ -25,7 +25,7 @@ def time_of(verdict: Verdict) -> Finding:
 
 
 def test_the_parts_of_every_stall_add_up(run: RunLayout) -> None:
-    assert time_of(judge(run.root)).message.endswith("; the parts of 4 stalls add up")
+    assert time_of(verify_run(run.root)).message.endswith("; the parts of 4 stalls add up")
 
 
 def test_an_older_record_without_parts_is_judged_as_before(run: RunLayout) -> None:
@@ -34,13 +34,13 @@ def test_an_older_record_without_parts_is_judged_as_before(run: RunLayout) -> No
 
     for attempt in range(3):
         edit_lines(run.attempt(attempt).checkpoints, older)
-    finding = time_of(judge(run.root))
+    finding = time_of(verify_run(run.root))
     assert finding.status == VALID and finding.message.endswith("; how 4 stalls are made up was not recorded")
 
 
 def test_a_run_with_an_honest_torch_file_is_valid(run: RunLayout) -> None:
     """Alone: nobody vouches for its trajectory."""
     as_torch_file(run)
-    verdict = judge(run.root)
+    verdict = verify_run(run.root)
     wrong = {finding.promise: finding.status for finding in verdict.findings if finding.status not in (VALID, NOT_CHECKED)}
     assert wrong == {"same-trajectory": UNKNOWN}, render(verdict)

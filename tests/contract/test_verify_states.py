@@ -9,7 +9,7 @@ import pytest
 
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, VALID, Finding, Verdict, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt_states import SPOILT_AUTO, SPOILT_STATES, SPOILT_TRAIN, STATE, build_states, logged, without_undue_digests
@@ -39,7 +39,7 @@ def told(finding: Finding) -> str:
 
 @pytest.mark.parametrize("name", ["ref", "blk", "auto"])
 def test_an_untouched_run_is_valid(recorded: Path, name: str) -> None:
-    verdict = judge(recorded / name, recorded / ("blk" if name == "ref" else "ref") if name != "ref" else None)
+    verdict = verify_run(recorded / name, recorded / ("blk" if name == "ref" else "ref") if name != "ref" else None)
     assert verdict.status == VALID and found(verdict).status == VALID, render(verdict)
     assert found(verdict).message.startswith("ranks agree behind 24 steps and at the end; the learning rate on"), render(verdict)
 
@@ -48,7 +48,7 @@ def test_an_untouched_run_is_valid(recorded: Path, name: str) -> None:
 def test_a_spoilt_state_is_named(sweep: Path, name: str) -> None:
     spoil, promise, status, words = SPOILT_STATES[name]
     spoil(RunLayout(sweep / "blk"))
-    verdict = judge(sweep / "blk", sweep / "ref")
+    verdict = verify_run(sweep / "blk", sweep / "ref")
     assert found(verdict, promise).status == status and words in told(found(verdict, promise)), render(verdict)
 
 
@@ -56,7 +56,7 @@ def test_a_spoilt_state_is_named(sweep: Path, name: str) -> None:
 def test_a_wrong_train_json_is_named(tmp_path: Path, name: str) -> None:
     """Wrong as it was committed: every hash is right, and no reference is there."""
     change, words = SPOILT_TRAIN[name]
-    finding = found(judge(build_states(tmp_path, "blk", change).root))
+    finding = found(verify_run(build_states(tmp_path, "blk", change).root))
     assert finding.status == INVALID and words in told(finding), finding
 
 
@@ -64,38 +64,38 @@ def test_a_wrong_train_json_is_named(tmp_path: Path, name: str) -> None:
 def test_digests_that_are_due_are_asked_for(sweep: Path, name: str) -> None:
     spoil, status, words = SPOILT_AUTO[name]
     spoil(RunLayout(sweep / "auto"))
-    finding = found(judge(sweep / "auto", sweep / "ref"))
+    finding = found(verify_run(sweep / "auto", sweep / "ref"))
     assert finding.status == status and words in told(finding), finding
 
 
 def test_digests_that_are_not_due_may_be_left_out(sweep: Path) -> None:
     without_undue_digests(RunLayout(sweep / "auto"))
-    finding = found(judge(sweep / "auto", sweep / "ref"))
+    finding = found(verify_run(sweep / "auto", sweep / "ref"))
     assert finding.status == VALID and finding.message.startswith("ranks agree behind 11 steps and at the end"), finding
 
 
 def test_a_difference_behind_steps_without_digests_is_told_as_the_latest(sweep: Path) -> None:
     without_undue_digests(RunLayout(sweep / "auto"))
     logged(16, 1, run_attempt=1, rng="0" * 64)(RunLayout(sweep / "auto"))
-    finding = found(judge(sweep / "auto", sweep / "ref"), "same-trajectory")
+    finding = found(verify_run(sweep / "auto", sweep / "ref"), "same-trajectory")
     words = "the first differing step is step 16 at the latest, component state (rank 1: rng)"
     assert finding.status == INVALID and words in told(finding), finding
 
 
 def test_a_run_of_an_earlier_version_is_judged_without(tmp_path: Path) -> None:
     """It has rank 0's end alone, and no settings on its lines; its checkpoints hold train.json as ever."""
-    verdict = judge(build_blk(tmp_path).root)
+    verdict = verify_run(build_blk(tmp_path).root)
     assert found(verdict).status == VALID and "0 lines" in found(verdict).message, render(verdict)
     layout = RunLayout(tmp_path / "blk")
     shutil.rmtree(layout.checkpoints)
-    assert found(judge(layout.root)).status == NOT_CHECKED
+    assert found(verify_run(layout.root)).status == NOT_CHECKED
 
 
 def test_two_runs_whose_train_json_differ_do_not_end_alike(tmp_path: Path) -> None:
     """In what the configuration does not say: only the reference knows."""
     build_states(tmp_path, "ref")
     run = build_states(tmp_path, "blk", lambda document: document["scheduler"].update(extra=1))
-    finding = found(judge(run.root, tmp_path / "ref"), "same-trajectory")
+    finding = found(verify_run(run.root, tmp_path / "ref"), "same-trajectory")
     assert finding.status == INVALID and "train.json of the checkpoints of step 24 differs in scheduler" in told(finding), finding
 
 
@@ -103,6 +103,6 @@ def test_ranks_whose_buffers_the_strategy_makes_equal_must_end_with_equal_ones(s
     """With fixed replicas; in stock DDP BatchNorm's are each rank's own until the next forward pass."""
     layout = RunLayout(sweep / "blk")
     edit_json(layout.attempt(2).final, lambda final: final["ranks"][1].update(buffers="0" * 64))
-    assert "differs from that of rank 0" not in told(found(judge(layout.root)))
+    assert "differs from that of rank 0" not in told(found(verify_run(layout.root)))
     edit_json(layout.config, lambda stored: stored["config"]["elastic"].update(replicas=2))
-    assert "the end of rank 1 differs from that of rank 0 in buffers" in told(found(judge(layout.root)))
+    assert "the end of rank 1 differs from that of rank 0 in buffers" in told(found(verify_run(layout.root)))

@@ -15,7 +15,7 @@ from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.fault_effects import stopped
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_resized import said
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import RunBuilder, config_of
@@ -48,14 +48,14 @@ def rollback(recorded: Path, tmp_path: Path) -> RunLayout:
 
 @pytest.mark.parametrize("name", ["rollback", "spared"])
 def test_what_gives_nothing_up_is_equal_to_the_undisturbed_run_to_the_end(recorded: Path, name: str) -> None:
-    verdict = judge(recorded / "2" / name)
+    verdict = verify_run(recorded / "2" / name)
     assert verdict.status == VALID, render(verdict)
     assert "equal to ref in every loss of 24 steps and in the final state" in found(verdict, TRAJECTORY).message
     assert "3 checkpoints vouch" in found(verdict, RECORDS).message
 
 
 def test_what_gives_samples_up_is_valid_where_they_are_on_the_ledger_and_equal_up_to_there(recorded: Path) -> None:
-    verdict = judge(recorded / "4" / "lossy")
+    verdict = verify_run(recorded / "4" / "lossy")
     assert verdict.status == VALID, render(verdict)
     assert "188 applied to every layer, 0 replayed, 4 on the ledger" in found(verdict, ONCE).message
     finding = found(verdict, TRAJECTORY)
@@ -67,7 +67,7 @@ def test_what_gives_samples_up_is_valid_where_they_are_on_the_ledger_and_equal_u
 
 def test_with_spares_the_size_stays_and_the_distance_is_told_all_the_same(tmp_path: Path) -> None:
     RunBuilder(tmp_path / "ref", config_of("ref")).build()
-    verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, first=(0,), spares=1),)).build().root)
+    verdict = verify_run(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, first=(0,), spares=1),)).build().root)
     assert verdict.status == VALID, render(verdict)
     told = found(verdict, TRAJECTORY)
     assert "equal to ref in every loss of the 8 steps" in told.message and not any("world size" in text for text in told.evidence)
@@ -86,7 +86,7 @@ def test_one_that_died_with_nothing_owed_needs_no_ledger(tmp_path: Path, logged:
     """All had its gradients; whether it came to log the step is chance."""
     RunBuilder(tmp_path / "ref", config_of("ref")).build()
     run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, first=(2,), spares=1, logged=logged),), planned=not logged).build()
-    verdict = judge(run.root)
+    verdict = verify_run(run.root)
     assert verdict.status == VALID, render(verdict)
     assert "192 applied to every layer, 0 replayed, 0 on the ledger" in found(verdict, ONCE).message
     assert "equal to ref in every loss of 24 steps and in the final state" in found(verdict, TRAJECTORY).message
@@ -96,7 +96,7 @@ def test_who_testifies_need_not_be_who_is_gone_on_with(recorded: Path, tmp_path:
     """All went back to a snapshot in memory, which was taken behind an earlier step than the survivors had come to."""
     run = RunLayout(Path(shutil.copytree(recorded / "2" / "spared", tmp_path / "spared", symlinks=True)))
     of_attempt(continues=0, memory="snapshot", snapshot_sha256="a" * 64, resumed_from=None)(run)
-    finding = found(judge(run.root, recorded / "2" / "ref"), ONCE)
+    finding = found(verify_run(run.root, recorded / "2" / "ref"), ONCE)
     assert finding.status == VALID, finding
 
 
@@ -105,20 +105,20 @@ def test_survivors_that_come_apart_later_are_seen(lossy: RunLayout) -> None:
     for rank in range(2):
         edit_lines(lossy.attempt(1).rank(rank), lambda line, rank=rank: line | {"state_digest": f"{rank if line['global_step'] > 19 else 2:064x}"})  # type: ignore[misc]
     edit_json(lossy.attempt(1).final, lambda final: final | {"buffers_digest": "e" * 64})
-    finding = found(judge(lossy.root), "state-consistent")
+    finding = found(verify_run(lossy.root), "state-consistent")
     assert finding.status == INVALID and "step 20: ranks [0, 1] do not hold the same state (5 such steps)" in finding.message
 
 
 @pytest.mark.parametrize("bug_from", [12, 20])
 def test_a_live_recovery_that_changes_the_trajectory_is_caught(recorded: Path, tmp_path: Path, bug_from: int) -> None:
-    finding = found(judge(build_rollback(tmp_path, bug_from=bug_from).root, recorded / "2" / "ref"), TRAJECTORY)
+    finding = found(verify_run(build_rollback(tmp_path, bug_from=bug_from).root, recorded / "2" / "ref"), TRAJECTORY)
     assert finding.status == INVALID
     assert any(f"the first differing step is step {bug_from} at the latest, component loss" in text for text in (finding.message, *finding.evidence))
 
 
 def test_before_the_first_loss_equality_is_owed(recorded: Path, lossy: RunLayout) -> None:
     edit_lines(lossy.attempt(0).rank(0), at_step(8, loss=0.5))
-    finding = found(judge(lossy.root, recorded / "4" / "ref"), TRAJECTORY)
+    finding = found(verify_run(lossy.root, recorded / "4" / "ref"), TRAJECTORY)
     assert finding.status == INVALID and "the first differing step is step 8 at the latest, component loss" in finding.message
 
 
@@ -372,14 +372,14 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
 def test_a_spoilt_survival_is_caught_by_the_promise_it_broke(lossy: RunLayout, name: str) -> None:
     spoil, promise, status, words = SPOILT[name]
     spoil(lossy)
-    verdict = judge(lossy.root)
+    verdict = verify_run(lossy.root)
     assert found(verdict, promise).status == status, render(verdict)
     assert any(words in text for text in said(verdict)), render(verdict)
 
 
 def test_one_that_died_before_it_logged_a_whole_step_owes_no_line_of_it(lossy: RunLayout) -> None:
     dies_before_its_line(lossy)
-    assert found(judge(lossy.root), ONCE).status == VALID
+    assert found(verify_run(lossy.root), ONCE).status == VALID
 
 
 def lossy_rollback(run: RunLayout) -> None:
@@ -412,7 +412,7 @@ ROLLED_BACK: dict[str, tuple[Spoil, str, str, str]] = {
 def test_a_spoilt_rollback_is_caught(rollback: RunLayout, name: str) -> None:
     spoil, promise, status, words = ROLLED_BACK[name]
     spoil(rollback)
-    verdict = judge(rollback.root)
+    verdict = verify_run(rollback.root)
     assert found(verdict, promise).status == status, render(verdict)
     assert any(words in text for text in said(verdict)), render(verdict)
 
@@ -420,7 +420,7 @@ def test_a_spoilt_rollback_is_caught(rollback: RunLayout, name: str) -> None:
 @pytest.mark.parametrize(("entry", "why"), [("kill@20:1", "1 ranks did step 20"), ("kill@9:1", "2 ranks did step 9")])
 def test_a_planned_failure_of_a_rank_that_nobody_replaced_is_excused_and_told(tmp_path: Path, entry: str, why: str) -> None:
     """A plan that its own deaths leave without a victim is refused: the death here was not planned."""
-    verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), unmet=(entry,), planned=False).build().root)
+    verdict = verify_run(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), unmet=(entry,), planned=False).build().root)
     assert verdict.status == VALID, render(verdict)
     assert f"entry 0 did not fire: rank 1 had died and nobody took its place, {why}" in found(verdict, FAILURES).evidence
 
@@ -429,18 +429,18 @@ def test_a_planned_failure_of_a_rank_that_nobody_replaced_is_excused_and_told(tm
 def test_a_failure_by_the_clock_is_excused_where_it_came_when_its_rank_was_no_more(tmp_path: Path, entry: str, status: str) -> None:
     """Attempt 0 had the rank for 1.57 s, the run took 2.36 s; a strike may be a second late."""
     run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), unmet=(entry,), planned=False).build()
-    assert found(judge(run.root), FAILURES).status == status
+    assert found(verify_run(run.root), FAILURES).status == status
 
 
 def test_one_that_was_replaced_is_owed_its_failure(tmp_path: Path) -> None:
-    verdict = judge(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, spares=1),), unmet=("kill@20:1",)).build().root)
+    verdict = verify_run(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, spares=1),), unmet=("kill@20:1",)).build().root)
     finding = found(verdict, FAILURES)
     assert finding.status == INVALID and "entries [1] never fired" in finding.message
 
 
 def test_a_death_that_nobody_planned_is_told(tmp_path: Path) -> None:
     run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), planned=False).build()
-    assert "attempt 0 outlived an unplanned death: rank 1, exit code None, signal 9" in found(judge(run.root), FAILURES).evidence
+    assert "attempt 0 outlived an unplanned death: rank 1, exit code None, signal 9" in found(verify_run(run.root), FAILURES).evidence
 
 
 @pytest.mark.parametrize(("rank", "status"), [(1, VALID), (0, INVALID)])
@@ -450,7 +450,7 @@ def test_what_the_others_buffers_are_after_a_step_is_not_held_against_stock_ddp(
     shutil.copytree(recorded / "2" / "rollback", tmp_path / "rollback", symlinks=True)
     for name, digest in (("clean", "a"), ("rollback", "b")):
         edit_lines(RunLayout(tmp_path / name).attempt(0).rank(rank), at_step(5, state_digest=digest * 64))
-    verdict = judge(tmp_path / "rollback")
+    verdict = verify_run(tmp_path / "rollback")
     assert found(verdict, TRAJECTORY).status == status, render(verdict)
     assert status == VALID or f"step 5 at the latest, component state (rank {rank})" in render(verdict)
 
@@ -458,6 +458,6 @@ def test_what_the_others_buffers_are_after_a_step_is_not_held_against_stock_ddp(
 def test_damage_to_what_nobody_went_back_to_is_not_owed(tmp_path: Path) -> None:
     run = build_rollback(tmp_path, unmet=("corrupt@14.rest",))
     RunBuilder(tmp_path / "ref", config_of("ref")).build()
-    verdict = judge(run.root)
+    verdict = verify_run(run.root)
     assert verdict.status == VALID, render(verdict)
     assert "entry 2 did not fire: no attempt behind step 14 chose a checkpoint" in found(verdict, FAILURES).evidence

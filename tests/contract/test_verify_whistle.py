@@ -11,7 +11,7 @@ from ecrl_cli.errors import EvidenceMissing, RecordError, RunDirectoryError
 from ecrl_cli.records.events import FOUND, GONE
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk, build_clean, build_ref, build_refused
 from tests.runs.said import SAID
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at
@@ -44,7 +44,7 @@ def test_an_untouched_run_is_valid(sweep: Path, name: str, alone: bool) -> None:
     run = sweep / name
     if alone:
         run = Path(shutil.move(run, sweep.parent / "moved"))
-    verdict = judge(run)
+    verdict = verify_run(run)
     struck = name in ("blk", "refused")
     assert verdict.status == (UNKNOWN if alone and struck else VALID), render(verdict)
     assert verdict.reference == ("" if alone else "clean" if name == "ref" else "ref")
@@ -56,7 +56,7 @@ def test_an_untouched_run_is_valid(sweep: Path, name: str, alone: bool) -> None:
 def test_a_spoilt_run_is_caught_by_the_promise_it_broke(sweep: Path, name: str) -> None:
     spoil, promise, status = SPOILT[name]
     spoil(RunLayout(sweep / "blk"))
-    verdict = judge(sweep / "blk")
+    verdict = verify_run(sweep / "blk")
     finding = found(verdict, promise)
     assert finding.status == status, render(verdict)
     assert verdict.status == (INVALID if name in ALSO_BROKEN else status), render(verdict)
@@ -71,7 +71,7 @@ def test_it_is_caught_without_a_reference_too(sweep: Path, tmp_path: Path, name:
     """Some other promise may have to catch it: the chain of lines, the end state in the last checkpoint."""
     spoil, promise, status = SPOILT[name]
     spoil(RunLayout(sweep / "blk"))
-    verdict = judge(Path(shutil.move(sweep / "blk", tmp_path / "alone")))
+    verdict = verify_run(Path(shutil.move(sweep / "blk", tmp_path / "alone")))
     assert found(verdict, promise).status == ALONE.get(name, status), render(verdict)
     assert verdict.status == (INVALID if name in ALSO_BROKEN else status), render(verdict)
 
@@ -87,7 +87,7 @@ def test_it_is_caught_without_a_reference_too(sweep: Path, tmp_path: Path, name:
 )
 def test_a_refused_checkpoint_leaves_a_trace(sweep: Path, spoil: Spoil) -> None:
     spoil(RunLayout(sweep / "refused"))
-    assert judge(sweep / "refused").status == INVALID
+    assert verify_run(sweep / "refused").status == INVALID
 
 
 def test_another_checkpoint_of_the_same_run_is_told_apart(sweep: Path, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_another_checkpoint_of_the_same_run_is_told_apart(sweep: Path, tmp_path:
         name = f"step_{step:08d}"
         shutil.rmtree(sweep / "blk" / "checkpoints" / name)
         shutil.copytree(other.checkpoints / name, sweep / "blk" / "checkpoints" / name)
-    said = "\n".join(text for f in judge(sweep / "blk").findings for text in (f.message, *f.evidence))
+    said = "\n".join(text for f in verify_run(sweep / "blk").findings for text in (f.message, *f.evidence))
     assert "checkpoints/step_00000018 is not the checkpoint that attempt 2 resumed from" in said
     assert "step 18 was committed as" in said and "checkpoints/step_00000024 is committed on disk and no line acknowledges it" in said
     assert "checkpoints/step_00000024 follows the commit" in said
@@ -107,27 +107,27 @@ def test_missing_evidence_is_unknown_and_never_valid(sweep: Path) -> None:
     layout = RunLayout(sweep / "blk")
     layout.attempt(2).final.unlink()
     layout.metrics.unlink()
-    verdict = judge(sweep / "blk")
+    verdict = verify_run(sweep / "blk")
     assert verdict.status == UNKNOWN, render(verdict)
     assert found(verdict, TRAJECTORY).status == UNKNOWN
 
 
 def test_time_that_nobody_recorded_is_unknown(sweep: Path) -> None:
     RunLayout(sweep / "blk").attempt(1).spans(0).unlink()
-    assert found(judge(sweep / "blk"), TIME).status == UNKNOWN
+    assert found(verify_run(sweep / "blk"), TIME).status == UNKNOWN
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_line_torn_by_the_blow_is_no_broken_promise(sweep: Path, rank: int) -> None:
     with RunLayout(sweep / "blk").attempt(0).rank(rank).open("a") as log:
         log.write('{"global_step":10,"epo')
-    assert judge(sweep / "blk").status == VALID
+    assert verify_run(sweep / "blk").status == VALID
 
 
 @pytest.mark.parametrize(("name", "said"), SAID)
 def test_the_verdict_says_what_was_found(sweep: Path, name: str, said: str) -> None:
     SPOILT[name][0](RunLayout(sweep / "blk"))
-    verdict = judge(sweep / "blk")
+    verdict = verify_run(sweep / "blk")
     told = [text for finding in verdict.findings for text in (finding.message, *finding.evidence)]
     assert any(said in text for text in told), render(verdict)
 
@@ -138,7 +138,7 @@ def test_a_failure_that_strikes_where_an_attempt_resumes_needs_no_line_of_it(swe
     edit_json(layout.fired_entry(0), lambda fired: fired | {"attempt": 1, "global_step": 6})
     for rank in range(2):
         layout.attempt(1).rank(rank).write_text("")
-    texts = [text for f in judge(sweep / "blk").findings if f.promise == "failures-once" for text in (f.message, *f.evidence)]
+    texts = [text for f in verify_run(sweep / "blk").findings if f.promise == "failures-once" for text in (f.message, *f.evidence)]
     assert not any("entry 0 fired" in text and "log" in text for text in texts), texts
 
 
@@ -150,7 +150,7 @@ def test_a_failed_save_that_recovery_found_whole_has_one_end(sweep: Path) -> Non
     committed = {"reason": FOUND}
     edit_lines(log, lambda line: line | committed if line["event"] == "committed" and line["global_step"] == 18 else line)
     append(log, {name: late[name] for name in ("global_step", "attempt", "at", "time")} | {"event": "failed"})
-    assert found(judge(sweep / "blk"), "checkpoints-accounted").status == VALID
+    assert found(verify_run(sweep / "blk"), "checkpoints-accounted").status == VALID
 
 
 @pytest.mark.parametrize(("mode", "status"), [("atomic_dirsync", INVALID), ("unsafe", NOT_CHECKED)])
@@ -159,7 +159,7 @@ def test_an_acknowledged_checkpoint_that_recovery_missed_is_a_loss(sweep: Path, 
     gone = {"path": "checkpoints/step_00000018", "layer": "file", "reason": GONE}
     attempts(layout, lambda found: found[2].update(rejected=[gone]))
     edit_json(layout.config, lambda c: c["config"]["write_mode"].update(name=mode))
-    finding = found(judge(sweep / "refused"), "no-acknowledged-loss")
+    finding = found(verify_run(sweep / "refused"), "no-acknowledged-loss")
     assert finding.status == status, finding
     assert any("was gone when attempt 2" in text for text in (finding.message, *finding.evidence))
 
@@ -168,7 +168,7 @@ def test_duplicates_are_counted_from_what_was_logged(sweep: Path) -> None:
     """Rank 0 consumes step 2's shard again at step 5: four samples twice, four never."""
     layout = RunLayout(sweep / "blk")
     edit_lines(layout.attempt(0).rank(0), at_step(5, sample_ids_hash=line_at(layout.attempt(0).rank(0), 2)["sample_ids_hash"]))
-    finding = found(judge(sweep / "blk"), ONCE)
+    finding = found(verify_run(sweep / "blk"), ONCE)
     assert "epoch 0: duplicates 4, missing 4, extra 0" in (finding.message, *finding.evidence)
 
 
@@ -176,7 +176,7 @@ def test_duplicates_are_counted_from_what_was_logged(sweep: Path) -> None:
 def test_a_recovery_that_changes_the_trajectory_is_named_by_its_first_step(sweep: Path, bug_from: int, first: int) -> None:
     """Every sample id is right, every checkpoint is whole: only the comparison with the reference knows, and it says where."""
     build_blk(sweep, "buggy", bug_from=bug_from)
-    finding = found(judge(sweep / "buggy"), TRAJECTORY)
+    finding = found(verify_run(sweep / "buggy"), TRAJECTORY)
     assert finding.status == INVALID
     said = (finding.message, *finding.evidence)
     assert any(f"the first differing step is step {first} at the latest, component loss" in text for text in said)
@@ -190,7 +190,7 @@ def test_the_state_differs_before_the_loss_does(sweep: Path) -> None:
     for log, state in zip(logs, ("a", "b"), strict=True):
         edit_lines(log, at_step(11, state_digest=state * 64))
     edit_lines(logs[1], at_step(12, loss=0.5))
-    finding = found(judge(sweep / "blk"), TRAJECTORY)
+    finding = found(verify_run(sweep / "blk"), TRAJECTORY)
     assert "the first differing step is step 11 at the latest, component state (rank 0)" in finding.message
     assert any("step 12 at the latest, component loss" in text for text in finding.evidence)
 
@@ -202,34 +202,34 @@ def test_equal_states_before_it_make_the_first_differing_step_certain(sweep: Pat
         for rank in (0, 1):
             edit_lines(log.with_name(f"rank{rank}.jsonl"), at_step(10, state_digest="c" * 64))
         edit_lines(log, at_step(11, state_digest=state * 64))
-    assert "the first differing step is step 11, component state (rank 0)" in found(judge(sweep / "blk"), TRAJECTORY).message
+    assert "the first differing step is step 11, component state (rank 0)" in found(verify_run(sweep / "blk"), TRAJECTORY).message
 
 
 def test_a_replay_that_goes_another_way_needs_no_reference(tmp_path: Path) -> None:
-    finding = found(judge(build_blk(tmp_path, bug_from=8).root), TRAJECTORY)
+    finding = found(verify_run(build_blk(tmp_path, bug_from=8).root), TRAJECTORY)
     assert finding.status == INVALID and "step 8 rank 0" in finding.message
 
 
 def test_a_reference_without_its_end_leaves_the_trajectory_unknown(sweep: Path) -> None:
     for name in ("ref", "clean"):
         RunLayout(sweep / name).attempt(0).final.unlink()
-    assert found(judge(sweep / "blk"), TRAJECTORY).status == UNKNOWN
+    assert found(verify_run(sweep / "blk"), TRAJECTORY).status == UNKNOWN
 
 
 def test_ranks_with_buffers_of_their_own_may_differ_after_a_step(sweep: Path) -> None:
     two_states(RunLayout(sweep / "blk"), buffers=True)
-    assert found(judge(sweep / "blk"), TRAJECTORY).status == VALID
+    assert found(verify_run(sweep / "blk"), TRAJECTORY).status == VALID
 
 
 def test_an_undisturbed_run_that_ends_elsewhere_does_not_pass(sweep: Path) -> None:
     edit_json(RunLayout(sweep / "clean").attempt(0).final, lambda final: final | {"parameters_digest": "0" * 64})
-    finding = found(judge(sweep / "clean"), TRAJECTORY)
+    finding = found(verify_run(sweep / "clean"), TRAJECTORY)
     assert finding.status == INVALID and "the final parameters differ" in finding.message
 
 
 def test_an_undisturbed_run_does_not_wait_for_another(sweep: Path) -> None:
     RunLayout(sweep / "clean").attempt(0).final.unlink()
-    verdict = judge(sweep / "ref")
+    verdict = verify_run(sweep / "ref")
     assert verdict.status == VALID and verdict.reference == "", render(verdict)
 
 
@@ -238,24 +238,24 @@ def test_an_unfinished_run_in_another_role_is_no_reference(sweep: Path) -> None:
     layout = RunLayout(sweep / "ref")
     edit_json(layout.config, lambda c: c["config"]["variant"].update(name="warm"))
     layout.attempt(0).final.unlink()
-    verdict = judge(sweep / "blk")
+    verdict = verify_run(sweep / "blk")
     assert verdict.status == UNKNOWN and verdict.reference == "", render(verdict)
     assert "the reference ref is invalid: " in found(verdict, TRAJECTORY).message
 
 
 def test_only_a_run_that_must_end_alike_is_a_reference(sweep: Path, tmp_path: Path) -> None:
     edit_json(sweep / "ref" / "config.json", lambda c: c | {"reference_id": "0" * 64})
-    assert judge(sweep / "blk").reference == "clean"
+    assert verify_run(sweep / "blk").reference == "clean"
     for folder in (sweep / "ref", sweep / "blk"):
         with pytest.raises(RunDirectoryError):
-            judge(sweep / "blk", folder)
+            verify_run(sweep / "blk", folder)
     with pytest.raises(RunDirectoryError):
-        judge(sweep / "blk", tmp_path)
+        verify_run(sweep / "blk", tmp_path)
 
 
 def test_what_is_no_run_is_refused(sweep: Path, tmp_path: Path) -> None:
     with pytest.raises(EvidenceMissing):
-        judge(tmp_path)
+        verify_run(tmp_path)
     edit_json(sweep / "blk" / "config.json", lambda c: c | {"schema_version": 99})
     with pytest.raises(RecordError):
-        judge(sweep / "blk")
+        verify_run(sweep / "blk")

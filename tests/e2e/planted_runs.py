@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.build import build
-from ecrl_cli.runs.run import Desk, run
+from ecrl_cli.runs.run import RunContext, run
 from ecrl_cli.studies.mutants.recovery import environment
 from ecrl_cli.supervision.console import SilentUI
-from ecrl_cli.supervision.launch.launcher_cache import Launchers
+from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
 from ecrl_cli.verify.verdict import Verdict
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.state_bugs import STATE_BUGS, Keys, StateBug
 
@@ -31,7 +31,7 @@ class PlantedRuns:
     """`folder`: where the runs lie. Each is made when it is first asked for; `close` ends what makes them."""
 
     def __init__(self, folder: Path, bugs: Mapping[str, StateBug] = STATE_BUGS) -> None:
-        self._folder, self._bugs, self._launchers = folder, bugs, Launchers()
+        self._folder, self._bugs, self._launchers = folder, bugs, LauncherCache()
         self._environment = plant(folder / "plant", {name: (bug.module, bug.body) for name, bug in bugs.items()})
 
     def close(self) -> None:
@@ -52,14 +52,14 @@ class PlantedRuns:
         struck = {"failure": {"kind": "kill", "steps": list(bug.steps), "rank": 1}, "checkpoint": {"every": 6}}
         lossy = {"recovery": {"name": bug.recovery}, "supervision": {"launcher": "zygote", "spares": int(bug.recovery == "lossy_forward")}}
         made = self._run(name, bug.model | struck | lossy, suite)
-        return made, judge(made, reference)
+        return made, verify_run(made, reference)
 
     def _run(self, name: str, keys: Keys, suite: str) -> Path:
         root = self._folder / name
         if not root.exists():
             config = build(_merged({"checkpoint": {"every": 6}, "supervision": {"launcher": "zygote"}}, _TINY, keys, {"suite_name": suite}))
             with environment(**self._environment):
-                result = run(config, root, Desk(lambda line: None, self._launchers, show=lambda *given: SilentUI()))
+                result = run(config, root, RunContext(lambda line: None, self._launchers, show=lambda *given: SilentUI()))
             assert result.exit_code == 0, result
         return root
 

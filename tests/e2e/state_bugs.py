@@ -41,15 +41,15 @@ class StateBug:
 def _last_train_json(change: str) -> str:
     """The last train.json of a run that had resumed is written wrong; the state that goes on is right."""
     return f"""
-    from ecrl_cli.checkpoint.canonical import canonical, parse
-    write = module.StatePack.train_document
+    from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
+    write = module.TrainState.train_document
     def spoilt(self, progress, line_chain):
         document = parse(write(self, progress, line_chain))
         if progress.global_step == 12:
             group, schedule, sampler = document["optimizer"]["param_groups"][0], document["scheduler"], document["sampler"]
             {change}
-        return canonical(document)
-    module.StatePack.train_document = spoilt
+        return canonical_json(document)
+    module.TrainState.train_document = spoilt
 """
 
 

@@ -14,7 +14,7 @@ from ecrl_cli.cli.main import main
 from ecrl_cli.config import machine
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs import run_dir_checks
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 from tests.conftest import Ecrl, command
 from tests.e2e.bad_input_rows import BASE, EXCEPTED, ROWS, Row, recorded
 
@@ -157,7 +157,7 @@ def test_no_write_permission(unwritable: Path) -> None:
 def test_a_run_directory_that_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     recorded(tmp_path)
-    with held(RunLayout(tmp_path / "run")):
+    with run_lock(RunLayout(tmp_path / "run")):
         before = tree(tmp_path)
         code, text = answer(BASE, capsys)
         assert tree(tmp_path) == before

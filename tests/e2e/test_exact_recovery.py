@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.verify.verdict import VALID, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import Ecrl, run_ecrl
 from tests.e2e.runs import end_state, last_losses, metrics, supervisor, tiny
 
@@ -67,7 +67,7 @@ def check_arms(arms: dict[str, Path], ranks: int, deaths: int) -> None:
         counts = metrics(arms[arm])["checkpoints"]
         assert counts["submitted"] == counts["committed"] + counts["failed"] + counts["lost"] > 0
     for arm, run in arms.items():
-        verdict = judge(run, None if arm == "ref" else arms["ref"])
+        verdict = verify_run(run, None if arm == "ref" else arms["ref"])
         assert verdict.status == VALID, render(verdict)
         assert any(f.promise == "records-sealed" and f.status == VALID for f in verdict.findings), render(verdict)
 
@@ -104,7 +104,7 @@ def test_torchrun_gives_the_same_bits_and_a_planned_exit_flushes_first(ecrl: Ecr
     attempts = supervisor(tmp_path / "run")["attempts"]
     assert [(a["outcome"], a["rank"], a["signal"], a["exit_code"]) for a in attempts[:2]] == [("died", 1, 9, None), ("died", 0, None, 137)]
     assert attempts[2]["resumed_from_step"] == 12 and metrics(tmp_path / "run")["checkpoints"]["lost"] == 0
-    verdict = judge(tmp_path / "run", sweep["two", "ref"])
+    verdict = verify_run(tmp_path / "run", sweep["two", "ref"])
     assert verdict.status == VALID, render(verdict)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ecrl_cli.studies.mutants.recovery import BUGS
 from ecrl_cli.verify.verdict import INVALID, VALID, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import run_ecrl
 from tests.e2e.planted_runs import PlantedRuns
 from tests.e2e.planting import plant, suite_of
@@ -47,13 +47,13 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_a_planted_recovery_bug_is_found(honest: dict[str, Path], spoilt: Path, bug: str) -> None:
     (run,) = spoilt.glob(f"{suite_of(bug)}-*")
-    verdict = judge(run, honest["ref"])
+    verdict = verify_run(run, honest["ref"])
     said = render(verdict)
     assert verdict.status == INVALID and "Broke promise" in said and f"step {FIRST_WRONG.get(bug, 7)}" in said, said
 
 
 def test_without_a_bug_the_same_run_is_valid(honest: dict[str, Path]) -> None:
-    verdict = judge(honest["blk"], honest["ref"])
+    verdict = verify_run(honest["blk"], honest["ref"])
     assert verdict.status == VALID, render(verdict)
 
 

@@ -14,9 +14,9 @@ from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.fault_effects import check_effect
-from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Notes, render
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, FindingBuilder, render
 from ecrl_cli.verify.verification_input import Case
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import run_ecrl
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import tiny
@@ -74,8 +74,8 @@ IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
             _SAVING,
             """
     import os, signal
-    from ecrl_cli.checkpoint.install import GroupInstaller
-    from ecrl_cli.checkpoint.store import Saved
+    from ecrl_cli.checkpoint.store.atomic_install import GroupInstaller
+    from ecrl_cli.checkpoint.store.store import Saved
     save, install = module.save_and_record, GroupInstaller.install
     def spoilt(store, image, attempt, log):
         def early(self):
@@ -116,8 +116,8 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     "the guard refuses a sound checkpoint": (
         """
     from dataclasses import replace
-    from ecrl_cli.checkpoint.store import CheckpointStore
-    for name in ("examine", "examine_once"):
+    from ecrl_cli.checkpoint.store.store import CheckpointStore
+    for name in ("verify", "examine_once"):
         def refusing(self, path, look=getattr(CheckpointStore, name)):
             report = look(self, path)
             wrong = report.ok and report.global_step == 6
@@ -134,15 +134,15 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     from dataclasses import replace
     from ecrl_cli.records.events import CheckpointLine
     from ecrl_cli.records.journal import Journal
-    from ecrl_cli.supervision import supervise
-    choose = supervise.choose
+    from ecrl_cli.supervision import supervisor
+    choose = supervisor.choose
     def stale(layout, store, earlier, *rest):
         if earlier:
             journal = Journal(layout.attempt(0).checkpoints)
             journal.append(CheckpointLine("retired", 6, 0, 0.0, 0.0))
             shutil.rmtree(layout.checkpoints / "step_00000006")
         return choose(layout, store, earlier, *rest)
-    patch(supervise, "choose", stale)
+    patch(supervisor, "choose", stale)
 """,
         NO_BAD,
         INVALID,
@@ -164,16 +164,16 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     ),
     "everything begins anew": (
         """
-    from ecrl_cli.checkpoint.catalog import Choice
-    from ecrl_cli.supervision import supervise
-    choose = supervise.choose
+    from ecrl_cli.checkpoint.store.catalog import ResumeChoice
+    from ecrl_cli.supervision import supervisor
+    choose = supervisor.choose
     def forget(layout, store, earlier, *rest):
         found = choose(layout, store, earlier, *rest)
         if earlier:
             for entry in store.entries():
-                store.set_aside(entry.path)
-        return Choice(None, found.rejected)
-    patch(supervise, "choose", forget)
+                store.quarantine(entry.path)
+        return ResumeChoice(None, found.rejected)
+    patch(supervisor, "choose", forget)
 """,
         NO_BAD,
         INVALID,
@@ -182,11 +182,11 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     "what was refused is removed": (
         """
     import shutil
-    from ecrl_cli.supervision import supervise
+    from ecrl_cli.supervision import supervisor
     def remove(layout, store, rejected):
         for each in rejected:
             shutil.rmtree(layout.root / each.path)
-    patch(supervise, "set_aside", remove)
+    patch(supervisor, "quarantine", remove)
 """,
         NO_BAD,
         UNKNOWN,
@@ -195,13 +195,13 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     "a checkpoint vanishes before the choice": (
         """
     import shutil
-    from ecrl_cli.supervision import supervise
-    choose = supervise.choose
+    from ecrl_cli.supervision import supervisor
+    choose = supervisor.choose
     def lose(layout, store, earlier, *rest):
         if earlier:
             shutil.rmtree(layout.checkpoints / "step_00000008")
         return choose(layout, store, earlier, *rest)
-    patch(supervise, "choose", lose)
+    patch(supervisor, "choose", lose)
 """,
         NO_LOSS,
         INVALID,
@@ -209,8 +209,8 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     ),
     "damage that changes nothing": (
         """
-    from ecrl_cli.supervision import strikes
-    patch(strikes, "inflict", lambda damage: None)
+    from ecrl_cli.supervision.attempts import supervisor_faults
+    patch(supervisor_faults, "inflict", lambda damage: None)
 """,
         FAILURES,
         INVALID,
@@ -218,9 +218,9 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     ),
     "damage dated an hour before": (
         """
-    from ecrl_cli.supervision import strikes
-    now = strikes.monotonic
-    patch(strikes, "monotonic", lambda: now() - 3600)
+    from ecrl_cli.supervision.attempts import supervisor_faults
+    now = supervisor_faults.monotonic
+    patch(supervisor_faults, "monotonic", lambda: now() - 3600)
 """,
         FAILURES,
         INVALID,
@@ -228,8 +228,8 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     ),
     "an attempt armed with nothing": (
         """
-    from ecrl_cli.supervision import going_on
-    patch(going_on, "pending", lambda planned, fired: ())
+    from ecrl_cli.supervision.in_place import regroup_plan
+    patch(regroup_plan, "pending", lambda planned, fired: ())
 """,
         FAILURES,
         INVALID,
@@ -247,16 +247,16 @@ HARMLESS = (
     "ecrl_cli.failures.registry",
     """
     from dataclasses import replace
-    from ecrl_cli.failures.storage import PlannedStore
+    from ecrl_cli.failures.faulty_store import FaultyRunStore
     import ecrl_cli.failures.faulty_store as storage
     for name, strike in list(module.STRIKES.items()):
         module.STRIKES[name] = replace(strike, blow=lambda scene: scene.output)
     storage.FAULTS = {}
-    strike = PlannedStore._strike
+    strike = FaultyRunStore._strike
     def harmless(self, entry):
         strike(self, entry)
         self._faulty.delay_s, self._slow = 0.0, 0
-    PlannedStore._strike = harmless
+    FaultyRunStore._strike = harmless
 """,
 )
 
@@ -284,7 +284,7 @@ def harmless(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
 def test_a_planted_bug_breaks_its_promise(spoilt: Path, bug: str) -> None:
     (run,) = spoilt.glob(f"{suite_of(bug)}-*")
     promise, status, said = ALL[bug]
-    verdict = judge(run)
+    verdict = verify_run(run)
     finding = next(found for found in verdict.findings if found.promise == promise)
     assert verdict.status == status == finding.status, render(verdict)
     assert any(said in text for text in (finding.message, *finding.evidence)), render(verdict)
@@ -292,13 +292,13 @@ def test_a_planted_bug_breaks_its_promise(spoilt: Path, bug: str) -> None:
 
 def test_without_a_bug_the_promises_are_kept(spoilt: Path) -> None:
     (run,) = spoilt.glob(f"{HONEST}-*")
-    kept = {finding.promise: finding.status for finding in judge(run).findings}
+    kept = {finding.promise: finding.status for finding in verify_run(run).findings}
     assert {kept[promise] for promise in (NO_BAD, NO_LOSS, ACCOUNT, FAILURES)} == {VALID}, kept
 
 
 @pytest.mark.parametrize("entry", BLOWS)
 def test_a_blow_that_did_nothing_is_missed(harmless: RunLayout, entry: str) -> None:
-    case, notes = Case(load(harmless)), Notes(FAILURES)
+    case, notes = Case(load(harmless)), FindingBuilder(FAILURES)
     index = BLOWS.index(entry)
     (fired,) = [each for each in case.run.fired if each.index == index]
     check_effect(case, fired, plan(case.run.stored.config)[index], notes)

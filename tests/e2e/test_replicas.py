@@ -13,7 +13,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.mutants.recovery import REPLICA_BUGS
 from ecrl_cli.verify.disk_state import tensor_digests
 from ecrl_cli.verify.verdict import INVALID, VALID, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import Ecrl, run_ecrl
 from tests.contract.test_verify_whistle import found
 from tests.e2e.planting import plant, suite_of
@@ -46,7 +46,7 @@ def check_alike(runs: list[Path]) -> None:
         assert last_tensors(run) == last_tensors(first), run.name
         assert committed_losses(run) == committed_losses(first), run.name
         assert metrics(run)["mean_loss"] == metrics(first)["mean_loss"]
-        verdict = judge(run)
+        verdict = verify_run(run)
         assert verdict.status == VALID and verdict.reference, render(verdict)
         assert "in every loss of 10 steps and in the final state" in found(verdict, "same-trajectory").message, render(verdict)
 
@@ -127,12 +127,12 @@ SPOILT = {
     "replicas off by one": (
         "ecrl_cli.config.elastic",
         """
-    from ecrl_cli.training import exchange, session
+    from ecrl_cli.training import replica_allreduce, session
     owned = module.owned
     def off(replicas, rank, world_size):
         mine = owned(replicas, rank, world_size)
         return range(mine.start + (rank > 0), mine.stop + (rank < world_size - 1))
-    module.owned = exchange.owned = session.owned = off
+    module.owned = replica_allreduce.owned = session.owned = off
 """,
     ),
 }
@@ -161,7 +161,7 @@ def test_a_planted_bug_is_found(sweep: Path, spoilt: Path, bug: str) -> None:
     """Against eight ranks without the bug; three ranks without it are valid above."""
     (run,) = spoilt.glob(f"{suite_of(bug)}-*")
     promise, words = CAUGHT[bug]
-    verdict = judge(run, runs_of(sweep)["ref", 8])
+    verdict = verify_run(run, runs_of(sweep)["ref", 8])
     finding = found(verdict, promise)
     assert finding.status == INVALID, render(verdict)
     assert any(words in text for text in (finding.message, *finding.evidence)), render(verdict)

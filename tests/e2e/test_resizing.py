@@ -11,7 +11,7 @@ from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.disk_state import tensor_digests
 from ecrl_cli.verify.verdict import INVALID, VALID, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import Ecrl, run_ecrl
 from tests.contract.test_verify_whistle import found
 from tests.e2e.runs import end_state, last_losses, manifest, metrics, supervisor, tiny
@@ -50,7 +50,7 @@ def test_under_kills_it_ends_where_the_same_sizes_end_undisturbed(sweep: Path, a
     assert end_state(runs[arm]) == end_state(runs["elastic"])
     assert all(last_losses(runs[arm], rank) == last_losses(runs["elastic"], rank) for rank in (0, 1))
     assert end_state(runs[arm]) != end_state(runs["ref"])
-    verdict = judge(runs[arm])
+    verdict = verify_run(runs[arm])
     assert verdict.status == VALID and verdict.reference == runs["elastic"].name, render(verdict)
     assert "24 steps, 1152 samples in the committed sequence: duplicates 0, missing 0, extra 0" in found(verdict, "exactly-once").message
     assert "equal to" in found(verdict, "same-trajectory").message and "and in the final state" in found(verdict, "same-trajectory").message
@@ -59,7 +59,7 @@ def test_under_kills_it_ends_where_the_same_sizes_end_undisturbed(sweep: Path, a
 
 def test_against_the_constant_size_it_is_equal_up_to_the_change_and_says_how_far_it_comes_apart(sweep: Path) -> None:
     runs = manifest(sweep)
-    verdict = judge(runs["elastic"])
+    verdict = verify_run(runs["elastic"])
     finding = found(verdict, "same-trajectory")
     assert verdict.status == VALID and verdict.reference == runs["ref"].name, render(verdict)
     assert "in every loss of the 14 steps with as many ranks; not claimed behind them" in finding.message
@@ -76,7 +76,7 @@ def test_the_line_of_a_rank_that_left_is_still_vouched_for(sweep: Path, tmp_path
         log = RunLayout(run).attempt(1).rank(1)
         before = log.read_text()
         edit_lines(log, at_step(12, loss=0.5))
-        assert judge(run).status == INVALID
+        assert verify_run(run).status == INVALID
         log.write_text(before)
     finally:
         run.rename(manifest(sweep)["ovl"])
@@ -99,7 +99,7 @@ def digests(run: Path) -> dict[str, str]:
 def test_random_failures_and_changes_of_size_together(ecrl: Ecrl, tmp_path: Path) -> None:
     drawn = tiny("world_size=2", "failure=mtbf", "failure.steps=", "failure.rank=", "failure.mtbf_steps=6", SCHEDULE)
     ecrl("train", *drawn, "variant=ovl", "run_dir=run", "seed=5")
-    verdict = judge(tmp_path / "run")
+    verdict = verify_run(tmp_path / "run")
     assert verdict.status == VALID, render(verdict)
     assert metrics(tmp_path / "run")["restarts"] >= 2
 
@@ -117,7 +117,7 @@ def test_every_change_of_size_with_failures_at_random_steps_between(ecrl: Ecrl, 
     keys = ("world_size=4", f"seed={seed}", EVERY_CHANGE)
     ecrl("train", *tiny(*keys, *UNSTRUCK_KEYS), "variant=elastic", "run_dir=sweep/unstruck")
     ecrl("train", *tiny(*keys, f"failure={failure}", *struck[failure], "failure.rank="), "variant=ovl", "run_dir=sweep/struck")
-    verdict = judge(tmp_path / "sweep" / "struck")
+    verdict = verify_run(tmp_path / "sweep" / "struck")
     assert verdict.status == VALID and verdict.reference == "unstruck", render(verdict)
     assert "24 steps, 1152 samples in the committed sequence: duplicates 0, missing 0, extra 0" in found(verdict, "exactly-once").message
     assert "and in the final state" in found(verdict, "same-trajectory").message

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import tensor_sha256
-from ecrl_cli.checkpoint.format.image import Image, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.manifest import components, components_of
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.format.train_document import rng_digest, train_digest
@@ -28,20 +28,20 @@ from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import (
     Attempt,
     CheckpointLine,
     DatasetRecord,
-    Final,
-    Fired,
+    FinalState,
+    InjectedFault,
     PlannedFailure,
     RankLine,
     Rejected,
     ResumedFrom,
-    Session,
     Span,
     SupervisorRecord,
+    SupervisorSession,
 )
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
@@ -113,7 +113,7 @@ class RunBuilder:
         while not self.attempts or self.attempts[-1].outcome != "completed":
             self.attempts.append(self.attempt(len(self.attempts)))
         deaths = sum(a.outcome == "died" for a in self.attempts)
-        session = Session(began, began + WALL, BOOT, self.tick(0.05), signals=(), writer_deaths=0)
+        session = SupervisorSession(began, began + WALL, BOOT, self.tick(0.05), signals=(), writer_deaths=0)
         record = SupervisorRecord(1, self.run_id, self.config.target_steps, "completed", deaths, tuple(self.attempts), (session,), "target reached")
         write_json(self.layout.supervisor, encode(record))
         write_json(self.layout.supervisor, encode(replace(record, attempts=with_phases(self.layout, record.attempts))))
@@ -129,7 +129,7 @@ class RunBuilder:
         seen = max((a.last_step or 0 for a in self.attempts), default=0)
         armed = {entry.global_step: entry for entry in pending if entry.moment == "boundary" and entry.index not in self.harmless}
         worker = Worker(self, number, step, armed)
-        self.order(LaunchOrder(number, worker.ranks, step, resumed, seen, pending, worker.until), launched)
+        self.order(AttemptSpec(number, worker.ranks, step, resumed, seen, pending, worker.until), launched)
         self.store.claim(number)
         blow, last = worker.live()
         ended = self.tick(0.2)
@@ -159,13 +159,13 @@ class RunBuilder:
             flip(self.layout.checkpoints / f"step_{self.spoil[number]:08d}" / MODEL)
         choice = self.store.newest_valid()
         for refused in choice.rejected:
-            self.store.set_aside(self.layout.root / refused.path)
+            self.store.quarantine(self.layout.root / refused.path)
         report = choice.report
         if report is None or report.commit_sha256 is None:
             return None, choice.rejected
         return ResumedFrom(self.layout.relative(report.path), report.commit_sha256), choice.rejected
 
-    def order(self, order: LaunchOrder, launched: float) -> None:
+    def order(self, order: AttemptSpec, launched: float) -> None:
         """Write launch.json, a few milliseconds before the launch."""
         dated = replace(order, at=launched - 0.005, time=launched - 0.005 + WALL, boot_id=BOOT)
         write_json(self.layout.attempt(order.attempt).launch, encode(dated))
@@ -203,7 +203,7 @@ class Worker:
             self.sampler.advance()
         self.loss: float | None = None
 
-    def live(self) -> tuple[Fired | None, int]:
+    def live(self) -> tuple[InjectedFault | None, int]:
         """Work until the target or the blow; gives the blow and the last step."""
         self.run.tick(0.3)
         for category, seconds in (("import", 0.5), ("rendezvous", 0.1), ("load", 0.2)):
@@ -296,7 +296,7 @@ class Worker:
         seconds = {f"{name}_s": value for name, value in times.items()}
         where = {"path": self.run.layout.relative(saved.path), "commit_sha256": saved.commit_sha256}
         self.event("committed", bytes=saved.bytes, **where, **seconds)
-        for retired in self.run.store.settle(saved, image):
+        for retired in self.run.store.update_pointers_and_retire(saved, image):
             where = {"path": self.run.layout.relative(retired.path), "commit_sha256": retired.commit_sha256}
             self.event("retired", step=retired.global_step, **where)
         self.book(0, "write_wait", writing)
@@ -308,21 +308,21 @@ class Worker:
         for rank in self.booking - {0}:
             self.book(rank, "sync", began)
 
-    def image(self) -> Image:
+    def image(self) -> CheckpointImage:
         layout = plan_image(PARTS)
         memory = bytearray(layout.nbytes)
         for offset, header in layout.headers:
             memory[offset : offset + len(header)] = header
         for place in layout.tensors:
             memory[place.offset : place.offset + place.spec.nbytes] = self.bytes_at(place.spec.name, place.spec.nbytes)
-        stamp = Stamp(self.run.run_id, self.step, self.sampler.epoch, self.sampler.cursor_step, self.run.config.seed, self.ranks)
+        stamp = CheckpointMeta(self.run.run_id, self.step, self.sampler.epoch, self.sampler.cursor_step, self.run.config.seed, self.ranks)
         document = self.run.spoil_train(self.step, self.train_state()) | {
             "schema_version": 1,
             "world_size": self.ranks,
             "loss": self.loss,
             "line_chain": self.chain,
         }
-        return Image(stamp, memoryview(memory), layout.parts, {TRAIN: canonical(document)})
+        return CheckpointImage(stamp, memoryview(memory), layout.parts, {TRAIN: canonical_json(document)})
 
     def train_state(self) -> dict[str, Any]:
         """What train.json says but for the records: the schedule and the hyperparameters of the configuration."""
@@ -351,11 +351,11 @@ class Worker:
         found = components_of(tensors)
         return RankState(rank, found.parameters, found.buffers, found.optimizer, rng_digest(rng), train_digest(self.train_state()))
 
-    def strike(self) -> Fired | None:
+    def strike(self) -> InjectedFault | None:
         entry = self.armed.get(self.step)
         if entry is None:
             return None
-        fired = Fired(entry.index, entry.kind, entry.rank, entry.global_step, self.number, self.run.now, self.run.now + WALL)
+        fired = InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, self.number, self.run.now, self.run.now + WALL)
         assert claim(self.run.layout, fired)
         self.run.fired.add(entry.index)
         return fired
@@ -364,7 +364,7 @@ class Worker:
         digests = self.final_digests()
         loss = self.number_at("loss", 0, 0 if self.run.config.elastic.replicas else self.ranks)
         at = self.run.now
-        write_json(self.logs.final, encode(Final(self.step, self.number, at, at + WALL, *digests, loss, ranks=self.rank_states())))
+        write_json(self.logs.final, encode(FinalState(self.step, self.number, at, at + WALL, *digests, loss, ranks=self.rank_states())))
         self.spend("idle", 0.01, self.step)
 
     def rank_states(self) -> tuple[RankState, ...]:

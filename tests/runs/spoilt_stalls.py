@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.hashing import document_entry
 from ecrl_cli.checkpoint.format.manifest import make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, TRAIN
@@ -89,11 +89,11 @@ def _replace(layout: RunLayout, folder: Path, data: bytes, entries: Any, train: 
 
     name = folder.name + ".pt"
     manifest["parts"] = {name: encode(document_entry(data)) | {"tensors": entries}, TRAIN: encode(document_entry(train))}
-    text = canonical(manifest)
+    text = canonical_json(manifest)
     commit = make_commit(read_manifest(text), hashlib.sha256(text).hexdigest(), previous)
     shutil.rmtree(folder)
     (folder.parent / name).write_bytes(data)
-    (folder.parent / f"{folder.name}.json").write_bytes(canonical({"commit": commit.document(), "manifest": manifest, "train": train.decode()}))
+    (folder.parent / f"{folder.name}.json").write_bytes(canonical_json({"commit": commit.document(), "manifest": manifest, "train": train.decode()}))
 
     size = len(data) + len(train)
 

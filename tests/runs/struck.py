@@ -13,7 +13,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import FailureConfig, RunConfig
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.records.events import Attempt, Fired
+from ecrl_cli.records.events import Attempt, InjectedFault
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.files import write_json
@@ -31,7 +31,7 @@ class ListedBuilder(RunBuilder):
 
     def struck(self, index: int, attempt: int, **more: Any) -> None:
         entry, at = plan(self.config)[index], more.pop("at", self.now)
-        assert claim(self.layout, Fired(index, entry.kind, entry.rank, entry.global_step, attempt, at, at + WALL, **more))
+        assert claim(self.layout, InjectedFault(index, entry.kind, entry.rank, entry.global_step, attempt, at, at + WALL, **more))
         self.fired.add(index)
 
 

@@ -10,11 +10,11 @@ from ecrl_cli.config.schema import FailureConfig, RecoveryConfig, SupervisionCon
 from ecrl_cli.data.order import epoch_order, shard, window
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.records.attempt_spec import LaunchOrder
-from ecrl_cli.records.events import Attempt, Fired, ResumedFrom
+from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.records.events import Attempt, InjectedFault, ResumedFrom
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.survivor_records import LOST, LedgerLine, Redone, Testimony
+from ecrl_cli.records.survivor_records import LOST, LostSamples, RedoneStep, SurvivorReport
 from tests.runs.builder import SAMPLES, WALL, RunBuilder, Worker, config_of
 
 # Two buckets of "layers"; the one layer of the built checkpoints among them.
@@ -86,7 +86,7 @@ class SurvivedBuilder(RunBuilder):
         pending = tuple(entry for entry in plan(self.config) if entry.index not in self.fired)
         seen = max((a.last_step or 0 for a in self.attempts), default=0)
         worker = LiveWorker(self, number, step, self.deaths[number] if number < len(self.deaths) else None)
-        order = LaunchOrder(number, worker.ranks, step, resumed, seen, pending, **taken)  # type: ignore[arg-type]
+        order = AttemptSpec(number, worker.ranks, step, resumed, seen, pending, **taken)  # type: ignore[arg-type]
         self.order(order, launched)
         self.store.claim(number)
         died = worker.lived(bool(taken["origins"]))
@@ -171,7 +171,7 @@ class LiveWorker(Worker):
         self.begun = self.run.now
         self.spend("compute", 0.01, fate.step)
         now = self.run.now
-        blow = Fired(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, now + WALL, at_step=fate.step)
+        blow = InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, now + WALL, at_step=fate.step)
         assert claim(self.run.layout, blow)
         self.run.fired.add(entry.index)
 
@@ -183,22 +183,22 @@ class LiveWorker(Worker):
         self.one_step()
         self.journals, self.chain = journals, chain
 
-    def redone(self, fate: Death) -> tuple[Redone, ...]:
+    def redone(self, fate: Death) -> tuple[RedoneStep, ...]:
         """The dead die one after the other, each at its own bucket."""
         found, left = [], list(range(self.ranks))
         for rank, first in zip(fate.lost, fate.first, strict=True):
             left.remove(rank)
-            found.append(Redone(self.step, first, len(LAYERS), (rank,), tuple(left), 0.01))
+            found.append(RedoneStep(self.step, first, len(LAYERS), (rank,), tuple(left), 0.01))
         return tuple(found)
 
-    def leave(self, redone: tuple[Redone, ...]) -> None:
+    def leave(self, redone: tuple[RedoneStep, ...]) -> None:
         assert self.fate
         alive = tuple(rank for rank in range(self.ranks) if rank not in self.fate.lost)
         lines = self.ledger(redone)
         for rank in alive:
             each = tuple(replace(one, seconds=0.005 * (rank + 1)) for one in redone)
             now = self.run.now
-            said = Testimony(self.step, self.number, rank, alive, each, LAYERS if redone else (), "ab" * 32, now, now + WALL)
+            said = SurvivorReport(self.step, self.number, rank, alive, each, LAYERS if redone else (), "ab" * 32, now, now + WALL)
             journals = [(self.logs.testimony(rank), [said])] + ([(self.logs.ledger(rank), lines)] if lines else [])
             for path, entries in journals:
                 journal = Journal(path)
@@ -206,7 +206,7 @@ class LiveWorker(Worker):
                     journal.append(entry)
                 journal.close()
 
-    def ledger(self, redone: tuple[Redone, ...]) -> list[LedgerLine]:
+    def ledger(self, redone: tuple[RedoneStep, ...]) -> list[LostSamples]:
         per_epoch = SAMPLES // self.run.config.global_batch
         order = epoch_order(self.run.config.seed, (self.step - 1) // per_epoch, SAMPLES, self.run.config.global_batch)
         ids = window(order, (self.step - 1) % per_epoch, self.run.config.global_batch)
@@ -215,7 +215,7 @@ class LiveWorker(Worker):
             layers = tuple(name for bucket in LAYERS[each.first :] for name in bucket)
             for rank in each.lost if layers else ():
                 samples = tuple(int(name) for name in shard(ids, rank, self.ranks, 0))
-                found.append(LedgerLine(self.step, LOST, samples, layers, (rank,), LOSSY))
+                found.append(LostSamples(self.step, LOST, samples, layers, (rank,), LOSSY))
         return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.integrity import GuardConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
@@ -21,7 +21,7 @@ from ecrl_cli.storage.fs import Fs, PosixFs
 CONFIG = StoreConfig(keep=2, guard=GuardConfig(run_id=RUN_ID))
 
 
-def image(step: int, *, single: bool = False, seed: int = 1, run_id: str = RUN_ID) -> Image:
+def image(step: int, *, single: bool = False, seed: int = 1, run_id: str = RUN_ID) -> CheckpointImage:
     return synthetic_image(seed, step, synthetic_plan(40_000, 20_000, single=single), run_id)
 
 
@@ -49,7 +49,7 @@ def store_at(root: Path, config: StoreConfig = CONFIG, fs: Fs | None = None, att
 def commit(store: CheckpointStore, step: int, *, single: bool = False, attempt: int = 0) -> Saved:
     made = image(step, single=single)
     saved = store.save(made, attempt)
-    store.settle(saved, made)
+    store.update_pointers_and_retire(saved, made)
     return saved
 
 

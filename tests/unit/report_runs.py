@@ -16,7 +16,18 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig, ScaleConfig, VariantConfig
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
-from ecrl_cli.records.events import CATEGORIES, Attempt, CheckpointLine, Final, Fired, RankLine, ResumedFrom, Session, Span, SupervisorRecord
+from ecrl_cli.records.events import (
+    CATEGORIES,
+    Attempt,
+    CheckpointLine,
+    FinalState,
+    InjectedFault,
+    RankLine,
+    ResumedFrom,
+    Span,
+    SupervisorRecord,
+    SupervisorSession,
+)
 from ecrl_cli.records.journal import line_of, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import store, write_run_config
@@ -90,7 +101,7 @@ class Simulation:
     spans: dict[int, list[Span]] = field(default_factory=dict)
     ranks: dict[int, list[RankLine]] = field(default_factory=dict)
     saves: dict[int, list[CheckpointLine]] = field(default_factory=dict)
-    fired: list[Fired] = field(default_factory=list)
+    fired: list[InjectedFault] = field(default_factory=list)
     seen: int = 0
     durable: int = 0
 
@@ -114,7 +125,7 @@ class Simulation:
         for step in range(resumed + 1, self.plan.steps + 1):
             self._step(number, step, first=step == resumed + 1)
             if step == kill:
-                self.fired.append(Fired(len(self.fired), "kill", 1, step, number, self.now, WALL_0 + self.now))
+                self.fired.append(InjectedFault(len(self.fired), "kill", 1, step, number, self.now, WALL_0 + self.now))
                 break
         died = kill is not None
         self.attempts.append(
@@ -246,13 +257,13 @@ class Simulation:
             judged(layout, verdict(self.plan.verdict))
         return folder
 
-    def final(self) -> Final:
+    def final(self) -> FinalState:
         a, b, c, d = (_hex(f"{name} {self.plan.seed}") for name in ("parameters_digest", "buffers_digest", "optimizer_digest", "rng_digest"))
-        return Final(self.plan.steps, len(self.attempts) - 1, self.ended, WALL_0 + self.ended, a, b, c, d, loss=0.25)
+        return FinalState(self.plan.steps, len(self.attempts) - 1, self.ended, WALL_0 + self.ended, a, b, c, d, loss=0.25)
 
     def supervisor(self, folder: Path) -> SupervisorRecord:
         began = WALL_0 + self.started + random.Random(f"{self.plan} {folder}").randrange(10**6)  # no two runs began at once
-        session = Session(self.started, began, "boot", self.ended)
+        session = SupervisorSession(self.started, began, "boot", self.ended)
         run_id = store(config_of(self.plan)).run_id
         return SupervisorRecord(1, run_id, self.plan.steps, "completed", len(self.plan.kills), tuple(self.attempts), (session,), "target reached")
 

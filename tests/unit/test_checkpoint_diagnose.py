@@ -14,10 +14,10 @@ import pytest
 
 from ecrl_cli.checkpoint.format.names import CHUNK, COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.repair import record_repair
-from ecrl_cli.checkpoint.repair.crc_bit_flip import Flip, flipped, single_flip
+from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip, flipped, single_flip
 from ecrl_cli.checkpoint.repair.diagnose import diagnose, line
 from ecrl_cli.checkpoint.repair.repair import check_folder, repair
-from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import RunDirectoryError, StorageError
 from ecrl_cli.storage.recording_fs import RecordingFs
@@ -48,7 +48,7 @@ def files_of(path: Path) -> list[Path]:
 
 def said(path: Path) -> str:
     """What a person reads about the checkpoint at `path`, which must be refused."""
-    report = examine(path)
+    report = verify_checkpoint(path)
     assert not report.ok
     return line(report, diagnose(path))
 
@@ -60,13 +60,13 @@ def repaired(path: Path, out: Path) -> Path:
 def test_a_flipped_bit_follows_from_the_two_sums() -> None:
     generator = random.Random(7)
     for length in (1, 2, 1000, CHUNK) * 12:
-        data, where = generator.randbytes(length), Flip(generator.randrange(length), generator.randrange(8))
+        data, where = generator.randbytes(length), BitFlip(generator.randrange(length), generator.randrange(8))
         assert single_flip(zlib.crc32(flipped(data, where)), zlib.crc32(data), length) == where
 
 
 def test_sums_that_no_single_bit_explains_name_none() -> None:
     data = random.Random(7).randbytes(5000)
-    other = flipped(flipped(data, Flip(17, 3)), Flip(4000, 1))
+    other = flipped(flipped(data, BitFlip(17, 3)), BitFlip(4000, 1))
     assert single_flip(zlib.crc32(other), zlib.crc32(data), len(data)) is None
     assert single_flip(zlib.crc32(data), zlib.crc32(data), len(data)) is None
 
@@ -78,7 +78,7 @@ def test_a_flipped_bit_in_any_file_is_named_and_repaired(path: Path, tmp_path: P
         offset, bit = generator.randrange(len(original)), generator.randrange(8)
         flip(file, offset, bit)
         findings = diagnose(path).findings
-        assert [(found.file, found.flips) for found in findings] == [(file.name, (Flip(offset, bit),))], (file.name, offset, bit)
+        assert [(found.file, found.flips) for found in findings] == [(file.name, (BitFlip(offset, bit),))], (file.name, offset, bit)
         copy = repaired(path, tmp_path / f"repaired-{number}")
         flip(file, offset, bit)
         assert file.read_bytes() == original
@@ -92,7 +92,7 @@ def test_every_bit_of_the_frame_of_a_sidecar_is_found(tmp_path: Path) -> None:
     starts = [0, data.index(b',"manifest":') - 2, data.index(b',"train":') - 2, len(data) - 4]
     for offset in (offset for start in starts for offset in range(start, min(start + 13, len(data)), 4)):
         flip(sidecar, offset, 1)
-        assert [found.flips for found in diagnose(path).findings] == [(Flip(offset, 1),)], offset
+        assert [found.flips for found in diagnose(path).findings] == [(BitFlip(offset, 1),)], offset
         flip(sidecar, offset, 1)
 
 
@@ -104,7 +104,7 @@ def test_a_large_manifest_is_mended_from_the_parts(path: Path, tmp_path: Path, m
     for number, offsets in enumerate([(start + 60,), (start + 200, start + 300, start + 301), (start - 3,), (end + 40,), (end - 30, end + 40)]):
         for offset in offsets:
             flip(file, offset, 2)
-        assert [found.flips for found in diagnose(path).findings] == [tuple(Flip(offset, 2) for offset in offsets)]
+        assert [found.flips for found in diagnose(path).findings] == [tuple(BitFlip(offset, 2) for offset in offsets)]
         copy = repaired(path, tmp_path / f"repaired-{number}")
         assert (copy / MANIFEST if copy.is_dir() else copy.with_suffix(".json")).read_bytes() == before
         file.write_bytes(before)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
 from ecrl_cli.checkpoint.format.manifest import make_commit, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL
-from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.build import build
 from ecrl_cli.config.hmac_key import read_key
@@ -40,7 +40,7 @@ def forge(group: Path, number: int, key: bytes = b"") -> None:
     part = value["parts"][MODEL]
     part.update(sha256=hashlib.sha256(data).hexdigest(), chunk_crc32=list(chunk_sums(bytes(data))))
     part["tensors"]["parameters.weight"]["sha256"] = tensor_sha256("torch.float32", (10_000,), bytes(data[-40_000:]))
-    manifest = canonical(value)
+    manifest = canonical_json(value)
     (group / MANIFEST).write_bytes(manifest)
     previous = json.loads((group / COMMIT).read_bytes())["prev_commit_sha256"] if number % 2 else None
     made = make_commit(read_manifest(manifest), hashlib.sha256(manifest).hexdigest(), previous, key)
@@ -51,7 +51,7 @@ def recommit(group: Path, **changes: object) -> None:
     """Edit the commit record and let its own sum agree."""
     body = json.loads((group / COMMIT).read_bytes()) | changes
     del body["self_sha256"]
-    (group / COMMIT).write_bytes(canonical(body | {"self_sha256": digest(body)}))
+    (group / COMMIT).write_bytes(canonical_json(body | {"self_sha256": digest(body)}))
 
 
 @pytest.mark.parametrize("number", range(20))
@@ -64,8 +64,8 @@ def test_a_consistent_forgery_is_seen_with_the_key_and_only_with_it(tmp_path: Pa
     forge(group, number, OTHER if number % 3 == 0 else b"")
     if number % 3 == 1:
         recommit(group, hmac_sha256=mac)  # the genuine record's MAC, copied
-    assert examine(group, CONFIG.guard).ok, "a forger who makes everything agree is not seen without a key: this is what the key is for"
-    report = examine(group, with_key(KEY).guard)
+    assert verify_checkpoint(group, CONFIG.guard).ok, "a forger who makes everything agree is not seen without a key: this is what the key is for"
+    report = verify_checkpoint(group, with_key(KEY).guard)
     assert report.layer == "commit" and "hmac_sha256" in report.reason
 
 
@@ -76,12 +76,12 @@ def test_a_store_with_a_key_accepts_its_own_and_refuses_what_has_no_mac(tmp_path
     plain.close()
     store = store_at(tmp_path, with_key(KEY), attempt=1)
     saved = commit(store, 20, single=single, attempt=1)
-    assert [report.ok for report in map(store.examine, (entry.path for entry in store.entries()))] == [True, False]
-    assert store.examine(store.entries()[1].path).layer == "commit"
+    assert [report.ok for report in map(store.verify, (entry.path for entry in store.entries()))] == [True, False]
+    assert store.verify(store.entries()[1].path).layer == "commit"
     choice = store.newest_valid()
     assert choice.report is not None and choice.report.commit_sha256 == saved.commit_sha256
-    assert examine(saved.path, CONFIG.guard).ok, "without a key the MAC is not looked at"
-    assert examine(saved.path, with_key(OTHER).guard).layer == "commit"
+    assert verify_checkpoint(saved.path, CONFIG.guard).ok, "without a key the MAC is not looked at"
+    assert verify_checkpoint(saved.path, with_key(OTHER).guard).layer == "commit"
     store.close()
 
 
@@ -91,7 +91,7 @@ def test_the_same_state_saved_again_is_committed_and_one_without_a_mac_is_set_as
     plain.close()
     store: CheckpointStore = store_at(tmp_path, with_key(KEY))
     first, second = store.save(image(10), 0), store.save(image(10), 0)
-    assert first.commit_sha256 == second.commit_sha256 and store.examine(first.path).ok
+    assert first.commit_sha256 == second.commit_sha256 and store.verify(first.path).ok
     assert [path.name.startswith(".rejected_") for path in sorted(store.root.iterdir())].count(True) == 1
     store.close()
 
@@ -106,7 +106,7 @@ def test_without_a_key_the_record_is_what_it_was(tmp_path: Path) -> None:
 def test_a_mac_that_is_none_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     group = commit(store_at(tmp_path, with_key(KEY)), 20).path
     recommit(group, **change)
-    assert examine(group, with_key(KEY).guard).layer == "commit"
+    assert verify_checkpoint(group, with_key(KEY).guard).layer == "commit"
 
 
 def test_no_mac_has_one_spelling(tmp_path: Path) -> None:

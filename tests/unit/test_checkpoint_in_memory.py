@@ -14,8 +14,8 @@ import torch
 
 from ecrl_cli.checkpoint.capture import memory_snapshots as records
 from ecrl_cli.checkpoint.capture.loading import load_snapshot
-from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
-from ecrl_cli.checkpoint.capture.train_position import Progress
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.strategies.factory import make_in_memory
 from ecrl_cli.checkpoint.strategies.in_memory import InMemoryStrategy
 from ecrl_cli.errors import EcrlError, NoValidCheckpoint
@@ -32,8 +32,8 @@ from tests.unit.test_checkpoint_train_state import Run, config
 
 
 @pytest.fixture
-def snapshots() -> Iterator[Snapshots]:
-    made = Snapshots.create()
+def snapshots() -> Iterator[SnapshotPair]:
+    made = SnapshotPair.create()
     yield made
     made.close()
 
@@ -44,7 +44,7 @@ def layout(tmp_path: Path) -> RunLayout:
     return RunLayout(tmp_path)
 
 
-def strategy_of(run: Run, layout: RunLayout, snapshots: Snapshots, attempt: int = 0) -> InMemoryStrategy:
+def strategy_of(run: Run, layout: RunLayout, snapshots: SnapshotPair, attempt: int = 0) -> InMemoryStrategy:
     clock = SpanClock(Journal(layout.attempt(attempt).spans(0)), attempt, monotonic(), "compute")
     made = make_in_memory(config("in_memory"), run.pack, layout, attempt, clock, snapshots)
     assert isinstance(made, InMemoryStrategy)
@@ -62,15 +62,15 @@ def trained(run: Run, layout: RunLayout, strategy: InMemoryStrategy, steps: int,
     for _ in range(steps):
         run.train(1)
         journal.append(line(run, attempt, run.pack.state_digest() if digests else None))
-        strategy.remember(run.progress())
+        strategy.snapshot(run.progress())
     journal.close()
 
 
-def whole(snapshots: Snapshots) -> list[tuple[int, int]]:
+def whole(snapshots: SnapshotPair) -> list[tuple[int, int]]:
     return [(each.global_step, each.attempt) for each in snapshots.whole()]
 
 
-def taken(layout: RunLayout, snapshots: Snapshots, steps: int = 3, **more: Any) -> Run:
+def taken(layout: RunLayout, snapshots: SnapshotPair, steps: int = 3, **more: Any) -> Run:
     """A run that has done its steps and is gone."""
     run = Run()
     run.train(1)
@@ -80,18 +80,18 @@ def taken(layout: RunLayout, snapshots: Snapshots, steps: int = 3, **more: Any) 
     return run
 
 
-def damage(snapshots: Snapshots, number: int, offset: int) -> None:
+def damage(snapshots: SnapshotPair, number: int, offset: int) -> None:
     byte = os.pread(snapshots.fds[number], 1, offset)
     os.pwrite(snapshots.fds[number], bytes([byte[0] ^ 1]), offset)
 
 
-def place_of(snapshots: Snapshots, name: str) -> int:
+def place_of(snapshots: SnapshotPair, name: str) -> int:
     """Where the newest snapshot has that tensor."""
     return next(place.offset for place in snapshots.whole()[0].tensors if place.spec.name == name)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_what_is_gone_on_with_is_what_was_taken(layout: RunLayout, snapshots: Snapshots, kind: str) -> None:
+def test_what_is_gone_on_with_is_what_was_taken(layout: RunLayout, snapshots: SnapshotPair, kind: str) -> None:
     run = Run(kind)
     run.train(1)
     strategy = strategy_of(run, layout, snapshots)
@@ -105,7 +105,7 @@ def test_what_is_gone_on_with_is_what_was_taken(layout: RunLayout, snapshots: Sn
     progress = other.pack.become(loaded.tensors, loaded.train)
     assert other.pack.digests() == digests
     assert other.train(3) == on, "another trajectory: a generator, the scaler or the schedule is not as it was"
-    assert progress == Progress(5, 0, 5, 1337, "c" * 64)
+    assert progress == TrainPosition(5, 0, 5, 1337, "c" * 64)
     strategy.close()
 
 
@@ -121,7 +121,7 @@ def gathering(run: Run, monkeypatch: pytest.MonkeyPatch, die: Callable[[], None]
     """Dies when the ranks have given each other what is needed: failure moment `capture`."""
     gather = run.pack.gather
 
-    def gathered(progress: Progress) -> None:
+    def gathered(progress: TrainPosition) -> None:
         gather(progress)
         die()
 
@@ -154,7 +154,7 @@ def committing(run: Run, monkeypatch: pytest.MonkeyPatch, die: Callable[[], None
 
 @pytest.mark.parametrize("moment", [gathering, copying, committing])
 def test_a_death_while_a_snapshot_is_taken_leaves_the_one_before(
-    layout: RunLayout, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch, moment: Callable[..., None]
+    layout: RunLayout, snapshots: SnapshotPair, monkeypatch: pytest.MonkeyPatch, moment: Callable[..., None]
 ) -> None:
     """The memory is shared: it holds at each instant what a SIGKILL at that instant leaves in it."""
     run = Run()
@@ -172,7 +172,7 @@ def test_a_death_while_a_snapshot_is_taken_leaves_the_one_before(
     assert lines[-1].global_step == 5
 
 
-def test_the_next_attempt_writes_over_what_it_does_not_go_on_with(layout: RunLayout, snapshots: Snapshots) -> None:
+def test_the_next_attempt_writes_over_what_it_does_not_go_on_with(layout: RunLayout, snapshots: SnapshotPair) -> None:
     run = taken(layout, snapshots, 3)
     assert whole(snapshots) == [(4, 0), (3, 0)]
     strategy = strategy_of(run, layout, snapshots, attempt=1)
@@ -182,7 +182,7 @@ def test_the_next_attempt_writes_over_what_it_does_not_go_on_with(layout: RunLay
     strategy.close()
 
 
-def test_a_state_that_has_grown_gets_a_larger_place(layout: RunLayout, snapshots: Snapshots) -> None:
+def test_a_state_that_has_grown_gets_a_larger_place(layout: RunLayout, snapshots: SnapshotPair) -> None:
     taken(layout, snapshots)
     larger = Run("adamw", width=64)
     larger.train(8)
@@ -195,7 +195,7 @@ def test_a_state_that_has_grown_gets_a_larger_place(layout: RunLayout, snapshots
 
 
 @pytest.mark.parametrize("back", [BLOCK, BLOCK - 8, BLOCK - 40, BLOCK + 1])
-def test_damaged_records_make_no_snapshot(layout: RunLayout, snapshots: Snapshots, back: int) -> None:
+def test_damaged_records_make_no_snapshot(layout: RunLayout, snapshots: SnapshotPair, back: int) -> None:
     """The word, the attempt, the hash; and, found by its own means, the table."""
     taken(layout, snapshots)
     newest = snapshots.whole()[0]
@@ -206,7 +206,7 @@ def test_damaged_records_make_no_snapshot(layout: RunLayout, snapshots: Snapshot
     assert whole(snapshots) == [(3, 0)]
 
 
-def test_where_the_ranks_log_their_state_a_flipped_bit_is_found(layout: RunLayout, snapshots: Snapshots) -> None:
+def test_where_the_ranks_log_their_state_a_flipped_bit_is_found(layout: RunLayout, snapshots: SnapshotPair) -> None:
     run = taken(layout, snapshots, digests=True)
     damage(snapshots, snapshots.whole()[0].number, place_of(snapshots, "parameters.first.weight"))
     found, forgone = recall(layout, snapshots, behind=0)
@@ -216,7 +216,7 @@ def test_where_the_ranks_log_their_state_a_flipped_bit_is_found(layout: RunLayou
     assert run.global_step == 4
 
 
-def test_a_state_that_is_not_finite_is_no_state_to_go_on_with(layout: RunLayout, snapshots: Snapshots) -> None:
+def test_a_state_that_is_not_finite_is_no_state_to_go_on_with(layout: RunLayout, snapshots: SnapshotPair) -> None:
     run = Run()
     run.train(1)
     strategy = strategy_of(run, layout, snapshots)
@@ -230,18 +230,18 @@ def test_a_state_that_is_not_finite_is_no_state_to_go_on_with(layout: RunLayout,
     assert forgone[0].reason == "parameters.last.weight holds a NaN or an infinity"
 
 
-def test_a_step_that_rank_0_never_logged_is_not_gone_on_with(layout: RunLayout, snapshots: Snapshots) -> None:
+def test_a_step_that_rank_0_never_logged_is_not_gone_on_with(layout: RunLayout, snapshots: SnapshotPair) -> None:
     run = taken(layout, snapshots)
     strategy = strategy_of(run, layout, snapshots, attempt=1)
     run.train(1)
-    strategy.remember(run.progress())
+    strategy.snapshot(run.progress())
     strategy.close()
     found, forgone = recall(layout, snapshots, behind=0)
     assert found is not None and (found.global_step, found.attempt) == (4, 0)
     assert [each.reason for each in forgone] == ["rank 0 logged no such step"]
 
 
-def test_what_changes_between_choice_and_load_is_not_loaded(layout: RunLayout, snapshots: Snapshots) -> None:
+def test_what_changes_between_choice_and_load_is_not_loaded(layout: RunLayout, snapshots: SnapshotPair) -> None:
     """And not chosen again: an error that a restart cures."""
     taken(layout, snapshots)
     found, _ = recall(layout, snapshots, behind=0)
@@ -255,7 +255,7 @@ def test_what_changes_between_choice_and_load_is_not_loaded(layout: RunLayout, s
 
 @pytest.mark.parametrize(("durable", "step", "memory"), [(2, 4, "snapshot"), (4, 4, ""), (9, 9, "")])
 def test_the_newest_of_memory_and_disk_is_chosen_and_disk_of_two_alike(
-    layout: RunLayout, snapshots: Snapshots, durable: int, step: int, memory: str
+    layout: RunLayout, snapshots: SnapshotPair, durable: int, step: int, memory: str
 ) -> None:
     taken(layout, snapshots)
     store = store_at(layout.root)
@@ -266,7 +266,7 @@ def test_the_newest_of_memory_and_disk_is_chosen_and_disk_of_two_alike(
     assert (made.resume_from is None, made.snapshot_sha256 != "") == (bool(memory), bool(memory))
 
 
-def test_memory_saves_a_run_whose_every_checkpoint_is_damaged(layout: RunLayout, snapshots: Snapshots) -> None:
+def test_memory_saves_a_run_whose_every_checkpoint_is_damaged(layout: RunLayout, snapshots: SnapshotPair) -> None:
     taken(layout, snapshots)
     store = store_at(layout.root)
     saved = commit(store, 2)
@@ -280,6 +280,6 @@ def test_memory_saves_a_run_whose_every_checkpoint_is_damaged(layout: RunLayout,
     assert [each.path for each in choice.rejected] == ["checkpoints/step_00000002"]
 
 
-def test_a_supervisor_that_has_just_begun_has_nothing_in_memory(layout: RunLayout, snapshots: Snapshots) -> None:
+def test_a_supervisor_that_has_just_begun_has_nothing_in_memory(layout: RunLayout, snapshots: SnapshotPair) -> None:
     assert recall(layout, snapshots, behind=0) == (None, ())
     assert snapshots.free() == [0, 1]

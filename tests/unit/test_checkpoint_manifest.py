@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, parse, parse_canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse, parse_canonical
 from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
 from ecrl_cli.checkpoint.format.manifest import Manifest, PartEntry, TensorEntry, components, make_commit, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import MODEL
@@ -47,7 +47,7 @@ def test_what_is_not_strict_json_is_a_value_error(text: bytes) -> None:
 
 def test_brackets_in_strings_are_not_depth() -> None:
     value = {"a": "[" * 100 + '\\"{' * 50, "b": [[[["x"]]]]}
-    assert parse_canonical(canonical(value)) == value
+    assert parse_canonical(canonical_json(value)) == value
 
 
 @pytest.mark.parametrize("text", [b'{"b":1,"a":2}', b'{"a": 1}', b'{"a":1.0e0}', b'{"a":"\\u0061"}', b'{"a":1}\n'])
@@ -75,7 +75,7 @@ def test_they_are_read_back_as_they_were() -> None:
 
 
 def edited(**changes: Any) -> bytes:
-    return canonical(json.loads(MANIFEST.encoded()) | changes)
+    return canonical_json(json.loads(MANIFEST.encoded()) | changes)
 
 
 @pytest.mark.parametrize(

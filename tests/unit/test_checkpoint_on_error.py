@@ -18,7 +18,7 @@ from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Trouble
+from ecrl_cli.records.messages import RankError
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.supervision.attempts.restart_policy import decide
 from tests.unit.checkpoint_support import writer_process
@@ -123,7 +123,7 @@ def test_by_default_training_goes_on_and_the_next_save_works(tmp_path: Path, str
 
 def test_no_restart_is_spent_on_it() -> None:
     attempt = Attempt(attempt=0, world_size=1, exit_code=5, rank=0, outcome="died", last_step=7)
-    decision = decide((attempt,), 20, Trouble(0, "E-storage checkpoint: step 7 was not saved (write: ENOSPC at x)", 5))
+    decision = decide((attempt,), 20, RankError(0, "E-storage checkpoint: step 7 was not saved (write: ENOSPC at x)", 5))
     assert not decision.restart and decision.exit_code == 5
     assert decision.error is not None and "write: ENOSPC at x" in decision.error.line()
 

@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import synthetic_plan
 from ecrl_cli.checkpoint.writer.protocol import Channel, connect, decode_parts, encode_parts, listen
-from ecrl_cli.checkpoint.writer.server import Client, Writer
+from ecrl_cli.checkpoint.writer.server import Writer, WriterConnection
 from ecrl_cli.records.layout import RunLayout
 
 
@@ -89,7 +89,7 @@ def test_a_slot_is_never_granted_twice(tmp_path: Path, ends: tuple[Channel, Chan
     left, right = ends
     store = CheckpointStore(tmp_path / "checkpoints")
     with listen(tmp_path / ".writer") as listener:
-        writer, client = Writer(RunLayout(tmp_path), store, listener), Client(left)
+        writer, client = Writer(RunLayout(tmp_path), store, listener), WriterConnection(left)
         client.nbytes, client.slots = 4096, 2
         writer._current = client
         writer._provide_all(client)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ecrl_cli.checkpoint.format.manifest import components
-from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from tests.unit.checkpoint_support import writer_process
@@ -39,7 +39,7 @@ strategy.flush()
 expected = draws()
 dist.barrier()
 if rank == 0:
-    from ecrl_cli.checkpoint.store import CheckpointStore
+    from ecrl_cli.checkpoint.store.store import CheckpointStore
     report = CheckpointStore(root / "checkpoints").newest_valid().report
     chosen = [str(report.path), report.commit_sha256]
 else:
@@ -72,7 +72,7 @@ def test_every_rank_gets_its_own_generators_and_chain_back(tmp_path: Path, strat
     assert [each["equal"] for each in told] == [True, True]
     assert [each["chain"] for each in told] == ["0" * 64, "1" * 64]
     assert told[0]["first"] != told[1]["first"]
-    report = examine(tmp_path / "checkpoints" / "step_00000003")
+    report = verify_checkpoint(tmp_path / "checkpoints" / "step_00000003")
     assert report.manifest is not None and report.manifest.world_size == 2
     assert told[0]["rng"] == told[1]["rng"] == components(report.manifest).rng
     names = {name for part in report.manifest.parts.values() for name in part.tensors if name.startswith("rng.")}
@@ -89,7 +89,7 @@ def test_generators_that_all_ranks_share_are_kept_once_and_given_to_any_rank(tmp
     digests, expected = run.pack.digests(), float(torch.rand(()))
     strategy.close()
     path = tmp_path / "checkpoints" / "step_00000003"
-    report = examine(path)
+    report = verify_checkpoint(path)
     assert report.manifest is not None and report.commit_sha256 is not None
     names = {name for part in report.manifest.parts.values() for name in part.tensors if name.startswith("rng.")}
     assert names == {f"rng.shared.{kind}" for kind in ("python", "numpy", "torch")}

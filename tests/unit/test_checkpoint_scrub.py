@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.hashing import document_entry, tensor_sha256
 from ecrl_cli.checkpoint.format.manifest import make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL, OPTIMIZER, TRAIN
 from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, sampled, scrub
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, examine
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
@@ -48,15 +48,15 @@ def group(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
 def test_the_answer_is_the_guards(group: Path, damage: Damage) -> None:
-    assert examine_once(group) == examine(group)
+    assert examine_once(group) == verify_checkpoint(group)
     damage.do(group / damage.file)
-    assert examine_once(group) == examine(group)
+    assert examine_once(group) == verify_checkpoint(group)
 
 
 @pytest.mark.parametrize("case", FORGED_HEADERS)
 def test_the_answer_to_a_forged_header_is_the_guards(group: Path, case: str) -> None:
     forge(group, header_edited(group, FORGED_HEADERS[case]))
-    assert examine_once(group) == examine(group)
+    assert examine_once(group) == verify_checkpoint(group)
     assert examine_once(group).layer == "schema"
 
 
@@ -75,17 +75,17 @@ def test_numbers_that_are_not_finite_are_seen_wherever_they_lie(
     data = bytearray((group / MODEL).read_bytes())
     data[-4:] = struct.pack("<f", value)
     forge(group, arrange(bytes(data)), sha256=tensor_sha256("torch.float32", (10_000,), bytes(data[-40_000:])))
-    assert examine_once(group).layer == examine(group).layer == ("" if value == 1.0 else "finite")
+    assert examine_once(group).layer == verify_checkpoint(group).layer == ("" if value == 1.0 else "finite")
 
 
 def test_a_train_json_that_is_none_is_refused_even_if_all_hashes_agree(group: Path) -> None:
     data, value = b"not JSON", json.loads((group / MANIFEST).read_bytes())
     value["parts"][TRAIN] = encode(document_entry(data))
-    manifest = canonical(value)
+    manifest = canonical_json(value)
     (group / TRAIN).write_bytes(data)
     (group / MANIFEST).write_bytes(manifest)
     (group / COMMIT).write_bytes(make_commit(read_manifest(manifest), hashlib.sha256(manifest).hexdigest(), None).encoded())
-    assert examine_once(group).layer == examine(group).layer == "schema"
+    assert examine_once(group).layer == verify_checkpoint(group).layer == "schema"
 
 
 def test_a_writer_that_digested_other_bytes_is_seen_in_a_deep_look_alone(group: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.format.image import Image, ImagePlan
+from ecrl_cli.checkpoint.format.image import CheckpointImage, ImagePlan
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import image_components, synthetic_image, synthetic_plan
@@ -57,7 +57,7 @@ class Rank:
                     self.memory[message["slot"]] = Memory(self.channel.take_fd(), message["nbytes"])
             self.waiting += received
 
-    def submit(self, step: int) -> Image:
+    def submit(self, step: int) -> CheckpointImage:
         """Fill a granted slot and hand it over; gives the image whose content must come to lie on disk."""
         image = synthetic_image(1, step, self.plan, run_id(CONFIG))
         slot = self.expect("grant")["slot"]
@@ -217,10 +217,10 @@ def test_it_dies_with_the_one_who_started_it(layout: RunLayout, tmp_path: Path) 
     code = (
         "import sys, os, signal; from pathlib import Path; from ecrl_cli.records.layout import RunLayout\n"
         "from tests.unit.checkpoint_support import writer_process\n"
-        "from tests.unit.test_checkpoint_server import Rank\n"
+        "from tests.unit.test_checkpoint_server import RankProcess\n"
         f"layout = RunLayout(Path({str(tmp_path)!r}))\n"
         "with writer_process(layout) as process:\n"
-        "    Rank(layout).expect('grant')\n"
+        "    RankProcess(layout).expect('grant')\n"
         "    print(process.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -236,11 +236,11 @@ def test_it_dies_with_the_one_who_started_it(layout: RunLayout, tmp_path: Path) 
 
 FULL_DISK = """
 import errno, sys, threading
-from ecrl_cli.checkpoint import lines, store
+from ecrl_cli.checkpoint.store import checkpoint_log, store
 from ecrl_cli.errors import StorageError
-from ecrl_cli.supervision import writer_main
+from ecrl_cli.supervision.launch import writer_main
 
-full, save, write = threading.Event(), store.CheckpointStore.save, lines.CheckpointLog.write
+full, save, write = threading.Event(), store.CheckpointStore.save, checkpoint_log.CheckpointLog.write
 
 def save_when_full(self, image, attempt):
     full.wait()
@@ -252,7 +252,7 @@ def refuse_one(self, event, step, **values):
         raise StorageError.of("append", "the journal", OSError(errno.ENOSPC, "full"))
     write(self, event, step, **values)
 
-store.CheckpointStore.save, lines.CheckpointLog.write = save_when_full, refuse_one
+store.CheckpointStore.save, checkpoint_log.CheckpointLog.write = save_when_full, refuse_one
 writer_main.main(sys.argv[1:])
 """
 
@@ -273,8 +273,8 @@ def test_it_finishes_what_it_received_before_it_dies_of_a_line_that_does_not_fit
 def test_a_defect_in_a_thread_ends_the_process_so_that_nobody_waits_for_ever(tmp_path: Path) -> None:
     code = (
         "import threading\n"
-        "from ecrl_cli.checkpoint import writer\n"
-        "threading.excepthook = writer.die_of\n"
+        "from ecrl_cli.checkpoint.writer import server\n"
+        "threading.excepthook = server.die_of\n"
         "thread = threading.Thread(target=lambda: 1 / 0)\n"
         "thread.start()\n"
         "thread.join()\n"

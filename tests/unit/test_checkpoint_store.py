@@ -16,7 +16,7 @@ import pytest
 from ecrl_cli.checkpoint.format.manifest import read_commit
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL
 from ecrl_cli.checkpoint.store.catalog import newest_valid
-from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.storage.fs import Buffer, PosixFs
@@ -240,7 +240,7 @@ def test_the_newest_valid_one_is_chosen_by_step_not_by_time_and_each_refusal_is_
     assert choice.report is not None and choice.report.global_step == 20
     assert [(r.path, r.layer) for r in choice.rejected] == [("checkpoints/step_00000040", "commit"), ("checkpoints/step_00000030", "hash")]
     for rejected in choice.rejected:
-        store.set_aside(tmp_path / rejected.path)
+        store.quarantine(tmp_path / rejected.path)
     assert names(store) == ["step_00000020", "step_00000010"]
     assert len(with_prefix(store, ".rejected_")) == 2
 
@@ -251,8 +251,8 @@ def test_a_checkpoint_whose_name_was_late_is_chosen_and_not_among_the_refused(tm
     commit(store, 10)
     late = [commit(store, 20).path]
 
-    def look(path: Path) -> GuardReport:
-        return GuardReport(late.pop(), False, "file", f"ENOENT at {path.name}") if path in late else store.examine(path)
+    def look(path: Path) -> IntegrityReport:
+        return IntegrityReport(late.pop(), False, "file", f"ENOENT at {path.name}") if path in late else store.verify(path)
 
     choice = newest_valid(store.fs, store.root, look)
     assert choice.report is not None and (choice.report.global_step, choice.rejected) == (20, ())
@@ -393,7 +393,7 @@ def test_a_full_disk_fails_the_save_and_gives_the_space_back(small_disk: Path, s
     assert step > 20
     report = store.newest_valid().report
     assert report is not None and report.global_step == step - 10 and not leftovers(store)
-    store.set_aside(report.path)
+    store.quarantine(report.path)
     for name in with_prefix(store, ".rejected_"):
         subprocess.run(["rm", "-r", str(store.root / name)], check=True)
     assert commit(store, step, single=single).path.exists()

@@ -18,11 +18,11 @@ import torch
 
 from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.capture.staging_buffer import Layout, Slot
-from ecrl_cli.checkpoint.format.image import Image, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, StagingBuffer
+from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace, TensorSpec, plan_image
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig, scrub
 from ecrl_cli.checkpoint.store.catalog import newest_valid
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, examine
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import StorageError
@@ -44,15 +44,15 @@ STATE: Tensors = {
 }
 
 
-def image(step: int) -> Image:
+def image(step: int) -> CheckpointImage:
     """What `Context.capture` hands over with checkpoint.format=torch."""
     plan = plan_image({"all": [TensorSpec(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in STATE.items()]})
-    slot = Slot(Memory.create(plan.nbytes + 2**18), Layout(plan, ".pt", plan.nbytes + 2**18), torch.device("cpu"))
+    slot = StagingBuffer(Memory.create(plan.nbytes + 2**18), BufferLayout(plan, ".pt", plan.nbytes + 2**18), torch.device("cpu"))
     slot.capture(STATE)
     train = b'{"line_chain":[""]}'
     parts = slot.layout.parts(step, slot.serialize(train))
-    return Image(
-        Stamp(RUN_ID, step, 0, step, 1, 1),
+    return CheckpointImage(
+        CheckpointMeta(RUN_ID, step, 0, step, 1, 1),
         slot.memory.view,
         tuple(PartPlace(p.name, p.offset, p.nbytes, p.tensors) for p in parts),
         {"train.json": train},
@@ -80,7 +80,7 @@ def layers(path: Path, finite: str = "all") -> tuple[str, str, str, str]:
         loaded = ""
     except StorageError as error:
         loaded = error.fact.split(" failed at ")[1].split(":")[0]
-    return examine(path, config).layer, examine_once(path, config).layer, looked[path.name].layer, loaded
+    return verify_checkpoint(path, config).layer, examine_once(path, config).layer, looked[path.name].layer, loaded
 
 
 def test_what_torch_wrote_is_read_bit_for_bit_without_it(path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_file_that_torch_would_not_write_is_refused_and_nothing_in_it_runs(pat
 
 def test_recovery_falls_back_behind_a_forged_file_with_the_refusal_on_record(path: Path) -> None:
     with_tensors(path, lambda tensors: tensors[WEIGHT].view(-1)[7].fill_(float("nan")))
-    choice = newest_valid(PosixFs(), path.parent, examine)
+    choice = newest_valid(PosixFs(), path.parent, verify_checkpoint)
     assert choice.report is not None and choice.report.global_step == 10
     assert [(refused.path, refused.layer) for refused in choice.rejected] == [("checkpoints/step_00000020.pt", "finite")]
 
@@ -226,7 +226,7 @@ def test_the_zip_is_not_read_without_bound(path: Path) -> None:
 
 def test_the_judge_reads_it_without_torch(path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ecrl_cli.checkpoint.store.integrity import examine; "
-        "assert examine(Path(sys.argv[1])).ok; sys.exit('torch' in sys.modules)"
+        "import sys; from pathlib import Path; from ecrl_cli.checkpoint.store.integrity import verify_checkpoint; "
+        "assert verify_checkpoint(Path(sys.argv[1])).ok; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 0

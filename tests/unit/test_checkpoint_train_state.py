@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ecrl_cli.checkpoint.capture.loading import load_checkpoint
-from ecrl_cli.checkpoint.capture.train_position import Progress
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.format.names import MODEL, TRAIN
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -74,7 +74,7 @@ class Run:
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=3)
         self.sampler = ResumableGlobalBatchSampler(64, 8, 1337)
-        self.pack = StatePack(self.model, self.optimizer, self.scheduler, self.scaler, self.sampler, 0, 1)
+        self.pack = TrainState(self.model, self.optimizer, self.scheduler, self.scaler, self.sampler, 0, 1)
         self.global_step = 0
 
     def train(self, steps: int) -> list[float]:
@@ -92,8 +92,8 @@ class Run:
             losses.append(loss.item())
         return losses
 
-    def progress(self, chain: str = "c" * 64) -> Progress:
-        return Progress(self.global_step, self.sampler.epoch, self.sampler.cursor_step, 1337, chain)
+    def progress(self, chain: str = "c" * 64) -> TrainPosition:
+        return TrainPosition(self.global_step, self.sampler.epoch, self.sampler.cursor_step, 1337, chain)
 
 
 def config(strategy: str = "blocking", layout: str = "group", format: str = "safetensors", **checkpoint: Any) -> RunConfig:
@@ -148,7 +148,7 @@ def test_training_goes_on_bit_for_bit_from_a_checkpoint(tmp_path: Path, settings
     resumed = Run(kind, seed=99)
     resumed.train(2)
     progress = resumed.pack.restore(path, commit)
-    assert progress == Progress(5, 0, 5, 1337, "c" * 64)
+    assert progress == TrainPosition(5, 0, 5, 1337, "c" * 64)
     assert resumed.pack.digests() == digests
     assert resumed.scheduler.last_epoch == 5
     assert resumed.train(4) == expected
@@ -222,7 +222,7 @@ def test_the_other_layouts_restore_the_same(tmp_path: Path, settings: RunConfig,
     strategy.flush()
     strategy.close()
     path = RunLayout(tmp_path).checkpoints / f"step_00000003{suffix}"
-    report = CheckpointStore(path.parent).examine(path)
+    report = CheckpointStore(path.parent).verify(path)
     assert report.ok and report.manifest is not None and components(report.manifest) == digests
     resumed = Run(seed=99)
     assert resumed.pack.restore(path, report.commit_sha256 or "").global_step == 3

@@ -125,7 +125,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             raise RecordError("rank0.jsonl:3", "torn") if run.name == "unreadable" else EvidenceMissing(run.name, "has no config.json")
         return SimpleNamespace(status=run.name, to_json=lambda: {"status": run.name})
 
-    monkeypatch.setattr(verify, "judge", judge)
+    monkeypatch.setattr(verify, "verify_run", judge)
     monkeypatch.setattr(verify, "render", lambda verdict: f"it is {verdict.status}")
     return tmp_path / "sweep"
 

@@ -15,7 +15,7 @@ import pytest
 
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MODEL, OPTIMIZER
 from ecrl_cli.checkpoint.repair import scrub
-from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.store import StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.cli import verify
@@ -135,7 +135,7 @@ def test_repaired_copies_are_written_elsewhere_and_pass(folder: Path, tmp_path: 
     assert any(line.startswith("not repaired: step_00000010 is damaged beyond") for line in out)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["step_00000020"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "out" / "step_00000020").iterdir()} == original
-    assert examine(tmp_path / "out" / "step_00000020").ok and (folder / "step_00000020" / MODEL).read_bytes() == damaged
+    assert verify_checkpoint(tmp_path / "out" / "step_00000020").ok and (folder / "step_00000020" / MODEL).read_bytes() == damaged
 
 
 def test_what_was_found_is_said_where_no_copy_can_be_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,7 @@ def test_a_run_is_judged_as_ever_and_scrubbed_when_asked(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(verify, "judge", lambda run, reference, known: SimpleNamespace(status="valid", to_json=lambda: {"status": "valid"}))
+    monkeypatch.setattr(verify, "verify_run", lambda run, reference, known: SimpleNamespace(status="valid", to_json=lambda: {"status": "valid"}))
     monkeypatch.setattr(verify, "render", lambda verdict: "it is valid")
     flip(folder / "step_00000020" / MODEL, 9000)
     assert main(["verify", str(tmp_path)]) == 0
@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_looked_at_hides_no_other_answer(
     def poor(path: Path, *args: Any) -> Any:
         if (path / "poor").exists():
             raise StorageError.of("open", path, OSError(errno.EMFILE, "Too many open files"))
-        return examine(path, *args)
+        return verify_checkpoint(path, *args)
 
     monkeypatch.setattr(scrub, "examine_once", poor)
     assert main(["verify", str(folder), str(tmp_path / "other")]) == 5

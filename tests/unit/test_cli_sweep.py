@@ -19,10 +19,10 @@ from ecrl_cli.config.identity import run_name
 from ecrl_cli.config.schema import FailureConfig, RunConfig, VariantConfig
 from ecrl_cli.errors import ConfigError, RunHeld
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.runs.run import Desk, RunResult, lay_down
+from ecrl_cli.runs.run import RunContext, RunResult, init_run_dir
 from ecrl_cli.runs.sweep import fair_order
 
-Run = Callable[[RunConfig, Path, Desk], RunResult]
+Run = Callable[[RunConfig, Path, RunContext], RunResult]
 ARGUMENTS = ["-m", "+suite=digits-cnn", "variant=ref,blk,ovl"]
 
 
@@ -31,9 +31,9 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """The configurations that were started, in order; each run ends well."""
     configs: list[RunConfig] = []
 
-    def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
+    def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
         configs.append(config)
-        lay_down(RunLayout(run_dir), config)
+        init_run_dir(RunLayout(run_dir), config)
         return RunResult(0, "completed", "target reached")
 
     monkeypatch.chdir(tmp_path)
@@ -130,7 +130,7 @@ def test_another_start_in_the_same_folder_keeps_the_earlier_lines(started: list[
 def test_the_manifest_says_running_while_a_run_runs(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
+    def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
         seen.append([row["status"] for row in manifest(run_dir.parent)])
         return RunResult(0, "completed", "")
 
@@ -140,7 +140,7 @@ def test_the_manifest_says_running_while_a_run_runs(started: list[RunConfig], tm
 
 
 def failing(code: int, on_seed: int) -> Run:
-    def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
+    def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
         return RunResult(code, "failed", "why") if config.seed == on_seed else RunResult(0, "completed", "")
 
     return run
@@ -165,7 +165,7 @@ def test_a_stop_leaves_the_rest_to_do(code: int, started: list[RunConfig], tmp_p
 def test_whatever_a_run_raises_is_a_result(
     error: Exception, code: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
+    def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
         if config.seed == 1:
             raise error
         return RunResult(0, "completed", "")

@@ -26,15 +26,15 @@ from ecrl_cli.cli.slurm_queue import queued, remember
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.schema import DatasetConfig, FailureConfig, ModelConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import ConfigError, Stopped
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.runs.sweep import Manifest
 from ecrl_cli.supervision.launch import multi_node as nodes
 from ecrl_cli.supervision.launch import slurm_allocation
 from ecrl_cli.supervision.launch.launcher import LaunchSpec
-from ecrl_cli.supervision.launch.slurm_allocation import Seats, seats, take_seats
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, seats, take_seats
+from ecrl_cli.supervision.run_lock import run_lock
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment
 
 SLURM = "hydra/launcher=submitit_slurm"
@@ -116,20 +116,22 @@ def test_several_nodes_share_the_ranks_of_torchrun_equally(config: RunConfig, ke
 @pytest.mark.parametrize(
     ("alive", "batch", "expected"),
     [
-        (["a", "b"], 48, Seats(("a", "b"), 4)),
-        (["a", "b", "c"], 48, Seats(("a", "b"), 4)),
-        (["a"], 48, Seats(("a",), 2)),
-        (["a"], 15, Seats(("a",), 1)),
+        (["a", "b"], 48, NodePlacement(("a", "b"), 4)),
+        (["a", "b", "c"], 48, NodePlacement(("a", "b"), 4)),
+        (["a"], 48, NodePlacement(("a",), 2)),
+        (["a"], 15, NodePlacement(("a",), 1)),
     ],
 )
-def test_ranks_sit_on_what_is_left_and_shards_stay_equal(alive: list[str], batch: int, expected: Seats) -> None:
+def test_ranks_sit_on_what_is_left_and_shards_stay_equal(alive: list[str], batch: int, expected: NodePlacement) -> None:
     assert seats(alive, replace(small(), global_batch=batch)) == expected
 
 
 def test_no_node_gets_more_ranks_than_it_was_meant_to() -> None:
     config = replace(small(nodes=3), world_size=6)
-    assert seats(["a", "b"], config) == Seats(("a", "b"), 4)
-    assert seats(["a", "b"], replace(config, global_batch=54)) == Seats(("a", "b"), 2), "54 is no multiple of 4, and 3 ranks need 3 nodes or 1"
+    assert seats(["a", "b"], config) == NodePlacement(("a", "b"), 4)
+    assert seats(["a", "b"], replace(config, global_batch=54)) == NodePlacement(("a", "b"), 2), (
+        "54 is no multiple of 4, and 3 ranks need 3 nodes or 1"
+    )
 
 
 @pytest.fixture
@@ -161,12 +163,12 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[str]
 
 def test_a_spare_node_of_the_allocation_takes_the_place_of_a_lost_one(allocated: Callable[[str], list[list[str]]]) -> None:
     allocated("c")
-    assert take_seats(small(on_node_loss="requeue")) == Seats(("a", "c"), 4, ("b",))
+    assert take_seats(small(on_node_loss="requeue")) == NodePlacement(("a", "c"), 4, ("b",))
 
 
 def test_a_run_that_may_not_shrink_is_queued_again(allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
     told = allocated("")
-    assert take_seats(small()) == Seats(("a",), 2, ("b", "c"))
+    assert take_seats(small()) == NodePlacement(("a",), 2, ("b", "c"))
     assert ["scontrol", "requeue", "7"] not in told
     with pytest.raises(Stopped) as caught:
         take_seats(small(on_node_loss="requeue"))
@@ -189,7 +191,7 @@ def test_outside_a_fitting_allocation_nothing_starts(allocated: Callable[[str], 
     monkeypatch.delenv("SLURM_JOB_ID")
     with pytest.raises(ConfigError, match="this is no Slurm allocation"):
         take_seats(small())
-    assert take_seats(small(nodes=1)) == Seats((), 4)
+    assert take_seats(small(nodes=1)) == NodePlacement((), 4)
 
 
 @pytest.mark.parametrize(("code", "listed", "said"), [(1, "", "Invalid hostlist"), (0, "\n", "")])
@@ -203,7 +205,7 @@ def test_an_allocation_whose_nodes_slurm_does_not_tell_is_an_error_of_ours(
 
 
 def test_srun_starts_one_agent_per_node_that_never_restarts_anything(tmp_path: Path) -> None:
-    order = LaunchOrder(2, 4, 0, None, 0, ())
+    order = AttemptSpec(2, 4, 0, None, 0, ())
     spec = LaunchSpec(RunLayout(tmp_path), order, port=4000, nodes=("a", "b"))
     words = nodes.command(spec, "meeting", tmp_path / "scratch")
     text = " ".join(words)
@@ -418,7 +420,7 @@ def test_the_same_command_submits_only_what_is_missing(tmp_path: Path, monkeypat
     busy = RunLayout(plan.run_dir("run-s2"))
     busy.root.mkdir(parents=True)
     jobs = Jobs({3: says(0, "completed", "target reached")})
-    with held(busy):
+    with run_lock(busy):
         results, rows, _ = submitted(plan, jobs)
     assert jobs.seeds == [3]
     assert {name: status for name, (status, _) in rows.items()} == {"run-s1": "completed_prev", "run-s2": "running", "run-s3": "completed"}
@@ -446,7 +448,7 @@ def attended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meets: Callable[[]
 
 def test_a_run_that_another_job_holds_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = RunLayout(tmp_path)
-    with held(layout):
+    with run_lock(layout):
         result = submitit_job.attend(layout, RunConfig())
     assert result.exit_code == 8 and submitit_job.recorded(layout) is None
 

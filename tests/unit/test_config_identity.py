@@ -13,7 +13,7 @@ import pytest
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.identity import NOT_IDENTITY, NOT_REFERENCE, reference_id, reference_id_of, run_id, run_id_of
 from ecrl_cli.config.schema import ElasticConfig, RunConfig
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_ref
 
 
@@ -34,10 +34,10 @@ def test_a_run_that_knew_fewer_keys_keeps_its_verdict(tmp_path: Path) -> None:
         for before, after in zip((document["run_id"], document["reference_id"]), ids, strict=True):
             path.write_text(path.read_text().replace(before, after))
     layout.config.write_text(json.dumps(json.loads(layout.config.read_text()) | {"config": old}))
-    finding = next(found for found in judge(layout.root, None).findings if found.promise == "records-consistent")
+    finding = next(found for found in verify_run(layout.root, None).findings if found.promise == "records-consistent")
     assert "config.json" not in finding.message
     layout.config.write_text(json.dumps(json.loads(layout.config.read_text()) | {"config": old | {"target_steps": 7}}))
-    finding = next(found for found in judge(layout.root, None).findings if found.promise == "records-consistent")
+    finding = next(found for found in verify_run(layout.root, None).findings if found.promise == "records-consistent")
     assert "does not hash to its run_id" in finding.message
 
 

@@ -15,10 +15,10 @@ from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe, inputs_hash
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.data.philox import draws, integers, philox4x32
-from ecrl_cli.data.sample_set import ArraySet, SampleSet, Traits
+from ecrl_cli.data.sample_set import ArraySet, DatasetInfo, SampleSet
 from ecrl_cli.records.events import DatasetRecord
 
-TRAITS = Traits("pictures", classes=5, shape=(3, 32, 32), mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.1))
+TRAITS = DatasetInfo("pictures", classes=5, shape=(3, 32, 32), mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.1))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig, WriteModeConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.failures.fault_log import fired_indices, read_fired
-from ecrl_cli.failures.faulty_store import PlannedStore, store_for
+from ecrl_cli.failures.faulty_store import FaultyRunStore, store_for
 from ecrl_cli.failures.registry import STRIKES
 from ecrl_cli.failures.storage_faults import POINTS, SLOW_SAVES, available, syncs, wrong_point
 from ecrl_cli.linux.clock import monotonic
@@ -60,7 +60,7 @@ def test_without_such_a_failure_the_store_is_the_plain_one(tmp_path: Path) -> No
     make = partial(store_for, tmp_path, StoreConfig(), RunLayout(tmp_path))
     elsewhere = replace(entry("kill"), moment="boundary")
     stores = [make((elsewhere,)), make((entry("eio"),))]
-    assert [type(store) for store in stores] == [CheckpointStore, PlannedStore]
+    assert [type(store) for store in stores] == [CheckpointStore, FaultyRunStore]
     for store in stores:
         store.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.failures.fault_kind import Strike
+from ecrl_cli.failures.fault_kind import FaultKind
 from ecrl_cli.failures.fault_log import fired_indices, read_fired
 from ecrl_cli.failures.injector import Injector
 from ecrl_cli.failures.registry import STRIKES
@@ -129,7 +129,7 @@ def test_a_claim_cut_off_by_its_own_blow_still_counts(tmp_path: Path) -> None:
     assert read_fired(layout) == ()
 
 
-def _harmless(strike: Strike, blow: Callable[[], object]) -> Strike:
+def _harmless(strike: FaultKind, blow: Callable[[], object]) -> FaultKind:
     return replace(strike, blow=lambda scene: blow())
 
 

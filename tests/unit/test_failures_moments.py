@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from ecrl_cli.failures import rank_faults, readonly, slow_rank
-from ecrl_cli.failures.fault_kind import Scene
+from ecrl_cli.failures.fault_kind import InjectionContext
 from ecrl_cli.failures.fault_log import fired_indices, read_fired
 from ecrl_cli.failures.injector import Injector
 from ecrl_cli.failures.raising import PlannedError
 from ecrl_cli.failures.registry import STRIKES
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 from tests.unit.test_checkpoint_train_state import Run
 
-ORDER = LaunchOrder(attempt=1, world_size=2, resume_step=20, resume_from=None, max_step_seen=25, pending=())
+ORDER = AttemptSpec(attempt=1, world_size=2, resume_step=20, resume_from=None, max_step_seen=25, pending=())
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_an_exception_comes_out_of_forward(tmp_path: Path) -> None:
 
 
 def test_memory_really_runs_out_and_is_there_again(tmp_path: Path) -> None:
-    scene = Scene(RunLayout(tmp_path), kill("forward"))
+    scene = InjectionContext(RunLayout(tmp_path), kill("forward"))
     with pytest.raises(RuntimeError, match="memory"):
         rank_faults.blow(scene)
     assert torch.zeros(2**26, dtype=torch.uint8).sum() == 0

@@ -18,7 +18,18 @@ from ecrl_cli.history.lineage import ancestry, line_chain, lineage, replayed_ste
 from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords, load
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.events import CATEGORIES, Attempt, CheckpointLine, Final, Fired, RankLine, ResumedFrom, Session, Span, SupervisorRecord
+from ecrl_cli.records.events import (
+    CATEGORIES,
+    Attempt,
+    CheckpointLine,
+    FinalState,
+    InjectedFault,
+    RankLine,
+    ResumedFrom,
+    Span,
+    SupervisorRecord,
+    SupervisorSession,
+)
 from ecrl_cli.records.journal import Journal, Lines, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import store
@@ -36,15 +47,17 @@ def lines(*events: object) -> Lines[object]:
 
 
 def logs(
-    attempt: int, steps: range = range(0), commits: tuple[tuple[int, str], ...] = (), spans: tuple[Span, ...] = (), final: Final | None = None
+    attempt: int, steps: range = range(0), commits: tuple[tuple[int, str], ...] = (), spans: tuple[Span, ...] = (), final: FinalState | None = None
 ) -> AttemptRecords:
     events = lines(*(CheckpointLine("committed", step, attempt, 0.0, 0.0, commit_sha256=sha) for step, sha in commits))
     ranks = {0: lines(*(line(step, attempt) for step in steps))} if steps else {}
     return AttemptRecords(attempt, ranks, events, lines(*spans), final, None)  # type: ignore[arg-type]
 
 
-def records(attempts: list[Attempt], found: list[AttemptRecords], sessions: tuple[Session, ...] = (), fired: tuple[Fired, ...] = ()) -> RunRecords:
-    supervisor = SupervisorRecord(1, "", 10, "completed", 0, tuple(attempts), sessions or (Session(0.0, 0.0, "boot"),))
+def records(
+    attempts: list[Attempt], found: list[AttemptRecords], sessions: tuple[SupervisorSession, ...] = (), fired: tuple[InjectedFault, ...] = ()
+) -> RunRecords:
+    supervisor = SupervisorRecord(1, "", 10, "completed", 0, tuple(attempts), sessions or (SupervisorSession(0.0, 0.0, "boot"),))
     return RunRecords(RunLayout(Path("run")), store(RunConfig()), supervisor, None, (), fired, tuple(found), ())
 
 
@@ -53,8 +66,8 @@ def attempt(number: int, step: int = 0, sha: str = "", **more: object) -> Attemp
     return Attempt(number, 1, resumed_from_step=step, resumed_from=resumed, **more)  # type: ignore[arg-type]
 
 
-def final(at: float, step: int = 10, number: int = 0) -> Final:
-    return Final(step, number, at, at, "", "", "", "", 0.0)
+def final(at: float, step: int = 10, number: int = 0) -> FinalState:
+    return FinalState(step, number, at, at, "", "", "", "", 0.0)
 
 
 def test_the_lineage_is_what_each_attempt_resumed_from() -> None:
@@ -112,7 +125,7 @@ def test_every_second_has_one_account() -> None:
     run = records(
         [attempt(0, outcome="died", launched_at=1.0, ended_at=6.0), attempt(1, 1, "a", outcome="completed", launched_at=6.5, ended_at=14.0)],
         [life(0, 2.0, range(1, 4), commits=((1, "a"),)), life(1, 7.5, range(2, 5), final=final(10.6))],
-        fired=(Fired(0, "kill", 0, 3, 0, 5.1, 5.1),),
+        fired=(InjectedFault(0, "kill", 0, 3, 0, 5.1, 5.1),),
     )
     account = timeline(run)
     seconds = {name: value for name, value in account.seconds.items() if value}
@@ -131,7 +144,7 @@ def test_warming_up_on_a_step_that_is_done_again_is_replay_alone() -> None:
     run = records(
         [attempt(0, outcome="died", launched_at=1.0, ended_at=6.0), attempt(1, 1, "a", outcome="completed", launched_at=6.5, ended_at=14.0)],
         [life(0, 2.0, range(1, 4), commits=((1, "a"),)), dataclasses.replace(again, spans=lines(*spans))],
-        fired=(Fired(0, "kill", 0, 3, 0, 5.1, 5.1),),
+        fired=(InjectedFault(0, "kill", 0, 3, 0, 5.1, 5.1),),
     )
     account = timeline(run)
     assert phases(run, account)[1]["warm_up"] == 0 and account.seconds["replay"] == pytest.approx(2.0)
@@ -144,8 +157,8 @@ def test_what_a_survivor_did_after_the_blow_is_detection() -> None:
     run = records(
         [attempt(0, outcome="died", launched_at=0.0, ended_at=5.0)],
         [life(0, 0.0, range(1, 4))],
-        sessions=(Session(0.0, 0.0, "boot", ended_at=5.0),),
-        fired=(Fired(0, "kill", 1, 2, 0, 2.1, 2.1),),
+        sessions=(SupervisorSession(0.0, 0.0, "boot", ended_at=5.0),),
+        fired=(InjectedFault(0, "kill", 1, 2, 0, 2.1, 2.1),),
     )
     assert timeline(run).seconds["detect"] == pytest.approx(2.9)
     assert timeline(run).seconds["compute"] == pytest.approx(1.0)
@@ -160,7 +173,7 @@ def test_a_blow_before_rank_0_began_to_work_is_detected_from_then_on() -> None:
             attempt(2, outcome="completed", launched_at=9.5, ended_at=16.0),
         ],
         [life(0, 2.0, range(1, 4)), life(1, 7.5, range(0)), life(2, 10.0, range(1, 4), final=final(13.1))],
-        fired=(Fired(0, "kill", 1, 3, 0, 5.1, 5.1), Fired(1, "kill", 1, 0, 1, 7.2, 7.2)),
+        fired=(InjectedFault(0, "kill", 1, 3, 0, 5.1, 5.1), InjectedFault(1, "kill", 1, 0, 1, 7.2, 7.2)),
     )
     account = timeline(run)
     assert account.overlaps() == [] and abs(account.residual_s) < 1e-9
@@ -174,8 +187,8 @@ def test_a_failure_that_ended_nothing_is_no_blow() -> None:
     run = records(
         [attempt(0, outcome="died", launched_at=0.0, ended_at=5.0)],
         [struck],  # type: ignore[list-item]
-        sessions=(Session(0.0, 0.0, "boot", ended_at=5.0),),
-        fired=(Fired(0, "slow_rank", 0, 1, 0, 1.0, 1.0),),
+        sessions=(SupervisorSession(0.0, 0.0, "boot", ended_at=5.0),),
+        fired=(InjectedFault(0, "slow_rank", 0, 1, 0, 1.0, 1.0),),
     )
     assert timeline(run).seconds["detect"] == pytest.approx(1.9)
 
@@ -187,8 +200,8 @@ def test_a_step_logged_before_its_span_closed_is_not_lost() -> None:
     run = records(
         [attempt(0, outcome="died", launched_at=0.0, ended_at=4.0)],
         [struck],  # type: ignore[list-item]
-        sessions=(Session(0.0, 0.0, "boot", ended_at=4.0),),
-        fired=(Fired(0, "kill", 0, 3, 0, 3.7, 3.7),),
+        sessions=(SupervisorSession(0.0, 0.0, "boot", ended_at=4.0),),
+        fired=(InjectedFault(0, "kill", 0, 3, 0, 3.7, 3.7),),
     )
     account = timeline(run)
     assert account.seconds["compute"] == pytest.approx(1.5) and account.seconds["detect"] == pytest.approx(0.4)
@@ -213,7 +226,7 @@ def test_absence_between_two_supervisors_is_on_no_clock() -> None:
     run = records(
         [attempt(0, launched_at=0.0), attempt(1, 2, "a", outcome="completed", launched_at=100.0, ended_at=104.0, session=1)],
         [life(0, 0.0, range(1, 3), commits=((2, "a"),)), life(1, 101.0, range(3, 5), final=final(103.1))],
-        sessions=(Session(0.0, 1000.0, "boot"), Session(99.0, 1099.0, "boot")),
+        sessions=(SupervisorSession(0.0, 1000.0, "boot"), SupervisorSession(99.0, 1099.0, "boot")),
     )
     account = timeline(run)
     assert account.windows == ((0.0, 2.1), (99.0, 103.1))
@@ -225,7 +238,7 @@ def test_another_boot_starts_another_clock() -> None:
     run = records(
         [attempt(0, launched_at=500.0), attempt(1, 2, "a", outcome="completed", launched_at=1.0, session=1)],
         [life(0, 500.0, range(1, 3), commits=((2, "a"),)), life(1, 1.0, range(3, 5), final=final(3.1))],
-        sessions=(Session(500.0, 1000.0, "one"), Session(0.5, 1050.0, "two")),
+        sessions=(SupervisorSession(500.0, 1000.0, "one"), SupervisorSession(0.5, 1050.0, "two")),
     )
     account = timeline(run)
     assert account.overlaps() == [] and account.wall_s == pytest.approx(4.7) and account.absent_s == pytest.approx(47.9)
@@ -235,13 +248,13 @@ def test_a_wall_clock_that_was_set_back_between_two_boots_makes_no_absence() -> 
     run = records(
         [attempt(0, launched_at=500.0), attempt(1, 2, "a", outcome="completed", launched_at=1.0, session=1)],
         [life(0, 500.0, range(1, 3), commits=((2, "a"),)), life(1, 1.0, range(3, 5), final=final(3.1))],
-        sessions=(Session(500.0, 1000.0, "one"), Session(0.5, 900.0, "two")),
+        sessions=(SupervisorSession(500.0, 1000.0, "one"), SupervisorSession(0.5, 900.0, "two")),
     )
     assert timeline(run).absent_s == 0.0
 
 
 def test_the_stay_of_a_killed_supervisor_reaches_to_the_failure_that_killed_it() -> None:
-    killed = (Fired(0, "supervisor", 0, 2, 0, 2.5, 2.5),)
+    killed = (InjectedFault(0, "supervisor", 0, 2, 0, 2.5, 2.5),)
     run = records([attempt(0, launched_at=0.0)], [life(0, 0.0, range(1, 3))], fired=killed)
     assert timeline(run).windows == ((0.0, 2.5),)
 

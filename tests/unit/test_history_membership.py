@@ -16,7 +16,7 @@ from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, VALID, render
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.spoil import append, edit_json, edit_lines
@@ -100,7 +100,7 @@ def test_a_restart_is_charged_to_the_first_new_step_too(recorded: Path) -> None:
 def test_metrics_that_hide_what_was_lost_are_no_fold_of_the_records(tmp_path: Path) -> None:
     layout = build_lossy(tmp_path)
     layout.metrics.write_text(layout.metrics.read_text().replace('"lost_samples": 4', '"lost_samples": 0', 1))
-    finding = found(judge(layout.root), "records-consistent")
+    finding = found(verify_run(layout.root), "records-consistent")
     assert finding.status == INVALID and "in metrics.json lost_samples is 0" in finding.message
 
 
@@ -122,13 +122,13 @@ def test_what_was_lost_and_then_done_again_from_a_checkpoint_is_not_lost(tmp_pat
     """Samples of step 9 are lost; at step 12 all die, and begin anew behind step 6: steps 10 and 11 come out otherwise, and as in the reference."""
     build_ref(tmp_path)
     layout = SurvivedBuilder(tmp_path / "back", LOSSY, (Death(9, spares=1), Death(12, all_anew=True))).build()
-    records, verdict = load(layout), judge(layout.root)
+    records, verdict = load(layout), verify_run(layout.root)
     assert lost_samples(records, lineage(records)) == 0 and first_loss(records, lineage(records)) is None
     assert verdict.status == VALID, render(verdict)
     assert "equal to ref in every loss of 24 steps and in the final state" in found(verdict, TRAJECTORY).message
     edit_lines(layout.attempt(2).rank(0), lambda line: line | {"loss": 0.5} if line["global_step"] == 8 else line)
     assert "step 8 rank 0: loss 0.5 in attempt 2" in "\n".join(
-        [found(judge(layout.root), TRAJECTORY).message, *found(judge(layout.root), TRAJECTORY).evidence]
+        [found(verify_run(layout.root), TRAJECTORY).message, *found(verify_run(layout.root), TRAJECTORY).evidence]
     )
 
 

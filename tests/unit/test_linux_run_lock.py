@@ -11,7 +11,7 @@ import pytest
 
 from ecrl_cli.errors import RunHeld, StorageError
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 
 
 def hold_in_child(layout: RunLayout) -> int:
@@ -19,7 +19,7 @@ def hold_in_child(layout: RunLayout) -> int:
     ready_read, ready_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with held(layout) as lock:
+        with run_lock(layout) as lock:
             lock.note(3)
             os.write(ready_write, b"r")
             signal.pause()
@@ -33,7 +33,7 @@ def test_the_second_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None
     layout = RunLayout(tmp_path)
     pid = hold_in_child(layout)
     try:
-        with pytest.raises(RunHeld, match=f"held by pid {pid} on .*, attempt 3") as refused, held(layout):
+        with pytest.raises(RunHeld, match=f"held by pid {pid} on .*, attempt 3") as refused, run_lock(layout):
             pass
         assert refused.value.exit_code == 8
     finally:
@@ -46,10 +46,10 @@ def test_a_killed_holder_holds_nothing_whatever_its_file_says(tmp_path: Path) ->
     pid = hold_in_child(layout)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    with held(layout):
+    with run_lock(layout):
         pass
     layout.lock.write_text("not json")
-    with held(layout):
+    with run_lock(layout):
         pass
 
 
@@ -64,7 +64,7 @@ def test_of_many_that_start_at_once_exactly_one_holds(tmp_path: Path) -> None:
             os.close(go_write)
             os.read(go_read, 1)
             try:
-                with held(layout):
+                with run_lock(layout):
                     os.write(told_write, b"1")
                     signal.pause()
             except RunHeld:
@@ -84,18 +84,18 @@ def test_of_many_that_start_at_once_exactly_one_holds(tmp_path: Path) -> None:
 def test_who_lets_go_leaves_it_to_the_next(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
     for _ in range(2):
-        with held(layout), pytest.raises(RunHeld), held(layout):
+        with run_lock(layout), pytest.raises(RunHeld), run_lock(layout):
             pass
 
 
 def test_a_shorter_note_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
-    with held(layout) as lock:
+    with run_lock(layout) as lock:
         lock.note(123456789)
         lock.note(1)
         said = json.loads(layout.lock.read_text())
         assert (said["pid"], said["attempt"]) == (os.getpid(), 1)
-        with pytest.raises(RunHeld, match=f"held by pid {os.getpid()} on .*, attempt 1;") as refused, held(layout):
+        with pytest.raises(RunHeld, match=f"held by pid {os.getpid()} on .*, attempt 1;") as refused, run_lock(layout):
             pass
         assert "attempt 1" in str(refused.value.line())
     assert layout.lock.stat().st_mode & 0o777 == 0o600
@@ -111,7 +111,7 @@ def test_only_a_plain_file_is_a_lock(tmp_path: Path, kind: str) -> None:
         layout.lock.symlink_to(target)
     else:
         os.mkfifo(layout.lock)
-    with pytest.raises(StorageError), held(layout):
+    with pytest.raises(StorageError), run_lock(layout):
         pass
     assert target.read_text() == "kept"
 
@@ -121,7 +121,7 @@ def test_only_a_plain_file_is_a_lock(tmp_path: Path, kind: str) -> None:
 )
 def test_what_the_holder_says_of_itself_is_believed_only_where_it_can_be(tmp_path: Path, said: str) -> None:
     layout = RunLayout(tmp_path)
-    with held(layout):
+    with run_lock(layout):
         layout.lock.write_text(said)
-        with pytest.raises(RunHeld, match="held by another supervisor"), held(layout):
+        with pytest.raises(RunHeld, match="held by another supervisor"), run_lock(layout):
             pass

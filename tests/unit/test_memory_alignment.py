@@ -19,8 +19,8 @@ from ecrl_cli.checkpoint.capture import state_transfer
 from ecrl_cli.checkpoint.capture.loading import tensor_at
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.tensor_sources import spec_of
-from ecrl_cli.checkpoint.capture.train_position import Progress
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.config.elastic import owned
@@ -28,14 +28,14 @@ from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
 from ecrl_cli.data import loading
 from ecrl_cli.data.loading import Batch, BatchLoader
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
-from ecrl_cli.data.sample_set import ArraySet, Traits
+from ecrl_cli.data.sample_set import ArraySet, DatasetInfo
 from ecrl_cli.models import build
 from ecrl_cli.training.optimization import build_optimizer, build_scheduler
 from tests.unit.test_training_replicas import learner_of
 
 ALIGNMENT = 64  # of every tensor that torch allocates on a CPU
 OFFSETS = (4, 8, 16, 32)
-WHERE = Progress(1, 0, 1, 1337, "c" * 64)
+WHERE = TrainPosition(1, 0, 1, 1337, "c" * 64)
 
 MODELS = {
     "small_cnn": (ModelConfig("small_cnn", width=4, depth=2), (1, 8, 8)),
@@ -76,7 +76,7 @@ class Training:
         self.model = build(config, 10, self.shape)
         self.optimizer = build_optimizer(OPTIMIZERS[optimizer], self.model.parameters())
         scheduler = build_scheduler(OPTIMIZERS[optimizer], self.optimizer, 50)
-        self.pack = StatePack(self.model, self.optimizer, scheduler, None, ResumableGlobalBatchSampler(64, 8, 1337), 0, 1)
+        self.pack = TrainState(self.model, self.optimizer, scheduler, None, ResumableGlobalBatchSampler(64, 8, 1337), 0, 1)
 
     def step(self, number: int) -> None:
         """Two updates: of a batch of two, and of one sample, where the kernels differ most."""
@@ -122,11 +122,11 @@ def test_a_state_from_shared_memory_or_from_another_rank_lies_aligned() -> None:
     first = Training("small_cnn", "adamw")
     first.step(1)
     tensors, train = first.saved()
-    header, data = state_transfer.handed(first.pack, WHERE)
+    header, data = state_transfer.pack_state(first.pack, WHERE)
     first.step(2)
 
     received = Training("small_cnn", "adamw", seed=99)
-    state_transfer.take(received.pack, header, lying_at(data, 4))
+    state_transfer.unpack_state(received.pack, header, lying_at(data, 4))
 
     memory, place, found = Memory.create(1 << 20), 12, {}
     for name, tensor in tensors.items():
@@ -146,7 +146,7 @@ def test_a_state_from_shared_memory_or_from_another_rank_lies_aligned() -> None:
 
 
 def test_a_batch_lies_aligned_wherever_its_arrays_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    traits = Traits("pictures", classes=5, shape=(1, 3, 3), mean=(0.5,), std=(0.25,))
+    traits = DatasetInfo("pictures", classes=5, shape=(1, 3, 3), mean=(0.5,), std=(0.25,))
     normalised = loading.normalised
 
     class Elsewhere(ArraySet):

@@ -17,7 +17,7 @@ from ecrl_cli.config.schema import RunConfig, SupervisionConfig
 from ecrl_cli.errors import EvidenceMissing, Stopped
 from ecrl_cli.metrics import disk as disks
 from ecrl_cli.metrics.disk import Disk, DiskLine, Sampler, coarser, disk_of, rates, read_disk, sampled
-from ecrl_cli.records.events import Session
+from ecrl_cli.records.events import SupervisorSession
 from ecrl_cli.records.journal import line_of, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
@@ -183,7 +183,7 @@ def test_a_run_samples_while_it_is_supervised_if_it_is_told_to(
     config = config_of("ref")
     config = dataclasses.replace(config, supervision=dataclasses.replace(config.supervision, disk_interval_s=interval_s))
     try:
-        runs.run(config, layout.root, runs.Desk(lambda line: None, None))  # type: ignore[arg-type]
+        runs.run(config, layout.root, runs.RunContext(lambda line: None, None))  # type: ignore[arg-type]
     except KeyboardInterrupt:
         assert end is not None
     assert during == [interval_s > 0] and not sampling()
@@ -196,7 +196,7 @@ def test_two_supervisors_are_on_one_clock_even_if_their_boots_overlap() -> None:
         [line(at, n) for n, at in enumerate((1000, 1005, 1010))],
         [line(at, 50 + n, shift=100.0) for n, at in enumerate((1004, 1008, 1012))],
     )
-    sessions = [Session(1000, WALL_0 + 1000, "a"), Session(1004, WALL_0 + 1104, "b")]
+    sessions = [SupervisorSession(1000, WALL_0 + 1000, "a"), SupervisorSession(1004, WALL_0 + 1104, "b")]
     found = disk_rates([*first, line(2000, 99), *second], sessions, [(1000, 1010), (1004, 1012)])
     assert [(rate.start, rate.end, rate.tps) for rate in found] == [(0, 5, 0.2), (5, 10, 0.2), (10, 14, 0.25), (14, 18, 0.25)]
 

@@ -10,22 +10,22 @@ from contextlib import closing
 
 import pytest
 
-from ecrl_cli.records.heartbeat_table import PHASES, Beat, Board
+from ecrl_cli.records.heartbeat_table import PHASES, Heartbeat, HeartbeatTable
 from ecrl_cli.training.heartbeat import Pulse
 from tests.conftest import comes_true
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    with closing(Board.create(2)) as made:
+def board() -> Iterator[HeartbeatTable]:
+    with closing(HeartbeatTable.create(2)) as made:
         yield made
 
 
-def attached(board: Board) -> Board:
-    return Board(os.dup(board.fd))
+def attached(board: HeartbeatTable) -> HeartbeatTable:
+    return HeartbeatTable(os.dup(board.fd))
 
 
-def test_every_slot_is_its_own_and_every_beat_is_a_change(board: Board) -> None:
+def test_every_slot_is_its_own_and_every_beat_is_a_change(board: HeartbeatTable) -> None:
     seen = set()
     with closing(attached(board)) as other:
         for phase in PHASES:
@@ -36,22 +36,22 @@ def test_every_slot_is_its_own_and_every_beat_is_a_change(board: Board) -> None:
         other.beat(1, 7, PHASES[-1], 0.25)
         assert board.read(1) not in seen
         other.beat(other.writer, 0, "saving")
-    assert board.read(0) == Beat(0, "nowhere", 0.0, 0.0, 0)
+    assert board.read(0) == Heartbeat(0, "nowhere", 0.0, 0.0, 0)
     assert (board.ranks, board.writer, board.read(2).phase) == (2, 2, "saving")
 
 
-def test_a_new_attempt_begins_with_a_clean_board_beside_a_writer_that_lived_on(board: Board) -> None:
+def test_a_new_attempt_begins_with_a_clean_board_beside_a_writer_that_lived_on(board: HeartbeatTable) -> None:
     board.beat(0, 7, "update")
     board.beat(board.writer, 0, "saving")
     board.ask_to_stop()
     board.agree(8)
     board.clear()
-    assert board.read(0) == Beat(0, "nowhere", 0.0, 0.0, 0)
+    assert board.read(0) == Heartbeat(0, "nowhere", 0.0, 0.0, 0)
     assert board.read(board.writer).phase == "saving"
     assert (board.stop_asked, board.agreed) == (False, None)
 
 
-def test_rank_0_chooses_the_next_step_and_only_once(board: Board) -> None:
+def test_rank_0_chooses_the_next_step_and_only_once(board: HeartbeatTable) -> None:
     first, second = Pulse(board, 0), Pulse(board, 1)
     assert (first.stop_behind(4), second.stop_behind(4)) == (None, None)
     board.ask_to_stop()
@@ -60,17 +60,17 @@ def test_rank_0_chooses_the_next_step_and_only_once(board: Board) -> None:
     assert (second.stop_behind(6), first.stop_behind(6)) == (6, 6)
 
 
-def test_the_step_to_stop_behind_may_be_the_first(board: Board) -> None:
+def test_the_step_to_stop_behind_may_be_the_first(board: HeartbeatTable) -> None:
     board.agree(0)
     assert board.agreed == 0
 
 
 RANK = """
 import os, sys
-from ecrl_cli.records.board import Board
-from ecrl_cli.training.pulse import Pulse
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
+from ecrl_cli.training.heartbeat import Pulse
 rank, out, back = (int(word) for word in sys.argv[2:])
-pulse, step = Pulse(Board(int(sys.argv[1])), rank), 0
+pulse, step = Pulse(HeartbeatTable(int(sys.argv[1])), rank), 0
 while True:
     step += 1
     pulse.step(step)
@@ -83,7 +83,7 @@ print(step)
 """
 
 
-def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_comes(board: Board) -> None:
+def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_comes(board: HeartbeatTable) -> None:
     for _ in range(3):
         board.clear()
         (a_read, a_write), (b_read, b_write) = os.pipe(), os.pipe()
@@ -104,7 +104,7 @@ def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_c
         assert said[0] == said[1] == board.agreed
 
 
-def test_own_seconds_leave_out_what_a_rank_waited_for(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_seconds_leave_out_what_a_rank_waited_for(board: HeartbeatTable, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("ecrl_cli.training.heartbeat.monotonic", lambda: now[0])
     pulse = Pulse(board, 0)
@@ -135,61 +135,61 @@ def test_a_rank_that_nobody_watches_beats_into_nothing() -> None:
     assert pulse.stop_behind(1) is None
 
 
-def test_what_a_rank_keeps_outlives_it_for_its_last_two_steps_and_a_new_attempt(board: Board) -> None:
+def test_what_a_rank_keeps_outlives_it_for_its_last_two_steps_and_a_new_attempt(board: HeartbeatTable) -> None:
     with closing(attached(board)) as rank:
         for step in (4, 5, 6):
-            rank.keep(1, step, bytes([step]) * 10_084)
+            rank.store_rank_state(1, step, bytes([step]) * 10_084)
     board.clear()
-    assert board.kept(1, 6) == bytes([6]) * 10_084
-    assert board.kept(1, 5) == bytes([5]) * 10_084
-    assert (board.kept(1, 4), board.kept(1, 7), board.kept(0, 6)) == (None, None, None)
+    assert board.load_rank_state(1, 6) == bytes([6]) * 10_084
+    assert board.load_rank_state(1, 5) == bytes([5]) * 10_084
+    assert (board.load_rank_state(1, 4), board.load_rank_state(1, 7), board.load_rank_state(0, 6)) == (None, None, None)
     assert board.ranks == 2
 
 
-def test_who_is_buried_is_a_member_no_more_and_the_epoch_tells(board: Board) -> None:
+def test_who_is_buried_is_a_member_no_more_and_the_epoch_tells(board: HeartbeatTable) -> None:
     with closing(attached(board)) as rank:
         assert (rank.members, rank.epoch) == ((), 0)
-        board.admit(3)
+        board.set_members(3)
         assert (rank.members, rank.epoch) == ((0, 1, 2), 1)
-        board.bury(1)
+        board.mark_dead(1)
         assert (rank.members, rank.epoch) == ((0, 2), 2)
-        board.bury(0)
+        board.mark_dead(0)
         assert (rank.members, rank.epoch) == ((2,), 3)
-        board.admit(2)
+        board.set_members(2)
         assert (rank.members, rank.epoch) == ((0, 1), 1)
         board.clear()
         assert (rank.members, rank.epoch) == ((), 0)
 
 
-def test_all_64_may_be_members(board: Board) -> None:
-    board.admit(64)
+def test_all_64_may_be_members(board: HeartbeatTable) -> None:
+    board.set_members(64)
     assert board.members == tuple(range(64))
-    board.bury(63)
+    board.mark_dead(63)
     assert board.members == tuple(range(63))
 
 
-def test_what_was_not_whole_when_its_rank_died_is_not_there(board: Board) -> None:
+def test_what_was_not_whole_when_its_rank_died_is_not_there(board: HeartbeatTable) -> None:
     """It dies in the middle of the copy: the place still names no step."""
-    board.keep(0, 4, b"four")
-    board.keep(0, 6, b"sixes")
-    assert (board.kept(0, 6), board.kept(0, 4)) == (b"sixes", None)
+    board.store_rank_state(0, 4, b"four")
+    board.store_rank_state(0, 6, b"sixes")
+    assert (board.load_rank_state(0, 6), board.load_rank_state(0, 4)) == (b"sixes", None)
 
     class Dies(bytes):
         def __len__(self) -> int:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        board.keep(0, 8, Dies(b"eight"))
-    assert (board.kept(0, 8), board.kept(0, 6)) == (None, None)
+        board.store_rank_state(0, 8, Dies(b"eight"))
+    assert (board.load_rank_state(0, 8), board.load_rank_state(0, 6)) == (None, None)
 
 
-def test_what_ranks_keep_lies_apart(board: Board) -> None:
+def test_what_ranks_keep_lies_apart(board: HeartbeatTable) -> None:
     full = 16384 - 12
     for rank in (0, 1):
         for step in (0, 1):
-            board.keep(rank, step, bytes([2 * rank + step]) * full)
+            board.store_rank_state(rank, step, bytes([2 * rank + step]) * full)
     board.beat(0, 1, "forward")
     board.beat(1, 1, "forward")
     board.beat(board.writer, 1, "saving")
-    assert [board.kept(rank, step) for rank in (0, 1) for step in (0, 1)] == [bytes([number]) * full for number in range(4)]
+    assert [board.load_rank_state(rank, step) for rank in (0, 1) for step in (0, 1)] == [bytes([number]) * full for number in range(4)]
     assert board.read(0).phase == "forward" and board.read(board.writer).phase == "saving"

@@ -20,7 +20,7 @@ from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.report.build import report
 from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.copies import once
-from ecrl_cli.report.model.inputs import Place
+from ecrl_cli.report.model.inputs import RunInput
 from ecrl_cli.report.model.run_record import Run, read_run
 from ecrl_cli.storage.files import write_json
 from tests.runs.builder import build_blk, build_ref, flip
@@ -48,7 +48,7 @@ def sweep(recorded: Path, tmp_path: Path) -> Path:
 
 
 def read(folder: Path, judge_anew: bool = False) -> Run:
-    return read_run(Place(RunLayout(folder), folder.name, {}), judge_anew)
+    return read_run(RunInput(RunLayout(folder), folder.name, {}), judge_anew)
 
 
 def beside(*folders: Path) -> Comparison:
@@ -181,6 +181,6 @@ def test_copies_that_differ_are_both_refused(sweep: Path) -> None:
 
 def test_two_recordings_of_one_run_are_repeats(sweep: Path) -> None:
     runs = [read(sweep / "ref"), read(sweep / "blk")]
-    again = replace(runs[1], place=Place(RunLayout(sweep / "again"), "again", {}), recording=replace(runs[1].recording, start=("boot", 5.0, 5.0)))
+    again = replace(runs[1], place=RunInput(RunLayout(sweep / "again"), "again", {}), recording=replace(runs[1].recording, start=("boot", 5.0, 5.0)))
     kept, notes = once([*runs, again])
     assert len(kept) == 3 and notes == ("blk and again are 2 recordings of one run: each is counted.",)

@@ -20,7 +20,7 @@ from ecrl_cli.report.model.paired import (
     AGAIN,
     NO_FLOOR,
     SAME,
-    Floor,
+    NoiseFloor,
     above_floor,
     against_floor,
     contrasts,
@@ -210,17 +210,17 @@ def test_the_noise_beside_a_comparison_is_of_the_suites_of_its_pairs(tmp_path: P
 def test_an_effect_is_above_the_floor_only_with_its_whole_interval(
     ratios: tuple[float, ...], largest: float | None, above: bool | None, claimed: bool, words: str
 ) -> None:
-    floor = None if largest is None else Floor(AGAIN, 1, summary([largest]), largest, 1, 0)  # of one pair: the difference itself
+    floor = None if largest is None else NoiseFloor(AGAIN, 1, summary([largest]), largest, 1, 0)  # of one pair: the difference itself
     pair = paired([1 + ratio for ratio in ratios], [1.0] * len(ratios))
     assert (above_floor(pair, floor), told_apart(pair, floor), against_floor(pair, floor)) == (above, claimed, words)
 
 
 def test_the_floor_of_a_mean_does_not_grow_with_the_pairs_that_are_looked_at() -> None:
     """t(n - 1) * sd * sqrt(1/pairs + 1/n) beside the mean; worked out by hand for 1%, 3%: mean 2%, sd 1.4142%, t(1) 12.7062."""
-    seen = Floor(AGAIN, 2, summary([0.01, 0.03]), 0.03, 2, 0)
+    seen = NoiseFloor(AGAIN, 2, summary([0.01, 0.03]), 0.03, 2, 0)
     assert seen.of_mean(2) == pytest.approx(0.02 + 12.7062047 * 0.014142136)
     noise = [0.02 * (-1) ** number for number in range(48)]
-    few, many = (Floor(AGAIN, n, summary([*noise[: n - 1], 0.2]), 0.2, n, 0) for n in (12, 48))
+    few, many = (NoiseFloor(AGAIN, n, summary([*noise[: n - 1], 0.2]), 0.2, n, 0) for n in (12, 48))
     assert many.of_mean(24) < few.of_mean(24) < 0.1 < few.largest == many.largest
     assert many.of_mean(3) > many.of_mean(24), "a mean of few pairs may lie further off"
 

@@ -9,7 +9,7 @@ import pytest
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.history.load import load
-from ecrl_cli.records.events import Session
+from ecrl_cli.records.events import SupervisorSession
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.figures.palette import ALL, CATEGORY_COLOURS, FAMILY_OF
 from ecrl_cli.report.figures.timeline_svg import ticks
@@ -47,7 +47,10 @@ def test_the_clock_stands_still_while_no_supervisor_is_there(tmp_path: Path) -> 
     layout = RunLayout(run.write(tmp_path / "run"))
     first, second = run.attempts
     absent = 500.0
-    sessions = (Session(run.started, 0.0, "boot", first.ended_at), Session(second.launched_at + absent, 600.0, "boot", run.ended + absent))
+    sessions = (
+        SupervisorSession(run.started, 0.0, "boot", first.ended_at),
+        SupervisorSession(second.launched_at + absent, 600.0, "boot", run.ended + absent),
+    )
     moved = dataclasses.replace(second, session=1, launched_at=second.launched_at + absent, ended_at=run.ended + absent)
     write_json(layout.supervisor, encode(dataclasses.replace(run.supervisor(tmp_path), attempts=(first, moved), sessions=sessions)))
     layout.attempt(1).final.unlink()

@@ -17,8 +17,8 @@ from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.run_config import read_run_config
-from ecrl_cli.runs.run_dir_checks import claim, claim_sweep
-from ecrl_cli.supervision.attempts.supervisor_record import RecordKeeper
+from ecrl_cli.runs.run_dir_checks import check_run_dir, claim_sweep
+from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter
 
 
 def test_a_path_that_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_path_that_is_no_text_is_refused_before_anything_is_written(tmp_path: 
     folder.mkdir()
     for place in (folder, folder / "below", plain / "below"):
         with pytest.raises(RunDirectoryError, match="is not UTF-8"):
-            claim(RunLayout(place), RunConfig())
+            check_run_dir(RunLayout(place), RunConfig())
         with pytest.raises(RunDirectoryError, match="is not UTF-8"):
             claim_sweep(SweepLayout(place))
     assert not list(folder.iterdir())
@@ -67,7 +67,7 @@ def test_the_reason_of_a_failed_save_names_paths_inside_the_run(tmp_path: Path, 
     log.failed(4, error)
     log.pointer_failed(4, StorageError.of("rename", layout.root, OSError(errno.EIO, "broken")))
     log.close()
-    keeper = RecordKeeper(layout, "0" * 64, 8)
+    keeper = SupervisorRecordWriter(layout, "0" * 64, 8)
     keeper.begin()
     keeper.end("gave_up", error.line())
     reasons = [line.reason for line in read_journal(layout.attempt(0).checkpoints, CheckpointLine).events]

@@ -21,7 +21,7 @@ from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.report.model.inputs import places
 from ecrl_cli.runs import run as runs
 from ecrl_cli.runs.reference import place, reference_of, to_train, wanted
-from ecrl_cli.runs.run import FINISHED, Desk, RunResult
+from ecrl_cli.runs.run import FINISHED, RunContext, RunResult
 from ecrl_cli.verify.disturbance import one_pass
 from tests.runs.builder import RunBuilder, config_of
 
@@ -91,7 +91,7 @@ class Recorded:
     def __init__(self, scratch: Path) -> None:
         self.scratch, self.folders, self.fails = scratch, list[str](), RunResult(0, "completed", "")
 
-    def __call__(self, config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
+    def __call__(self, config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
         if RunLayout(run_dir).supervisor.exists():
             return FINISHED
         self.folders.append(run_dir.parent.name if run_dir.parent.name == REFERENCES else config.variant.name)

@@ -20,7 +20,7 @@ class NoLaunchers:
         raise RuntimeError
 
 
-DESK = runs.Desk(lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+DESK = runs.RunContext(lambda line: None, NoLaunchers())  # type: ignore[arg-type]
 
 
 def test_a_run_that_was_completed_and_not_measured_is_measured(tmp_path: Path) -> None:
@@ -70,6 +70,6 @@ def test_nothing_is_shown_before_the_launcher_is_warm(tmp_path: Path, monkeypatc
 def test_the_name_of_a_run_directory_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(runs, "sync_directory", synced.append)
-    runs.lay_down(RunLayout(tmp_path / "a" / "b"), config_of("ref"))
+    runs.init_run_dir(RunLayout(tmp_path / "a" / "b"), config_of("ref"))
     assert set(synced) == {tmp_path / "a", tmp_path}
     shutil.rmtree(tmp_path / "a" / "b")

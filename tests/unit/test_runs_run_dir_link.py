@@ -12,11 +12,11 @@ from ecrl_cli.cli.main import main
 from ecrl_cli.config.build import build
 from ecrl_cli.config.schema import RunConfig, StorageConfig
 from ecrl_cli.errors import ConfigError, RunDirectoryError
-from ecrl_cli.runs.run import Desk, RunResult
-from ecrl_cli.runs.run_dir_link import lost, settle
+from ecrl_cli.runs.run import RunContext, RunResult
+from ecrl_cli.runs.run_dir_link import link_run_dir, lost
 from ecrl_cli.storage import throttled_fs
 from ecrl_cli.storage.fs import CREATE
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import RunBuilder, config_of
 
 
@@ -27,49 +27,49 @@ def config_in(folder: Path) -> RunConfig:
 def test_the_run_lies_in_the_folder_and_is_found_where_it_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     run = tmp_path / "sweep" / "run"
-    settle(config_in(tmp_path / "memory"), run)
+    link_run_dir(config_in(tmp_path / "memory"), run)
     assert run.is_symlink() and run.resolve().parent == tmp_path / "memory"
     (run / "config.json").write_text("{}")
-    settle(config_in(tmp_path / "memory"), run)
+    link_run_dir(config_in(tmp_path / "memory"), run)
     assert [item.name for item in run.iterdir()] == ["config.json"]
 
 
 def test_two_sweeps_with_the_same_run_do_not_share_it(tmp_path: Path) -> None:
     for sweep in ("one", "two"):
-        settle(config_in(tmp_path), tmp_path / sweep / "run")
+        link_run_dir(config_in(tmp_path), tmp_path / sweep / "run")
     assert (tmp_path / "one" / "run").resolve() != (tmp_path / "two" / "run").resolve()
 
 
 def test_what_a_lost_link_left_is_not_taken_over(tmp_path: Path) -> None:
     run = tmp_path / "sweep" / "run"
-    settle(config_in(tmp_path), run)
+    link_run_dir(config_in(tmp_path), run)
     (run / "config.json").write_text("{}")
     run.unlink()
     with pytest.raises(RunDirectoryError, match="no run directory links to it"):
-        settle(config_in(tmp_path), run)
+        link_run_dir(config_in(tmp_path), run)
     assert not run.exists()
 
 
 def test_what_a_reboot_took_from_memory_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     run, config = tmp_path / "sweep" / "run", config_in(tmp_path / "memory")
-    settle(config, run)
+    link_run_dir(config, run)
     run.resolve().rmdir()
     assert lost(config, run)
-    settle(config, run)
+    link_run_dir(config, run)
     assert run.is_dir() and not lost(config, run)
     run.resolve().rmdir()
     run.unlink()
     run.symlink_to(tmp_path / "somewhere else")
     assert not lost(config, run)
     with pytest.raises(RunDirectoryError, match="is not the link"):
-        settle(config, run)
+        link_run_dir(config, run)
 
 
 def test_a_folder_that_was_made_before_it_could_be_put_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(RunDirectoryError, match="is not the link"):
-        settle(config_in(tmp_path), tmp_path / "run")
+        link_run_dir(config_in(tmp_path), tmp_path / "run")
 
 
 def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
@@ -77,18 +77,18 @@ def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
     memory.mkdir()
     victim.mkdir()
     run = tmp_path / "sweep" / "run"
-    settle(config_in(memory), run)
+    link_run_dir(config_in(memory), run)
     place = run.resolve()
     place.rmdir()
     run.unlink()
     place.symlink_to(victim)
     with pytest.raises(RunDirectoryError):
-        settle(config_in(memory), run)
+        link_run_dir(config_in(memory), run)
     assert not run.exists()
 
 
 def test_a_run_alone_lies_in_the_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
+    def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
         return RunResult(0, "completed", str(run_dir.resolve()))
 
     (tmp_path / "memory").mkdir()
@@ -99,7 +99,7 @@ def test_a_run_alone_lies_in_the_folder_too(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_disk_is_left_alone(tmp_path: Path) -> None:
-    settle(RunConfig(), tmp_path / "run")
+    link_run_dir(RunConfig(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -142,5 +142,5 @@ def test_a_run_that_lies_elsewhere_is_judged_among_its_neighbours_here(tmp_path:
     sweep.mkdir()
     (tmp_path / "elsewhere-two").rename(sweep / "reference")
     (sweep / "run").symlink_to(tmp_path / "elsewhere-one")
-    verdict = judge(sweep / "run", None)
+    verdict = verify_run(sweep / "run", None)
     assert (verdict.run, verdict.reference) == ("run", "reference")

@@ -16,10 +16,10 @@ from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs import compatibility
 from ecrl_cli.runs.environment import environment
 from ecrl_cli.runs.run import RunResult
-from ecrl_cli.runs.sweep import Todo, read_manifest, sweep, todo
+from ecrl_cli.runs.sweep import SweepPlan, read_manifest, sweep, todo
 from ecrl_cli.runs.sweep_progress import Board
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 from tests.runs.builder import build_ref
 
 GOOD = RunResult(0, "completed", "target reached")
@@ -62,20 +62,20 @@ def test_a_run_whose_records_are_damaged_is_started_and_says_so_itself(tmp_path:
 def test_what_a_killed_sweep_left_running_is_pending_for_the_next(tmp_path: Path) -> None:
     layout = SweepLayout(tmp_path)
     layout.manifest.write_text("run,run_id,suite,variant,seed,status,reason\nold,1,s,ref,1,running,\nbad,2,s,ref,1,failed,why\n")
-    sweep(layout, Todo(configs("new")), lambda name: GOOD, Nobody())
+    sweep(layout, SweepPlan(configs("new")), lambda name: GOOD, Nobody())
     assert statuses(layout) == {"old": "pending", "bad": "failed", "new": "completed"}
 
 
 def test_two_sweeps_do_not_work_in_one_folder(tmp_path: Path) -> None:
     layout = SweepLayout(tmp_path)
-    with held(layout), pytest.raises(RunHeld):
-        sweep(layout, Todo(configs("a")), lambda name: GOOD, Nobody())
+    with run_lock(layout), pytest.raises(RunHeld):
+        sweep(layout, SweepPlan(configs("a")), lambda name: GOOD, Nobody())
     assert not layout.manifest.exists()
 
 
 def test_what_sets_a_run_apart_stays_in_the_manifest(tmp_path: Path) -> None:
     layout = SweepLayout(tmp_path)
-    do = Todo(configs("a", "b"), frozenset({"a"}), {"a": "mixed: kernel differs", "b": "mixed: cpu differs"})
+    do = SweepPlan(configs("a", "b"), frozenset({"a"}), {"a": "mixed: kernel differs", "b": "mixed: cpu differs"})
     sweep(layout, do, lambda name: GOOD, Nobody())
     with layout.manifest.open() as file:
         assert [(row["status"], row["reason"]) for row in csv.DictReader(file)] == [
@@ -122,7 +122,7 @@ class Time:
 def board_of(time: Time, *names: str, finished: str = "") -> Board:
     base = RunConfig(suite_name="first", target_steps=100, global_batch=8)
     made = {name: replace(base, seed=n, suite_name="first" if n < 2 else "second") for n, name in enumerate(names)}
-    return Board(Todo(made, frozenset(finished)), time)
+    return Board(SweepPlan(made, frozenset(finished)), time)
 
 
 def test_the_board_counts_and_tells_how_long_the_rest_takes() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.errors import StorageError
-from ecrl_cli.storage.fault_injecting_fs import SCOPES, SHORT, ZERO, Fault, FaultyFs, Livelock
+from ecrl_cli.storage.fault_injecting_fs import SCOPES, SHORT, ZERO, Fault, FaultyFs, TooManyCalls
 from ecrl_cli.storage.fs import CREATE, READ, Fs, PosixFs
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.safe_read import fill
@@ -130,6 +130,6 @@ def test_what_is_not_closed_is_known(behind: Fs, tmp_path: Path) -> None:
 
 def test_whoever_never_stops_calling_is_stopped(tmp_path: Path) -> None:
     fs = FaultyFs(ModelFs(tmp_path), limit=10)
-    with pytest.raises(Livelock, match="11 calls"):
+    with pytest.raises(TooManyCalls, match="11 calls"):
         while True:
             fs.stat(tmp_path)

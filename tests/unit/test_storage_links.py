@@ -9,7 +9,7 @@ import pytest
 from ecrl_cli.errors import RunDirectoryError
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.report.build import report
-from ecrl_cli.runs.run_dir_checks import claim
+from ecrl_cli.runs.run_dir_checks import check_run_dir
 from tests.runs.builder import build_clean, config_of
 
 
@@ -18,7 +18,7 @@ from tests.runs.builder import build_clean, config_of
 )
 def test_a_run_with_a_link_where_it_would_write_is_not_resumed(tmp_path: Path, link: str) -> None:
     layout = build_clean(tmp_path)
-    claim(layout, config_of("clean"))
+    check_run_dir(layout, config_of("clean"))
     outside = tmp_path / "outside"
     outside.mkdir()
     place = layout.root / link
@@ -26,7 +26,7 @@ def test_a_run_with_a_link_where_it_would_write_is_not_resumed(tmp_path: Path, l
         place.rename(outside / "moved")
     place.symlink_to(outside)
     with pytest.raises(RunDirectoryError, match="is a symbolic link"):
-        claim(layout, config_of("clean"))
+        check_run_dir(layout, config_of("clean"))
 
 
 def test_a_journal_is_not_appended_to_through_a_link(tmp_path: Path) -> None:

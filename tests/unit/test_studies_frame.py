@@ -22,7 +22,7 @@ from ecrl_cli.studies.frame import registry
 from ecrl_cli.studies.frame.pool import results
 from ecrl_cli.studies.frame.result import Findings, proportion, upper_bound
 from ecrl_cli.studies.frame.runner import check_folder, replay, run_study
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, StudyContext, Trial
 
 CONFIG = StudyConfig(WriteLatency(), seed=5, workers=1)
 
@@ -34,7 +34,7 @@ class Toy:
     gates: tuple[Gate, ...] = ()
     ran: ClassVar[list[str]] = []
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self.setting = setting
         assert list(setting.scratch.iterdir()) == []
 
@@ -150,7 +150,7 @@ def die(trial: Trial) -> None:
 
 def test_a_worker_that_dies_is_an_error_of_one_line(tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ecrl_cli.studies.frame.pool._work", die)
-    study = toy(Setting(CONFIG, tmp_path))
+    study = toy(StudyContext(CONFIG, tmp_path))
     with pytest.raises(EcrlError, match="a worker process has died"):
         list(results(replace(CONFIG, study=Corruption(), workers=2), tmp_path, study, study.plan(), say=lambda line: None))
 

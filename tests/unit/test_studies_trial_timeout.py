@@ -13,7 +13,7 @@ import pytest
 from ecrl_cli.config.studies import Hangs, Signals
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.fake_ranks import supervisor_harness
-from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.frame.trial_timeout import Overdue, deadline
 from ecrl_cli.studies.hangs.study import HangsStudy
 from ecrl_cli.studies.signals.study import SignalsStudy
@@ -35,7 +35,7 @@ def test_a_trial_that_is_never_over_is_ended_and_told(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(supervisor_harness, "TRIAL_S", 0.3)
     monkeypatch.setattr(kind, "_case", wait_for_ever)
-    with closing(kind(Setting(StudyConfig(config), tmp_path))) as study:
+    with closing(kind(StudyContext(StudyConfig(config), tmp_path))) as study:
         trial = next(trial for trial in study.plan() if trial.facts["arm"] == "case")
         found = study.run(trial)
         assert found["overdue"] and not found["good"] and ended == [-signal.SIGKILL]

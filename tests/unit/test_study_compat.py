@@ -13,11 +13,11 @@ import pytest
 from ecrl_cli.checkpoint.format import manifest
 from ecrl_cli.checkpoint.format.names import FORMAT_VERSION
 from ecrl_cli.checkpoint.store import integrity
-from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.config.studies import Compat
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies import compat
-from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.golden.make import EXPECTED, LAYOUTS
 from ecrl_cli.studies.golden.make import make as make_golden
 
@@ -25,12 +25,12 @@ MOST_BYTES = 100_000
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Setting:
+def setting(tmp_path: Path) -> StudyContext:
     (tmp_path / "scratch").mkdir()
-    return Setting(StudyConfig(Compat()), tmp_path / "scratch")
+    return StudyContext(StudyConfig(Compat()), tmp_path / "scratch")
 
 
-def gates(setting: Setting, choose: Callable[[str], bool] = lambda key: True) -> dict[str, str]:
+def gates(setting: StudyContext, choose: Callable[[str], bool] = lambda key: True) -> dict[str, str]:
     """The gates that fail, with their messages, of a study of the trials whose key is chosen."""
     study = compat.make(setting)
     records = [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in study.plan() if choose(trial.key)]
@@ -47,7 +47,7 @@ def golden_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "golden" / f"v{FORMAT_VERSION}"
 
 
-def test_what_is_released_is_read_and_what_is_not_is_refused(setting: Setting) -> None:
+def test_what_is_released_is_read_and_what_is_not_is_refused(setting: StudyContext) -> None:
     assert gates(setting) == {}
 
 
@@ -70,7 +70,7 @@ def test_the_writer_of_today_still_writes_the_golden_bytes(tmp_path: Path) -> No
     assert (made["tensors"], made["train"]) == (expected["tensors"], expected["train"])
 
 
-def test_a_tensor_that_reads_differently_fails_the_gate(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_reads_differently_fails_the_gate(setting: StudyContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = golden_at(tmp_path, monkeypatch) / EXPECTED
     expected = json.loads(path.read_text())
     expected["tensors"]["parameters.bfloat16"][2] = "0" * 64
@@ -78,7 +78,7 @@ def test_a_tensor_that_reads_differently_fails_the_gate(setting: Setting, tmp_pa
     assert set(gates(setting, lambda key: key.startswith("golden"))) == {"golden", "refused"}  # the second because nothing was tried
 
 
-def test_a_golden_file_that_is_damaged_fails_the_gate(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_golden_file_that_is_damaged_fails_the_gate(setting: StudyContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (golden_at(tmp_path, monkeypatch) / "single" / "step_00000007.safetensors").write_bytes(b"x")
     assert "golden/v1/single" in gates(setting, lambda key: key.startswith("golden"))["golden"]
 
@@ -90,7 +90,9 @@ def test_a_golden_file_that_is_damaged_fails_the_gate(setting: Setting, tmp_path
         ("_decoded", lambda kind, value: _lenient(kind, value), "unknown_key_in_MANIFEST"),
     ],
 )
-def test_a_reader_that_is_not_strict_fails_the_gate(setting: Setting, monkeypatch: pytest.MonkeyPatch, name: str, replacement: Any, key: str) -> None:
+def test_a_reader_that_is_not_strict_fails_the_gate(
+    setting: StudyContext, monkeypatch: pytest.MonkeyPatch, name: str, replacement: Any, key: str
+) -> None:
     monkeypatch.setattr(manifest, name, replacement)
     assert "refused" in gates(setting, lambda each: each == f"refused/group/{key}")
 
@@ -101,7 +103,7 @@ def _lenient(kind: Any, value: dict[str, Any]) -> Any:
     return decode(kind, {name: item for name, item in value.items() if name != "colour"})
 
 
-def test_a_reader_that_opens_parts_before_the_version_is_known_fails_the_gate(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_opens_parts_before_the_version_is_known_fails_the_gate(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     take = integrity._Reader.take_manifest
 
     def hasty(self: Any, data: bytes) -> None:
@@ -112,9 +114,9 @@ def test_a_reader_that_opens_parts_before_the_version_is_known_fails_the_gate(se
     assert "refused" in gates(setting, lambda key: key == "refused/group/the_next_version")
 
 
-def test_the_study_copies_what_an_installer_may_have_linked(tmp_path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_study_copies_what_an_installer_may_have_linked(tmp_path: Path, setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package manager that links files from its cache gives them two names, which the guard refuses."""
     folder = golden_at(tmp_path, monkeypatch) / "group" / "step_00000007"
     (tmp_path / "second").hardlink_to(folder / "model.safetensors")
-    assert not examine(folder).ok
+    assert not verify_checkpoint(folder).ok
     assert "golden" not in gates(setting, lambda key: key == "golden/v1/group")

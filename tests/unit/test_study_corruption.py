@@ -16,7 +16,7 @@ import pytest
 
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store import integrity
-from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.config.studies import Corruption
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.corruption import clean, exhaustive, faults, published, random_faults, recovery, stock_loaders, structural
@@ -28,7 +28,7 @@ from ecrl_cli.studies.corruption.study import make
 from ecrl_cli.studies.corruption.tables_faults import published_findings
 from ecrl_cli.studies.corruption.tables_other import anchor_findings, planted_findings
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Trial
+from ecrl_cli.studies.frame.study import Record, StudyContext, Trial
 from ecrl_cli.studies.mutants import layers, repair
 
 SMALL = Corruption(trials=1, random=2, seeds=1, clean=4, flips=2)
@@ -36,13 +36,13 @@ Planting = Callable[[], AbstractContextManager[None]]
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Setting:
+def setting(tmp_path: Path) -> StudyContext:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    return Setting(StudyConfig(SMALL), scratch)
+    return StudyContext(StudyConfig(SMALL), scratch)
 
 
-def records(setting: Setting, trials: Sequence[Trial], planting: Planting = nullcontext) -> list[Record]:
+def records(setting: StudyContext, trials: Sequence[Trial], planting: Planting = nullcontext) -> list[Record]:
     """The trials, run under a planted bug or none."""
     study, found = make(setting), []
     for trial in trials:
@@ -63,7 +63,7 @@ def tables_are_well_formed(found: Findings) -> None:
         json.dumps(table.rows, allow_nan=False)
 
 
-def of_arm(setting: Setting, arm: str) -> list[Trial]:
+def of_arm(setting: StudyContext, arm: str) -> list[Trial]:
     return [trial for trial in make(setting).plan() if trial.facts["arm"] == arm]
 
 
@@ -76,16 +76,16 @@ def whole(tmp_path: Path) -> dict[str, bytes]:
     return taken(path)
 
 
-def test_the_plan_is_fixed_by_the_seed_and_every_key_is_its_own(setting: Setting) -> None:
+def test_the_plan_is_fixed_by_the_seed_and_every_key_is_its_own(setting: StudyContext) -> None:
     plan = make(setting).plan()
     assert plan == make(setting).plan() and len({trial.key for trial in plan}) == len(plan)
     assert {trial.facts["arm"] for trial in plan} == {*SMALL.arms, repair.ARM}
-    without = Setting(StudyConfig(replace(SMALL, arms=("published",), planted=False)), setting.scratch)
+    without = StudyContext(StudyConfig(replace(SMALL, arms=("published",), planted=False)), setting.scratch)
     assert {trial.facts["arm"] for trial in make(without).plan()} == {"published"}
 
 
-def test_the_default_is_the_published_number_and_at_least_what_is_asked_for(setting: Setting) -> None:
-    plan = make(Setting(StudyConfig(Corruption()), setting.scratch)).plan()
+def test_the_default_is_the_published_number_and_at_least_what_is_asked_for(setting: StudyContext) -> None:
+    plan = make(StudyContext(StudyConfig(Corruption()), setting.scratch)).plan()
     per_fault = {fault: sum(trial.facts.get("fault") == fault for trial in plan if trial.facts["arm"] == "published") for fault in published.FAULTS}
     assert set(per_fault.values()) == {400}
     assert sum(t.facts["stop"] - t.facts["start"] for t in plan if t.facts["arm"] == "exhaustive") >= 30_000
@@ -93,7 +93,7 @@ def test_the_default_is_the_published_number_and_at_least_what_is_asked_for(sett
     assert sum(t.facts["verifications"] for t in plan if t.facts["arm"] == "clean") >= 10_000
 
 
-def test_a_small_study_passes_every_gate_and_its_findings_are_json(setting: Setting) -> None:
+def test_a_small_study_passes_every_gate_and_its_findings_are_json(setting: StudyContext) -> None:
     arms = (published, random_faults, recovery, clean)
     found = findings(records(setting, [trial for arm in arms for trial in of_arm(setting, arm.ARM)]))
     assert not failed(found), found.gates
@@ -105,7 +105,7 @@ def test_a_small_study_passes_every_gate_and_its_findings_are_json(setting: Sett
     assert all(len(series.y) == len(series.low) == len(series.high) == len(figure.categories) for series in figure.series)
 
 
-def test_a_trial_gives_the_same_again(setting: Setting) -> None:
+def test_a_trial_gives_the_same_again(setting: StudyContext) -> None:
     for arm in (published, random_faults, recovery):
         trial = of_arm(setting, arm.ARM)[0]
         assert records(setting, [trial]) == records(setting, [trial])
@@ -152,7 +152,7 @@ def test_memory_and_disk_answer_alike(tmp_path: Path, whole: dict[str, bytes]) -
         damaged, _where = random_faults.injured(whole, rng.choice(random_faults.FAULTS), rng)
         for name, data in damaged.items():
             published.overwrite(path / name, data)
-        report = examine(path, GUARD)
+        report = verify_checkpoint(path, GUARD)
         look = look_at({f"{path.name}/{name}": data for name, data in damaged.items()}, path.name, GUARD)
         assert (look.layer, look.reason.split(" at ")[0], look.untyped) == (report.layer, report.reason.split(" at ")[0], "")
 
@@ -187,7 +187,7 @@ def test_each_mechanism_is_asked_by_itself(whole: dict[str, bytes], file: str, d
 
 
 @pytest.mark.parametrize("layout", structural.ROWS)
-def test_every_row_ends_as_its_table_says(setting: Setting, layout: str) -> None:
+def test_every_row_ends_as_its_table_says(setting: StudyContext, layout: str) -> None:
     found = records(setting, [trial for trial in of_arm(setting, structural.ARM) if trial.facts["layout"] == layout])
     shown = findings(found)
     assert not failed(shown), [record for record in found if not record.found["as_expected"]]
@@ -195,11 +195,11 @@ def test_every_row_ends_as_its_table_says(setting: Setting, layout: str) -> None
     tables_are_well_formed(shown)
 
 
-def test_the_rows_show_every_layer_and_the_accepted(setting: Setting) -> None:
+def test_the_rows_show_every_layer_and_the_accepted(setting: StudyContext) -> None:
     assert {row.layer for rows in structural.ROWS.values() for row in rows} == {"", *LAYERS}
 
 
-def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structural, "able", lambda setting: frozenset({""}))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     study = make(setting)
@@ -210,7 +210,7 @@ def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: Setting, monke
 # --- blind and trigger-happy guards: each gate can fail
 
 
-def sample(setting: Setting) -> list[Trial]:
+def sample(setting: StudyContext) -> list[Trial]:
     """A few trials of each arm that judges the guard."""
     rows = ("part of another attempt", "part deleted", "sparse file of the right size")
     kept = [trial for trial in of_arm(setting, structural.ARM) if trial.facts["row"] in rows]
@@ -226,28 +226,28 @@ def sample(setting: Setting) -> list[Trial]:
     ]
 
 
-def test_a_guard_that_reads_no_contents_fails_the_gates(setting: Setting) -> None:
+def test_a_guard_that_reads_no_contents_fails_the_gates(setting: StudyContext) -> None:
     found = findings(records(setting, sample(setting), partial(layers.planted, "contents")))
     assert failed(found) >= {"random: detected", "structural: as expected", "exhaustive: detected", "exhaustive: enough"}
     assert not failed(found) & {"clean: no false positive", "random: typed"}
 
 
-def test_a_guard_that_raises_fails_the_gates(setting: Setting) -> None:
+def test_a_guard_that_raises_fails_the_gates(setting: StudyContext) -> None:
     trials = [trial for trial in sample(setting) if trial.facts["arm"] != recovery.ARM]
     found = failed(findings(records(setting, trials, partial(layers.planted, "errors as refusals"))))
     assert found >= {"random: typed", "random: detected", "structural: typed", "published: typed"}
 
 
-def test_a_guard_that_refuses_everything_fails_the_gates(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_that_refuses_everything_fails_the_gates(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
-        raise integrity.Refused("hash", "is not liked")
+        raise integrity.CheckpointRejected("hash", "is not liked")
 
     monkeypatch.setattr(integrity, "_check_contents", refuse)
     found = failed(findings(records(setting, sample(setting))))
     assert found >= {"published: no false positive", "clean: no false positive", "exhaustive: no-ops", "recovery"}
 
 
-def test_recovery_that_believes_the_newest_name_fails_its_gate(setting: Setting) -> None:
+def test_recovery_that_believes_the_newest_name_fails_its_gate(setting: StudyContext) -> None:
     assert failed(findings(records(setting, of_arm(setting, recovery.ARM), partial(layers.planted, "recovery asks the guard")))) == {"recovery"}
 
 
@@ -258,7 +258,7 @@ def test_a_bound_is_stated_for_none_missed_alone(outcomes: list[str], bound: boo
     assert any("With none missed" in note for note in published_findings(rows).notes) == bound
 
 
-def test_an_exception_over_the_pointer_is_an_outcome(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_over_the_pointer_is_an_outcome(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError
 
@@ -267,7 +267,7 @@ def test_an_exception_over_the_pointer_is_an_outcome(setting: Setting, monkeypat
     assert make(setting).run(trial)["untyped"] > 0
 
 
-def test_a_study_without_no_ops_or_without_an_effect_fails_its_gates(setting: Setting) -> None:
+def test_a_study_without_no_ops_or_without_an_effect_fails_its_gates(setting: StudyContext) -> None:
     found = records(setting, of_arm(setting, published.ARM))
     faulty = [record for record in found if record.facts["fault"] != published.NOOP]
     assert failed(findings(faulty)) == {"published: no-ops"}
@@ -282,7 +282,7 @@ def no_faults(monkeypatch: pytest.MonkeyPatch, *rows: str) -> None:
     monkeypatch.setattr(repair, "PER_FAULT", 2)
 
 
-def test_a_layer_left_out_is_found_or_shown_to_be_backed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_left_out_is_found_or_shown_to_be_backed(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     no_faults(monkeypatch, "part of another attempt", "tensor digest wrong, made to agree")
     backed, back = "hashes of tensor files", "tensor digests"
     trials = [trial for trial in of_arm(setting, repair.ARM) if trial.facts["mutant"] in (backed, back, f"{backed} + {back}")]
@@ -294,7 +294,7 @@ def test_a_layer_left_out_is_found_or_shown_to_be_backed(setting: Setting, monke
     assert failed(planted_findings(alone)) == {"planted"}  # a back that was never taken away proves nothing
 
 
-def test_a_mutant_that_the_cases_do_not_reach_fails_the_gate(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_the_cases_do_not_reach_fails_the_gate(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     no_faults(monkeypatch, "part deleted")
     trials = [trial for trial in of_arm(setting, repair.ARM) if trial.facts["mutant"] == "NaN"]
     assert failed(planted_findings(records(setting, trials))) == {"planted"}
@@ -312,7 +312,7 @@ def test_the_guard_is_whole_again_after_a_mutant() -> None:
 
 
 @pytest.mark.parametrize("loader", stock_loaders.LOADERS)
-def test_a_stock_loader_answers_every_flip(setting: Setting, loader: str) -> None:
+def test_a_stock_loader_answers_every_flip(setting: StudyContext, loader: str) -> None:
     found = records(setting, [trial for trial in of_arm(setting, stock_loaders.ARM) if trial.facts["loader"] == loader])
     assert sum(found[0].found[name] for name in ("raised", "silent_wrong", "harmless")) == SMALL.flips
     assert not failed(findings(found))
@@ -323,7 +323,7 @@ def test_flips_without_an_effect_fail_the_gate() -> None:
     assert failed(anchor_findings([Record("x", {"arm": "anchors", "loader": "x"}, nothing, 0.0)])) == {"anchors: effective"}
 
 
-def test_the_optimizer_of_a_clean_checkpoint_may_hold_nan(setting: Setting) -> None:
+def test_the_optimizer_of_a_clean_checkpoint_may_hold_nan(setting: StudyContext) -> None:
     """The clean arm draws such a state, and the guard lets it pass."""
     rng = random.Random(5)
     images = [clean.varied(rng, 1, step, single=False) for step in range(1, 40)]

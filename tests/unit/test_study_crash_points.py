@@ -24,11 +24,11 @@ from ecrl_cli.studies.crash_points.crash_targets import Save
 from ecrl_cli.studies.crash_points.findings import findings
 from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, PUBLISHED, survivor
 from ecrl_cli.studies.crash_points.search import UNSEEN, search
-from ecrl_cli.studies.crash_points.store_fixture import History, Payload, expected_of, image_of, recover, remains, store_config
+from ecrl_cli.studies.crash_points.store_fixture import History, Payload, expected_of, image_of, leak_check, recover, store_config
 from ecrl_cli.studies.crash_points.study import make
 from ecrl_cli.studies.crash_points.trial import Bench
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
 from ecrl_cli.studies.mutants.integrity import blind_at
 from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.mutants.store import PlantedStore
@@ -38,7 +38,7 @@ PAYLOAD = Payload(1, 16_384, 8_192)
 
 
 def study_of(keys: CrashPoints, scratch: Path, seed: int = 7) -> Study:
-    return make(Setting(StudyConfig(keys, seed), scratch))
+    return make(StudyContext(StudyConfig(keys, seed), scratch))
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ def damage(folder: Path, change: Callable[[Path], None]) -> str:
     for name in (MANIFEST, COMMIT):
         (path / name).write_bytes(b"{}")
     change(path)
-    return remains(path, image)
+    return leak_check(path, image)
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,13 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.studies.frame.leak_check import remaining
 from ecrl_cli.studies.frame.replay_command import command
-from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.mutants.recovery import BUGS, REPLICA_BUGS, environment, planted
 from ecrl_cli.studies.training import elastic_tables as elastic_findings
 from ecrl_cli.studies.training import trial as benches
-from ecrl_cli.studies.training.elastic_generator import SIZES, Course
+from ecrl_cli.studies.training.elastic_generator import SIZES, ElasticRunSpec
 from ecrl_cli.studies.training.elastic_study import make as make_elastic
-from ecrl_cli.studies.training.failures_generator import EVERY, KINDS, TARGET, Setup, draw
+from ecrl_cli.studies.training.failures_generator import EVERY, KINDS, TARGET, FailureRunSpec, generate
 from ecrl_cli.studies.training.failures_study import make as make_failures
 from ecrl_cli.studies.training.failures_tables import findings, who
 from ecrl_cli.studies.training.trial import Bench, Keys, Run
@@ -42,12 +42,12 @@ from ecrl_cli.verify.verdict import VALID as VALID_STATUS
 from ecrl_cli.verify.verdict import Finding, Verdict
 from tests.conftest import comes_true
 
-PLAIN = Setup("vit", 2, "blocking", "unsafe", "group")
+PLAIN = FailureRunSpec("vit", 2, "blocking", "unsafe", "group")
 KILLS = ("kill@5.backward/0.4:1", "kill@4.load:0")
 
 
 def failures_of(folder: Path, **keys: Any) -> Any:
-    return make_failures(Setting(StudyConfig(Failures(**keys)), folder))
+    return make_failures(StudyContext(StudyConfig(Failures(**keys)), folder))
 
 
 def test_a_plan_of_failures_holds_every_kind_and_moment_and_can_strike(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_plan_of_failures_holds_every_kind_and_moment_and_can_strike(tmp_path:
     assert set(KINDS) == set(STRUCK) and len(kinds) >= len(STRUCK) - 2, kinds
     assert min(moments[moment] for moment in ("boundary", "forward", "backward", "optimizer", "capture", "save", "load", "wall")) > 2
     for trial in trials[:40]:
-        setup = Setup(*(trial.facts[name] for name in ("model", "world_size", "strategy", "mode", "layout")))
+        setup = FailureRunSpec(*(trial.facts[name] for name in ("model", "world_size", "strategy", "mode", "layout")))
         config = build(setup.keys(tuple(trial.facts["entries"])))
         assert len(plan(config)) >= 2 and config.supervision.launcher == "zygote"
         assert max(config.supervision.hang_timeout_s, config.supervision.start_timeout_s) < benches.RUN_S / 5, "what hangs is found in time, twice"
@@ -65,7 +65,7 @@ def test_a_plan_of_failures_holds_every_kind_and_moment_and_can_strike(tmp_path:
 
 
 def test_no_two_failed_saves_leave_a_run_without_its_last_one() -> None:
-    drawn = [draw(random.Random(number), ("blocking", "overlapped"), ("eio", "enospc"))[1] for number in range(60)]
+    drawn = [generate(random.Random(number), ("blocking", "overlapped"), ("eio", "enospc"))[1] for number in range(60)]
     late = [[step for step in (parse(entry).step for entry in entries) if step > TARGET // EVERY * EVERY - EVERY] for entries in drawn]
     assert {len(steps) for steps in late} == {0, 1}
 
@@ -74,7 +74,7 @@ def test_a_fault_is_not_drawn_behind_the_death_of_a_background_writer() -> None:
     """Its death may lose whatever waits for it: the fault would then be of the last save, behind which the run rightly ends with it."""
 
     def both(strategy: str) -> list[tuple[int, int]]:
-        drawn = [draw(random.Random(number), (strategy,), ("enospc", "writer"))[1] for number in range(80)]
+        drawn = [generate(random.Random(number), (strategy,), ("enospc", "writer"))[1] for number in range(80)]
         pairs = [sorted(map(parse, entries), key=lambda entry: entry.what) for entries in drawn]
         return [(fault.step, death.step) for fault, death in pairs if (fault.what, death.what) == ("enospc", "writer")]
 
@@ -84,14 +84,14 @@ def test_a_fault_is_not_drawn_behind_the_death_of_a_background_writer() -> None:
 
 
 def test_what_is_damaged_leaves_a_save_to_fall_back_to() -> None:
-    drawn = [draw(random.Random(number), ("overlapped",), ("corrupt", "writer"))[1] for number in range(80)]
+    drawn = [generate(random.Random(number), ("overlapped",), ("corrupt", "writer"))[1] for number in range(80)]
     pairs = [sorted(map(parse, entries), key=lambda entry: entry.what) for entries in drawn]
     both = [(damage.step, loss.step) for damage, loss in pairs if (damage.what, loss.what) == ("corrupt", "writer")]
     assert both and all(damage // EVERY - (loss <= damage // EVERY * EVERY) >= 2 for damage, loss in both)
 
 
 def test_a_plan_of_sizes_changes_them_and_kills_who_is_there(tmp_path: Path) -> None:
-    trials = make_elastic(Setting(StudyConfig(Elastic(trials=80, planted=False)), tmp_path)).plan()
+    trials = make_elastic(StudyContext(StudyConfig(Elastic(trials=80, planted=False)), tmp_path)).plan()
     for trial in trials:
         sizes = [size for _, size in trial.facts["sizes"]]
         assert 2 <= len(sizes) <= 5 and all(before != after for before, after in itertools.pairwise(sizes))
@@ -110,8 +110,8 @@ def test_a_trial_can_be_run_again_by_what_is_printed() -> None:
 
 
 def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
-    course = Course("vit", "overlapped", 4, ((0, 2), (6, 1)))
-    other = Setup("small_cnn", 3, "overlapped", "atomic_nodirsync", "single")
+    course = ElasticRunSpec("vit", "overlapped", 4, ((0, 2), (6, 1)))
+    other = FailureRunSpec("small_cnn", 3, "overlapped", "atomic_nodirsync", "single")
     for setup, entries in ((PLAIN, KILLS), (other, ("writer@5%before_rename",)), (course, ("kill@7:0",))):
         typed = setup.typed(entries).removeprefix("ecrl train ")
         line = f"{sys.executable} -m ecrl_cli.cli.main train {typed} --cfg job"
@@ -126,7 +126,7 @@ def test_runs_under_failures_and_over_changing_sizes_come_out_valid(tmp_path: Pa
     try:
         run = bench.play(PLAIN.keys(KILLS), PLAIN.reference)
         assert (run.outcome, run.code, run.fired, run.attempts) == ("valid", 0, [["kill", "backward"], ["kill", "load"]], 3), run
-        course = Course("small_cnn", "overlapped", 4, ((0, 2), (6, 1), (10, 3)))
+        course = ElasticRunSpec("small_cnn", "overlapped", 4, ((0, 2), (6, 1), (10, 3)))
         resized = bench.play(course.keys(("kill@8.backward/0.5:0",)), course.reference)
         assert (resized.outcome, resized.resized, resized.attempts) == ("valid", 2, 4), resized
     finally:
@@ -210,7 +210,7 @@ def test_a_run_in_which_not_all_struck_is_idle() -> None:
 
 @pytest.mark.parametrize("make", [make_failures, make_elastic])
 def test_the_search_for_a_planted_bug_goes_on_behind_what_is_not_its_doing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
-    study = make(Setting(StudyConfig(Failures() if make is make_failures else Elastic()), tmp_path))
+    study = make(StudyContext(StudyConfig(Failures() if make is make_failures else Elastic()), tmp_path))
     outcomes = iter(("idle", "unknown", "left", "hung", "valid", "differs"))
     monkeypatch.setattr(Bench, "play", lambda *given: Run(next(outcomes)))
     trial = next(trial for trial in study.plan() if trial.facts["arm"] == "planted")
@@ -243,7 +243,7 @@ def test_a_bug_of_the_replicas_is_searched_with_replicas_and_any_other_without(t
         return Run()
 
     monkeypatch.setattr(Bench, "play", play)
-    study = make_elastic(Setting(StudyConfig(Elastic(trials=1)), tmp_path))
+    study = make_elastic(StudyContext(StudyConfig(Elastic(trials=1)), tmp_path))
     searched = [study.run(trial) for trial in study.plan() if trial.facts["arm"] == "planted"]
     assert not any(found["found"] for found in searched), "no run was invalid"
     assert {bug: set(replicas) for bug, replicas in played.items()} == {
@@ -296,7 +296,7 @@ def test_runs_with_replicas_that_end_apart_fail_the_study() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("make", [make_failures, make_elastic])
 def test_every_bug_planted_into_the_recovery_is_found(tmp_path: Path, make: Any) -> None:
-    study = make(Setting(StudyConfig(Failures() if make is make_failures else Elastic()), tmp_path))
+    study = make(StudyContext(StudyConfig(Failures() if make is make_failures else Elastic()), tmp_path))
     try:
         found = {trial.facts["bug"]: study.run(trial)["found"] for trial in study.plan() if trial.facts["arm"] == "planted"}
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ecrl_cli.checkpoint.format.canonical_json import parse
-from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.cli.compose import user_folders
 from ecrl_cli.config.studies import Hostile
 from ecrl_cli.config.study import StudyConfig
@@ -20,7 +20,7 @@ from ecrl_cli.errors import ConfigError, RecordError, StorageError
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.safe_read import read_whole
-from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.hostile import audit, inputs, readers
 from ecrl_cli.studies.hostile.findings import GROWTH, findings
 from ecrl_cli.studies.hostile.inputs import all_inputs
@@ -28,7 +28,7 @@ from ecrl_cli.studies.hostile.isolation import isolated
 from ecrl_cli.studies.hostile.payloads import payloads
 from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, GUARD, Scene, Stage
 from ecrl_cli.studies.hostile.study import make
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def test_there_are_enough_inputs_and_every_group_of_the_list_is_there() -> None:
 
 def test_the_scene_is_good_before_the_adversary_comes(stage: Stage) -> None:
     with stage.scene() as scene:
-        assert examine(scene.group, GUARD).ok and examine(scene.single, GUARD).ok
+        assert verify_checkpoint(scene.group, GUARD).ok and verify_checkpoint(scene.single, GUARD).ok
         assert readers.look(replace(all_inputs()["pointers/latest_ok leads out"], act=lambda scene: None), scene).by == "passed over"
 
 
 def test_each_fifteenth_input_is_refused_by_name_and_runs_nothing(tmp_path: Path) -> None:
-    study = make(Setting(StudyConfig(Hostile(every=15)), tmp_path))
+    study = make(StudyContext(StudyConfig(Hostile(every=15)), tmp_path))
     skipped = ("command", "load")
     plan = [t for t in study.plan() if t.facts["arm"] == "input" and t.facts["look"] not in skipped and "hundred thousand" not in t.key]
     records = [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]
@@ -87,7 +87,7 @@ def test_an_error_that_nobody_raised_on_purpose_is_untyped(stage: Stage, monkeyp
     def broken(*args: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(readers, "examine", broken)
+    monkeypatch.setattr(readers, "verify_checkpoint", broken)
     with stage.scene() as scene:
         assert readers.look(all_inputs()["COMMIT/empty"], scene).outcome == "untyped"
 
@@ -157,7 +157,7 @@ def test_a_record_is_a_plain_file_of_a_bounded_size(stage: Stage, kind: str) -> 
 def test_a_lock_that_is_no_plain_file_is_refused(stage: Stage, kind: str) -> None:
     with stage.scene() as scene:
         FILE_TYPES[kind](scene.root / ".lock", scene)
-        with pytest.raises(StorageError), held(scene.layout):
+        with pytest.raises(StorageError), run_lock(scene.layout):
             pass
 
 

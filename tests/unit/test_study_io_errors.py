@@ -15,7 +15,7 @@ from ecrl_cli.config.studies import IoErrors
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.studies.frame.runner import run_study
-from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
 from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import run_cases
 from ecrl_cli.studies.io_errors.findings import ENOUGH, findings
@@ -28,7 +28,7 @@ STRICT = Cell("group", "atomic_dirsync")
 
 @contextmanager
 def study(folder: Path, **keys: Any) -> Iterator[Study]:
-    made = make(Setting(StudyConfig(IoErrors(**keys)), folder))
+    made = make(StudyContext(StudyConfig(IoErrors(**keys)), folder))
     yield made
     made.close()
     assert list(folder.iterdir()) == []

@@ -18,24 +18,24 @@ from ecrl_cli.config.identity import reference_id, run_name
 from ecrl_cli.config.studies import LiveRecovery
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.records.events import Attempt, Fired, PlannedFailure, RankLine, ResumedFrom
-from ecrl_cli.records.survivor_records import LedgerLine, Redone
-from ecrl_cli.records.survivor_records import Testimony as Spoken
-from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure, RankLine, ResumedFrom
+from ecrl_cli.records.survivor_records import LostSamples, RedoneStep
+from ecrl_cli.records.survivor_records import SurvivorReport as Spoken
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.mutants.in_place_recovery import LIVE_BUGS
 from ecrl_cli.studies.training import live_invariants
-from ecrl_cli.studies.training.live_generator import TARGET, Course, of_facts, present
-from ecrl_cli.studies.training.live_history import Blow, Chapter, Story
+from ecrl_cli.studies.training.live_generator import TARGET, LiveRunSpec, of_facts, present
+from ecrl_cli.studies.training.live_history import AttemptHistory, Blow, Story
 from ecrl_cli.studies.training.live_oracle import can_tell, foretold
 from ecrl_cli.studies.training.live_study import make
 from ecrl_cli.studies.training.live_tables import findings
 from tests.unit.test_study_failures import failed
 
-COURSE = Course("lossy_forward", 3, 0, "none", 0.0)
+COURSE = LiveRunSpec("lossy_forward", 3, 0, "none", 0.0)
 
 
 def study_of(folder: Path, **keys: Any) -> Any:
-    return make(Setting(StudyConfig(LiveRecovery(**keys)), folder))
+    return make(StudyContext(StudyConfig(LiveRecovery(**keys)), folder))
 
 
 def test_the_matrix_crosses_recoveries_ranks_and_who_dies_and_everything_can_strike(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_only_ranks_that_are_surely_there_are_struck(tmp_path: Path) -> None:
 
 
 def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
-    course, entries = Course("immediate_rollback", 3, 2, "overlapped", 0.2), ("kill@5.backward/0.4:0+2",)
+    course, entries = LiveRunSpec("immediate_rollback", 3, 2, "overlapped", 0.2), ("kill@5.backward/0.4:0+2",)
     words = f"{sys.executable} -m ecrl_cli.cli.main train {course.typed(entries).removeprefix('ecrl train ')} --cfg job"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -82,17 +82,17 @@ def story() -> Story:
     """Of three ranks rank 1 is killed in the backward pass of step 2, behind the first of two buckets; the others finish it and do step 3."""
     config = build(COURSE.keys(("kill@2.backward/0.5:1",)))
     planned = PlannedFailure(0, "kill", 1, 2, "backward", share=0.5)
-    blow = Blow(planned, Fired(0, "kill", 1, 2, 0, 0.0, 0.0, 2), frozenset((1,)))
-    redone = (Redone(2, 1, 2, (1,), (0, 2), 0.0),)
+    blow = Blow(planned, InjectedFault(0, "kill", 1, 2, 0, 0.0, 0.0, 2), frozenset((1,)))
+    redone = (RedoneStep(2, 1, 2, (1,), (0, 2), 0.0),)
     spoken = {rank: Spoken(2, 0, rank, (0, 2), redone, (("last",), ("first", "second")), "two", 0.0, 0.0) for rank in (0, 2)}
     lines = {rank: (line(rank, 1, 0, "one"), line(rank, 2, 0, "two")) for rank in (0, 2)} | {1: (line(1, 1, 0, "one"),)}
     attempts = (
         Attempt(0, 3, None, 9, 1, "survived"),
         Attempt(1, 2, outcome="completed", resumed_from_step=2, continues=0, memory="survivors", origins=(0, 2)),
     )
-    later = Chapter(attempts[1], {rank: (line(rank, 3, 1, "three", 2),) for rank in (0, 1)}, {}, {}, ())
-    told = Story(config, 1797, (Chapter(attempts[0], lines, spoken, {}, (blow,)), later))
-    lost = LedgerLine(2, "lost", tuple(map(int, told.shard(2, 1, 3))), ("first", "second"), (1,), "lossy_forward")
+    later = AttemptHistory(attempts[1], {rank: (line(rank, 3, 1, "three", 2),) for rank in (0, 1)}, {}, {}, ())
+    told = Story(config, 1797, (AttemptHistory(attempts[0], lines, spoken, {}, (blow,)), later))
+    lost = LostSamples(2, "lost", tuple(map(int, told.shard(2, 1, 3))), ("first", "second"), (1,), "lossy_forward")
     return retold(told, ledgers={0: (lost,), 2: (lost,)})
 
 
@@ -146,8 +146,8 @@ def test_a_restart_is_excused_only_where_nobody_could_go_on() -> None:
     assert live_invariants.restarted(retold(told, blows=(every,))) == "", "nobody was left"
     odd = replace(told, config=replace(told.config, global_batch=141))
     assert live_invariants.restarted(odd) == "", "two do not share 141 samples"
-    assert live_invariants.restarted(replace(told, config=build(Course("checkpoint_restart", 3, 1, "none", 0.0).keys()))) == ""
-    back = build(Course("immediate_rollback", 3, 1, "none", 0.0).keys())
+    assert live_invariants.restarted(replace(told, config=build(LiveRunSpec("checkpoint_restart", 3, 1, "none", 0.0).keys()))) == ""
+    back = build(LiveRunSpec("immediate_rollback", 3, 1, "none", 0.0).keys())
     assert live_invariants.restarted(replace(told, config=back)), "one spare was enough"
     two = replace(told.chapters[0].blows[0], ranks=frozenset((0, 1)))
     assert live_invariants.restarted(retold(replace(told, config=back), blows=(two,))) == "", "one spare for two"
@@ -173,7 +173,7 @@ def test_a_false_ledger_is_found() -> None:
     assert "was lost and is not on the ledger (2 like it)" in live_invariants.ledger(retold(told, ledgers=dict.fromkeys((0, 2), (fewer,))))
     assert "is on the ledger and was not lost" in live_invariants.ledger(retold(told, ledgers=dict.fromkeys((0, 2), (more,))))
     assert "ledgers differ" in live_invariants.ledger(retold(told, ledgers={0: (lost,), 2: (fewer,)}))
-    back = replace(told, config=build(Course("immediate_rollback", 3, 1, "none", 0.0).keys()))
+    back = replace(told, config=build(LiveRunSpec("immediate_rollback", 3, 1, "none", 0.0).keys()))
     assert "something was lost, with immediate_rollback" in live_invariants.ledger(back)
 
 
@@ -191,15 +191,15 @@ def test_where_two_ranks_end_is_foretold_and_depends_on_who_contributed() -> Non
     before, after = told.chapters
     lines = {0: (line(0, 1, 0, ""), line(0, 2, 0, ""))}
     names = (("11.weight", "11.bias"), ("0.weight",))
-    spoken = {0: replace(before.testimonies[0], redone=(Redone(2, 1, 2, (1,), (0,), 0.0),), layers=names)}
+    spoken = {0: replace(before.testimonies[0], redone=(RedoneStep(2, 1, 2, (1,), (0,), 0.0),), layers=names)}
     two = replace(told, config=config, chapters=(replace(before, attempt=replace(before.attempt, world_size=2), lines=lines, testimonies=spoken),))
-    last = Chapter(replace(after.attempt, world_size=1, origins=(0,)), {0: (line(0, 3, 1, ""),)}, {}, {}, ())
+    last = AttemptHistory(replace(after.attempt, world_size=1, origins=(0,)), {0: (line(0, 3, 1, ""),)}, {}, {}, ())
     two = replace(two, chapters=(*two.chapters, last))
     assert can_tell(two) and not can_tell(told)
-    other = {0: replace(spoken[0], redone=(Redone(2, 0, 2, (1,), (0,), 0.0),))}
+    other = {0: replace(spoken[0], redone=(RedoneStep(2, 0, 2, (1,), (0,), 0.0),))}
     assert foretold(two) != foretold(retold(two, testimonies=other))
     led = replace(two.chapters[1], attempt=replace(after.attempt, world_size=1, origins=(1,)))
-    gone = {1: replace(spoken[0], rank=1, redone=(Redone(2, 2, 2, (0,), (1,), 0.0),))}
+    gone = {1: replace(spoken[0], rank=1, redone=(RedoneStep(2, 2, 2, (0,), (1,), 0.0),))}
     nobody_says = retold(replace(two, chapters=(two.chapters[0], led)), testimonies=gone)
     assert len(foretold(nobody_says)) == 2, "the buffers are the dead leader's, or the survivor's"
 

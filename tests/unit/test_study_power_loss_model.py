@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.store.catalog import Choice
-from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.catalog import ResumeChoice
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.config.studies import POWER_LOSS_WORKLOADS, PowerLoss
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, Fs
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import WriteMode, replace_small, write_new
-from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.mutants.power_loss import hunt
 from ecrl_cli.studies.mutants.registry import PLANTED, Planted
 from ecrl_cli.studies.power_loss import model_findings, model_invariants
 from ecrl_cli.studies.power_loss.model_arm import ModelArm
 from ecrl_cli.studies.power_loss.model_cell import Cell, Limits
 from ecrl_cli.studies.power_loss.model_disk import MODELS, Disk
-from ecrl_cli.studies.power_loss.model_invariants import Judge, Recovered, outcome
+from ecrl_cli.studies.power_loss.model_invariants import Recovered, RecoveryOracle, outcome
 from ecrl_cli.studies.power_loss.tree_store import Forest
 from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, WORKLOADS, Bench, played
 
@@ -131,8 +131,8 @@ def test_a_state_is_of_one_class(found: Recovered, acked: int, begun: int, expec
     assert outcome(found, acked, begun) == expected
 
 
-def cell(workload: str, mode: str, model: str, judge: Judge | None = None, states: int = 300) -> Cell:
-    made = Cell(played(workload, Bench(mode, False, 1)), model, judge or Judge(Forest(), 1, False), Limits(states, 10), random.Random(1))
+def cell(workload: str, mode: str, model: str, judge: RecoveryOracle | None = None, states: int = 300) -> Cell:
+    made = Cell(played(workload, Bench(mode, False, 1)), model, judge or RecoveryOracle(Forest(), 1, False), Limits(states, 10), random.Random(1))
     for _ in made.judged():
         pass
     return made
@@ -141,21 +141,21 @@ def cell(workload: str, mode: str, model: str, judge: Judge | None = None, state
 def test_a_guard_that_raises_or_never_ends_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_invariants, "_CALLS", 300)
 
-    def raises(path: Path, config: object = None, fs: object = None) -> GuardReport:
+    def raises(path: Path, config: object = None, fs: object = None) -> IntegrityReport:
         raise ZeroDivisionError
 
-    def reads_on(path: Path, config: object = None, fs: Fs | None = None) -> GuardReport:
+    def reads_on(path: Path, config: object = None, fs: Fs | None = None) -> IntegrityReport:
         assert fs is not None
         while fs.listdir(ROOT):
             pass
         raise AssertionError
 
-    def refuses(fs: Fs) -> Choice:
+    def refuses(fs: Fs) -> ResumeChoice:
         raise StorageError("list", "no")
 
-    assert cell("one", "unsafe", "P", Judge(Forest(), 1, False, raises)).tally.outcomes["untyped"] > 0
-    assert cell("one", "unsafe", "P", Judge(Forest(), 1, False, reads_on)).tally.outcomes["hung"] > 0
-    refused = cell("one", "atomic_dirsync", "P", Judge(Forest(), 1, False, recover=refuses)).tally
+    assert cell("one", "unsafe", "P", RecoveryOracle(Forest(), 1, False, raises)).tally.outcomes["untyped"] > 0
+    assert cell("one", "unsafe", "P", RecoveryOracle(Forest(), 1, False, reads_on)).tally.outcomes["hung"] > 0
+    refused = cell("one", "atomic_dirsync", "P", RecoveryOracle(Forest(), 1, False, recover=refuses)).tally
     assert set(refused.outcomes) == {"detected", "lost_all"} and refused.examples, "what was acknowledged does not come back"
 
 
@@ -182,7 +182,7 @@ def test_recovery_that_is_cut_off_too_makes_nothing_worse() -> None:
 def test_recovery_that_sweeps_away_what_it_should_return_to_is_seen_to_make_it_worse() -> None:
     sweeping = next(planted for planted in PLANTED if planted.name == "janitor_sweeps_old")
     bench = played("two", Bench("unsafe", False, 1, lambda fs, config: sweeping.store(ROOT, config, fs)))
-    swept = Cell(bench, "P", Judge(Forest(), 1, False), Limits(64, 50), random.Random(1))
+    swept = Cell(bench, "P", RecoveryOracle(Forest(), 1, False), Limits(64, 50), random.Random(1))
     assert {found for _, found in swept.judged()} <= {"new", "previous", "empty_ok", "detected"}
     found = swept.second()
     assert found["outcomes"]["worse"] > 0 and "recovery from" in found["examples"][0]
@@ -192,7 +192,7 @@ def test_a_recovery_that_loses_is_seen_also_where_the_mode_may_lose() -> None:
     """Under X `unsafe` may lose by the first loss of power; what that has left on the disk, recovery may not."""
     sweeping = next(planted for planted in PLANTED if planted.name == "janitor_sweeps_old")
     bench = played("two", Bench("unsafe", False, 1, lambda fs, config: sweeping.store(ROOT, config, fs)))
-    swept = Cell(bench, "X", Judge(Forest(), 1, False), Limits(64, 50), random.Random(1))
+    swept = Cell(bench, "X", RecoveryOracle(Forest(), 1, False), Limits(64, 50), random.Random(1))
     for _ in swept.judged():
         pass
     assert swept.second()["outcomes"].get("worse", 0) > 0
@@ -208,7 +208,7 @@ def test_a_sample_is_recovered_from_in_real_folders(tmp_path: Path) -> None:
     found = cell("one", "unsafe", "X", states=64)
     assert found.in_folders(20, tmp_path) == {"rebuilt": 20, "different": [], "differing": 0}
     assert not list(tmp_path.iterdir())
-    lying = Judge(found.forest, 1, False, recover=lambda fs: Choice(None, ()))
+    lying = RecoveryOracle(found.forest, 1, False, recover=lambda fs: ResumeChoice(None, ()))
     found.judge = lying
     assert found.in_folders(20, tmp_path)["differing"] > 0
 
@@ -234,7 +234,7 @@ CONFIG = PowerLoss(arms=("model",), model_workloads=("one",), model_states=64, m
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     """A small study; of the planted bugs two."""
-    arm = ModelArm(Setting(StudyConfig(CONFIG, seed=1), tmp_path_factory.mktemp("scratch")))
+    arm = ModelArm(StudyContext(StudyConfig(CONFIG, seed=1), tmp_path_factory.mktemp("scratch")))
     plan = [trial for trial in arm.plan() if "planted" not in trial.key or trial.facts["name"] in ("no_stage_sync", "guard_skips_commit")]
     return [Record(trial.key, trial.facts, arm.run(trial), 0.0) for trial in plan]
 
@@ -246,7 +246,7 @@ def gates(records: list[Record], monkeypatch: pytest.MonkeyPatch) -> dict[str, b
 
 
 def test_a_trial_is_the_same_when_it_is_run_again(records: list[Record], tmp_path: Path) -> None:
-    arm = ModelArm(Setting(StudyConfig(CONFIG, seed=1), tmp_path))
+    arm = ModelArm(StudyContext(StudyConfig(CONFIG, seed=1), tmp_path))
     for trial in arm.plan():
         if trial.key.endswith("single/one/X"):
             assert arm.run(trial) == next(record.found for record in records if record.key == trial.key)

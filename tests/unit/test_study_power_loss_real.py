@@ -19,7 +19,7 @@ from ecrl_cli.config.studies import PowerLoss
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.power_loss import real_arms
 from ecrl_cli.studies.power_loss.disk_mounts import cut_off
 from ecrl_cli.studies.power_loss.disk_server import DiskWrite, LoggedDisk, read_log
@@ -280,7 +280,7 @@ def test_the_model_must_have_what_really_happened() -> None:
 
 
 def arms(scratch: Path, **study: Any) -> RealArms:
-    return RealArms(Setting(StudyConfig(PowerLoss(**study)), scratch))
+    return RealArms(StudyContext(StudyConfig(PowerLoss(**study)), scratch))
 
 
 class FakeRig:
@@ -395,8 +395,8 @@ from pathlib import Path
 from ecrl_cli.config.studies import PowerLoss
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.power_loss.real_arms import RealArms
-from ecrl_cli.studies.study import Setting
-study = RealArms(Setting(StudyConfig(PowerLoss(real_trials=1)), Path(sys.argv[1])))
+from ecrl_cli.studies.frame.study import StudyContext
+study = RealArms(StudyContext(StudyConfig(PowerLoss(real_trials=1)), Path(sys.argv[1])))
 trials = [trial for trial in study.plan() if trial.facts["arm"] == "shutdown" and trial.facts["subject"] == "unsafe"]
 print("ready", flush=True)
 while True:

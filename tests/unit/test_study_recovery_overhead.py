@@ -18,18 +18,18 @@ from ecrl_cli.cli.main import main
 from ecrl_cli.config.studies import RecoveryOverhead
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EvidenceMissing
-from ecrl_cli.history.timeline import Piece, Timeline
+from ecrl_cli.history.timeline import Timeline, TimelineSlice
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.replication.overhead import checks, experiments, measured, optimum, published_claim
 from ecrl_cli.replication.overhead.closed_forms import daly, daly_first, exact_interval, expected_wall, segment_s, young
 from ecrl_cli.replication.overhead.gates import gates
-from ecrl_cli.replication.overhead.job_model import Course
+from ecrl_cli.replication.overhead.job_model import JobSpec
 from ecrl_cli.replication.overhead.measured import measured_parts, parts_without, recordings
 from ecrl_cli.replication.overhead.optimum import search
 from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts, typed
-from ecrl_cli.replication.overhead.record_index import Ledger
+from ecrl_cli.replication.overhead.record_index import RecordIndex
 from ecrl_cli.replication.overhead.simulate import Failures, simulate, sweep, system_mtbf
-from ecrl_cli.replication.overhead.spread import Told, inverse, told
+from ecrl_cli.replication.overhead.spread import Estimate, inverse, told
 from ecrl_cli.replication.overhead.strategies import BY_NAME, Loss, Scene, course, expected_loss, waiting
 from ecrl_cli.replication.overhead.study import make
 from ecrl_cli.replication.overhead.tables import published, scenarios, threshold
@@ -37,7 +37,7 @@ from ecrl_cli.report.build import report
 from ecrl_cli.report.figures.studies import draw
 from ecrl_cli.studies.frame.result import Figure, Series
 from ecrl_cli.studies.frame.runner import run_study
-from ecrl_cli.studies.frame.study import Record, Setting, Study
+from ecrl_cli.studies.frame.study import Record, Study, StudyContext
 from tests.runs.builder import build_blk, build_clean, build_ref
 
 HOUR = 3600.0
@@ -72,17 +72,17 @@ def test_the_exact_interval_is_the_minimum_of_the_exact_wall_time() -> None:
 
 def test_without_failures_only_checkpoints_cost() -> None:
     """M to infinity: no overhead but the checkpoints' own; and no strategy that rolls nothing back has any."""
-    assert expected_wall(Course(100, 2, restart=50), 1000, 1e12) == pytest.approx(1020)
-    assert expected_wall(Course(300, 2, restart=50), 1000, 1e12) == pytest.approx(1008)  # three intervals and a rest
-    assert expected_wall(Course(fatal=0, pause=50, grain=10, debt=5), 1000, 1e12) == pytest.approx(1000)
+    assert expected_wall(JobSpec(100, 2, restart=50), 1000, 1e12) == pytest.approx(1020)
+    assert expected_wall(JobSpec(300, 2, restart=50), 1000, 1e12) == pytest.approx(1008)  # three intervals and a rest
+    assert expected_wall(JobSpec(fatal=0, pause=50, grain=10, debt=5), 1000, 1e12) == pytest.approx(1000)
 
 
 def test_expected_walls_by_hand() -> None:
     """Daly: M exp(R/M) (exp((tau + delta)/M) - 1) W/tau. Wald: W (1 + tax) exp(P/M) / (1 - (grain/2 + debt exp(P/M))/M)."""
-    assert expected_wall(Course(500, 20, restart=80), 5000, 1000) == pytest.approx(1000 * math.exp(0.08) * (math.exp(0.52) - 1) * 10)
-    forward = Course(fatal=0, pause=200, grain=100, debt=30, tax=0.1)
+    assert expected_wall(JobSpec(500, 20, restart=80), 5000, 1000) == pytest.approx(1000 * math.exp(0.08) * (math.exp(0.52) - 1) * 10)
+    forward = JobSpec(fatal=0, pause=200, grain=100, debt=30, tax=0.1)
     assert expected_wall(forward, 5000, 1000) == pytest.approx(5500 * math.exp(0.2) / (1 - (50 + 30 * math.exp(0.2)) / 1000))
-    assert math.isinf(expected_wall(Course(fatal=0, debt=1001), 5000, 1000)) and math.isinf(expected_wall(Course(1e6, 1), 1e6, 1))
+    assert math.isinf(expected_wall(JobSpec(fatal=0, debt=1001), 5000, 1000)) and math.isinf(expected_wall(JobSpec(1e6, 1), 1e6, 1))
 
 
 # --- the simulation ---------------------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Half:
         return np.full(n, 0.0 if self.calls % 2 == 0 and self.calls // 2 in self.fatal else 0.5)
 
 
-def wall_of(course: Course, work: float, *times: float, fatal: Sequence[int] = ()) -> tuple[float, float, float]:
+def wall_of(course: JobSpec, work: float, *times: float, fatal: Sequence[int] = ()) -> tuple[float, float, float]:
     found = simulate(course, work, Given(1.0, times=times), Half(fatal), 1)  # type: ignore[arg-type]
     return float(found.wall[0, 0]), float(found.failures[0, 0]), float(found.checkpoints[0, 0])
 
@@ -130,12 +130,12 @@ def wall_of(course: Course, work: float, *times: float, fatal: Sequence[int] = (
 )
 def test_a_job_that_rolls_back_second_by_second(times: tuple[float, ...], wall: float, checkpoints: int) -> None:
     """30 s of work, a checkpoint of 1 s behind each 10 s, a restart of 5 s."""
-    assert wall_of(Course(10, 1, restart=5), 30, *times) == pytest.approx((wall, len(times), checkpoints))
+    assert wall_of(JobSpec(10, 1, restart=5), 30, *times) == pytest.approx((wall, len(times), checkpoints))
 
 
 def test_a_job_that_goes_forward_second_by_second() -> None:
     """A pause of 2 s, half of 4 s of work in hand lost and 1 s more; struck while pausing: the pause again, and only the second that is due."""
-    forward = Course(fatal=0, pause=2, grain=4, debt=1)
+    forward = JobSpec(fatal=0, pause=2, grain=4, debt=1)
     assert wall_of(forward, 30, 12) == pytest.approx((30 + 2 + 3, 1, 1))
     assert wall_of(forward, 30, 12, 1) == pytest.approx((12 + 1 + 2 + 18 + 3 + 1, 2, 1))
     assert wall_of(replace(forward, tax=0.5), 30) == pytest.approx((45, 0, 1))
@@ -144,7 +144,7 @@ def test_a_job_that_goes_forward_second_by_second() -> None:
 def test_what_survivors_lost_is_not_owed_once_a_fatal_failure_has_taken_them_back() -> None:
     """20 s of work, a checkpoint each 10 s; the first failure is survived and costs 3 s of work, which the second takes with all else, or a
     checkpoint has kept."""
-    mixed = Course(10, 1, restart=5, fatal=0.4, pause=2, debt=3)
+    mixed = JobSpec(10, 1, restart=5, fatal=0.4, pause=2, debt=3)
     assert wall_of(mixed, 20, 14) == pytest.approx((14 + 2 + (7 + 1) + (3 + 1), 1, 3))
     assert wall_of(mixed, 20, 4, 3, fatal=[2]) == pytest.approx((7 + 5 + 22, 2, 2))
     assert wall_of(mixed, 20, 4, 2 + 6 + 1 + 4, fatal=[2]) == pytest.approx((17 + 5 + 11 + (3 + 1), 2, 3))
@@ -171,8 +171,8 @@ def test_workers_together_fail_as_often_as_their_number_says() -> None:
 
 def test_every_interval_sees_the_same_failures() -> None:
     failures = Failures(HOUR)
-    both = sweep(Course(checkpoint=5, restart=60), (300.0, 900.0), 100 * HOUR, failures, np.random.default_rng(1), 8)
-    alone = simulate(Course(900.0, 5, restart=60), 100 * HOUR, failures, np.random.default_rng(1), 8)
+    both = sweep(JobSpec(checkpoint=5, restart=60), (300.0, 900.0), 100 * HOUR, failures, np.random.default_rng(1), 8)
+    alone = simulate(JobSpec(900.0, 5, restart=60), 100 * HOUR, failures, np.random.default_rng(1), 8)
     assert (both.wall[1] == alone.wall[0]).all() and (both.wall[0] != both.wall[1]).all()
 
 
@@ -184,12 +184,12 @@ def test_the_best_interval_may_lie_between_those_tried() -> None:
 
 
 def test_the_search_finds_the_best_interval() -> None:
-    found = search(Course(checkpoint=60, restart=300), Failures(2 * HOUR), 100, 48, np.random.default_rng(5))
+    found = search(JobSpec(checkpoint=60, restart=300), Failures(2 * HOUR), 100, 48, np.random.default_rng(5))
     assert found is not None and found.simulated == pytest.approx(found.exact, rel=0.1)
     assert found.low < found.exact < found.high < 2 * found.low
     best = found.at["simulated"]
     assert found.surely <= 0 < found.at["daly"] < 1.02 * best and min(found.overheads[0], found.overheads[-1]) > 1.5 * best
-    assert search(Course(checkpoint=1, restart=1000), Failures(10.0), 5, 3, np.random.default_rng(5)) is None  # no restart ever ends
+    assert search(JobSpec(checkpoint=1, restart=1000), Failures(10.0), 5, 3, np.random.default_rng(5)) is None  # no restart ever ends
 
 
 # --- the model --------------------------------------------------------------------------------------------------------------------------
@@ -220,10 +220,10 @@ def test_half_an_interval_is_expected_and_jobs_have_the_course_of_their_strategy
     assert (loss.since + loss.share) * PARTS.mini_batch == 100
     scene = Scene(8, spare_share=0.25)
     made = course(BY_NAME["checkpoint_restart, every epoch"], PARTS, scene, HOUR, 0.0)
-    assert made == Course(200, 5, restart=41, fatal=1)
+    assert made == JobSpec(200, 5, restart=41, fatal=1)
     assert course(BY_NAME["checkpoint_restart"], PARTS, scene, HOUR, 0.5) == replace(made, interval=daly(5, HOUR))
     lossy = course(BY_NAME["lossy_forward"], PARTS, scene, HOUR, 0.0)
-    assert lossy == Course(fatal=0, pause=5.5, debt=0.25 + 5)
+    assert lossy == JobSpec(fatal=0, pause=5.5, debt=0.25 + 5)
     assert course(BY_NAME["lossy_forward"], PARTS, scene, HOUR, 0.5) == replace(
         lossy, fatal=0.5, interval=daly(5, 2 * HOUR), checkpoint=5, restart=41
     )
@@ -234,8 +234,8 @@ def test_half_an_interval_is_expected_and_jobs_have_the_course_of_their_strategy
 def test_an_efficiency_is_the_inverse_of_the_mean_wall_time() -> None:
     """Of two jobs that take 1 and 3 times their work, half the time is work; the mean of both shares would be two thirds."""
     assert inverse(told(np.array([1.0, 3.0, 1.0, 3.0]))).mean == 0.5
-    assert inverse(Told(2.0, 1.6, 2.5)) == Told(0.5, 0.4, 0.625) and inverse(Told(2.0, -1.0, 5.0)) == Told(0.5, 0.2, 1.0)
-    lab = experiments.Laboratory(RecoveryOverhead(failures=5, repetitions=8))
+    assert inverse(Estimate(2.0, 1.6, 2.5)) == Estimate(0.5, 0.4, 0.625) and inverse(Estimate(2.0, -1.0, 5.0)) == Estimate(0.5, 0.2, 1.0)
+    lab = experiments.Experiments(RecoveryOverhead(failures=5, repetitions=8))
     said = lab.two_minutes({"checkpoint": 30.0, "restart": 300.0, "mtbf": 600.0}, np.random.default_rng(2))
     assert said["mean"] == pytest.approx(1 / said["simulated"], rel=1e-12) and said["low"] < said["mean"] < said["high"]
 
@@ -245,7 +245,7 @@ def test_the_published_numbers() -> None:
     assert (RESNET.mini_batch, RESNET.checkpoint, RESNET.init, RESNET.restart, RESNET.every) == (0.17, 0.48, 3.0, 4.09, 390)
     after, back = (published(name, RESNET, 195) or 0 for name in ("checkpoint_restart", "immediate_rollback"))
     assert (after, back) == pytest.approx((40.24, 7.26)) and published("lossy_forward", RESNET, 195) == 0
-    (table,) = scenarios(Ledger(RecoveryOverhead(), PUBLISHED, [], []))
+    (table,) = scenarios(RecordIndex(RecoveryOverhead(), PUBLISHED, [], []))
     assert [(row["epoch"], row["since"]) for row in table.rows] == [(0, 200), (10, 100), (25, 250), (64, 40), (0, 10), (4, 30), (9, 5)]
     assert table.rows[2]["replay"] == pytest.approx(42.5) and table.rows[2]["epoch_s"] == pytest.approx(66.3)
 
@@ -257,7 +257,7 @@ def test_a_snapshot_follows_from_the_mini_batch_that_is_typed() -> None:
 
 
 def test_the_crossover_is_where_both_cost_the_same() -> None:
-    ledger = Ledger(RecoveryOverhead(replace_s=60), {}, [], [])
+    ledger = RecordIndex(RecoveryOverhead(replace_s=60), {}, [], [])
     lossy, spared = BY_NAME["lossy_forward"], BY_NAME["immediate_rollback, spares"]
     at = threshold(ledger, PARTS, lossy, spared)
     assert at is not None
@@ -306,8 +306,8 @@ def test_parts_are_those_on_record(recorded: Path) -> None:
 
 def test_a_first_step_that_is_done_again_warms_up() -> None:
     """Steps 7 and 8 of attempt 1 are replayed in 100 and 25 ms, where a mini-batch takes 25: three quarters of a tenth belong to the restart."""
-    pieces = (Piece("replay", 0.0, 0.06, 1, 0, 7), Piece("replay", 0.06, 0.1, 1, 0, 7), Piece("replay", 0.1, 0.125, 1, 0, 8))
-    again = (Piece("replay", 1.0, 3.0, 2, 0, 3), Piece("load", 0.5, 1.0, 1, 0))
+    pieces = (TimelineSlice("replay", 0.0, 0.06, 1, 0, 7), TimelineSlice("replay", 0.06, 0.1, 1, 0, 7), TimelineSlice("replay", 0.1, 0.125, 1, 0, 8))
+    again = (TimelineSlice("replay", 1.0, 3.0, 2, 0, 3), TimelineSlice("load", 0.5, 1.0, 1, 0))
     times = Timeline((*pieces, *again), ((0.0, 3.0),), 0.0)
     assert measured._warm_up(times, 1, 0.025) == pytest.approx(0.075)
     assert measured._warm_up(times, 3, 0.025) == measured._warm_up(times, 1, 0.2) == 0
@@ -316,7 +316,7 @@ def test_a_first_step_that_is_done_again_warms_up() -> None:
 def test_a_mini_batch_is_a_step_done_once_and_warm() -> None:
     """Step 1 warms up, step 2 takes 25 ms and stands still for a checkpoint, step 3 is done again."""
     spans = (("warm_up", 0.0, 0.3, 1), ("compute", 0.3, 0.32, 1), ("compute", 0.32, 0.34, 2), ("sync", 0.34, 0.345, 2), ("write_wait", 0.345, 0.4, 2))
-    pieces = tuple(Piece(category, start, end, 0, 0, step) for category, start, end, step in (*spans, ("replay", 0.4, 0.5, 3)))
+    pieces = tuple(TimelineSlice(category, start, end, 0, 0, step) for category, start, end, step in (*spans, ("replay", 0.4, 0.5, 3)))
     assert measured._mini_batches(Timeline(pieces, ((0.0, 0.5),), 0.0)) == pytest.approx([0.025])
 
 
@@ -325,7 +325,7 @@ def test_a_failure_is_predicted_from_the_others(recorded: Path) -> None:
     ref, blk = sorted(recordings(recorded), key=lambda recording: len(recording.failures))
     first, second = blk.failures[0], replace(blk.failures[1], restart=blk.failures[1].restart + 1)
     blk = replace(blk, failures=(first, second))
-    lab = experiments.Laboratory(RecoveryOverhead())
+    lab = experiments.Experiments(RecoveryOverhead())
     for failure, error in ((first, 1.0), (second, -1.0)):
         parts, others = parts_without([ref, blk], blk, failure)
         facts = {"others": vars(parts), "workers": 2, **vars(failure)}
@@ -392,7 +392,7 @@ def test_what_cannot_be_meant_is_refused(
 
 
 def study_of(config: RecoveryOverhead, scratch: Path) -> Study:
-    return make(Setting(StudyConfig(config), scratch))
+    return make(StudyContext(StudyConfig(config), scratch))
 
 
 def result_of(config: RecoveryOverhead, folder: Path) -> dict[str, Any]:
@@ -410,7 +410,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
 
 def failed(records: Sequence[Record]) -> set[str]:
     parts = {"typed": typed(SMALL, PARTS)}
-    return {gate.name for gate in gates(Ledger(SMALL, parts, [], records)) if not gate.passed}
+    return {gate.name for gate in gates(RecordIndex(SMALL, parts, [], records)) if not gate.passed}
 
 
 def bent(records: Sequence[Record], kind: str, change: Any, key: str = "") -> list[Record]:
@@ -449,7 +449,7 @@ def test_a_prediction_that_is_far_off_fails_its_gate(recorded: Path, records: li
     far = [replace(record, found=record.found | {"total": 2 * record.found["measured"]}) for record in found]
 
     def prediction(records: Sequence[Record]) -> bool:
-        ledger = Ledger(config, {}, recordings(recorded), records)
+        ledger = RecordIndex(config, {}, recordings(recorded), records)
         return next(gate.passed for gate in gates(ledger) if gate.name == "prediction")
 
     assert prediction(found) and not prediction(far) and not prediction([])

@@ -17,7 +17,7 @@ from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.fake_ranks.supervisor_harness import Stage
 from ecrl_cli.studies.frame import leak_check
-from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
 from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs.cases import CASES, _found_after, _limit
 from ecrl_cli.studies.hangs.study import SIDE_THREAD, HangsStudy
@@ -33,14 +33,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture
 def hangs(stage: Stage, tmp_path: Path) -> HangsStudy:
-    made = HangsStudy(Setting(StudyConfig(Hangs(slow=1)), tmp_path))
+    made = HangsStudy(StudyContext(StudyConfig(Hangs(slow=1)), tmp_path))
     made._stage = stage
     return made
 
 
 @pytest.fixture
 def signals(stage: Stage, tmp_path: Path) -> SignalsStudy:
-    made = SignalsStudy(Setting(StudyConfig(Signals()), tmp_path))
+    made = SignalsStudy(StudyContext(StudyConfig(Signals()), tmp_path))
     made._stage = stage
     return made
 
@@ -114,9 +114,9 @@ def test_a_checkpoint_was_acknowledged_before_the_next_step() -> None:
 
 
 def test_everything_is_planned_as_often_as_asked(tmp_path: Path) -> None:
-    setting = Setting(StudyConfig(Hangs(each=2, slow=3, planted=False)), tmp_path)
+    setting = StudyContext(StudyConfig(Hangs(each=2, slow=3, planted=False)), tmp_path)
     assert len(HangsStudy(setting).plan()) == 2 * len(CASES) + 3 * 3
-    setting = Setting(StudyConfig(Signals(each=2, planted=False)), tmp_path)
+    setting = StudyContext(StudyConfig(Signals(each=2, planted=False)), tmp_path)
     assert len(SignalsStudy(setting).plan()) == 2 * len(WORDS) * len(PHASES)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.store_soak.findings import findings
 from ecrl_cli.studies.store_soak.model import Model
@@ -137,20 +137,20 @@ QUICK = ("no_fsync_commit", "no_stage_sync", "stage_reused", "overwrite_in_place
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_is_found(tmp_path: Path, name: str) -> None:
-    study = make(Setting(StudyConfig(StoreSoak()), tmp_path))
+    study = make(StudyContext(StudyConfig(StoreSoak()), tmp_path))
     (trial,) = [trial for trial in study.plan() if trial.key == f"planted/{name}"]
     assert study.run(trial)["found"]
 
 
 @pytest.mark.slow
 def test_all_planted_bugs_are_found(tmp_path: Path) -> None:
-    study = make(Setting(StudyConfig(StoreSoak()), tmp_path))
+    study = make(StudyContext(StudyConfig(StoreSoak()), tmp_path))
     found = {trial.facts["bug"]: study.run(trial)["found"] for trial in study.plan() if trial.facts["arm"] == "planted"}
     assert [name for name, shown in found.items() if not shown] == [] and len(found) == len(PLANTED)
 
 
 def records(tmp_path: Path) -> list[Record]:
-    study = make(Setting(StudyConfig(StoreSoak(ops=50, length=20)), tmp_path))
+    study = make(StudyContext(StudyConfig(StoreSoak(ops=50, length=20)), tmp_path))
     plan = [trial for trial in study.plan() if trial.facts["arm"] == "programs" or trial.key == "planted/overwrite_in_place"]
     assert [trial.facts["ops"] for trial in plan[:-1]] == [20, 20, 10], "all operations that were asked for"
     return [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]

@@ -11,7 +11,7 @@ import pytest
 
 from ecrl_cli.config.studies import Writers
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.frame.study import Record, Setting
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.mutants import writers
 from ecrl_cli.studies.writers import clock_lint, clocks, fencing, flaky_nfs, races, readers
 from ecrl_cli.studies.writers.findings import findings
@@ -27,7 +27,7 @@ def history(tmp_path: Path) -> History:
 
 
 def study_at(folder: Path, **changes: Any) -> Any:
-    return make(Setting(StudyConfig(replace(SMALL, **changes)), folder))
+    return make(StudyContext(StudyConfig(replace(SMALL, **changes)), folder))
 
 
 def test_a_small_study_passes_its_gates_and_plans_the_same_again(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_small_study_passes_its_gates_and_plans_the_same_again(tmp_path: Path)
 
 
 def test_the_published_number_of_trials_is_the_default(tmp_path: Path) -> None:
-    study = make(Setting(StudyConfig(Writers()), tmp_path))
+    study = make(StudyContext(StudyConfig(Writers()), tmp_path))
     arms = [trial.facts["arm"] for trial in study.plan()]
     study.close()
     assert (arms.count("race"), arms.count("clock"), arms.count("planted")) == (200, 100, len(writers.PLANTED))

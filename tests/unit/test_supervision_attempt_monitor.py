@@ -10,11 +10,11 @@ import pytest
 
 from ecrl_cli.errors import Fenced
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Hello, Progress, Trouble
+from ecrl_cli.records.messages import Hello, Progress, RankError
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
-from ecrl_cli.supervision.launch.launcher import Exits, RankExit
-from ecrl_cli.supervision.watch.attempt_monitor import AttemptWatch, Ended
-from ecrl_cli.supervision.watch.control_server import Listener
+from ecrl_cli.supervision.launch.launcher import RankExit, RankExits
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
+from ecrl_cli.supervision.watch.control_server import ControlServer
 from ecrl_cli.training.control_client import Control
 
 
@@ -40,9 +40,9 @@ class Scripted:
 
     def kill(self) -> None: ...
 
-    def reap(self) -> Exits:
+    def reap(self) -> RankExits:
         self.at_the_end()
-        return Exits((), self.first, 1.0)
+        return RankExits((), self.first, 1.0)
 
 
 @pytest.fixture
@@ -53,25 +53,25 @@ def layout(tmp_path: Path) -> RunLayout:
 
 
 @pytest.fixture
-def listener(layout: RunLayout) -> Iterator[Listener]:
-    made = Listener(layout)
+def listener(layout: RunLayout) -> Iterator[ControlServer]:
+    made = ControlServer(layout)
     yield made
     made.close()
 
 
-def watch(running: Scripted, listener: Listener, heard: list[Progress] | None = None) -> Ended:
+def watch(running: Scripted, listener: ControlServer, heard: list[Progress] | None = None) -> AttemptResult:
     with StopSignals() as stop:
-        return AttemptWatch(running, 0, listener, stop).run((heard if heard is not None else []).append)
+        return AttemptMonitor(running, 0, listener, stop).run((heard if heard is not None else []).append)
 
 
-def said(layout: RunLayout, rank: int, *troubles: Trouble) -> Control:
+def said(layout: RunLayout, rank: int, *troubles: RankError) -> Control:
     control = Control(layout, Hello(rank, 1000 + rank, 0, 0.0))
     for trouble in troubles:
         control.trouble(trouble)
     return control
 
 
-def test_a_rank_introduces_itself_and_reports(layout: RunLayout, listener: Listener) -> None:
+def test_a_rank_introduces_itself_and_reports(layout: RunLayout, listener: ControlServer) -> None:
     running = Scripted(looks=2)
     heard: list[Progress] = []
     control = said(layout, 1)
@@ -82,14 +82,14 @@ def test_a_rank_introduces_itself_and_reports(layout: RunLayout, listener: Liste
     assert heard == [Progress(7, "training", 0.0, 0.5)]
 
 
-def test_the_last_words_of_a_rank_are_heard_even_if_it_is_dead_before_anyone_looked(layout: RunLayout, listener: Listener) -> None:
-    last_words = Trouble(0, "the disk is full", 5)
+def test_the_last_words_of_a_rank_are_heard_even_if_it_is_dead_before_anyone_looked(layout: RunLayout, listener: ControlServer) -> None:
+    last_words = RankError(0, "the disk is full", 5)
     running = Scripted(looks=0, at_the_end=lambda: said(layout, 0, last_words).close())
     assert watch(running, listener).trouble == last_words
 
 
-def test_of_several_explanations_the_incurable_counts_then_the_casualtys(layout: RunLayout, listener: Listener) -> None:
-    peer, casualty, input_error = Trouble(0, "connection lost", 1), Trouble(1, "ValueError", 1), Trouble(2, "no data set", 2)
+def test_of_several_explanations_the_incurable_counts_then_the_casualtys(layout: RunLayout, listener: ControlServer) -> None:
+    peer, casualty, input_error = RankError(0, "connection lost", 1), RankError(1, "ValueError", 1), RankError(2, "no data set", 2)
     first = RankExit(1, 1001, 1, None)
 
     def all_speak() -> None:
@@ -106,7 +106,7 @@ def test_of_several_explanations_the_incurable_counts_then_the_casualtys(layout:
     assert watch(survivor, listener).trouble is None, "a survivor only knows that its peer is gone"
 
 
-def test_a_line_that_a_death_cut_off_is_no_message(layout: RunLayout, listener: Listener) -> None:
+def test_a_line_that_a_death_cut_off_is_no_message(layout: RunLayout, listener: ControlServer) -> None:
     running = Scripted(looks=3)
     heard: list[Progress] = []
     control = said(layout, 0)

@@ -8,7 +8,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.supervision.console import UI, LiveUI, PlainUI, _say
@@ -18,11 +18,11 @@ RECORD = SupervisorRecord(1, "r", 100, "completed", 1, (DIED,), (), "target reac
 
 
 def live_a_run(ui: UI) -> None:
-    ui.launched(LaunchOrder(0, 2, 0, None, 0, ()))
+    ui.launched(AttemptSpec(0, 2, 0, None, 0, ()))
     for step in range(1, 43):
         ui.progress(Progress(step, "training", 0.0, 1 / step))
     ui.died(DIED, "rank 1 was killed by signal 9")
-    ui.launched(LaunchOrder(1, 2, 40, None, 42, ()))
+    ui.launched(AttemptSpec(1, 2, 40, None, 42, ()))
     for step in range(41, 101):
         ui.progress(Progress(step, "training", 0.0, 1 / step))
     ui.progress(Progress(100, "done", 0.0))
@@ -46,9 +46,9 @@ def test_a_change_of_size_is_told_and_is_no_restart() -> None:
     text = io.StringIO()
     for ui in (PlainUI("cell", 100, said.append), LiveUI("cell", 100, Console(file=text, force_terminal=True, width=150))):
         ui.resized(Attempt(0, 2, outcome="resized", last_step=40))
-        ui.launched(LaunchOrder(1, 1, 40, None, 40, ()))
+        ui.launched(AttemptSpec(1, 1, 40, None, 40, ()))
         ui.died(DIED, "rank 0 was killed by signal 9")
-        ui.launched(LaunchOrder(2, 1, 40, None, 42, ()))
+        ui.launched(AttemptSpec(2, 1, 40, None, 42, ()))
         ui.close()
     assert said[0] == "cell: resized, attempt 1: 1 ranks from step 40, target step 100"
     assert said[2] == "cell: restart, attempt 2: 1 ranks from step 40, target step 100"
@@ -83,11 +83,11 @@ def test_the_bar_shows_step_loss_goodput_restarts_and_state_without_a_thread() -
     text = io.StringIO()
     before = threading.active_count()
     ui = LiveUI("cell", 100, Console(file=text, force_terminal=True, width=150))
-    ui.launched(LaunchOrder(0, 2, 0, None, 0, ()))
+    ui.launched(AttemptSpec(0, 2, 0, None, 0, ()))
     ui.progress(Progress(42, "saving", 0.0, 0.25))
     assert threading.active_count() == before
     ui.died(DIED, "rank 1 was killed by signal 9")
-    ui.launched(LaunchOrder(1, 2, 40, None, 42, ()))
+    ui.launched(AttemptSpec(1, 2, 40, None, 42, ()))
     ui.ended(RECORD)
     ui.close()
     shown = text.getvalue()

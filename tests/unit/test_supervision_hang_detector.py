@@ -7,26 +7,26 @@ from dataclasses import replace
 
 import pytest
 
-from ecrl_cli.records.heartbeat_table import Beat
-from ecrl_cli.supervision.watch.hang_detector import Detector, Limits, Silence
-from ecrl_cli.supervision.watch.straggler_detector import Stragglers
+from ecrl_cli.records.heartbeat_table import Heartbeat
+from ecrl_cli.supervision.watch.hang_detector import HangDetector, HangDiagnosis, HangTimeouts
+from ecrl_cli.supervision.watch.straggler_detector import StragglerDetector
 
-LIMITS = Limits(start_s=60.0, timeout_s=2.0, factor=10.0)
+LIMITS = HangTimeouts(start_s=60.0, timeout_s=2.0, factor=10.0)
 TICK = LIMITS.look_every_s
-NOWHERE = Beat(0, "nowhere", 0.0, 0.0, 0)
+NOWHERE = Heartbeat(0, "nowhere", 0.0, 0.0, 0)
 
 
 class Job:
     """Ranks on a fake board, and a detector that looks at them every TICK of a fake clock."""
 
-    def __init__(self, ranks: int = 2, limits: Limits = LIMITS) -> None:
+    def __init__(self, ranks: int = 2, limits: HangTimeouts = LIMITS) -> None:
         self.now, self.beats, self.writer = 1000.0, [NOWHERE] * ranks, NOWHERE
-        self.detector = Detector(limits, 0, self.now)
+        self.detector = HangDetector(limits, 0, self.now)
         self.looked = self.now
         self.alarms = 0
 
     def put(self, rank: int, step: int, phase: str) -> None:
-        self.beats[rank] = Beat(step, phase, self.now, 0.0, self.beats[rank].beats + 1)
+        self.beats[rank] = Heartbeat(step, phase, self.now, 0.0, self.beats[rank].beats + 1)
 
     def all_put(self, step: int, phase: str) -> None:
         for rank in range(len(self.beats)):
@@ -165,11 +165,11 @@ def test_the_limit_follows_the_steps_as_they_become_shorter() -> None:
     assert job.detector.limit_s == 2.0
 
 
-def at(step: int, phase: str) -> Beat:
-    return Beat(step, phase, 0.0, 0.0, 1)
+def at(step: int, phase: str) -> Heartbeat:
+    return Heartbeat(step, phase, 0.0, 0.0, 1)
 
 
-BLAME: list[tuple[tuple[Beat, ...], dict[int, str], str, tuple[int, ...], str]] = [
+BLAME: list[tuple[tuple[Heartbeat, ...], dict[int, str], str, tuple[int, ...], str]] = [
     ((at(9, "backward"), at(9, "backward")), {0: "S", 1: "T"}, "S", (1,), "rank 1 is stopped in backward of step 9"),
     ((at(9, "forward"), at(9, "forward")), {0: "T", 1: "T"}, "S", (0, 1), "ranks 0, 1 are stopped in forward of step 9"),
     ((at(9, "backward"), at(9, "update")), {0: "S", 1: ""}, "S", (1,), "rank 1 is gone, without an error, in update of step 9"),
@@ -185,7 +185,7 @@ BLAME: list[tuple[tuple[Beat, ...], dict[int, str], str, tuple[int, ...], str]] 
 
 def test_who_is_to_blame() -> None:
     for beats, states, launcher, ranks, words in BLAME:
-        hang = Silence(31.0, 30.0, dict(enumerate(beats)), states, launcher).hang()
+        hang = HangDiagnosis(31.0, 30.0, dict(enumerate(beats)), states, launcher).hang()
         assert (hang.ranks, hang.waited_s, hang.limit_s) == (ranks, 31.0, 30.0)
         assert hang.text.startswith(words), hang.text
         assert hang.text.endswith("; nothing moved for 31.0 s (limit 30.0 s)")
@@ -193,12 +193,12 @@ def test_who_is_to_blame() -> None:
         assert (hang.phase, hang.global_step) == (blamed.phase, blamed.global_step)
 
 
-def seen(watch: Stragglers, step: int, *own_s: float) -> list[int]:
-    return [one.rank for one in watch.look({rank: Beat(step, "update", 0.0, seconds, step) for rank, seconds in enumerate(own_s)})]
+def seen(watch: StragglerDetector, step: int, *own_s: float) -> list[int]:
+    return [one.rank for one in watch.look({rank: Heartbeat(step, "update", 0.0, seconds, step) for rank, seconds in enumerate(own_s)})]
 
 
 def test_a_straggler_is_named_once_after_several_slow_steps() -> None:
-    watch = Stragglers(0)
+    watch = StragglerDetector(0)
     named = [seen(watch, step, 0.01, 0.08, 0.01) for step in range(1, 20)]
     assert [name for name in named if name] == [[1]]
     (one,) = watch.found
@@ -207,16 +207,16 @@ def test_a_straggler_is_named_once_after_several_slow_steps() -> None:
 
 def test_a_little_slower_is_no_straggler() -> None:
     for own_s in ((0.01, 0.028), (0.1, 0.19), (0.1, 0.1), (0.0, 0.0)):
-        watch = Stragglers(0)
+        watch = StragglerDetector(0)
         assert not any(seen(watch, step, *own_s) for step in range(1, 50))
 
 
 def test_a_hiccup_now_and_then_is_no_straggler() -> None:
-    watch = Stragglers(0)
+    watch = StragglerDetector(0)
     for step in range(1, 60):
         assert not seen(watch, step, 0.01, 0.5 if step % 5 else 0.01)  # four in a row are not enough
 
 
 def test_one_look_at_a_step_is_one_observation() -> None:
-    watch = Stragglers(0)
+    watch = StragglerDetector(0)
     assert not any(seen(watch, 7, 0.01, 0.5) for _ in range(50))

@@ -14,9 +14,9 @@ import pytest
 
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, SupervisionConfig
 from ecrl_cli.errors import Hung, NoProgress, Stopped
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import RankLine
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress
@@ -25,9 +25,9 @@ from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.console import SilentUI
 from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
 from ecrl_cli.supervision.supervisor import supervise
-from ecrl_cli.supervision.watch.graceful_stop import Farewell, to_stop
-from ecrl_cli.supervision.watch.hang_detector import Limits
-from ecrl_cli.supervision.watch.watchdog import Post, Vigil
+from ecrl_cli.supervision.watch.graceful_stop import GracefulStop, must_not_launch
+from ecrl_cli.supervision.watch.hang_detector import HangTimeouts
+from ecrl_cli.supervision.watch.watchdog import AttemptWatchdog, WatchdogContext
 from tests.contract.standin import MODULE, PYTHONPATH, StandinLauncher
 from tests.unit.test_linux_processes import WAIT
 from tests.unit.test_supervision_supervisor import CONFIG as WITHOUT_SAVES
@@ -188,9 +188,9 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop(again: int, now: list[float]) -> None:
     said = list[str]()
-    with closing(Board.create(1)) as board, StopSignals() as stop:
+    with closing(HeartbeatTable.create(1)) as board, StopSignals() as stop:
         board.beat(0, 7, "forward")
-        farewell = Farewell(stop, board, 60.0, said.append)
+        farewell = GracefulStop(stop, board, 60.0, said.append)
         assert not farewell.over(100.0)
         asked(stop, signal.SIGTERM, again)
         assert not farewell.over(100.0)
@@ -205,12 +205,12 @@ def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop
 
 
 def test_ranks_that_have_not_begun_are_waited_for_where_they_carry_what_is_nowhere_else(now: list[float]) -> None:
-    with closing(Board.create(1)) as board, StopSignals() as stop:
+    with closing(HeartbeatTable.create(1)) as board, StopSignals() as stop:
         asked(stop, signal.SIGTERM)
-        assert Farewell(stop, board, 60.0).over(100.0) and not board.stop_asked
-        assert not Farewell(stop, board, 60.0, carried=True).over(100.0) and board.stop_asked
-        assert Farewell(stop, board, 0.0, carried=True).over(100.0), "there is no time for it"
-        assert not Farewell(stop, board, 60.0, carried=True).over(159.0) and Farewell(stop, board, 60.0, carried=True).over(160.0), (
+        assert GracefulStop(stop, board, 60.0).over(100.0) and not board.stop_asked
+        assert not GracefulStop(stop, board, 60.0, carried=True).over(100.0) and board.stop_asked
+        assert GracefulStop(stop, board, 0.0, carried=True).over(100.0), "there is no time for it"
+        assert not GracefulStop(stop, board, 60.0, carried=True).over(159.0) and GracefulStop(stop, board, 60.0, carried=True).over(160.0), (
             "one grace for all"
         )
 
@@ -218,13 +218,13 @@ def test_ranks_that_have_not_begun_are_waited_for_where_they_carry_what_is_nowhe
 def test_asked_twice_at_once_those_who_carry_what_is_nowhere_else_go_on_and_no_others(now: list[float]) -> None:
     mute = replace(SAVING, supervision=replace(QUICK, grace_s=0.0))
     with StopSignals() as stop:
-        assert not to_stop(stop, SAVING, carried=False)
+        assert not must_not_launch(stop, SAVING, carried=False)
         asked(stop, signal.SIGTERM, signal.SIGTERM)
-        assert [to_stop(stop, config, carried=True) for config in (SAVING, CONFIG, mute)] == [False, True, True]
-        assert to_stop(stop, SAVING, carried=False)
+        assert [must_not_launch(stop, config, carried=True) for config in (SAVING, CONFIG, mute)] == [False, True, True]
+        assert must_not_launch(stop, SAVING, carried=False)
         now[0] = 101.0
         asked(stop, signal.SIGTERM)
-        assert to_stop(stop, SAVING, carried=True)
+        assert must_not_launch(stop, SAVING, carried=True)
 
 
 class Companion:
@@ -257,15 +257,15 @@ def companion() -> Iterator[Companion]:
 class Watched:
     """A vigil over ranks that step once a second of a fake clock."""
 
-    def __init__(self, board: Board, layout: RunLayout, companion: Companion, supervision: SupervisionConfig = QUICK) -> None:
-        self.board, self.said, self.now, self.step = board, [], 0.0, 0  # type: tuple[Board, list[str], float, int]
-        post = Post(board, supervision, LaunchOrder(0, 2, 0, None, 0, ()), layout.attempt(0), tell=self.said.append)
-        self.vigil = Vigil(post, companion, 0.0)
+    def __init__(self, board: HeartbeatTable, layout: RunLayout, companion: Companion, supervision: SupervisionConfig = QUICK) -> None:
+        self.board, self.said, self.now, self.step = board, [], 0.0, 0  # type: tuple[HeartbeatTable, list[str], float, int]
+        post = WatchdogContext(board, supervision, AttemptSpec(0, 2, 0, None, 0, ()), layout.attempt(0), tell=self.said.append)
+        self.vigil = AttemptWatchdog(post, companion, 0.0)
         self.limit_s = 10.0  # ten times a step
 
     def passes(self, seconds: float, *, stepping: bool = True, slow: int | None = None) -> bool:
         """Whether a hang was seen."""
-        end, every = self.now + seconds, Limits.of(QUICK).look_every_s
+        end, every = self.now + seconds, HangTimeouts.of(QUICK).look_every_s
         while self.now < end:
             self.now += every
             if stepping and self.now >= self.step + 1:
@@ -278,7 +278,7 @@ class Watched:
 
 
 def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(companion: Companion, tmp_path: Path) -> None:
-    with closing(Board.create(2)) as board:
+    with closing(HeartbeatTable.create(2)) as board:
         watched = Watched(board, RunLayout(tmp_path), companion)
         assert not watched.passes(30.0)
         assert companion.given_up == 0, "an idle one may be idle"
@@ -297,7 +297,7 @@ def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(companion: C
 
 
 def test_a_save_may_take_as_long_as_a_start_unless_whoever_makes_it_is_stopped(companion: Companion, tmp_path: Path) -> None:
-    with closing(Board.create(2)) as board, closing(Companion()) as rank:
+    with closing(HeartbeatTable.create(2)) as board, closing(Companion()) as rank:
         watched = Watched(board, RunLayout(tmp_path), companion, replace(QUICK, start_timeout_s=300.0))
         watched.vigil.meet(Hello(0, rank.process.pid, 0, 0.0))
         watched.passes(20.0)
@@ -319,7 +319,7 @@ def test_a_save_may_take_as_long_as_a_start_unless_whoever_makes_it_is_stopped(c
 
 
 def test_ranks_that_wait_for_a_stopped_writer_do_not_hang(companion: Companion, tmp_path: Path) -> None:
-    with closing(Board.create(2)) as board:
+    with closing(HeartbeatTable.create(2)) as board:
         watched = Watched(board, RunLayout(tmp_path), companion)
         watched.passes(20.0)
         for rank in (0, 1):
@@ -332,7 +332,7 @@ def test_ranks_that_wait_for_a_stopped_writer_do_not_hang(companion: Companion, 
 
 
 def test_a_straggler_is_told_of_in_one_line_and_kept_on_record(companion: Companion, tmp_path: Path) -> None:
-    with closing(Board.create(2)) as board:
+    with closing(HeartbeatTable.create(2)) as board:
         watched = Watched(board, RunLayout(tmp_path), companion)
         assert not watched.passes(20.0, slow=1)
         (one,) = watched.vigil.stragglers

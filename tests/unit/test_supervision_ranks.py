@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import pytest
 
 from ecrl_cli.linux import processes
-from ecrl_cli.supervision.launch.launcher import Ranks
+from ecrl_cli.supervision.launch.launcher import RankTable
 from tests.conftest import comes_true
 
 # The thread that began the process has gone, another is in a system call: on its way out, and not over.
@@ -28,7 +28,7 @@ def test_a_rank_on_its_way_out_is_noticed_with_the_peer_that_ended_because_of_it
     try:
         assert comes_true(lambda: processes.exiting(dying.pid))
         os.waitid(os.P_PID, peer.pid, os.WEXITED | os.WNOWAIT)
-        ranks, wait_all = Ranks(), processes.wait_all
+        ranks, wait_all = RankTable(), processes.wait_all
         for rank, process in enumerate((peer, dying)):
             ranks.add(rank, process.pid)
 

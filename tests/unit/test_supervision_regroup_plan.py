@@ -6,7 +6,7 @@ import pytest
 
 from ecrl_cli.config.schema import RecoveryConfig, RunConfig, SupervisionConfig
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.supervision.in_place.regroup_plan import GoingOn, going_on, steps_of, words
+from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, going_on, steps_of
 
 
 def config(recovery: str, batch: int = 60) -> RunConfig:
@@ -33,7 +33,7 @@ def left(*ranks: int, step: int = 40) -> dict[int, int]:
 def test_survivors_keep_their_order_and_spares_take_the_places_of_the_dead(
     recovery: str, survivors: tuple[int, ...], spares: int, origins: tuple[int, ...], joined: tuple[int, ...], memory: str
 ) -> None:
-    assert going_on(config(recovery), 4, left(*survivors), spares) == GoingOn(40, memory, origins, joined)
+    assert going_on(config(recovery), 4, left(*survivors), spares) == RegroupPlan(40, memory, origins, joined)
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ def test_where_nobody_can_go_on_it_is_said_why(recovery: str, survivors: dict[in
     going = going_on(config(recovery, batch), 4, survivors, spares)
     assert not going
     assert going.because == because
-    assert words("rank 3 was killed by signal 9", 4, going) == f"rank 3 was killed by signal 9; all begin anew: {because}"
+    assert describe("rank 3 was killed by signal 9", 4, going) == f"rank 3 was killed by signal 9; all begin anew: {because}"
 
 
 def test_what_happened_is_said_in_short() -> None:
     death = "rank 3 was killed by signal 9"
-    assert words(death, 4, GoingOn(40, "survivors", (0, 1, 2))) == f"{death}; 3 of 4 ranks go on"
-    assert words(death, 4, GoingOn(40, "survivors", (0, 1, 2, 3), (3,))) == f"{death}; 4 of 4 ranks go on, 1 spare among them"
-    assert words(death, 4, GoingOn(40, "", (0, 1, 2, 3), (3,))) == f"{death}; 3 of 4 ranks and 1 spare go back to a checkpoint"
-    assert words(death, 4, GoingOn()) == death
+    assert describe(death, 4, RegroupPlan(40, "survivors", (0, 1, 2))) == f"{death}; 3 of 4 ranks go on"
+    assert describe(death, 4, RegroupPlan(40, "survivors", (0, 1, 2, 3), (3,))) == f"{death}; 4 of 4 ranks go on, 1 spare among them"
+    assert describe(death, 4, RegroupPlan(40, "", (0, 1, 2, 3), (3,))) == f"{death}; 3 of 4 ranks and 1 spare go back to a checkpoint"
+    assert describe(death, 4, RegroupPlan()) == death
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_what_happened_is_said_in_short() -> None:
 def test_an_attempt_reaches_as_far_as_those_who_outlived_it(
     logged: tuple[int | None, int | None], step: int, memory: str, steps: tuple[int | None, int | None]
 ) -> None:
-    assert steps_of(Attempt(0, 4), logged, GoingOn(step, memory, (0, 1))) == steps
+    assert steps_of(Attempt(0, 4), logged, RegroupPlan(step, memory, (0, 1))) == steps

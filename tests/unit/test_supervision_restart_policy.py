@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ecrl_cli.records.events import Attempt, Session
-from ecrl_cli.records.messages import Trouble
+from ecrl_cli.records.events import Attempt, SupervisorSession
+from ecrl_cli.records.messages import RankError
 from ecrl_cli.supervision.attempts.restart_policy import counted, decide, restarts, without_gain
 
 
@@ -59,12 +59,12 @@ def test_the_restart_limit_ends_the_run() -> None:
 
 @pytest.mark.parametrize(("code", "status"), [(2, "refused"), (4, "gave_up"), (5, "gave_up"), (9, "gave_up")])
 def test_what_no_restart_would_cure_ends_the_run_with_its_own_code(code: int, status: str) -> None:
-    decision = decide(steps(10), 20, Trouble(0, "E-dataset dataset: is missing", code))
+    decision = decide(steps(10), 20, RankError(0, "E-dataset dataset: is missing", code))
     assert (decision.status, decision.exit_code, decision.reason) == (status, code, "E-dataset dataset: is missing")
 
 
 def test_an_unexpected_error_of_a_rank_is_restarted_and_named() -> None:
-    decision = decide((attempt(0, 10, exit_code=1, rank=0),), 20, Trouble(0, "ValueError: odd", 1))
+    decision = decide((attempt(0, 10, exit_code=1, rank=0),), 20, RankError(0, "ValueError: odd", 1))
     assert decision.restart
     assert decision.reason == "ValueError: odd"
 
@@ -99,7 +99,7 @@ def test_a_change_of_size_that_never_sticks_is_a_storm() -> None:
 
 def test_the_budget_outlives_a_killed_supervisor_and_is_new_when_a_person_starts_again() -> None:
     attempts = tuple(attempt(n, 10 * (n + 1), session=n) for n in range(3))
-    ended, killed = Session(0.0, 0.0, "b", 1.0), Session(0.0, 0.0, "b")
+    ended, killed = SupervisorSession(0.0, 0.0, "b", 1.0), SupervisorSession(0.0, 0.0, "b")
     assert len(counted(attempts, (killed, killed, killed))) == 3
     assert len(counted(attempts, (ended, killed, killed))) == 2
     assert len(counted(attempts, (killed, ended, killed))) == 1

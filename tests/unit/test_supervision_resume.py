@@ -13,20 +13,20 @@ import pytest
 
 from ecrl_cli.checkpoint.format.names import MODEL
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.schema import ElasticConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import NoValidCheckpoint, StorageError
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import FOUND, GONE, Attempt, CheckpointLine, Rejected
 from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.in_place import checkpoint_prevalidation as module
-from ecrl_cli.supervision.in_place.checkpoint_prevalidation import LookAhead
-from ecrl_cli.supervision.launch.slurm_allocation import Seats
+from ecrl_cli.supervision.in_place.checkpoint_prevalidation import CheckpointPrevalidator
+from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement
 from ecrl_cli.supervision.resume import choose, order
 from tests.unit.checkpoint_support import CountingFs, commit, flip, store_at
 
@@ -76,14 +76,14 @@ def test_a_look_that_was_begun_is_taken_for_what_it_was_of(layout: RunLayout, st
     """While the others leave; not where something has been written since, or another one is the newest."""
     part, looked = layout.checkpoints / "step_00000020" / MODEL, threading.Event()
 
-    def look(*given: Any) -> GuardReport:
+    def look(*given: Any) -> IntegrityReport:
         try:
             return examine_once(*given)
         finally:
             looked.set()
 
     monkeypatch.setattr(module, "examine_once", look)
-    with closing(LookAhead(store)) as ahead:
+    with closing(CheckpointPrevalidator(store)) as ahead:
         for newest, again in ((20, False), (20, True), (10, False), (10, True)):
             store.fs = fs = CountingFs()
             if not again:
@@ -103,7 +103,7 @@ def test_a_look_that_was_begun_is_taken_for_what_it_was_of(layout: RunLayout, st
 
 def test_a_look_that_was_begun_is_not_taken_for_another_checkpoints(layout: RunLayout, store: CheckpointStore) -> None:
     """The background writer has ended one since."""
-    with closing(LookAhead(store)) as ahead:
+    with closing(CheckpointPrevalidator(store)) as ahead:
         ahead.begin()
         log = CheckpointLog(Journal(layout.attempt(0).checkpoints), layout, 0)
         log.committed(30, commit(store, 30))
@@ -140,15 +140,15 @@ def test_an_attempt_has_the_size_of_where_it_resumes_and_ends_at_the_next_change
     report = replace(choice.report, global_step=newest) if newest and choice.report else None
     made = order(layout, config, (TEN,), replace(choice, report=report))
     assert (made.world_size, made.until, made.resume_step) == (ranks, until, newest or 0)
-    assert decode(LaunchOrder, read_json(layout.attempt(1).launch)) == made
+    assert decode(AttemptSpec, read_json(layout.attempt(1).launch)) == made
 
 
 def test_who_sits_where_and_who_did_not_answer_is_on_record(layout: RunLayout, store: CheckpointStore) -> None:
     layout.failures.write_text("[]")
     config = RunConfig(world_size=4, supervision=SupervisionConfig(nodes=2, on_node_loss="shrink"))
-    made = order(layout, config, (TEN,), choose(layout, store, (TEN,)), Seats(("a",), 2, ("b",)))
+    made = order(layout, config, (TEN,), choose(layout, store, (TEN,)), NodePlacement(("a",), 2, ("b",)))
     assert (made.world_size, made.nodes, made.silent) == (2, ("a",), ("b",))
-    assert decode(LaunchOrder, read_json(layout.attempt(1).launch)) == made
+    assert decode(AttemptSpec, read_json(layout.attempt(1).launch)) == made
 
 
 def test_a_run_whose_checkpoints_are_all_gone_does_not_begin_anew(layout: RunLayout, store: CheckpointStore) -> None:

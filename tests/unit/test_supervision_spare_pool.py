@@ -12,7 +12,7 @@ import pytest
 
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.in_place import spare_pool as module
-from ecrl_cli.supervision.in_place.spare_pool import Spares
+from ecrl_cli.supervision.in_place.spare_pool import SparePool
 from ecrl_cli.supervision.launch.zygote import ZygoteProcess
 
 
@@ -23,7 +23,7 @@ def test_a_zygote_that_is_stopped_is_not_waited_for_without_end(tmp_path: Path, 
     running: Any = SimpleNamespace(zygote=zygote, spec=spec)
     try:
         os.kill(zygote.process.pid, signal.SIGSTOP)
-        spares = Spares(1, told.append)
+        spares = SparePool(1, told.append)
         spares.serve(running)
         spares.refill()
         spares.settle()

@@ -16,15 +16,15 @@ from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, FailureConfi
 from ecrl_cli.errors import EcrlError, InputError, NoProgress, NoValidCheckpoint, RunHeld, Stopped
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.records.attempt_spec import LaunchOrder
-from ecrl_cli.records.events import CheckpointLine, Fired, SupervisorRecord
+from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.records.events import CheckpointLine, InjectedFault, SupervisorRecord
 from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.supervision.console import SilentUI
 from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 from ecrl_cli.supervision.supervisor import Supervisor, supervise
 from tests.contract.standin import MODULE, PYTHONPATH, StandinLauncher, scripted
 
@@ -73,9 +73,9 @@ def test_a_death_is_recorded_and_followed_by_the_next_attempt(launcher: StandinL
 
 def test_an_attempt_is_told_what_has_not_fired_and_how_far_any_came(launcher: StandinLauncher, tmp_path: Path) -> None:
     layout = prepared(tmp_path, {0: "40:137"}, DONE)
-    claim(layout, Fired(0, "kill", 1, 40, 0, 0.0, 0.0))
+    claim(layout, InjectedFault(0, "kill", 1, 40, 0, 0.0, 0.0))
     supervise(CONFIG, layout, SilentUI(), launcher)
-    told = decode(LaunchOrder, read_json(layout.attempt(1).launch))
+    told = decode(AttemptSpec, read_json(layout.attempt(1).launch))
     assert (told.attempt, told.max_step_seen, told.resume_step) == (1, 40, 0)
     assert [entry.index for entry in told.pending] == [1]
 
@@ -89,7 +89,7 @@ def test_an_attempt_that_ends_where_the_size_changes_is_no_death(launcher: Stand
     record = recorded(layout)
     assert [(a.outcome, a.world_size, a.exit_code, a.last_step) for a in record.attempts] == [("resized", 2, 0, 40)] * 3
     assert record.restarts == 0
-    assert decode(LaunchOrder, read_json(layout.attempt(0).launch)).until == 40
+    assert decode(AttemptSpec, read_json(layout.attempt(0).launch)).until == 40
 
 
 def test_ranks_that_end_well_elsewhere_or_badly_there_have_died(launcher: StandinLauncher, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_debris_that_nobody_acknowledged_is_set_aside_and_named(launcher: Stan
 
 def test_a_held_run_directory_is_left_alone(launcher: StandinLauncher, tmp_path: Path) -> None:
     layout = prepared(tmp_path, DONE)
-    with held(layout), pytest.raises(RunHeld):
+    with run_lock(layout), pytest.raises(RunHeld):
         supervise(CONFIG, layout, SilentUI(), launcher)
     assert not layout.supervisor.exists()
 

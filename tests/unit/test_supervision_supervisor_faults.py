@@ -19,7 +19,7 @@ from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.attempts.supervisor_faults import RestStrikes, WallStrikes, supervised_s
+from ecrl_cli.supervision.attempts.supervisor_faults import BetweenAttemptFaults, WallClockFaults, supervised_s
 from tests.runs.builder import RunBuilder, build_blk, config_of
 from tests.runs.spoil import edit_json
 
@@ -41,12 +41,12 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 def rest(store: CheckpointStore, earlier: tuple[Attempt, ...], *entries: PlannedFailure) -> RunLayout:
     layout = planned(RunLayout(store.root.parent), *entries)
-    RestStrikes(layout, store, 7).strike(earlier)
+    BetweenAttemptFaults(layout, store, 7).strike(earlier)
     return layout
 
 
 def valid(store: CheckpointStore) -> list[bool]:
-    return [store.examine(entry.path).ok for entry in store.entries()]
+    return [store.verify(entry.path).ok for entry in store.entries()]
 
 
 def test_the_newest_checkpoint_is_damaged_once_and_it_is_told_where(store: CheckpointStore) -> None:
@@ -54,9 +54,9 @@ def test_the_newest_checkpoint_is_damaged_once_and_it_is_told_where(store: Check
     assert valid(store) == [False, True, True]
     (fired,) = read_fired(layout)
     assert (fired.attempt, fired.kind) == (2, "corrupt") and fired.detail.startswith("checkpoints/step_00000024/")
-    report = store.examine(store.entries()[0].path)
+    report = store.verify(store.entries()[0].path)
     assert report.layer == "hash" and Path(fired.detail.partition(":")[0]).name in report.reason
-    RestStrikes(layout, store, 7).strike(EARLIER)
+    BetweenAttemptFaults(layout, store, 7).strike(EARLIER)
     assert valid(store) == [False, True, True]
 
 
@@ -67,13 +67,13 @@ def test_it_waits_until_its_step_has_been_done(store: CheckpointStore, earlier: 
 
 def test_it_waits_where_nobody_goes_back_to_a_checkpoint(store: CheckpointStore) -> None:
     layout = planned(RunLayout(store.root.parent), DAMAGE)
-    RestStrikes(layout, store, 7).strike(EARLIER, chooses=False)
+    BetweenAttemptFaults(layout, store, 7).strike(EARLIER, chooses=False)
     assert read_fired(layout) == () and all(valid(store))
 
 
 def test_it_waits_where_nothing_would_be_left_to_fall_back_to(store: CheckpointStore) -> None:
     for entry in store.entries()[1:]:
-        store.set_aside(entry.path)
+        store.quarantine(entry.path)
     assert read_fired(rest(store, EARLIER, DAMAGE)) == () and valid(store) == [True]
 
 
@@ -95,7 +95,7 @@ def wall(kind: str = "kill", rank: int = 1, seconds: float = 5.0, index: int = 0
 def test_a_rank_is_killed_when_its_time_has_come_and_it_is_there(tmp_path: Path) -> None:
     layout = planned(RunLayout(tmp_path), wall(), wall(seconds=90.0, index=1))
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    strikes = WallStrikes(layout, 3, began=100.0, spent_s=lambda: 2.0)
+    strikes = WallClockFaults(layout, 3, began=100.0, spent_s=lambda: 2.0)
     assert strikes.left_s(100.0) == 3.0
     strikes.look(102.9, {1: child.pid})
     strikes.look(103.0, {0: os.getpid()})  # rank 1 has not said hello
@@ -105,12 +105,12 @@ def test_a_rank_is_killed_when_its_time_has_come_and_it_is_there(tmp_path: Path)
     (fired,) = read_fired(layout)
     assert (fired.index, fired.rank, fired.global_step, fired.attempt) == (0, 1, 0, 3)
     assert strikes.left_s(104.0) == 84.0
-    assert WallStrikes(layout, 4, 200.0, lambda: 500.0).left_s(200.0) == 0.05
+    assert WallClockFaults(layout, 4, 200.0, lambda: 500.0).left_s(200.0) == 0.05
 
 
 def test_without_a_plan_nobody_waits(tmp_path: Path) -> None:
-    assert WallStrikes(RunLayout(tmp_path), 0, 0.0, lambda: 0.0).left_s(1.0) is None
-    assert WallStrikes(planned(RunLayout(tmp_path), DAMAGE), 0, 0.0, lambda: 0.0).left_s(1.0) is None
+    assert WallClockFaults(RunLayout(tmp_path), 0, 0.0, lambda: 0.0).left_s(1.0) is None
+    assert WallClockFaults(planned(RunLayout(tmp_path), DAMAGE), 0, 0.0, lambda: 0.0).left_s(1.0) is None
 
 
 def test_supervised_time_is_that_of_all_stays_also_of_one_that_was_killed(tmp_path: Path) -> None:

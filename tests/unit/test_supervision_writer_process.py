@@ -15,7 +15,7 @@ import pytest
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.writer.server import Writer as CheckpointWriter
 from ecrl_cli.linux import processes
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch import writer_process as under_test
@@ -118,7 +118,7 @@ def test_a_writer_that_does_not_die_is_not_waited_for_for_ever(writer: Writer, m
 
 def test_a_writer_shows_on_the_board_that_it_works_and_that_it_is_done(tmp_path: Path) -> None:
     over = threading.Event()
-    with closing(Board.create(2)) as board, closing(CheckpointStore(tmp_path / "checkpoints")) as store, socket.socket() as listener:
+    with closing(HeartbeatTable.create(2)) as board, closing(CheckpointStore(tmp_path / "checkpoints")) as store, socket.socket() as listener:
         served = CheckpointWriter(RunLayout(tmp_path), store, listener, board)
         seen = []
         for act in (lambda: store.claim(0), lambda: seen.append(board.read(board.writer)), over.set):

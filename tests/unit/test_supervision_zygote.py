@@ -9,7 +9,7 @@ import pytest
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux import processes
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.launch import zygote
 from ecrl_cli.supervision.launch.launcher import LaunchSpec
@@ -29,7 +29,7 @@ def test_a_private_zygote_that_has_served_is_not_warmed_but_replaced(
 
     monkeypatch.setattr(zygote, "ZygoteProcess", make)
     monkeypatch.setattr(processes, "become_subreaper", lambda: None)
-    launcher, spec = ZygoteLauncher(private_network=private), LaunchSpec(RunLayout(tmp_path), LaunchOrder(0, 2, 0, None, 0, ()))
+    launcher, spec = ZygoteLauncher(private_network=private), LaunchSpec(RunLayout(tmp_path), AttemptSpec(0, 2, 0, None, 0, ()))
     for _ in range(2):
         launcher.warm(RunConfig())
         launcher.launch(spec)

@@ -10,9 +10,9 @@ import torch
 from ecrl_cli.config.schema import ModelConfig, RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.models import build
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import DatasetRecord
-from ecrl_cli.training.in_place_session import LiveSession, rehearse
+from ecrl_cli.training.in_place_session import InPlaceSession, warm_up_model
 from ecrl_cli.training.rendezvous import Rendezvous
 
 RECORD = DatasetRecord("fake", size=64, classes=10, shape=(3, 16, 16))
@@ -21,8 +21,8 @@ RECORD = DatasetRecord("fake", size=64, classes=10, shape=(3, 16, 16))
 @pytest.mark.parametrize(("device", "found", "refused"), [("auto", True, True), ("auto", False, False), ("cpu", True, False)])
 def test_a_live_run_does_not_slip_onto_a_gpu(monkeypatch: pytest.MonkeyPatch, device: str, found: bool, refused: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found)
-    session = LiveSession.__new__(LiveSession)
-    session.config, session.order, session.rank = RunConfig(device=device), LaunchOrder(0, 1, 0, None, 0, ()), 0
+    session = InPlaceSession.__new__(InPlaceSession)
+    session.config, session.order, session.rank = RunConfig(device=device), AttemptSpec(0, 1, 0, None, 0, ()), 0
     session.rendezvous = Rendezvous(0, 1)
     with pytest.raises(ConfigError, match="ranks that outlive others work on the CPU") if refused else nullcontext():
         assert session.settle() == torch.device("cpu")
@@ -36,7 +36,7 @@ def test_a_rehearsal_reaches_every_parameter_and_leaves_the_model_as_it_was(name
     reached = set[str]()
     for key, parameter in model.named_parameters():
         parameter.register_hook(lambda gradient, key=key: reached.add(key))
-    rehearse(model, RunConfig(precision=precision, global_batch=8, world_size=2), RECORD)
+    warm_up_model(model, RunConfig(precision=precision, global_batch=8, world_size=2), RECORD)
     assert reached == {key for key, _ in model.named_parameters()}
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -13,15 +13,15 @@ import torch
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import LossNotFinite
 from ecrl_cli.training.seeding import seed_rank
-from ecrl_cli.training.train_loop import Loop
-from ecrl_cli.training.train_step import Learned
+from ecrl_cli.training.train_loop import TrainLoop
+from ecrl_cli.training.train_step import StepResult
 
 
 def loop_at(step: int, loss: float = 0.25) -> Any:
     """A loop to step 10 whose parts only note what they are asked."""
     parts = {name: MagicMock() for name in ("learner", "loader", "sampler", "pack", "strategy", "injector", "pulse", "clock", "journal", "report")}
     parts["pulse"].stop_behind.return_value = None
-    return Loop(RunConfig(target_steps=10), attempt=1, rank=0, world_size=1, global_step=step, line_chain="", loss=loss, **parts)
+    return TrainLoop(RunConfig(target_steps=10), attempt=1, rank=0, world_size=1, global_step=step, line_chain="", loss=loss, **parts)
 
 
 def test_a_loop_that_starts_at_the_target_ends_with_the_loss_of_its_checkpoint() -> None:
@@ -38,7 +38,7 @@ def test_an_attempt_that_ends_in_a_change_of_size_saves_and_confirms_its_last_st
     loop = loop_at(0)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=3, final=False))
     loop.until = 5
-    loop.learner.learn.return_value = Learned(0.5, 0.5)
+    loop.learner.learn.return_value = StepResult(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
     loop.pack.state_digest.return_value = None
@@ -54,7 +54,7 @@ def test_what_is_owed_is_saved_before_the_first_step_and_not_prepared_for_twice(
     loop = loop_at(9)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(strategy="in_memory", every=3))
     loop.owed = True
-    loop.learner.learn.return_value = Learned(0.5, 0.5)
+    loop.learner.learn.return_value = StepResult(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
     loop.pack.state_digest.return_value = None
@@ -69,7 +69,7 @@ def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -
     """The word may reach a rank only with the gradients of the step to stop behind: it is asked for between that step and its checkpoint."""
     loop = loop_at(0)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=100, final=False))
-    loop.learner.learn.return_value = Learned(0.5, 0.5)
+    loop.learner.learn.return_value = StepResult(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
     loop.pack.state_digest.return_value = None
@@ -116,7 +116,7 @@ def test_what_should_have_struck_where_it_resumes_strikes_there(step: int, asked
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
 def test_a_step_whose_loss_is_not_finite_is_neither_logged_nor_saved(loss: float) -> None:
     loop = loop_at(9)
-    loop.learner.learn.return_value = Learned(loss, loss)
+    loop.learner.learn.return_value = StepResult(loss, loss)
     with pytest.raises(LossNotFinite, match="at step 10 on rank 0"):
         loop.run()
     loop.journal.append.assert_not_called()

@@ -23,10 +23,10 @@ from ecrl_cli.data.loading import Batch
 from ecrl_cli.training import replica_allreduce
 from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.optimization import autocast, build_scaler, build_scheduler
-from ecrl_cli.training.replica_allreduce import BetweenRanks, alone
-from ecrl_cli.training.replicas import Contribution, ReplicaLearner
+from ecrl_cli.training.replica_allreduce import ReplicaAllreduce, alone
+from ecrl_cli.training.replicas import ReplicaGradient, ReplicaLearner
 from ecrl_cli.training.seeding import seed_replica
-from ecrl_cli.training.tree_reduce import TreeSum
+from ecrl_cli.training.tree_reduce import TreeReduce
 
 V, MICRO = 4, 3
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ def learner_of(model: nn.Module, precision: str = "fp32", part: range = range(V)
         "replicas": V,
         "owned": part,
         "exchange": alone,
-        "contribution": Contribution(model),
+        "contribution": ReplicaGradient(model),
     }
     return ReplicaLearner(**parts | changes)
 
@@ -223,10 +223,10 @@ def exchanged(values: torch.Tensor, world_size: int, monkeypatch: pytest.MonkeyP
             return getattr(threads.of(int(current_thread().name)), name)
 
     def rank_of(rank: int) -> None:
-        tree: TreeSum[torch.Tensor] = TreeSum(leaves, torch.Tensor.add_)
+        tree: TreeReduce[torch.Tensor] = TreeReduce(leaves, torch.Tensor.add_)
         for leaf in owned(leaves, rank, world_size):
             tree.push_leaf(leaf, values[leaf].clone())
-        roots[rank] = BetweenRanks(leaves, rank, world_size)(tree)
+        roots[rank] = ReplicaAllreduce(leaves, rank, world_size)(tree)
 
     monkeypatch.setattr(replica_allreduce, "dist", PerThread())
     running = [Thread(target=rank_of, args=(rank,), name=str(rank)) for rank in range(world_size)]
@@ -242,7 +242,7 @@ def exchanged(values: torch.Tensor, world_size: int, monkeypatch: pytest.MonkeyP
 def test_every_rank_has_the_root_that_one_process_has(leaves: int, length: int, data: st.DataObject) -> None:
     world_size = data.draw(st.integers(1, min(leaves, 6)))
     values = torch.randn(leaves, length, generator=torch.Generator().manual_seed(leaves * 100 + length)) * 1e3
-    whole: TreeSum[torch.Tensor] = TreeSum(leaves, torch.Tensor.add_)
+    whole: TreeReduce[torch.Tensor] = TreeReduce(leaves, torch.Tensor.add_)
     for leaf in range(leaves):
         whole.push_leaf(leaf, values[leaf].clone())
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -257,7 +257,7 @@ def test_phases_tell_own_work_from_waiting() -> None:
         def phase(self, phase: str) -> None:
             told.append(phase)
 
-    def noted(tree: TreeSum[torch.Tensor]) -> torch.Tensor:
+    def noted(tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
         told.append("exchange")
         return tree.root
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ecrl_cli.checkpoint.capture.train_position import Progress
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.errors import RecordError
@@ -35,15 +35,15 @@ class Peers:
         return [own if self.told is None else torch.tensor(self.told), own]
 
 
-def pack_of(rank: int, peers: Peers) -> StatePack:
+def pack_of(rank: int, peers: Peers) -> TrainState:
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
-    return StatePack(model, optimizer, schedule, None, ResumableGlobalBatchSampler(64, 8, 1), rank, 2, peers)
+    return TrainState(model, optimizer, schedule, None, ResumableGlobalBatchSampler(64, 8, 1), rank, 2, peers)
 
 
-def measure(schedule: DigestSchedule, pack: StatePack, step_s: float = 0.1, digest_s: float = 0.002) -> None:
+def measure(schedule: DigestSchedule, pack: TrainState, step_s: float = 0.1, digest_s: float = 0.002) -> None:
     for slower in (9.0, 1.0, 1.5):
         schedule.measured(slower * step_s, slower * digest_s)
         schedule.agree(pack)
@@ -112,12 +112,12 @@ def test_always_and_never_measure_nothing(tmp_path: Path, asked: Any, due: list[
     assert [step for step in (1, 2, 3) if schedule.due(step)] == due and not peers.seen and not layout.state_digests.exists()
 
 
-def spoil_momentum(pack: StatePack) -> None:
+def spoil_momentum(pack: TrainState) -> None:
     for entries in pack.optimizer.state.values():
         entries["momentum_buffer"].add_(1e-3)
 
 
-def spoil_order(pack: StatePack) -> None:
+def spoil_order(pack: TrainState) -> None:
     """Two elements change places: a sum would not see it."""
     weight = next(iter(pack.model.parameters())).data
     weight[0, [0, 1]] = weight[0, [1, 0]].clone()
@@ -135,7 +135,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_component_is_seen_to_change_alone(tmp_path: Path, name: str) -> None:
-    pack, progress = pack_of(0, Peers(RunLayout(tmp_path))), Progress(1, 0, 1, 1, "")
+    pack, progress = pack_of(0, Peers(RunLayout(tmp_path))), TrainPosition(1, 0, 1, 1, "")
     pack.model(torch.ones(2, 4)).sum().backward()
     pack.optimizer.step()
     before = pack.rank_digests(progress)
@@ -148,6 +148,6 @@ def test_each_component_is_seen_to_change_alone(tmp_path: Path, name: str) -> No
 
 
 def test_the_end_of_every_rank_comes_back_as_it_was_sent(tmp_path: Path) -> None:
-    pack, progress = pack_of(0, Peers(RunLayout(tmp_path))), Progress(1, 0, 1, 1, "")
+    pack, progress = pack_of(0, Peers(RunLayout(tmp_path))), TrainPosition(1, 0, 1, 1, "")
     first, second = pack.rank_states(progress)
     assert first == pack.rank_digests(progress).rank and (first.rank, second.rank) == (0, 1)

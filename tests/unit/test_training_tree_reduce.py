@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ecrl_cli.config.elastic import owned
-from ecrl_cli.training.tree_reduce import Node, TreeSum, whole_nodes
+from ecrl_cli.training.tree_reduce import Node, TreeReduce, whole_nodes
 
 LEAVES = st.integers(1, 40)
 
@@ -22,14 +22,14 @@ def joined(left: str, right: str) -> str:
 
 
 def held(leaves: int, part: range) -> list[tuple[Node, str]]:
-    tree = TreeSum(leaves, joined)
+    tree = TreeReduce(leaves, joined)
     for leaf in part:
         tree.push_leaf(leaf, str(leaf))
     return tree.sums
 
 
 def completed(leaves: int, parts: list[range]) -> str:
-    tree = TreeSum(leaves, joined)
+    tree = TreeReduce(leaves, joined)
     for part in parts:
         for node, value in held(leaves, part):
             tree.push(node, value)
@@ -56,11 +56,11 @@ def test_any_partition_into_neighbours_makes_the_same_additions(leaves: int, dat
 def test_any_number_of_ranks_gives_the_same_bits_and_they_are_the_sum(leaves: int, data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, leaves))
     values = np.random.default_rng(leaves).standard_normal((leaves, 5)).astype(np.float32) * 10.0 ** np.arange(5, dtype=np.float32)
-    whole, shared = TreeSum(leaves, np.add), TreeSum(leaves, np.add)
+    whole, shared = TreeReduce(leaves, np.add), TreeReduce(leaves, np.add)
     for leaf in range(leaves):
         whole.push_leaf(leaf, values[leaf])
     for rank in range(ranks):
-        part = TreeSum(leaves, np.add)
+        part = TreeReduce(leaves, np.add)
         for leaf in owned(leaves, rank, ranks):
             part.push_leaf(leaf, values[leaf])
         for node, value in part.sums:
@@ -88,7 +88,7 @@ def test_an_aligned_block_is_one_node(ranks: int) -> None:
 
 @pytest.mark.parametrize("part", [range(1), range(1, 4)])
 def test_a_part_has_no_root(part: range) -> None:
-    tree = TreeSum(4, joined)
+    tree = TreeReduce(4, joined)
     for leaf in part:
         tree.push_leaf(leaf, str(leaf))
     with pytest.raises(ValueError, match="not the root"):

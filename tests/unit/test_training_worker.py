@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Trouble
-from ecrl_cli.supervision.watch.control_server import Listener
+from ecrl_cli.records.messages import RankError
+from ecrl_cli.supervision.watch.control_server import ControlServer
 from ecrl_cli.training import worker
 from ecrl_cli.training.rendezvous import Rendezvous
 
 
-def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> tuple[int, Trouble]:
+def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> tuple[int, RankError]:
     """The exit code (1 where it raises) and the last words of a rank that meets `error`."""
 
     def meets(*given: object) -> None:
         raise error
 
     monkeypatch.setattr(worker, "_train", meets)
-    listener = Listener(RunLayout(tmp_path))
+    listener = ControlServer(RunLayout(tmp_path))
     try:
         code = worker.run_rank(tmp_path, 0, Rendezvous(1, 2), 0.0)
     except OSError:
@@ -31,7 +31,7 @@ def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> t
     messages, _ = connection.receive()
     connection.socket.close()
     listener.close()
-    assert isinstance(messages[-1], Trouble)
+    assert isinstance(messages[-1], RankError)
     return code, messages[-1]
 
 

@@ -7,23 +7,23 @@ from dataclasses import replace
 import pytest
 
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.records.survivor_records import LOST, REPEATED, Applied, LedgerLine
+from ecrl_cli.records.survivor_records import LOST, REPEATED, AppliedSamples, LostSamples
 from ecrl_cli.recovery.lost_samples import lost, repeated
 from ecrl_cli.verify.sample_accounting import unaccounted
 
 LAYERS = ("head", "middle", "stem")
 WINDOWS = {1: (7, 3, 5, 1), 2: (2, 4, 6, 4)}  # in the second mini-batch sample 4 is due twice
-WHOLE = [Applied(step, samples, LAYERS) for step, samples in WINDOWS.items()]
+WHOLE = [AppliedSamples(step, samples, LAYERS) for step, samples in WINDOWS.items()]
 # Step 2: everybody's on the head, then half of the workers are dead.
-FORWARD = [WHOLE[0], Applied(2, WINDOWS[2], ("head",)), Applied(2, (2, 4), ("middle", "stem"))]
+FORWARD = [WHOLE[0], AppliedSamples(2, WINDOWS[2], ("head",)), AppliedSamples(2, (2, 4), ("middle", "stem"))]
 FORWARD_LEDGER = lost(2, (6, 4), ("middle", "stem"), (1,), "lossy_forward")
 # Step 2: the head is updated, then everything once more.
-ROLLBACK = [*WHOLE, Applied(2, WINDOWS[2], ("head",))]
+ROLLBACK = [*WHOLE, AppliedSamples(2, WINDOWS[2], ("head",))]
 ROLLBACK_LEDGER = repeated(2, WINDOWS[2], ("head",), (0, 1), "immediate_rollback")
 
 
 @pytest.mark.parametrize(("applied", "ledger"), [(WHOLE, []), (FORWARD, FORWARD_LEDGER), (ROLLBACK, ROLLBACK_LEDGER)])
-def test_what_was_applied_and_what_the_ledger_names_add_up(applied: list[Applied], ledger: list[LedgerLine]) -> None:
+def test_what_was_applied_and_what_the_ledger_names_add_up(applied: list[AppliedSamples], ledger: list[LostSamples]) -> None:
     assert unaccounted(WINDOWS, LAYERS, applied, ledger) == []
 
 
@@ -40,13 +40,13 @@ def test_what_was_applied_and_what_the_ledger_names_add_up(applied: list[Applied
         (FORWARD, [replace(FORWARD_LEDGER[0], effect=REPEATED)], "count 2 times too seldom"),
         (WHOLE[:1], [], "step 2: 3 samples, the first 2, count 1 time too seldom on head and 2 more"),
         ([*WHOLE, WHOLE[0]], [], "step 1: 4 samples, the first 1, count 1 time too often"),
-        ([WHOLE[0], Applied(2, (2, 4, 6), LAYERS)], [], "step 2: 1 samples, the first 4, count 1 time too seldom"),
-        ([*WHOLE, Applied(3, (1,), LAYERS)], [], "step 3 is on record and was never due"),
-        ([*WHOLE, Applied(2, (), ("tail",))], [], "step 2: no layer is called 'tail'"),
-        (WHOLE, [LedgerLine(2, "forgotten", (), ("head",), (), "x")], "step 2: 'forgotten' is no effect"),
+        ([WHOLE[0], AppliedSamples(2, (2, 4, 6), LAYERS)], [], "step 2: 1 samples, the first 4, count 1 time too seldom"),
+        ([*WHOLE, AppliedSamples(3, (1,), LAYERS)], [], "step 3 is on record and was never due"),
+        ([*WHOLE, AppliedSamples(2, (), ("tail",))], [], "step 2: no layer is called 'tail'"),
+        (WHOLE, [LostSamples(2, "forgotten", (), ("head",), (), "x")], "step 2: 'forgotten' is no effect"),
     ],
 )
-def test_what_does_not_add_up_is_found(applied: list[Applied], ledger: list[LedgerLine], said: str) -> None:
+def test_what_does_not_add_up_is_found(applied: list[AppliedSamples], ledger: list[LostSamples], said: str) -> None:
     found = unaccounted(WINDOWS, LAYERS, applied, ledger)
     assert any(said in line for line in found), found
 
@@ -54,4 +54,4 @@ def test_what_does_not_add_up_is_found(applied: list[Applied], ledger: list[Ledg
 def test_nothing_lost_is_no_line_and_a_line_survives_as_json() -> None:
     assert lost(1, (), LAYERS, (0,), "x") == repeated(1, (3,), (), (0,), "x") == []
     (line,) = FORWARD_LEDGER
-    assert (line.effect, decode(LedgerLine, encode(line))) == (LOST, line)
+    assert (line.effect, decode(LostSamples, encode(line))) == (LOST, line)

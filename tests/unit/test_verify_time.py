@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from ecrl_cli.history.load import load
-from ecrl_cli.history.timeline import Piece, Timeline
+from ecrl_cli.history.timeline import Timeline, TimelineSlice
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify import time_accounting
 from ecrl_cli.verify.clocks import Instant, _check_agreement
-from ecrl_cli.verify.verdict import INVALID, VALID, Notes, render
+from ecrl_cli.verify.verdict import INVALID, VALID, FindingBuilder, render
 from ecrl_cli.verify.verification_input import Case
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import WALL, build_blk, build_ref
 from tests.runs.spoil import edit_json
@@ -41,7 +41,7 @@ def run(recorded: Path, tmp_path: Path) -> RunLayout:
 @pytest.mark.parametrize(("more", "status"), [(0.019, VALID), (0.021, INVALID), (-0.019, VALID), (-0.021, INVALID)])
 def test_time_on_no_account_and_time_on_two_are_gated_alike(recorded: Path, monkeypatch: pytest.MonkeyPatch, more: float, status: str) -> None:
     """Two pieces that do not overlap, in a window that is longer or shorter than they are together."""
-    pieces = (Piece("compute", 0.0, 5.0, 0, 0), Piece("idle", 5.0, 10.0, 0, 0))
+    pieces = (TimelineSlice("compute", 0.0, 5.0, 0, 0), TimelineSlice("idle", 5.0, 10.0, 0, 0))
     monkeypatch.setattr(time_accounting, "timeline", lambda records: Timeline(pieces, ((0.0, 10.0 / (1 - more)),), 0.0))
     assert time_accounting.time_conserved(Case(load(RunLayout(recorded)))).status == status
 
@@ -49,7 +49,7 @@ def test_time_on_no_account_and_time_on_two_are_gated_alike(recorded: Path, monk
 def test_a_final_loss_that_is_not_the_reference_s_is_seen(run: RunLayout) -> None:
     edit_json(run.attempt(2).final, lambda final: final | {"loss": final["loss"] + 1e-9})
     refold(run)
-    finding = found(judge(run.root), "same-trajectory")
+    finding = found(verify_run(run.root), "same-trajectory")
     assert finding.status == INVALID and "the final loss is" in finding.message
 
 
@@ -58,7 +58,7 @@ def test_no_run_was_restarted_more_often_than_it_may_be(run: RunLayout, most: in
     from ecrl_cli.verify.supervisor_record import _check_budget
 
     edit_json(run.config, lambda document: document["config"]["supervision"].update(max_restarts=most))
-    case, notes = Case(load(run)), Notes("records-consistent")
+    case, notes = Case(load(run)), FindingBuilder("records-consistent")
     assert case.run.supervisor is not None
     _check_budget(case, case.run.supervisor, notes)
     assert notes.clean == (status == VALID)
@@ -66,7 +66,7 @@ def test_no_run_was_restarted_more_often_than_it_may_be(run: RunLayout, most: in
 
 def agree(wall: Wall, late: dict[int, float] | None = None, every: float = 0.02) -> str:
     """The status of 1000 instants of two processes whose wall clock shows `wall(at)`; some were read `late` by so many seconds."""
-    notes = Notes(TIME)
+    notes = FindingBuilder(TIME)
     instants = []
     for number in range(1000):
         at = every * number
@@ -128,7 +128,7 @@ def test_clocks_that_do_not_advance_together_are_not(wall: Wall) -> None:
 
 def test_a_process_that_is_held_up_between_its_two_readings_reads_the_second_one_late() -> None:
     """Half a minute, and then it goes on: its next instant is as much later. Nobody else is held up."""
-    notes = Notes(TIME)
+    notes = FindingBuilder(TIME)
     own = [Instant(at, WALL + at, (0, 0), "own") for at in (0.0, 1.0, 40.0, 41.0)]
     others = [Instant(float(at), WALL + at, (0, 1), "other") for at in range(50)]
     held = Instant(2.0, WALL + 32.0, (0, 0), "held up")
@@ -140,7 +140,7 @@ def test_what_is_scaled_alike_everywhere_contradicts_nothing(run: RunLayout) -> 
     """Stated in docs/decisions/cross-checks.md: a slower machine looks like this. The chain and the seal see the edit."""
     slower(run)
     refold(run)
-    verdict = judge(run.root)
+    verdict = verify_run(run.root)
     assert found(verdict, TIME).status == VALID, render(verdict)
     assert found(verdict, "records-consistent").status == INVALID
 
@@ -150,7 +150,7 @@ def test_another_machine_than_the_reference_s_is_told_and_changes_nothing(run: R
         return document | {"source_sha256": "6" * 64, "packages": {"torch": "2.11.0"}}
 
     edit_json(run.environment, edit)
-    verdict = judge(run.root)
+    verdict = verify_run(run.root)
     assert verdict.status == VALID, render(verdict)
     told = found(verdict, "records-consistent").evidence
     assert "the reference ran with packages.torch '2.10.0', this run with '2.11.0'" in told and len(told) == 2

@@ -6,7 +6,7 @@ import pytest
 
 from ecrl_cli.errors import RecordError
 from ecrl_cli.verify.registry import guarded
-from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Notes, Verdict, render
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, FindingBuilder, Verdict, render
 from ecrl_cli.verify.verification_input import Case
 
 
@@ -32,14 +32,14 @@ def test_the_headline_counts_what_was_kept_and_what_was_not_checked(statuses: tu
 
 
 def test_what_was_not_checked_never_reads_valid() -> None:
-    finding = Notes("promise").finding("nothing to compare with", checked=False)
+    finding = FindingBuilder("promise").finding("nothing to compare with", checked=False)
     assert finding.status == NOT_CHECKED
     line = render(Verdict("blk", "", "", (finding,))).splitlines()[1]
     assert line == "  not checked promise: nothing to compare with"
 
 
 def test_a_note_outweighs_that_nothing_was_checked() -> None:
-    notes = Notes("promise")
+    notes = FindingBuilder("promise")
     notes.missing("no record")
     assert notes.finding("", checked=False).status == UNKNOWN
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
 from ecrl_cli.checkpoint.format.manifest import make_commit, read_manifest
 
@@ -27,10 +27,10 @@ def with_hashes_made_right(path: Path, data: bytes, digests: dict[str, str] | No
     entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), chunk_crc32=list(chunk_sums(data)))
     for name, sha256 in (digests or {}).items():
         entry["tensors"][name]["sha256"] = sha256
-    manifest = canonical(document["manifest"])
+    manifest = canonical_json(document["manifest"])
     commit = make_commit(read_manifest(manifest), hashlib.sha256(manifest).hexdigest(), document["commit"]["prev_commit_sha256"])
     path.write_bytes(data)
-    sidecar.write_bytes(canonical(document | {"commit": commit.document()}))
+    sidecar.write_bytes(canonical_json(document | {"commit": commit.document()}))
     return commit.self_sha256
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Answer:
+class VerifyOutput:
     """Text for people, a document for programs, an exit code."""
 
     text: str

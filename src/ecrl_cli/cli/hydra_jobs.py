@@ -17,11 +17,11 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RunHeld
 from ecrl_cli.records.layout import REFERENCES, RunLayout, SweepLayout
 from ecrl_cli.runs.reference_training import announcement, lacking
-from ecrl_cli.runs.run import Desk, RunResult, failed, run
-from ecrl_cli.runs.run_dir_link import settle
+from ecrl_cli.runs.run import RunContext, RunResult, failed, run
+from ecrl_cli.runs.run_dir_link import link_run_dir
 from ecrl_cli.runs.sweep import exit_code, sweep, todo
-from ecrl_cli.runs.sweep_progress import Board, Told
-from ecrl_cli.supervision.launch.launcher_cache import Launchers
+from ecrl_cli.runs.sweep_progress import Board, LoggedSweepProgress
+from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
 from ecrl_cli.verify.reference import References
 
 
@@ -35,7 +35,7 @@ class Jobs:
         self._plan, self._say, self._debug = plan, say, debug
         self.results: dict[str, RunResult] = {}
         self.references: dict[str, Path] = {}
-        self._desk = Desk(say, Launchers())
+        self._desk = RunContext(say, LauncherCache())
 
     def __call__(self, composed: Any) -> None:
         """Hydra wants a task function that it may call itself; only the launcher knows which run is meant."""
@@ -96,7 +96,7 @@ class Jobs:
         do = todo(layout, configs, self._plan.mixed)
         board = Board(do)
         self._desk = replace(self._desk, above=board.table)
-        return sweep(layout, do, start, Told(board, self._say))
+        return sweep(layout, do, start, LoggedSweepProgress(board, self._say))
 
     def _start(self, name: str, job: Callable[[], RunResult]) -> RunResult:
         self._say(f"{name}: {self._plan.run_dir(name)}")
@@ -120,7 +120,7 @@ class Jobs:
         """One run inside Hydra's own job, so that .hydra/ lands in the run directory."""
         folder = RunLayout(self._plan.run_dir(name))
         config = self._plan.cells[name].config
-        settle(config, folder.root)
+        link_run_dir(config, folder.root)
         composed = context.config_loader.load_sweep_config(master, [*overrides, f"hydra.sweep.subdir={quote(str(folder.root))}"])
         ended: list[RunResult] = []
 

@@ -22,11 +22,11 @@ from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.compatibility import disagreements
 from ecrl_cli.runs.naming import run_directory, sweep_directory
 from ecrl_cli.runs.reference import to_train
-from ecrl_cli.runs.run_dir_checks import claim, claim_sweep
+from ecrl_cli.runs.run_dir_checks import check_run_dir, claim_sweep
 from ecrl_cli.runs.run_dir_link import lost
 from ecrl_cli.supervision.launch.netns_command import check_network
 from ecrl_cli.supervision.launch.slurm_allocation import check_allocation
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 
 Say = Callable[[str], None]
 
@@ -90,15 +90,15 @@ def _check_folders(plan: Plan) -> None:
     if plan.swept:
         claim_sweep(sweep)
         if sweep.lock.exists():
-            with held(sweep):
+            with run_lock(sweep):
                 pass
     for name, config in plan.configs().items():
         layout = RunLayout(plan.run_dir(name))
         if lost(config, layout.root):
             continue
-        claim(layout, config)
+        check_run_dir(layout, config)
         if not plan.swept and layout.lock.exists():
-            with held(layout):  # refused here, before Hydra writes into another supervisor's folder
+            with run_lock(layout):  # refused here, before Hydra writes into another supervisor's folder
                 pass
 
 

@@ -10,9 +10,9 @@ from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX
 from ecrl_cli.checkpoint.repair.damage import Finding
 from ecrl_cli.checkpoint.repair.diagnose import line
 from ecrl_cli.checkpoint.repair.repair import repair
-from ecrl_cli.checkpoint.repair.scrub import Looked, Scrub, ScrubConfig, scrub
+from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, ScrubResult, scrub
 from ecrl_cli.checkpoint.store.integrity import GuardConfig
-from ecrl_cli.cli.answers import Answer
+from ecrl_cli.cli.answers import VerifyOutput
 from ecrl_cli.cli.targets import Checkpoints
 from ecrl_cli.errors import StorageError
 
@@ -30,13 +30,13 @@ class Repairs:
     disk_refused: bool = False
 
 
-def scrubbed(what: Checkpoints, config: ScrubConfig, out: Path | None) -> Answer:
+def scrubbed(what: Checkpoints, config: ScrubConfig, out: Path | None) -> VerifyOutput:
     """Scrub, and repair into `out` if it is given; see `exit_code`."""
     found = scrub(what.folder, what.names, config)
     repairs = _repair_all(found, config.guard, out) if out is not None else None
     code = exit_code(found)
     document = _document(found, _STATUS[code], repairs)
-    return Answer(_text(what.label, found, repairs), document, _STORAGE if repairs and repairs.disk_refused else code)
+    return VerifyOutput(_text(what.label, found, repairs), document, _STORAGE if repairs and repairs.disk_refused else code)
 
 
 def exit_code(found: Scrub) -> int:
@@ -94,7 +94,7 @@ def _document(found: Scrub, status: str, repairs: Repairs | None) -> dict[str, A
     }
 
 
-def _one(one: Looked, repairs: Repairs | None) -> dict[str, Any]:
+def _one(one: ScrubResult, repairs: Repairs | None) -> dict[str, Any]:
     report = one.report
     document: dict[str, Any] = {"name": report.path.name, "status": "ok" if report.ok else "refused"}
     if report.ok or one.diagnosis is None:

@@ -20,7 +20,7 @@ from ecrl_cli.errors import RunHeld
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import FINISHED, RunResult
 from ecrl_cli.runs.sweep import Manifest, fair_order, is_finished, row, status
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 
 LOOK_EVERY_S = 2.0
 _NOT_BEGUN = RunResult(143, "stopped", "its job has not begun")
@@ -92,12 +92,12 @@ def submit(plan: Plan, engine: Engine, overrides: Mapping[str, Sequence[str]], s
     """
     layouts = {name: RunLayout(plan.run_dir(name)) for name in fair_order({name: plan.cells[name].config for name in overrides})}
     plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with held(SweepLayout(plan.folder)) if plan.swept else nullcontext():
+    with run_lock(SweepLayout(plan.folder)) if plan.swept else nullcontext():
         known = {name: result for name, layout in layouts.items() if (result := standing(layout))}
         missing = [name for name in layouts if name not in known]
         for name in missing:
             layouts[name].outcome.unlink(missing_ok=True)
-        follower = Follower(_manifest(plan, layouts), {name: layouts[name] for name in missing}, plan.mixed)
+        follower = ManifestUpdater(_manifest(plan, layouts), {name: layouts[name] for name in missing}, plan.mixed)
         follower.show(known)
         with follower:
             reasons = _wait(plan, engine, {name: overrides[name] for name in missing}, say) if missing else {}
@@ -162,7 +162,7 @@ def _under_way(layout: RunLayout) -> RunResult | None:
 def _busy(layout: RunLayout) -> bool:
     try:
         if layout.lock.exists():
-            with held(layout):
+            with run_lock(layout):
                 return False
     except RunHeld:
         return True
@@ -175,7 +175,7 @@ def _manifest(plan: Plan, names: Iterable[str]) -> Manifest | None:
     return Manifest(SweepLayout(plan.folder).manifest, [row(name, plan.cells[name].config) for name in names])
 
 
-class Follower:
+class ManifestUpdater:
     """Keeps the manifest true while jobs run: one writer for all of them, which reads what each has put on record."""
 
     def __init__(self, manifest: Manifest | None, layouts: Mapping[str, RunLayout], notes: Mapping[str, str]) -> None:
@@ -184,7 +184,7 @@ class Follower:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
-    def __enter__(self) -> Follower:
+    def __enter__(self) -> ManifestUpdater:
         self._thread.start()
         return self
 

@@ -24,11 +24,11 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RunHeld
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.runs.run import Desk, RunResult, failed, run
+from ecrl_cli.runs.run import RunContext, RunResult, failed, run
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.launch.launcher_cache import Launchers
+from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
 from ecrl_cli.supervision.launch.slurm_allocation import REQUEUED
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 
 AT_WORK = RunResult(RunHeld.exit_code, "running", "its job is at work")
 
@@ -49,7 +49,7 @@ class Job:
 def attend(layout: RunLayout, config: RunConfig) -> RunResult:
     """One run, its outcome on record. A run that another job holds is left to it, and so is its outcome."""
     try:
-        with held(layout):
+        with run_lock(layout):
             record(layout, AT_WORK)
     except RunHeld as error:
         return RunResult(error.exit_code, "running", error.line())
@@ -64,11 +64,11 @@ def attend(layout: RunLayout, config: RunConfig) -> RunResult:
 
 
 def _run(layout: RunLayout, config: RunConfig) -> RunResult:
-    launchers = Launchers()
+    launchers = LauncherCache()
     try:
         check_torch()
         check_machine(config)
-        return run(config, layout.root, Desk(say, launchers))
+        return run(config, layout.root, RunContext(say, launchers))
     except (EcrlError, OSError) as error:
         return failed(error, say)
     except Exception as error:  # a defect in one run must not look like a lost job
@@ -78,16 +78,16 @@ def _run(layout: RunLayout, config: RunConfig) -> RunResult:
 
 
 @dataclass
-class Asked:
+class PreemptionRequest:
     """By which signal the engine asked for the job's end; 0: not at all."""
 
     by: int = 0
 
 
 @contextmanager
-def preemption() -> Iterator[Asked]:
+def preemption() -> Iterator[PreemptionRequest]:
     """While entered, the engine's signal (time is up, or another job goes first) stops the run in order instead of breaking it off."""
-    asked, number = Asked(), getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}")
+    asked, number = PreemptionRequest(), getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}")
 
     def stop(received: int, frame: FrameType | None) -> None:
         asked.by = received

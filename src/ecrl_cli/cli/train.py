@@ -64,11 +64,11 @@ def _show(plan: Plan) -> None:
 def _hand_over(plan: Plan, overrides: list[str], *, debug: bool, as_json: bool, say: Say) -> int:
     # Here and not above: the supervising side (psutil, rich, numpy) loads in half a second that bad input need not wait for.
     from ecrl_cli.cli.hydra_jobs import Jobs
-    from ecrl_cli.runs.run_dir_link import settle
+    from ecrl_cli.runs.run_dir_link import link_run_dir
     from ecrl_cli.runs.sweep import exit_code
 
     if not plan.swept:  # Hydra makes the folder, and then it is too late to put it elsewhere
-        settle(*next((cell.config, plan.folder) for cell in plan.cells.values()))
+        link_run_dir(*next((cell.config, plan.folder) for cell in plan.cells.values()))
     jobs = Jobs(plan, say, debug)
     mask, argv = os.umask(0o077), sys.argv
     # Hydra's own file of the sweep goes into .hydra/, not beside the user's files.

@@ -13,7 +13,7 @@ from typing import Any
 from ecrl_cli.checkpoint.repair.repair import check_folder
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
 from ecrl_cli.checkpoint.store.integrity import GuardConfig
-from ecrl_cli.cli.answers import Answer
+from ecrl_cli.cli.answers import VerifyOutput
 from ecrl_cli.cli.console import out, say
 from ecrl_cli.cli.scrub import scrubbed
 from ecrl_cli.cli.targets import Checkpoints, Parser, checked, checkpoints_of, sorted_out
@@ -28,7 +28,7 @@ from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import render
-from ecrl_cli.verify.verify_run import judge, named
+from ecrl_cli.verify.verify_run import named, verify_run
 
 _EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
 _WORST_FIRST = (5, 4, 1, 2, 3, 0)
@@ -102,9 +102,9 @@ def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
         check_folder(flags.repair, folders[0].folder)
 
 
-def _answer(run: Path, reference: Path | None, known: References) -> Answer:
+def _answer(run: Path, reference: Path | None, known: References) -> VerifyOutput:
     try:
-        verdict = judge(run, reference, known)
+        verdict = verify_run(run, reference, known)
     except RunDirectoryError:  # it is the reference that was named which cannot be used
         raise
     except EcrlError as error:  # this run cannot be judged; the others can
@@ -117,7 +117,7 @@ def _answer(run: Path, reference: Path | None, known: References) -> Answer:
     document = verdict.to_json()
     against = _reference(run, reference, document.get("reference", ""))
     _keep(run, document, against, _apart(run, against))
-    return Answer(render(verdict).rstrip(), document, _EXIT[verdict.status])
+    return VerifyOutput(render(verdict).rstrip(), document, _EXIT[verdict.status])
 
 
 def _reference(run: Path, given: Path | None, name: str) -> RunLayout | None:
@@ -136,8 +136,8 @@ def _apart(run: Path, reference: RunLayout | None) -> dict[str, Any] | None:
         return None
 
 
-def _unreadable(label: str, error: EcrlError) -> Answer:
-    return Answer(f"ecrl: error: {visible(label)}: {error.line()}", {"status": "unknown", "error": error.line()}, error.exit_code)
+def _unreadable(label: str, error: EcrlError) -> VerifyOutput:
+    return VerifyOutput(f"ecrl: error: {visible(label)}: {error.line()}", {"status": "unknown", "error": error.line()}, error.exit_code)
 
 
 def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apart: dict[str, Any] | None) -> None:
@@ -150,7 +150,7 @@ def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apar
         say(f"ecrl: {visible(run)}: the verdict is not stored ({error.strerror})")
 
 
-def _say(answer: Answer, as_json: bool) -> None:
+def _say(answer: VerifyOutput, as_json: bool) -> None:
     if "error" in answer.document:
         say(answer.text)
     elif not as_json:

@@ -21,10 +21,10 @@ def train_references(runs: Sequence[Path], known: References) -> int:
     """
     # Here and not above: the supervising side loads in half a second that a judge of records alone need not wait for.
     from ecrl_cli.runs.reference_training import announcement, required
-    from ecrl_cli.runs.run import Desk, run
-    from ecrl_cli.supervision.launch.launcher_cache import Launchers
+    from ecrl_cli.runs.run import RunContext, run
+    from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
 
-    launchers, mask = Launchers(), os.umask(0o077)
+    launchers, mask = LauncherCache(), os.umask(0o077)
     try:
         for folder in runs:
             try:
@@ -39,7 +39,7 @@ def train_references(runs: Sequence[Path], known: References) -> int:
                 continue
             config, where, records = due
             _say(announcement(where, records))
-            result = run(config, where, Desk(_say, launchers))
+            result = run(config, where, RunContext(_say, launchers))
             if result.exit_code in _STOPPED:
                 _say("the same command trains it again")
                 return result.exit_code

@@ -8,8 +8,8 @@ from typing import Any
 
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.convert import convert
-from ecrl_cli.config.elastic import Say, lowered, settled
-from ecrl_cli.config.failures import fitting
+from ecrl_cli.config.elastic import Say, normalize_schedule, round_down_world_sizes
+from ecrl_cli.config.failures import prune_unused_keys
 from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.scale import apply_scale
 from ecrl_cli.config.schedule import apply_schedule, name_the_suite, reapply_schedule
@@ -30,10 +30,10 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say:
         raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
     # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
     config = name_the_suite(apply_schedule(config, typed), typed)
-    scaled = reapply_schedule(lowered(apply_scale(settled(config, typed), typed), say), typed)
+    scaled = reapply_schedule(round_down_world_sizes(apply_scale(normalize_schedule(config, typed), typed), say), typed)
     if scaled.supervision.launcher != config.supervision.launcher:
         say(f"scale={config.scale.name}: ranks are forked by {scaled.supervision.launcher}; add supervision=torchrun for the default launcher")
-    config = _apply_variant(replace(scaled, failure=fitting(scaled.failure, typed)), typed)
+    config = _apply_variant(replace(scaled, failure=prune_unused_keys(scaled.failure, typed)), typed)
     check(config)
     return config
 

@@ -13,7 +13,7 @@ KEY = "elastic.schedule"
 Say = Callable[[str], None]
 
 
-def settled(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+def normalize_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     """`config` with its schedule in plain form: `world_size` is the size of the first step, the schedule holds the changes alone, in order.
 
     Two ways to write the same sizes make the same run. ConfigError for a step or a size that cannot be, and for a typed `world_size` that the
@@ -100,7 +100,7 @@ def share(window: int, rank: int, world_size: int, replicas: int = 0) -> range:
     return range(mine.start * window // units, mine.stop * window // units)
 
 
-def lowered(config: RunConfig, say: Say) -> RunConfig:
+def round_down_world_sizes(config: RunConfig, say: Say) -> RunConfig:
     """Where `elastic.on_indivisible` is `lower`: every size that does not fit is the next lower one that does, and said."""
     if config.elastic.on_indivisible != "lower":
         return config

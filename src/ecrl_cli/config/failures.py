@@ -34,7 +34,7 @@ def check_failures(config: RunConfig) -> None:
         raise ConfigError(KEY, f"failures are listed, but failure.kind is {failure.kind}", "add failure=listed or leave them out")
 
 
-def fitting(failure: FailureConfig, typed: frozenset[str]) -> FailureConfig:
+def prune_unused_keys(failure: FailureConfig, typed: frozenset[str]) -> FailureConfig:
     """`failure` as the kind that was typed over a suite's or a matrix's plan takes it: what that plan holds for other kinds is left out."""
     if failure.kind == "none" or not typed & {"failure", "failure.kind"}:
         return failure

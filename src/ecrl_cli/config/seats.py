@@ -11,7 +11,7 @@ def may_shrink(config: RunConfig) -> bool:
     return config.supervision.nodes > 1 and config.supervision.on_node_loss == "shrink"
 
 
-def seated(config: RunConfig, nodes: int) -> tuple[int, int]:
+def place_ranks(config: RunConfig, nodes: int) -> tuple[int, int]:
     """(world size, nodes in use): as many of the wanted ranks as `nodes` >= 1 nodes hold, equally many on each and no node more than it was
     meant to, sharing the batch as it must be shared. Fewer ranks than wanted only where nodes are missing."""
     wanted, each = min(config.supervision.nodes, nodes), config.world_size // config.supervision.nodes

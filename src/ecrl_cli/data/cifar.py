@@ -9,7 +9,7 @@ from torchvision import datasets
 
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data import preflight
-from ecrl_cli.data.sample_set import ArraySet, Labels, Traits
+from ecrl_cli.data.sample_set import ArraySet, DatasetInfo, Labels
 from ecrl_cli.errors import DatasetError
 
 
@@ -23,7 +23,7 @@ class CIFAR10WithIDs(ArraySet):
     """The 50,000 training images, or as many as a copy has (`checksum=none`: it is unpickled unchecked, so it must be one you trust)."""
 
     loader: Any = _without_sums(datasets.CIFAR10)
-    look = Traits("cifar10", classes=10, shape=(3, 32, 32), mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+    look = DatasetInfo("cifar10", classes=10, shape=(3, 32, 32), mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 
     def __init__(self, config: DatasetConfig) -> None:
         preflight.check(config)
@@ -37,7 +37,7 @@ class CIFAR100WithIDs(CIFAR10WithIDs):
     """As CIFAR-10, with the 100 fine labels."""
 
     loader = _without_sums(datasets.CIFAR100)
-    look = Traits("cifar100", classes=100, shape=(3, 32, 32), mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
+    look = DatasetInfo("cifar100", classes=100, shape=(3, 32, 32), mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
 
 
 def _read(loader: Any, config: DatasetConfig) -> Any:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from ecrl_cli.config.schema import DatasetConfig
-from ecrl_cli.data.sample_set import ArraySet, Traits
+from ecrl_cli.data.sample_set import ArraySet, DatasetInfo
 
 # Mean and deviation of all 1797 images; no flip: a mirrored digit is another digit or none.
-TRAITS = Traits("digits", classes=10, shape=(1, 8, 8), mean=(0.3053,), std=(0.3760,), peak=16, flip=False)
+TRAITS = DatasetInfo("digits", classes=10, shape=(1, 8, 8), mean=(0.3053,), std=(0.3760,), peak=16, flip=False)
 
 
 FILE = Path(__file__).with_name("digits.csv.gz")  # 1797 rows of 64 pixels and a label, as scikit-learn distributes them

@@ -7,7 +7,7 @@ import torch
 from torchvision import datasets
 
 from ecrl_cli.config.schema import DatasetConfig
-from ecrl_cli.data.sample_set import Ids, Labels, Pixels, SampleSet, Traits
+from ecrl_cli.data.sample_set import DatasetInfo, Ids, Labels, Pixels, SampleSet
 
 
 class FakeDataWithIDs(SampleSet):
@@ -20,7 +20,7 @@ class FakeDataWithIDs(SampleSet):
     def __init__(self, config: DatasetConfig) -> None:
         shape = (config.channels, config.image_size, config.image_size)
         half = (0.5,) * config.channels
-        self.traits = Traits("fake", config.classes, shape, mean=half, std=half)
+        self.traits = DatasetInfo("fake", config.classes, shape, mean=half, std=half)
         self._inner = datasets.FakeData(config.size, shape, config.classes)
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from torchvision import datasets, transforms
 
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data import preflight
-from ecrl_cli.data.sample_set import Ids, Labels, Pixels, SampleSet, Traits
+from ecrl_cli.data.sample_set import DatasetInfo, Ids, Labels, Pixels, SampleSet
 from ecrl_cli.errors import DatasetError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -23,7 +23,7 @@ class ImageFolderWithIDs(SampleSet):
         preflight.check(config)
         side = config.image_size
         self._inner = datasets.ImageFolder(str(preflight.image_folder(config)), transform=transforms.Resize((side, side)))
-        self.traits = Traits("imagefolder", len(self._inner.classes), (3, side, side), IMAGENET_MEAN, IMAGENET_STD)
+        self.traits = DatasetInfo("imagefolder", len(self._inner.classes), (3, side, side), IMAGENET_MEAN, IMAGENET_STD)
 
     def __len__(self) -> int:
         return len(self._inner)

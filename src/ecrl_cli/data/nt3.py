@@ -9,7 +9,7 @@ import pandas as pd
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data import preflight
 from ecrl_cli.data.official import NT3_FILES
-from ecrl_cli.data.sample_set import ArraySet, Traits
+from ecrl_cli.data.sample_set import ArraySet, DatasetInfo
 from ecrl_cli.errors import DatasetError
 
 CLASSES = 2
@@ -26,7 +26,7 @@ class NT3WithIDs(ArraySet):
         peaks = np.maximum(*(np.abs(each).max(axis=0) for each in profiles))
         index = list(NT3_FILES).index(split)
         scaled = profiles[index] / np.where(peaks > 0, peaks, np.float32(1))
-        traits = Traits("nt3", CLASSES, (1, 1, scaled.shape[1]), mean=(0.0,), std=(1.0,), peak=1, flip=False)
+        traits = DatasetInfo("nt3", CLASSES, (1, 1, scaled.shape[1]), mean=(0.0,), std=(1.0,), peak=1, flip=False)
         super().__init__(traits, scaled.reshape(-1, 1, 1, scaled.shape[1]), labels[index])
 
 

@@ -16,7 +16,7 @@ Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Traits:
+class DatasetInfo:
     """`shape`: (channels, height, width). `mean`, `std`: per channel, of pixels divided by `peak`.
 
     `flip`: whether a mirror image shows the same class.
@@ -34,7 +34,7 @@ class Traits:
 class SampleSet(ABC):
     """A training set whose samples are known by their index, never renumbered. Reading one draws from no global RNG."""
 
-    traits: Traits
+    traits: DatasetInfo
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -52,7 +52,7 @@ class SampleSet(ABC):
 class ArraySet(SampleSet):
     """A data set that lies in memory as two arrays: pixels (size, c, h, w) and labels (size)."""
 
-    def __init__(self, traits: Traits, pixels: Pixels, labels: Labels) -> None:
+    def __init__(self, traits: DatasetInfo, pixels: Pixels, labels: Labels) -> None:
         self.traits, self._pixels, self._labels = traits, pixels, labels
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class ArraySet(SampleSet):
         return self._pixels[ids], self._labels[ids]
 
 
-def normalised(pixels: Pixels, traits: Traits) -> npt.NDArray[np.float32]:
+def normalised(pixels: Pixels, traits: DatasetInfo) -> npt.NDArray[np.float32]:
     """(pixels / peak - mean) / std as float32, elementwise: a sample's bits do not depend on its batch."""
     mean, std = (np.array(values, dtype=np.float32).reshape(1, -1, 1, 1) for values in (traits.mean, traits.std))
     x = pixels.astype(np.float32, order="C")  # a decoded picture may come channels last: the bytes hashed must lie as the tensor's

@@ -9,7 +9,7 @@ from PIL import Image
 
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data import preflight
-from ecrl_cli.data.sample_set import Ids, Labels, Pixels, SampleSet, Traits
+from ecrl_cli.data.sample_set import DatasetInfo, Ids, Labels, Pixels, SampleSet
 from ecrl_cli.errors import DatasetError
 
 SIDE = 64
@@ -24,7 +24,7 @@ class TinyImageNetWithIDs(SampleSet):
         folder = preflight.tiny_folder(config)
         wnids = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
         self._samples = _training(folder, wnids) if split == "train" else _validation(folder, wnids)
-        self.traits = Traits("tinyimagenet", len(wnids), (3, SIDE, SIDE), MEAN, STD)
+        self.traits = DatasetInfo("tinyimagenet", len(wnids), (3, SIDE, SIDE), MEAN, STD)
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, TRAIN
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 
 MAX_FLIPS = 8  # bytes
 LEFT_TO_CHOOSE = 2  # valid checkpoints, or none is damaged: there must be one to fall back to
@@ -47,7 +47,7 @@ def inflict(damage: Damage) -> None:
     assert after == data and after != before, f"{damage.file} was not changed"
 
 
-def at_rest(scene: Scene) -> None:
+def at_rest(scene: InjectionContext) -> None:
     """The supervisor chooses the checkpoint and the damage itself: the claim says what it hits."""
     raise AssertionError(f"{scene.entry.kind} has no blow of its own")
 
@@ -64,4 +64,4 @@ def too_early(step: int, config: RunConfig) -> str | None:
     return f"at step {step} there is no earlier checkpoint to fall back to with checkpoint.every={every}: strike at step {2 * every} or behind it"
 
 
-STRIKE = Strike("is damaged", ("rest",), at_rest, ends=False, subject="the newest checkpoint", available=available)
+STRIKE = FaultKind("is damaged", ("rest",), at_rest, ends=False, subject="the newest checkpoint", available=available)

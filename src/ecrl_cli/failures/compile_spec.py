@@ -9,7 +9,7 @@ from ecrl_cli.config.fault_spec import KEY, Entry, parse
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.bit_rot import too_early
-from ecrl_cli.failures.fault_kind import Strike
+from ecrl_cli.failures.fault_kind import FaultKind
 from ecrl_cli.failures.registry import STRIKES
 from ecrl_cli.failures.storage_faults import HALF, wrong_point
 from ecrl_cli.records.events import PlannedFailure
@@ -76,7 +76,7 @@ def _check_due(entry: Entry, moment: str, config: RunConfig) -> None:
         raise _refused(entry, config, "steps", fact, f"strike earlier or lower checkpoint.{key}")
 
 
-def _victims(entry: Entry, strike: Strike, moment: str, config: RunConfig) -> tuple[int, ...]:
+def _victims(entry: Entry, strike: FaultKind, moment: str, config: RunConfig) -> tuple[int, ...]:
     there = ranks_at(config, entry.step) if moment != "wall" else min(sizes(config))
     if entry.what == "partition" and there < 2:
         raise _refused(entry, config, "kind", f"partition needs two ranks to part, {there} there at step {entry.step}", "strike where there are more")
@@ -124,7 +124,7 @@ def _point(entry: Entry, moment: str, config: RunConfig) -> str:
     return entry.point or HALF
 
 
-def _seconds(entry: Entry, strike: Strike, moment: str, config: RunConfig) -> float:
+def _seconds(entry: Entry, strike: FaultKind, moment: str, config: RunConfig) -> float:
     if moment == "wall":
         return entry.after_s or 0.0
     if entry.seconds is not None and not strike.seconds:

@@ -6,14 +6,14 @@ import os
 from typing import NoReturn
 
 from ecrl_cli.config.fault_spec import IN_STEP, STARTING
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 
 EXIT_CODE = 137
 
 
-def blow(scene: Scene) -> NoReturn:
+def blow(scene: InjectionContext) -> NoReturn:
     del scene
     os._exit(EXIT_CODE)
 
 
-STRIKE = Strike("exits with code 137 after a flush", (*IN_STEP, "capture", *STARTING), blow, flushes=True)
+STRIKE = FaultKind("exits with code 137 after a flush", (*IN_STEP, "capture", *STARTING), blow, flushes=True)

@@ -10,11 +10,11 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
-SPARING = ("slow_rank", "slow_disk", "enospc", "eio", "corrupt")  # kinds of which no attempt ends
+NON_FATAL = ("slow_rank", "slow_disk", "enospc", "eio", "corrupt")  # kinds of which no attempt ends
 
 
 @dataclass(frozen=True)
-class Scene:
+class InjectionContext:
     """What a blow may use. `peers`: by rank, the processes of those that go with the victim. `output`: of the module whose forward is struck."""
 
     layout: RunLayout
@@ -30,7 +30,7 @@ def always(config: RunConfig) -> str | None:
 
 
 @dataclass(frozen=True)
-class Strike:
+class FaultKind:
     """`text`: what happens, behind its subject; `{seconds}` stands for how long. `moments`: when it can strike, its own first.
 
     `blow`: does it; what it returns takes the place of a struck module's output. `ends`: whether the victim goes no further: only then may
@@ -41,7 +41,7 @@ class Strike:
 
     text: str
     moments: tuple[str, ...]
-    blow: Callable[[Scene], Any]
+    inject: Callable[[InjectionContext], Any]
     ends: bool = True
     flushes: bool = False
     several: bool = False

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ecrl_cli.config.codec import decode
-from ecrl_cli.records.events import Fired
+from ecrl_cli.records.events import InjectedFault
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.safe_read import parsed, read_whole
 from ecrl_cli.storage.files import create_once, sync_directory
 
 
-def claim(layout: RunLayout, fired: Fired) -> bool:
+def claim(layout: RunLayout, fired: InjectedFault) -> bool:
     """Take entry `fired.index` for this process, durably; False where any process of any attempt took it before."""
     layout.fired.mkdir(exist_ok=True)
     sync_directory(layout.root)  # also where it exists: who made it may have died before this
@@ -23,14 +23,14 @@ def fired_indices(layout: RunLayout) -> frozenset[int]:
     return frozenset(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def read_fired(layout: RunLayout) -> tuple[Fired, ...]:
+def read_fired(layout: RunLayout) -> tuple[InjectedFault, ...]:
     """What each claim says, in order of the plan; one whose content is cut off is left out."""
     found = (_read(layout, index) for index in sorted(fired_indices(layout)))
     return tuple(fired for fired in found if fired)
 
 
-def _read(layout: RunLayout, index: int) -> Fired | None:
+def _read(layout: RunLayout, index: int) -> InjectedFault | None:
     try:
-        return decode(Fired, parsed(read_whole(layout.fired_entry(index))))
+        return decode(InjectedFault, parsed(read_whole(layout.fired_entry(index))))
     except (ValueError, KeyError, TypeError):
         return None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
-from ecrl_cli.failures.fault_kind import Scene
+from ecrl_cli.failures.fault_kind import InjectionContext
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.registry import STRIKES
 from ecrl_cli.failures.storage_faults import FAULTS, SLOW_SAVES
 from ecrl_cli.linux.clock import monotonic, wall
-from ecrl_cli.records.events import Fired, PlannedFailure
+from ecrl_cli.records.events import InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fault_injecting_fs import FaultyFs
 from ecrl_cli.storage.fs import Buffer, Fs
@@ -21,10 +21,10 @@ from ecrl_cli.storage.fs import Buffer, Fs
 def store_for(root: Path, config: StoreConfig, layout: RunLayout, pending: tuple[PlannedFailure, ...]) -> CheckpointStore:
     """The plain store, unless one of the `pending` failures strikes a save."""
     planned = tuple(entry for entry in pending if entry.moment == "save")
-    return PlannedStore(root, config, layout, planned) if planned else CheckpointStore(root, config)
+    return FaultyRunStore(root, config, layout, planned) if planned else CheckpointStore(root, config)
 
 
-class PlannedFs(FaultyFs):
+class FaultyRunFs(FaultyFs):
     """Fails calls, and takes `delay_s` longer over each write and sync."""
 
     def __init__(self, behind: Fs) -> None:
@@ -44,18 +44,18 @@ class PlannedFs(FaultyFs):
         super().fsyncdir(path)
 
 
-class PlannedStore(CheckpointStore):
+class FaultyRunStore(CheckpointStore):
     """Each save meets at most one of `planned`, the first in order that is due and that nobody has claimed."""
 
     def __init__(self, root: Path, config: StoreConfig, layout: RunLayout, planned: tuple[PlannedFailure, ...]) -> None:
         super().__init__(root, config)
         self._layout, self._left = layout, list(planned)
-        self._faulty = PlannedFs(self.fs)
+        self._faulty = FaultyRunFs(self.fs)
         self.fs, self.points = self._faulty, self._reached
         self._entry: PlannedFailure | None = None
         self._saving, self._slow = (0, 0), 0  # (step, attempt); saves that are still to be slow
 
-    def save(self, image: Image, attempt: int) -> Saved:
+    def save(self, image: CheckpointImage, attempt: int) -> Saved:
         self._saving = (image.stamp.global_step, attempt)
         self._faulty.arm(None)
         self._slow = max(0, self._slow - 1)
@@ -75,11 +75,11 @@ class PlannedStore(CheckpointStore):
         self._entry = None
         self._left.remove(entry)
         step, attempt = self._saving
-        if not claim(self._layout, Fired(entry.index, entry.kind, entry.rank, entry.global_step, attempt, monotonic(), wall(), step)):
+        if not claim(self._layout, InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, attempt, monotonic(), wall(), step)):
             return
         if entry.kind in FAULTS:
             self._faulty.arm(FAULTS[entry.kind])
         elif entry.seconds:
             self._faulty.delay_s, self._slow = entry.seconds, SLOW_SAVES
         else:
-            STRIKES[entry.kind].blow(Scene(self._layout, entry))
+            STRIKES[entry.kind].inject(InjectionContext(self._layout, entry))

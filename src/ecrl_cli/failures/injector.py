@@ -8,12 +8,12 @@ from typing import Any
 
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.failures import step_hooks
-from ecrl_cli.failures.fault_kind import Scene
+from ecrl_cli.failures.fault_kind import InjectionContext
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.registry import STRIKES
 from ecrl_cli.linux.clock import monotonic, wall
-from ecrl_cli.records.attempt_spec import LaunchOrder
-from ecrl_cli.records.events import Fired, PlannedFailure
+from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.records.events import InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
 _INSIDE = ("forward", "backward", "optimizer")
@@ -32,7 +32,7 @@ class Injector:
         self.meets = any(entry.others for entry in pending)
         self._peers: dict[int, int] = {}
         self._claimed: set[int] = set()
-        self._armed: list[tuple[PlannedFailure, step_hooks.Armed]] = []
+        self._armed: list[tuple[PlannedFailure, step_hooks.ArmedFault]] = []
         self._model: Any = None
         self._optimizer: Any = None
         self._pack: Any = None
@@ -41,7 +41,7 @@ class Injector:
         """The processes of all ranks, in order; asked for where one rank strikes several (`meets`)."""
         self._peers = dict(enumerate(pids))
 
-    def at_start(self, moment: str, order: LaunchOrder) -> None:
+    def at_start(self, moment: str, order: AttemptSpec) -> None:
         """Before torch is imported (start), before the rank meets the others (rendezvous), or loads (load)."""
         for entry in self._starting:
             if entry.moment == moment and order.max_step_seen >= entry.global_step:
@@ -87,7 +87,7 @@ class Injector:
         self._armed = []
 
     def _arm(self, entry: PlannedFailure, global_step: int) -> None:
-        armed = step_hooks.Armed(partial(self._strike, entry, global_step))
+        armed = step_hooks.ArmedFault(partial(self._strike, entry, global_step))
         self._armed.append((entry, armed))
         if entry.moment == "capture":
             step_hooks.in_capture(armed, self._pack)
@@ -104,9 +104,9 @@ class Injector:
         """Claim the entry and do what it says; nothing where another process, or an earlier attempt, has claimed it."""
         if entry.index in self._claimed or self._claim(entry, at_step):
             self._claimed.add(entry.index)
-            return STRIKES[entry.kind].blow(Scene(self._layout, entry, self._peers, output))
+            return STRIKES[entry.kind].inject(InjectionContext(self._layout, entry, self._peers, output))
         return None
 
     def _claim(self, entry: PlannedFailure, at_step: int) -> bool:
-        fired = Fired(entry.index, entry.kind, self._rank, entry.global_step, self._attempt, monotonic(), wall(), at_step)
+        fired = InjectedFault(entry.index, entry.kind, self._rank, entry.global_step, self._attempt, monotonic(), wall(), at_step)
         return claim(self._layout, fired)

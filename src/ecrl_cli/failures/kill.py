@@ -6,13 +6,13 @@ import signal
 from typing import NoReturn
 
 from ecrl_cli.config.fault_spec import IN_STEP, STARTING
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 from ecrl_cli.failures.signals import to_victims
 
 
-def blow(scene: Scene) -> NoReturn:
+def blow(scene: InjectionContext) -> NoReturn:
     to_victims(scene, signal.SIGKILL)
     raise AssertionError("survived SIGKILL")
 
 
-STRIKE = Strike("is killed by SIGKILL, without a flush", (*IN_STEP, "capture", *STARTING, "wall"), blow, several=True)
+STRIKE = FaultKind("is killed by SIGKILL, without a flush", (*IN_STEP, "capture", *STARTING, "wall"), blow, several=True)

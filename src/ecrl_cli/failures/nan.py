@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 
 
-def blow(scene: Scene) -> Any:
+def blow(scene: InjectionContext) -> Any:
     return scene.output * float("nan")
 
 
-STRIKE = Strike("computes a NaN loss", ("forward",), blow, ends=False)
+STRIKE = FaultKind("computes a NaN loss", ("forward",), blow, ends=False)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 from ecrl_cli.linux.netns import set_loopback
 
 
-def blow(scene: Scene) -> None:
+def blow(scene: InjectionContext) -> None:
     del scene
     set_loopback(up=False)
 
@@ -18,4 +18,4 @@ def available(config: RunConfig) -> str | None:
     return None if config.world_size > 1 else "kind partition needs two ranks to part, world_size is 1"
 
 
-STRIKE = Strike("loses the network to all others", ("boundary", "forward", "backward", "load"), blow, ends=False, available=available)
+STRIKE = FaultKind("loses the network to all others", ("boundary", "forward", "backward", "load"), blow, ends=False, available=available)

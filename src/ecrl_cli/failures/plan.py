@@ -12,7 +12,7 @@ from ecrl_cli.config.limits import MOST_FAILURES
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, RecordError
 from ecrl_cli.failures.compile_spec import planned
-from ecrl_cli.failures.fault_kind import SPARING
+from ecrl_cli.failures.fault_kind import NON_FATAL
 from ecrl_cli.failures.registry import KINDS, STRIKES
 from ecrl_cli.failures.remaining_ranks import check_sizes
 from ecrl_cli.records.events import PlannedFailure
@@ -70,7 +70,7 @@ def _check_occasion(entry: PlannedFailure, found: tuple[PlannedFailure, ...], co
     """What strikes where an attempt begins behind a step needs something that begins one there: else it never could."""
     if entry.moment not in ("rest", *STARTING) or not entry.global_step:
         return
-    others = (each for each in found if each is not entry and each.kind not in SPARING and each.moment != "rest")
+    others = (each for each in found if each is not entry and each.kind not in NON_FATAL and each.moment != "rest")
     ends = any(each.moment == "wall" or each.global_step >= entry.global_step for each in others)
     if not ends and not any(step >= entry.global_step for step in config.elastic.schedule):
         fact = f"{entry.kind} at {entry.moment} waits for an attempt that begins behind step {entry.global_step}, and nothing ends one there"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import NoReturn
 
 from ecrl_cli.config.fault_spec import STARTING
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 
 
 class PlannedError(RuntimeError):
     """Raised on purpose by failure=raise."""
 
 
-def blow(scene: Scene) -> NoReturn:
+def blow(scene: InjectionContext) -> NoReturn:
     raise PlannedError(f"planned failure {scene.entry.index + 1}")
 
 
-STRIKE = Strike("raises an exception", ("forward", "boundary", "backward", "optimizer", "capture", *STARTING), blow)
+STRIKE = FaultKind("raises an exception", ("forward", "boundary", "backward", "optimizer", "capture", *STARTING), blow)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 
 ASKED = 2**34  # bytes; never handed out
 _SPARE = 2**26  # what the process may still take: enough to say why it ends
 
 
-def blow(scene: Scene) -> None:
+def blow(scene: InjectionContext) -> None:
     """Raises what the allocator raises; the limit is lifted again, so that the rank can say so."""
     del scene
     # Here, where a rank strikes: the plan is made by a supervisor that has no torch.
@@ -40,4 +40,4 @@ def _exhaust_device() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-STRIKE = Strike("runs out of memory", ("forward", "backward", "load"), blow)
+STRIKE = FaultKind("runs out of memory", ("forward", "backward", "load"), blow)

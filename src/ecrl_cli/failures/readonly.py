@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "symlink", "truncate")
 
 
-def blow(scene: Scene) -> None:
+def blow(scene: InjectionContext) -> None:
     seal(scene.layout.root)
 
 
@@ -62,4 +62,4 @@ def available(config: RunConfig) -> str | None:
     return "kind readonly always strikes rank 0, which writes; leave the rank out" if config.failure.rank else None
 
 
-STRIKE = Strike("finds the run directory read-only", ("boundary",), blow, ends=False, available=available)
+STRIKE = FaultKind("finds the run directory read-only", ("boundary",), blow, ends=False, available=available)

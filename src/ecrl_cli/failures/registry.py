@@ -23,18 +23,18 @@ from ecrl_cli.failures import (
     term,
 )
 from ecrl_cli.failures import exit as planned_exit
-from ecrl_cli.failures.fault_kind import Strike, always
+from ecrl_cli.failures.fault_kind import FaultKind, always
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaultPlanner:
     """What `failure.kind` can name: whom it takes when. `available`: why it cannot be planned for this configuration, or None."""
 
     entries: Callable[[RunConfig], tuple[Entry, ...]]
     available: Callable[[RunConfig], str | None] = always
 
 
-STRIKES: dict[str, Strike] = {
+STRIKES: dict[str, FaultKind] = {
     "exit": planned_exit.STRIKE,
     "kill": kill.STRIKE,
     "term": term.STRIKE,
@@ -53,5 +53,5 @@ STRIKES: dict[str, Strike] = {
     "supervisor": supervisor_and_network_faults.STRIKE,
 }
 
-_AS_TYPED = Kind(lambda config: typed_entries(config.failure))
-KINDS: dict[str, Kind] = {**dict.fromkeys((*STRIKES, "backward", "listed"), _AS_TYPED), "mtbf": Kind(mtbf.entries, mtbf.available)}
+_AS_TYPED = FaultPlanner(lambda config: typed_entries(config.failure))
+KINDS: dict[str, FaultPlanner] = {**dict.fromkeys((*STRIKES, "backward", "listed"), _AS_TYPED), "mtbf": FaultPlanner(mtbf.entries, mtbf.available)}

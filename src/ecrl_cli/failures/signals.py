@@ -6,10 +6,10 @@ import contextlib
 import os
 import signal
 
-from ecrl_cli.failures.fault_kind import Scene
+from ecrl_cli.failures.fault_kind import InjectionContext
 
 
-def to_victims(scene: Scene, number: int) -> None:
+def to_victims(scene: InjectionContext, number: int) -> None:
     """`number` to the ranks that go with this one, to their agent where the whole node goes, then to this process."""
     others = [scene.peers[rank] for rank in scene.entry.others if rank in scene.peers]
     for pid in [*others, *([os.getppid()] if scene.entry.node else [])]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 
 LASTS = 10  # steps
 
 
-def blow(scene: Scene) -> None:
+def blow(scene: InjectionContext) -> None:
     time.sleep(scene.entry.seconds)
 
 
-STRIKE = Strike(f"takes {{seconds:g}} s longer over each of {LASTS} steps", ("forward",), blow, ends=False, seconds=0.05, lasts=LASTS)
+STRIKE = FaultKind(f"takes {{seconds:g}} s longer over each of {LASTS} steps", ("forward",), blow, ends=False, seconds=0.05, lasts=LASTS)

@@ -13,7 +13,7 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
-class Armed:
+class ArmedFault:
     """Some hooks that strike once, whichever of them comes first. `waiting` until then."""
 
     def __init__(self, blow: Blow) -> None:
@@ -36,7 +36,7 @@ class Armed:
         self._handles = []
 
 
-def in_forward(armed: Armed, model: Any, share: float) -> None:
+def in_forward(armed: ArmedFault, model: Any, share: float) -> None:
     """When the module that lies `share` of the way through the model has computed, or the first called behind it; at the latest, the model."""
     leaves = [module for module in model.modules() if not any(True for _ in module.children())]
     for module in leaves[math.floor(share * len(leaves)) :]:
@@ -44,12 +44,12 @@ def in_forward(armed: Armed, model: Any, share: float) -> None:
     armed.hold(model.register_forward_hook(lambda module, given, output: armed.strike()))
 
 
-def on_output(armed: Armed, model: Any) -> None:
+def on_output(armed: ArmedFault, model: Any) -> None:
     """When the model has computed; what the blow gives takes the place of its output."""
     armed.hold(model.register_forward_hook(lambda module, given, output: armed.strike(output)))
 
 
-def in_backward(armed: Armed, model: Any, optimizer: Any, share: float) -> None:
+def in_backward(armed: ArmedFault, model: Any, optimizer: Any, share: float) -> None:
     """When `share` of the gradients have been accumulated, at least one; at the latest, before the update."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     left = max(1, math.ceil(share * len(parameters)))
@@ -65,7 +65,7 @@ def in_backward(armed: Armed, model: Any, optimizer: Any, share: float) -> None:
     armed.hold(optimizer.register_step_pre_hook(lambda *given: armed.strike()))
 
 
-def in_update(armed: Armed, optimizer: Any, share: float) -> None:
+def in_update(armed: ArmedFault, optimizer: Any, share: float) -> None:
     """When `share` of the parameters have been updated: the optimizer is shown no others. Only for blows behind which nothing goes on."""
     whole = [group["params"] for group in optimizer.param_groups]
 
@@ -90,7 +90,7 @@ class Replaced:
         delattr(self._owner, self._name)
 
 
-def in_capture(armed: Armed, pack: Any) -> None:
+def in_capture(armed: ArmedFault, pack: Any) -> None:
     """When the ranks have given each other what the checkpoint needs of them, and nothing is copied yet."""
     gather = pack.gather
 

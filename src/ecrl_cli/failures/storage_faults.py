@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from ecrl_cli.checkpoint.format.names import CRASH_POINTS, TRAIN
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 from ecrl_cli.storage.fault_injecting_fs import Fault
 
 HALF = "half_part"  # the default point: half of the first part is written
@@ -22,13 +22,13 @@ _SYNCS_FOLLOW = POINTS[: POINTS.index("after_rename") + 1]
 _TRASH = ("before_trash", "half_trash", "after_trash")
 
 
-def kill_writer(scene: Scene) -> NoReturn:
+def kill_writer(scene: InjectionContext) -> NoReturn:
     del scene
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("survived SIGKILL")
 
 
-def armed(scene: Scene) -> None:
+def armed(scene: InjectionContext) -> None:
     """Nothing to do here: the store's file system has the fault, or the delay."""
 
 
@@ -75,10 +75,10 @@ def _absent(name: str, config: RunConfig) -> str:
     return ""
 
 
-WRITER = Strike("is killed by SIGKILL", ("save",), kill_writer, subject="whoever writes", available=available)
-ENOSPC = Strike("meets a full disk (ENOSPC)", ("save",), armed, False, subject="the save", available=available)
-EIO = Strike("meets a sync that fails (EIO)", ("save",), armed, False, subject="the save", available=syncs)
-SLOW_DISK = Strike(
+WRITER = FaultKind("is killed by SIGKILL", ("save",), kill_writer, subject="whoever writes", available=available)
+ENOSPC = FaultKind("meets a full disk (ENOSPC)", ("save",), armed, False, subject="the save", available=available)
+EIO = FaultKind("meets a sync that fails (EIO)", ("save",), armed, False, subject="the save", available=syncs)
+SLOW_DISK = FaultKind(
     f"and the {SLOW_SAVES - 1} behind it take {{seconds:g}} s longer over each write and sync",
     ("save",),
     armed,

@@ -6,11 +6,11 @@ import signal
 
 from ecrl_cli.config.fault_spec import IN_STEP
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 from ecrl_cli.failures.signals import supervisor_pid, to_process
 
 
-def blow(scene: Scene) -> None:
+def blow(scene: InjectionContext) -> None:
     """In a rank: does not return, because the kernel takes the rank down with its supervisor."""
     del scene
     to_process(supervisor_pid(), signal.SIGKILL)
@@ -22,4 +22,4 @@ def available(config: RunConfig) -> str | None:
     return "kind supervisor strikes from a rank beside it, supervision.nodes > 1" if config.supervision.nodes > 1 else None
 
 
-STRIKE = Strike("is killed by SIGKILL", (*IN_STEP, "capture", "load", "rest", "wall"), blow, subject="the supervisor", available=available)
+STRIKE = FaultKind("is killed by SIGKILL", (*IN_STEP, "capture", "load", "rest", "wall"), blow, subject="the supervisor", available=available)

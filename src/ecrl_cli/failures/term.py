@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import Scene, Strike
+from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
 from ecrl_cli.failures.signals import supervisor_pid, to_process
 
 
-def blow(scene: Scene) -> None:
+def blow(scene: InjectionContext) -> None:
     del scene
     to_process(supervisor_pid(), signal.SIGTERM)
 
@@ -21,4 +21,4 @@ def available(config: RunConfig) -> str | None:
 
 
 _MOMENTS = ("boundary", "forward", "backward", "load", "wall")
-STRIKE = Strike("is told to stop by SIGTERM", _MOMENTS, blow, ends=False, subject="the supervisor", available=available)
+STRIKE = FaultKind("is told to stop by SIGTERM", _MOMENTS, blow, ends=False, subject="the supervisor", available=available)

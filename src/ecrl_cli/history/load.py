@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.errors import RecordError
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import (
     SCHEMA_VERSION,
     CheckpointLine,
     DatasetRecord,
-    Final,
-    Fired,
+    FinalState,
+    InjectedFault,
     PlannedFailure,
     RankLine,
     Span,
@@ -26,7 +26,7 @@ from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.run_config import StoredConfig, journal_bytes, read_run_config
 from ecrl_cli.records.state_digests import DigestInterval
-from ecrl_cli.records.survivor_records import LedgerLine, Testimony
+from ecrl_cli.records.survivor_records import LostSamples, SurvivorReport
 
 T = TypeVar("T")
 NOTHING: Lines[Any] = Lines((), (), 0)
@@ -49,18 +49,18 @@ class AttemptRecords:
     ranks: dict[int, Lines[RankLine]]
     checkpoints: Lines[CheckpointLine]
     spans: Lines[Span]
-    final: Final | None
-    order: LaunchOrder | None
-    testimonies: dict[int, Lines[Testimony]] = field(default_factory=dict)
-    ledgers: dict[int, Lines[LedgerLine]] = field(default_factory=dict)
+    final: FinalState | None
+    order: AttemptSpec | None
+    testimonies: dict[int, Lines[SurvivorReport]] = field(default_factory=dict)
+    ledgers: dict[int, Lines[LostSamples]] = field(default_factory=dict)
 
     @property
-    def testimony(self) -> Testimony | None:
+    def testimony(self) -> SurvivorReport | None:
         """What the lowest rank that outlived others says; they all say the same, or the judge names it."""
         return next((lines.events[0] for _, lines in sorted(self.testimonies.items()) if lines.events), None)
 
     @property
-    def ledger(self) -> tuple[LedgerLine, ...]:
+    def ledger(self) -> tuple[LostSamples, ...]:
         """The ledger as the lowest rank that has one wrote it; each has the whole of it."""
         return next((lines.events for _, lines in sorted(self.ledgers.items())), ())
 
@@ -74,7 +74,7 @@ class RunRecords:
     supervisor: SupervisorRecord | None
     dataset: DatasetRecord | None
     plan: tuple[PlannedFailure, ...] | None
-    fired: tuple[Fired, ...]
+    fired: tuple[InjectedFault, ...]
     attempts: tuple[AttemptRecords, ...]
     unread: tuple[Unread, ...]
     digest_interval: DigestInterval | None = None
@@ -84,7 +84,7 @@ class RunRecords:
         return next((a for a in self.attempts if a.attempt == attempt), AttemptRecords(attempt, {}, NOTHING, NOTHING, None, None))
 
     @property
-    def final(self) -> Final | None:
+    def final(self) -> FinalState | None:
         """The record of the attempt that reached the target."""
         return next((a.final for a in reversed(self.attempts) if a.final), None)
 
@@ -131,18 +131,18 @@ class _Loader:
             ranks={rank: self.journal(paths.rank(rank), RankLine) for rank in self.first(paths.ranks(), self.most_ranks, paths.folder)},
             checkpoints=self.journal(paths.checkpoints, CheckpointLine),
             spans=self.journal(paths.spans(0), Span),
-            final=self.document(paths.final, lambda value: decode(Final, value)),
-            order=self.document(paths.launch, lambda value: decode(LaunchOrder, value)),
+            final=self.document(paths.final, lambda value: decode(FinalState, value)),
+            order=self.document(paths.launch, lambda value: decode(AttemptSpec, value)),
             testimonies={
-                rank: self.journal(paths.testimony(rank), Testimony) for rank in self.first(paths.testified(), self.most_ranks, paths.folder)
+                rank: self.journal(paths.testimony(rank), SurvivorReport) for rank in self.first(paths.testified(), self.most_ranks, paths.folder)
             },
-            ledgers={rank: self.journal(paths.ledger(rank), LedgerLine) for rank in self.first(paths.ledgered(), self.most_ranks, paths.folder)},
+            ledgers={rank: self.journal(paths.ledger(rank), LostSamples) for rank in self.first(paths.ledgered(), self.most_ranks, paths.folder)},
         )
 
-    def fired(self, most: int) -> tuple[Fired, ...]:
+    def fired(self, most: int) -> tuple[InjectedFault, ...]:
         files = sorted(self.layout.fired.glob("*.json")) if is_folder(self.layout.fired) else []
         files = self.first(files, most, self.layout.fired)
-        entries = (self.document(path, lambda value: decode(Fired, value)) for path in files)
+        entries = (self.document(path, lambda value: decode(InjectedFault, value)) for path in files)
         return tuple(entry for entry in entries if entry is not None)
 
     def first(self, there: list[T], most: int, folder: Path) -> list[T]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from ecrl_cli.history.lineage import Lineage, ancestry
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.survivor_records import LOST, SURVIVORS, LedgerLine
+from ecrl_cli.records.survivor_records import LOST, SURVIVORS, LostSamples
 
 History = tuple[tuple[int, ...], ...]
 
@@ -19,18 +19,18 @@ def successor(records: RunRecords, attempt: int) -> Attempt | None:
     return next((after for before, after in pairwise(attempts) if before.attempt == attempt), None)
 
 
-def stayed(a: Attempt) -> tuple[int, ...]:
+def surviving_ranks(a: Attempt) -> tuple[int, ...]:
     """The ranks that `a`'s processes had in the attempt before; none where every process was started for it."""
     return tuple(origin for rank, origin in enumerate(a.origins) if rank not in a.joined)
 
 
-def went_on(records: RunRecords, attempt: int) -> tuple[int, ...]:
+def continuing_ranks(records: RunRecords, attempt: int) -> tuple[int, ...]:
     """The ranks of `attempt` that are ranks of the one behind it, whatever they are called there."""
     after = successor(records, attempt)
-    return stayed(after) if after else ()
+    return surviving_ranks(after) if after else ()
 
 
-def lost_lines(records: RunRecords, path: Lineage) -> tuple[tuple[int, LedgerLine], ...]:
+def lost_lines(records: RunRecords, path: Lineage) -> tuple[tuple[int, LostSamples], ...]:
     """(attempt, line) of all that the ledgers name as lost of the steps of `path`."""
     return tuple(
         (segment.attempt, line)
@@ -69,7 +69,7 @@ def given_up(records: RunRecords, attempt: int) -> int:
     return int(begun > logs.testimony.global_step)
 
 
-def pasts(records: RunRecords) -> dict[int, History]:
+def membership_history(records: RunRecords) -> dict[int, History]:
     """By attempt: what its steps owe to survival - since when how many ranks shared the batch, and what was lost before.
 
     Steps done again come out the same where these are the same. Nothing where no attempt of the run went on with survivors.

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ecrl_cli.history.lineage import seen_before
 from ecrl_cli.history.load import AttemptRecords, RunRecords
-from ecrl_cli.records.events import CATEGORIES, Attempt, Session, Span
+from ecrl_cli.records.events import CATEGORIES, Attempt, Span, SupervisorSession
 from ecrl_cli.records.survivor_records import SURVIVED
 
 # What a process does before it can work; it has no part in a step.
@@ -18,7 +18,7 @@ PHASES = ("detect", "idle", *STARTUP)
 
 
 @dataclass(frozen=True)
-class Piece:
+class TimelineSlice:
     """`start` to `end` (monotonic seconds) was spent in `category`; `step` is 0 outside of any step.
 
     `attempt`: the one that spent it; idling counts for the attempt that follows.
@@ -39,7 +39,7 @@ class Timeline:
     `absent_s`: between two stays, on no clock.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TimelineSlice, ...]
     windows: tuple[tuple[float, float], ...]
     absent_s: float
 
@@ -61,7 +61,7 @@ class Timeline:
         """Wall time on no category's account; negative where time was counted twice."""
         return self.wall_s - math.fsum(self.seconds.values())
 
-    def overlaps(self, tolerance_s: float = 1e-6) -> list[tuple[Piece, Piece]]:
+    def overlaps(self, tolerance_s: float = 1e-6) -> list[tuple[TimelineSlice, TimelineSlice]]:
         """Pairs of neighbours that claim the same time."""
         ordered = sorted(self.pieces, key=lambda piece: (piece.session, piece.start, piece.end))
         neighbours = pairwise(ordered)
@@ -72,7 +72,7 @@ def timeline(records: RunRecords) -> Timeline:
     """The account of the whole run; empty where supervisor.json is missing."""
     sessions = records.supervisor.sessions if records.supervisor else ()
     seen = seen_before(records)
-    pieces: list[Piece] = []
+    pieces: list[TimelineSlice] = []
     windows: list[tuple[float, float]] = []
     for number, session in enumerate(sessions):
         attempts = [a for a in records.supervisor.attempts if a.session == number] if records.supervisor else []
@@ -111,7 +111,7 @@ def last_evidence(logs: AttemptRecords, records: RunRecords) -> float | None:
     return max(instants, default=None)
 
 
-def _session_end(records: RunRecords, session: Session, attempts: list[Attempt]) -> float:
+def _session_end(records: RunRecords, session: SupervisorSession, attempts: list[Attempt]) -> float:
     """The target's instant; else the supervisor's own end; else, where it was killed, the last that is known of its attempts."""
     finals = [final for final in (records.logs(a.attempt).final for a in attempts) if final]
     if finals:
@@ -122,7 +122,7 @@ def _session_end(records: RunRecords, session: Session, attempts: list[Attempt])
     return max([session.started_at, *known])
 
 
-def _session_pieces(records: RunRecords, attempts: list[Attempt], window: tuple[float, float], seen: dict[int, int]) -> Iterator[Piece]:
+def _session_pieces(records: RunRecords, attempts: list[Attempt], window: tuple[float, float], seen: dict[int, int]) -> Iterator[TimelineSlice]:
     session, (before, end) = attempts[0].session if attempts else 0, window
     for attempt in attempts:
         yield from _arrival(attempt, before, attempt.launched_at)
@@ -133,7 +133,7 @@ def _session_pieces(records: RunRecords, attempts: list[Attempt], window: tuple[
         yield from _piece("idle", before, end, attempts[-1].attempt + 1 if attempts else 0, session)
 
 
-def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, seen: int) -> Iterator[Piece]:
+def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, seen: int) -> Iterator[TimelineSlice]:
     """From the launch to the end of `attempt`: launch, rank 0's own spans up to the blow, detection (or idle where nothing died).
 
     The span that was open when rank 0 died is on no record: its time, of a step that was never committed, counts as detection too. A rank 0 that
@@ -160,7 +160,7 @@ def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, se
         yield from _piece("detect" if died else "idle", noticed_from, ended, number if died else number + 1, session)
 
 
-def _arrival(attempt: Attempt, start: float, end: float, otherwise: str = "idle") -> Iterator[Piece]:
+def _arrival(attempt: Attempt, start: float, end: float, otherwise: str = "idle") -> Iterator[TimelineSlice]:
     """The time before `attempt` could work: where its processes were there already, all of it went by because others had died."""
     if attempt.origins:
         yield from _piece("detect", start, end, attempt.attempt - 1, attempt.session)
@@ -184,12 +184,12 @@ def _spans(logs: AttemptRecords) -> list[Span]:
     return spans
 
 
-def _piece(category: str, start: float, end: float, attempt: int, session: int, step: int = 0) -> Iterator[Piece]:
+def _piece(category: str, start: float, end: float, attempt: int, session: int, step: int = 0) -> Iterator[TimelineSlice]:
     if end > start:
-        yield Piece(category, start, end, attempt, session, step)
+        yield TimelineSlice(category, start, end, attempt, session, step)
 
 
-def _absence(sessions: tuple[Session, ...], windows: list[tuple[float, float]]) -> float:
+def _absence(sessions: tuple[SupervisorSession, ...], windows: list[tuple[float, float]]) -> float:
     """Seconds between the stays: by the monotonic clock within one boot, by the wall clock across boots."""
     total = 0.0
     for i in range(len(sessions) - 1):

@@ -26,7 +26,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Account:
+class CheckpointAccount:
     """Totals over all submitted checkpoints."""
 
     checkpoints: tuple[Checkpoint, ...]
@@ -60,7 +60,7 @@ class Account:
         return {f"stalled_{part}_s": math.fsum(c.stall_parts.get(part, 0.0) for c in stalled) for part in STALL_PARTS}
 
 
-def account(records: RunRecords) -> Account:
+def account(records: RunRecords) -> CheckpointAccount:
     """One entry per `submitted` line, in order."""
     found = []
     for a in records.attempts:
@@ -69,7 +69,7 @@ def account(records: RunRecords) -> Account:
             by_step.setdefault(line.global_step, []).append(line)
         submitted = dict.fromkeys(line.global_step for line in a.checkpoints.events if line.event == "submitted")
         found += [_checkpoint(by_step[step]) for step in submitted]
-    return Account(tuple(found))
+    return CheckpointAccount(tuple(found))
 
 
 def _checkpoint(lines: list[CheckpointLine]) -> Checkpoint:

@@ -51,7 +51,7 @@ class DiskLine:
 
 
 @dataclass(frozen=True)
-class Rate:
+class DiskRate:
     """One interval between two lines. `tps`: transfers per second, as iostat has it; the others per second likewise; `busy`: share of the time."""
 
     start: float
@@ -118,16 +118,16 @@ def read_disk(disk: Disk) -> DiskLine:
     )
 
 
-def rates(lines: Sequence[DiskLine]) -> list[Rate]:
+def rates(lines: Sequence[DiskLine]) -> list[DiskRate]:
     """What happened between each two neighbours; a counter that went back (another boot, a device that came back) begins anew."""
     return [_rate(a, b) for a, b in pairwise(lines) if b.at > a.at and b.writes >= a.writes and b.reads >= a.reads]
 
 
-def _rate(a: DiskLine, b: DiskLine) -> Rate:
+def _rate(a: DiskLine, b: DiskLine) -> DiskRate:
     took = b.at - a.at
     transfers = b.reads - a.reads + b.writes - a.writes
     written, read = (b.write_bytes - a.write_bytes) / took, (b.read_bytes - a.read_bytes) / took
-    return Rate(a.at, b.at, transfers / took, written, read, (b.busy_ms - a.busy_ms) / 1e3 / took)
+    return DiskRate(a.at, b.at, transfers / took, written, read, (b.busy_ms - a.busy_ms) / 1e3 / took)
 
 
 def coarser(lines: Sequence[DiskLine], interval_s: float) -> list[DiskLine]:

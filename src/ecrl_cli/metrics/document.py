@@ -15,7 +15,7 @@ from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.goodput import committed_steps, goodput, goodput_published_clock
 from ecrl_cli.metrics.recoveries import recoveries
 from ecrl_cli.metrics.snapshots import snapshots
-from ecrl_cli.records.events import SCHEMA_VERSION, Final
+from ecrl_cli.records.events import SCHEMA_VERSION, FinalState
 
 METRICS_VERSION = 2  # of the fold: raised where a field changes its meaning. Without one (1): before every field was compared
 
@@ -75,7 +75,7 @@ def _size(records: RunRecords) -> dict[str, Any]:
     }
 
 
-def _final(final: Final | None) -> dict[str, Any] | None:
+def _final(final: FinalState | None) -> dict[str, Any] | None:
     if final is None:
         return None
     document: dict[str, Any] = {

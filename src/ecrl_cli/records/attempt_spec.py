@@ -8,7 +8,7 @@ from ecrl_cli.records.events import PlannedFailure, ResumedFrom
 
 
 @dataclass(frozen=True)
-class LaunchOrder:
+class AttemptSpec:
     """The one argument of an attempt beside the run directory.
 
     `resume_step` 0 means from the beginning. `until`: the step behind which the attempt ends so that another number of ranks can go on;

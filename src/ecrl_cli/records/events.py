@@ -135,7 +135,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Fired:
+class InjectedFault:
     """`fired/NNN.json`: entry `index` of the plan struck; written and synced before the blow.
 
     `at_step`: the step that its victim was in or behind; `detail`: what exactly is hit, where the plan leaves that open.
@@ -153,7 +153,7 @@ class Fired:
 
 
 @dataclass(frozen=True)
-class Final:
+class FinalState:
     """`logs/attempt-NN/final.json`: the target is reached and everything in flight is durable.
 
     `at` is the end of the goodput clock. Digests are SHA-256 over the sorted (name, tensor sha256) pairs of a component: rank 0's, and of all ranks'
@@ -189,7 +189,7 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Forgone:
+class SkippedSnapshot:
     """A whole snapshot in memory, of `attempt` behind `global_step`, that recovery refused, and why."""
 
     global_step: int
@@ -259,11 +259,11 @@ class Attempt:
     joined: tuple[int, ...] = ()
     snapshot_sha256: str = ""
     snapshot_state: str = ""
-    forgone: tuple[Forgone, ...] = ()
+    forgone: tuple[SkippedSnapshot, ...] = ()
 
 
 @dataclass(frozen=True)
-class Session:
+class SupervisorSession:
     """One supervisor's stay: monotonic `started_at`/`ended_at` (None: it was killed), wall `time`, `boot_id` of the clock.
     `code`: the SHA-256 of ECRL's source that ran (empty: its version did not record it).
 
@@ -290,7 +290,7 @@ class SupervisorRecord:
     terminal_status: str
     restarts: int
     attempts: tuple[Attempt, ...]
-    sessions: tuple[Session, ...]
+    sessions: tuple[SupervisorSession, ...]
     reason: str = ""
 
 

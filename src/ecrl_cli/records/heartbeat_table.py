@@ -26,7 +26,7 @@ _KEPT_BYTES = 16384  # a rank's generators are 10 KiB
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """`global_step`: the step being worked on. `at`: monotonic, when the phase began. `own_s`: seconds that the rank worked on its own in its
     last step, before it had to wait for others. `beats`: how often the slot was written."""
 
@@ -37,7 +37,7 @@ class Beat:
     beats: int
 
 
-class Board:
+class HeartbeatTable:
     """Slots 0 to `ranks` - 1 belong to the ranks, slot `ranks` to the background writer. Each slot has one writer.
 
     Behind the slots each rank has room for what must outlive it: see `keep`.
@@ -51,7 +51,7 @@ class Board:
         self._beats = [0] * (self.ranks + 1)
 
     @classmethod
-    def create(cls, ranks: int) -> Board:
+    def create(cls, ranks: int) -> HeartbeatTable:
         fd = os.memfd_create("ecrl-board")
         os.ftruncate(fd, (ranks + 2) * _SLOT_BYTES + 2 * ranks * _KEPT_BYTES)
         os.pwrite(fd, struct.pack("<Q", ranks), _RANKS)
@@ -65,9 +65,9 @@ class Board:
         self._beats[slot] += 1
         _SLOT.pack_into(self._memory, _at(slot), global_step, PHASES.index(phase), 0, monotonic(), own_s, float(self._beats[slot]))
 
-    def read(self, slot: int) -> Beat:
+    def read(self, slot: int) -> Heartbeat:
         step, phase, _, at, own_s, beats = _SLOT.unpack_from(self._memory, _at(slot))
-        return Beat(step, PHASES[phase], at, own_s, int(beats))
+        return Heartbeat(step, PHASES[phase], at, own_s, int(beats))
 
     def ask_to_stop(self) -> None:
         """The supervisor's word: rank 0 shall choose a step behind which all stop."""
@@ -87,11 +87,11 @@ class Board:
         step = _HEADER.unpack_from(self._memory, 0)[1]
         return step - 1 if step else None
 
-    def admit(self, ranks: int) -> None:
+    def set_members(self, ranks: int) -> None:
         """The supervisor's word: ranks 0 to `ranks` - 1 (at most 64) are members, in epoch 1."""
         struct.pack_into("<QQ", self._memory, _MEMBERS, (1 << ranks) - 1, 1)
 
-    def bury(self, rank: int) -> None:
+    def mark_dead(self, rank: int) -> None:
         """The supervisor's word: `rank` has died. The epoch rises after the membership has changed."""
         mask, epoch = struct.unpack_from("<QQ", self._memory, _MEMBERS)
         struct.pack_into("<Q", self._memory, _MEMBERS, mask & ~(1 << rank))
@@ -107,14 +107,14 @@ class Board:
         mask = struct.unpack_from("<Q", self._memory, _MEMBERS)[0]
         return tuple(rank for rank in range(64) if mask >> rank & 1)
 
-    def keep(self, rank: int, global_step: int, data: bytes) -> None:
+    def store_rank_state(self, rank: int, global_step: int, data: bytes) -> None:
         """Keep what `rank` is behind `global_step` beyond its death, and what it was behind the step before."""
         place = self._kept_at(rank, global_step)
         struct.pack_into("<Q", self._memory, place, 0)
         self._memory[place + _KEPT.size : place + _KEPT.size + len(data)] = data
         _KEPT.pack_into(self._memory, place, global_step + 1, len(data))
 
-    def kept(self, rank: int, global_step: int) -> bytes | None:
+    def load_rank_state(self, rank: int, global_step: int) -> bytes | None:
         """What `rank` kept behind `global_step`; None where that is not there any more, or was not whole when it died."""
         place = self._kept_at(rank, global_step)
         step, length = _KEPT.unpack_from(self._memory, place)

@@ -32,7 +32,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class RankError:
     """Why a rank is about to end: one line, and whether it is the user's input (exit code 2) that is wrong.
 
     `spoilt`: whether what the others have in memory is no good either, for they have exchanged gradients with it.
@@ -46,7 +46,7 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Left:
+class LeftAttempt:
     """From a rank that outlived others: it has left its attempt behind `global_step`, with its state in memory, and waits for an Assignment on
     this connection. Its records are durable. `alive`: who was left, as it knows."""
 
@@ -59,7 +59,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Standby:
+class SpareReady:
     """First message of a warm spare: it has imported and loaded what it can, and waits for an Assignment on this connection."""
 
     pid: int

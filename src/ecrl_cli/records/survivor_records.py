@@ -11,7 +11,7 @@ EFFECTS = (LOST, REPEATED)
 
 
 @dataclass(frozen=True)
-class Redone:
+class RedoneStep:
     """What a death changed in `global_step`: of its `buckets`, those from `first` on hold the gradients of `left` alone.
 
     `lost`: who has died since the last agreement; `seconds`: from the failing exchange to the agreement.
@@ -26,7 +26,7 @@ class Redone:
 
 
 @dataclass(frozen=True)
-class Testimony:
+class SurvivorReport:
     """What a rank that outlived others says when its attempt ends: the one line of `logs/attempt-NN/recovery_rankR.jsonl`.
 
     `global_step`: the last step that this rank has committed; whoever goes on goes on behind it. `alive`: who was left, as it knew. `redone`: what
@@ -39,7 +39,7 @@ class Testimony:
     attempt: int
     rank: int
     alive: tuple[int, ...]
-    redone: tuple[Redone, ...]
+    redone: tuple[RedoneStep, ...]
     layers: tuple[tuple[str, ...], ...]
     state_digest: str
     at: float
@@ -47,7 +47,7 @@ class Testimony:
 
 
 @dataclass(frozen=True)
-class LedgerLine:
+class LostSamples:
     """`samples`: dataset indices, one for each time that the sample stood in the mini-batch. `layers`: parameters by the model's names.
 
     `effect`: lost (without influence) or repeated (once more than its due). `ranks`: the casualties. `cause`: the recovery that caused it.
@@ -63,7 +63,7 @@ class LedgerLine:
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedSamples:
     """`samples` had their influence on `layers`, once: an average to which they contributed was applied to these."""
 
     global_step: int

@@ -12,7 +12,7 @@ from ecrl_cli.checkpoint.capture.tensor_sources import raw
 
 
 @dataclass
-class Item:
+class Bucket:
     """One exchange: `own` as it was, `sent` the copy under exchange. The mean over all, or (`led`) what the first of them has."""
 
     own: torch.Tensor
@@ -30,7 +30,7 @@ class Block:
 
     place: int
     redoes: bool = False
-    items: list[Item] = field(default_factory=list)
+    items: list[Bucket] = field(default_factory=list)
     done: int = 0
 
 

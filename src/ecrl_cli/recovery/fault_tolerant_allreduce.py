@@ -24,18 +24,18 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.survivor_records import Redone
-from ecrl_cli.recovery.exchange_round import Block, Item, gathered, scatter
-from ecrl_cli.recovery.group_rendezvous import Interrupted, Meeting, tried
+from ecrl_cli.records.survivor_records import RedoneStep
+from ecrl_cli.recovery.exchange_round import Block, Bucket, gathered, scatter
+from ecrl_cli.recovery.group_rendezvous import CollectiveFailed, GroupRendezvous, translate_gloo_error
 from ecrl_cli.recovery.membership import Membership
 
 STILL_GOING = "Operation timed out!"  # what a wait says that came to its end before the exchange did; gloo's own timeouts say it otherwise
 TICK = timedelta(milliseconds=20)  # how often a waiting rank looks whether another has gone
 _END = "end"
-_GRAVES: list[tuple[Any, list[Any]]] = []  # groups that are left, never taken apart, with what their threads may still write to
+_ABANDONED_GROUPS: list[tuple[Any, list[Any]]] = []  # groups that are left, never taken apart, with what their threads may still write to
 
 
-class Bereaved(Exception):
+class PeersLost(Exception):
     """Ranks have died: this attempt has no further block. Everyone who is left is told so in front of the same one."""
 
 
@@ -43,7 +43,7 @@ class _Ended(Exception):
     """Another rank has left, and said in front of which block."""
 
 
-class Survivors:
+class FaultTolerantGroup:
     """One rank's end of the exchange, for one attempt. Use: in each step `begin`, `hook` for each bucket in backward, `finish`.
 
     `store` must outlive every rank and have a `clone`. `patience_s`: how long a failing exchange may stay without a death that explains it.
@@ -51,7 +51,7 @@ class Survivors:
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, membership: Membership, timeout: timedelta, *, lossy: bool) -> None:
-        self._store, self._meeting = PrefixStore(prefix, store), Meeting(store, prefix, timeout)
+        self._store, self._meeting = PrefixStore(prefix, store), GroupRendezvous(store, prefix, timeout)
         self._rank, self._membership, self._lossy = rank, membership, lossy
         self.patience_s = 10.0
         self._block = Block(0)
@@ -59,7 +59,7 @@ class Survivors:
         self._step = 0
         self._before: tuple[tuple[int, ...], float] | None = None  # lost, and how long it took, on the account of the next block
         self.parameters: dict[int, list[torch.Tensor]] = {}
-        self.redone: list[Redone] = []
+        self.redone: list[RedoneStep] = []
         self.epoch, self.alive = membership.epoch, membership.alive
         self._group: Any = None
         self._room: dict[int, torch.Tensor] = {}
@@ -70,7 +70,7 @@ class Survivors:
             if len(self.alive) == ranks:
                 self._group = self._form()
                 return
-        except (Interrupted, _Ended):
+        except (CollectiveFailed, _Ended):
             pass
         self._give_up(0)
 
@@ -86,7 +86,7 @@ class Survivors:
         own, index = bucket.buffer(), bucket.index()
         assert index == len(self._block.items), "buckets come in order"
         self.parameters[index] = bucket.parameters()
-        self._add(Item(own))
+        self._add(Bucket(own))
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(own)
         return future
@@ -101,7 +101,7 @@ class Survivors:
             self._note(0, buckets, *self._before)
             self._before = None
         if buffers:
-            self._add(Item(gathered(buffers), led=True))
+            self._add(Bucket(gathered(buffers), led=True))
         self._complete(buckets)
         for item in self._block.items[:buckets]:
             assert item.sent is not None
@@ -137,15 +137,15 @@ class Survivors:
             self._give_up(self._end)
         self._block = Block(place, redoes)
 
-    def _add(self, item: Item) -> None:
+    def _add(self, item: Bucket) -> None:
         self._block.items.append(item)
         self._exchange(len(self._block.items) - 1)
 
     def _once(self, begin: Callable[[], Any]) -> None:
         """A block of one exchange that is not done again."""
         try:
-            self._wait(tried(begin))
-        except Interrupted as cause:
+            self._wait(translate_gloo_error(begin))
+        except CollectiveFailed as cause:
             self._after(cause, 0)
         else:
             self._complete(0)
@@ -158,13 +158,13 @@ class Survivors:
                 while block.done < len(block.items):
                     self._wait(block.items[block.done].work)
                     block.done += 1
-                self._wait(tried(self._group.barrier))
+                self._wait(translate_gloo_error(self._group.barrier))
                 return
-            except Interrupted as cause:
+            except CollectiveFailed as cause:
                 if self._after(cause, buckets):
                     return
 
-    def _after(self, cause: Interrupted, buckets: int) -> bool:
+    def _after(self, cause: CollectiveFailed, buckets: int) -> bool:
         """What follows an exchange that broke: the block is whole as it is (True), it is to be done again, or Bereaved."""
         began, before = monotonic(), self.alive
         furthest = self._regroup(cause)
@@ -180,7 +180,7 @@ class Survivors:
 
     def _note(self, first: int, buckets: int, lost: tuple[int, ...], seconds: float) -> None:
         """A death in the middle of an agreement may have let some agree twice, others once: the same is put on record of both."""
-        new = Redone(self._step, first, buckets, lost, self.alive, seconds)
+        new = RedoneStep(self._step, first, buckets, lost, self.alive, seconds)
         if self.redone and self.redone[-1].first == first:
             last = self.redone.pop()
             new = replace(new, lost=tuple(sorted({*last.lost, *lost})), seconds=last.seconds + seconds)
@@ -196,8 +196,8 @@ class Survivors:
             room = torch.empty_like(item.own) if room is None or room.shape != item.own.shape else room
             self._room[place] = item.sent = sent = torch.mul(item.own, 1.0 / len(self.alive), out=room)
         try:
-            item.work = tried(lambda: self._group.broadcast(sent, 0) if item.led else self._group.allreduce([sent]))
-        except Interrupted:
+            item.work = translate_gloo_error(lambda: self._group.broadcast(sent, 0) if item.led else self._group.allreduce([sent]))
+        except CollectiveFailed:
             item.work = None
 
     def _wait(self, work: Any) -> None:
@@ -208,12 +208,12 @@ class Survivors:
                 return
             except RuntimeError as error:
                 if STILL_GOING not in str(error):
-                    raise Interrupted(str(error)) from error
+                    raise CollectiveFailed(str(error)) from error
             if self._membership.epoch != self.epoch:
                 break
-        raise Interrupted("a rank has died")
+        raise CollectiveFailed("a rank has died")
 
-    def _regroup(self, cause: Interrupted) -> int:
+    def _regroup(self, cause: CollectiveFailed) -> int:
         """Form the group of who is left and agree where the attempt ends; gives the furthest block that anyone is in."""
         while True:
             self._bury()
@@ -222,13 +222,13 @@ class Survivors:
                 self.epoch, self.alive = self._membership.epoch, self._membership.alive
                 self._group = self._form()
                 return self._agree()
-            except Interrupted as again:
+            except CollectiveFailed as again:
                 cause = again
             except _Ended:
                 self._end = _parsed(self._store.get(_END))[0]
                 return self._end
 
-    def _await_news(self, cause: Interrupted) -> None:
+    def _await_news(self, cause: CollectiveFailed) -> None:
         """Of what explains the failure: a death, or that another has left (_Ended)."""
         deadline = monotonic() + self.patience_s
         while not self._membership.wait_beyond(self.epoch, 0.02):
@@ -242,7 +242,7 @@ class Survivors:
         block = self._block
         mine = torch.tensor([block.place, block.done, block.redoes])
         rows = [torch.empty_like(mine) for _ in self.alive]
-        self._wait(tried(lambda: self._group.allgather([rows], [mine])))
+        self._wait(translate_gloo_error(lambda: self._group.allgather([rows], [mine])))
         furthest = max(int(place) for place, _, _ in rows)
         self._end = max(int(place) + int(redoes) for place, _, redoes in rows)
         if block.place == furthest and block.redoes:
@@ -254,17 +254,17 @@ class Survivors:
     def _give_up(self, end: int) -> None:
         self._end, self.alive = end, self._tell(end)
         self._bury()
-        raise Bereaved
+        raise PeersLost
 
     def _tell(self, end: int) -> tuple[int, ...]:
         """Gives who was left as the first one said so: whoever dies while the others leave is left by the word of all, or of none."""
         return _parsed(self._store.compare_set(_END, "", " ".join(map(str, (end, *self._membership.alive)))))[1]
 
     def _bury(self) -> None:
-        for _, written in _GRAVES:
+        for _, written in _ABANDONED_GROUPS:
             written[:] = [(work, sent) for work, sent in written if not work.is_completed()]
         self._room = {}  # a dead exchange may still write there
-        _GRAVES.append((self._group, [(item.work, item.sent) for item in self._block.items if item.work is not None]))
+        _ABANDONED_GROUPS.append((self._group, [(item.work, item.sent) for item in self._block.items if item.work is not None]))
 
     def _form(self) -> Any:
         return self._meeting.form(f"members{self.epoch}", self._rank, self.alive, self._look)
@@ -273,7 +273,7 @@ class Survivors:
         if self._store.check([_END]):
             raise _Ended
         if self._membership.epoch != self.epoch:
-            raise Interrupted("a rank has died")
+            raise CollectiveFailed("a rank has died")
 
 
 def _parsed(said: bytes) -> tuple[int, tuple[int, ...]]:

@@ -14,11 +14,11 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 _LOOK_S = 0.001
 
 
-class Interrupted(Exception):
+class CollectiveFailed(Exception):
     """What will not come to its end: a member has died."""
 
 
-class Meeting:
+class GroupRendezvous:
     """Where the ranks of an attempt meet: in `store`, under `prefix`."""
 
     def __init__(self, store: Any, prefix: str, timeout: timedelta) -> None:
@@ -47,7 +47,7 @@ class Meeting:
                 look()
                 continue
             if isinstance(group, RuntimeError):
-                raise Interrupted(str(group)) from group
+                raise CollectiveFailed(str(group)) from group
             return group
 
 
@@ -58,9 +58,9 @@ def _outcome(given: tuple[Any, ...]) -> Any:
         return error
 
 
-def tried(begin: Callable[[], Any]) -> Any:
+def translate_gloo_error(begin: Callable[[], Any]) -> Any:
     """What `begin` gives; Interrupted where gloo refuses."""
     try:
         return begin()
     except RuntimeError as error:
-        raise Interrupted(str(error)) from error
+        raise CollectiveFailed(str(error)) from error

@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 
 _LOOK_S = 0.0005
 
@@ -25,7 +25,7 @@ class Membership(Protocol):
 
 
 class BoardMembership:
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: HeartbeatTable) -> None:
         self._board = board
 
     @property

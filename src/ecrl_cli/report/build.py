@@ -17,11 +17,11 @@ from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.inputs import destination, found
 from ecrl_cli.report.model.replication import replication
 from ecrl_cli.report.model.run_record import read_run
-from ecrl_cli.report.model.study_record import Studied, read_studies
+from ecrl_cli.report.model.study_record import StudyResult, read_studies
 from ecrl_cli.report.model.sweep_diff import Against, read_against
 from ecrl_cli.report.parallel import spread
 from ecrl_cli.report.render.markdown import markdown, terminal
-from ecrl_cli.report.render.page import Drawn, render
+from ecrl_cli.report.render.page import Figures, render
 from ecrl_cli.report.render.sections import parts
 from ecrl_cli.report.render.study_markdown import ALONE, AMONG_OTHERS, study_lines, study_markdown
 from ecrl_cli.report.render.sweep_diff import against_document, against_files, against_lines
@@ -73,11 +73,11 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     return ReportResult(page, text, code, shown.notes + (beside.theirs.notes if beside else ()))
 
 
-def _code(shown: Comparison, studies: Sequence[Studied], beside: Against | None) -> int:
+def _code(shown: Comparison, studies: Sequence[StudyResult], beside: Against | None) -> int:
     return worst_code([shown.exit_code, *([beside.theirs.exit_code] if beside else []), *(study.exit_code for study in studies)])
 
 
-def _nothing(shown: Comparison, studies: Sequence[Studied]) -> EvidenceMissing:
+def _nothing(shown: Comparison, studies: Sequence[StudyResult]) -> EvidenceMissing:
     if not shown.runs:
         names = ", ".join(study.place.name for study in studies[:3])
         return EvidenceMissing("report", f"no result.json in {names}", "the same `ecrl study` command goes on and writes it")
@@ -85,10 +85,10 @@ def _nothing(shown: Comparison, studies: Sequence[Studied]) -> EvidenceMissing:
     return EvidenceMissing("report", f"no run has metrics ({reasons})", "let a run reach its end first")
 
 
-def contents(shown: Comparison, studies: Sequence[Studied] = (), beside: Against | None = None) -> dict[str, bytes]:
+def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: Against | None = None) -> dict[str, bytes]:
     """Every file of the report by its path in the folder; the page last, so that a page never lacks what it links to."""
     published = replication().publication(shown) if shown.runs else None
-    drawn = Drawn(pictures(shown), {study.ident: study_pictures(study) for study in studies}, parts(shown, published, beside))
+    drawn = Figures(pictures(shown), {study.ident: study_pictures(study) for study in studies}, parts(shown, published, beside))
     said = _said(shown, studies)
     files = {f"figures/{picture.name}.{kind}": data for picture in drawn.every for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
     if shown.runs:
@@ -105,18 +105,18 @@ def contents(shown: Comparison, studies: Sequence[Studied] = (), beside: Against
     return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}
 
 
-def _said(shown: Comparison, studies: Sequence[Studied]) -> Answer:
+def _said(shown: Comparison, studies: Sequence[StudyResult]) -> Answer:
     if not studies:
         return answer(shown)
     return together(answer(shown), studies_answer(studies)) if shown.runs else studies_answer(studies)
 
 
-def _document(shown: Comparison, studies: Sequence[Studied], said: Answer) -> dict[str, Any]:
+def _document(shown: Comparison, studies: Sequence[StudyResult], said: Answer) -> dict[str, Any]:
     document = as_document(shown, said.headline, said.sentences)
     return document | ({"studies": [study_document(study) for study in studies]} if studies else {})
 
 
-def _markdown(shown: Comparison, studies: Sequence[Studied], said: Answer, drawn: Drawn) -> str:
+def _markdown(shown: Comparison, studies: Sequence[StudyResult], said: Answer, drawn: Figures) -> str:
     text = markdown(shown, said, [picture.name for picture in drawn.runs])
     parts = [study_markdown(study, [picture.name for picture in drawn.studies[study.ident]]) for study in studies]
     return "\n".join([text, *("\n".join(lines) for lines in parts)])

@@ -23,14 +23,14 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.runs import supervisor_restarter
 from ecrl_cli.runs.environment import environment
-from ecrl_cli.runs.run_dir_checks import claim
+from ecrl_cli.runs.run_dir_checks import check_run_dir
 from ecrl_cli.runs.sealing import end_run, write_metrics
 from ecrl_cli.storage.files import sync_directory, write_json
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.console import UI, make_ui
 from ecrl_cli.supervision.launch.launcher import Launcher
-from ecrl_cli.supervision.launch.launcher_cache import Launchers
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
+from ecrl_cli.supervision.run_lock import run_lock
 from ecrl_cli.supervision.supervisor import supervise
 
 Say = Callable[[str], None]
@@ -38,13 +38,13 @@ WORTH_SAYING_S = 0.5
 
 
 @dataclass(frozen=True)
-class Desk:
+class RunContext:
     """What the runs of one command share. `above`: what stands above a run's live bar (a sweep's table); None for a run alone.
     `show`: makes what a person sees of a run.
     """
 
     say: Say
-    launchers: Launchers
+    launchers: LauncherCache
     above: Callable[[], RenderableType] | None = None
     show: Callable[[RunConfig, RunLayout, Callable[[], RenderableType] | None], UI] = make_ui
 
@@ -68,7 +68,7 @@ def failed(error: EcrlError | OSError, say: Say) -> RunResult:
     return RunResult(known.exit_code, "failed", known.line())
 
 
-def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
+def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
     """Run `config` in `run_dir`, or go on with it, or find it finished. Expected errors are results, not exceptions."""
     try:
         return _run(config, RunLayout(run_dir), desk)
@@ -76,21 +76,21 @@ def run(config: RunConfig, run_dir: Path, desk: Desk) -> RunResult:
         return failed(error, desk.say)
 
 
-def _run(config: RunConfig, layout: RunLayout, desk: Desk) -> RunResult:
+def _run(config: RunConfig, layout: RunLayout, desk: RunContext) -> RunResult:
     say = desk.say
     if finished(layout):
         say(f"{layout.root}: already at step {config.target_steps}; nothing to do")
         return FINISHED
-    claim(layout, config)
+    check_run_dir(layout, config)
     if completed(layout):  # whoever completed it was killed before it could measure it
-        with held(layout):
+        with run_lock(layout):
             write_metrics(layout)  # no seal: what may have changed between then and now, nobody knows
         return RunResult(0, "completed", "target reached")
     prepare(config.dataset, say)
     if layout.config.exists():
         check_records(layout)
     else:
-        lay_down(layout, config)
+        init_run_dir(layout, config)
     for line in describe(plan(config)):
         say(line)
     try:
@@ -102,7 +102,7 @@ def _run(config: RunConfig, layout: RunLayout, desk: Desk) -> RunResult:
     return RunResult(0, record.terminal_status, record.reason)
 
 
-def _supervised(config: RunConfig, layout: RunLayout, desk: Desk) -> SupervisorRecord:
+def _supervised(config: RunConfig, layout: RunLayout, desk: RunContext) -> SupervisorRecord:
     """Here, or in a process of its own where the plan ends the supervisor."""
     kept = supervisor_restarter.wanted(config)
     launcher = None if kept else warm(desk.launchers, config, desk.say)  # before the UI: what is interrupted while it warms leaves no bar behind
@@ -112,7 +112,7 @@ def _supervised(config: RunConfig, layout: RunLayout, desk: Desk) -> SupervisorR
         return supervise(config, layout, desk.show(config, layout, desk.above), launcher)
 
 
-def warm(launchers: Launchers, config: RunConfig, say: Say) -> Launcher:
+def warm(launchers: LauncherCache, config: RunConfig, say: Say) -> Launcher:
     """The launcher, ready; what its first use took is said, because no run's clock has it."""
     began = monotonic()
     launcher = launchers.of(config)
@@ -145,7 +145,7 @@ def check_records(layout: RunLayout) -> None:
             raise RecordError(trouble.path, trouble.reason, "restore the file or start a new run")
 
 
-def lay_down(layout: RunLayout, config: RunConfig) -> None:
+def init_run_dir(layout: RunLayout, config: RunConfig) -> None:
     """Write what the run is, once: environment and plan first, config.json last, because it makes the folder a run."""
     make_durably(layout.root)
     write_json(layout.environment, environment(layout.root))

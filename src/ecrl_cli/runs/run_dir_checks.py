@@ -28,7 +28,7 @@ _WRITTEN = ("logs", "fired", "disk.jsonl", ".hydra", ".lock", "report")
 _LOGS_BYTES = 20 * 10**6
 
 
-def claim(layout: RunLayout, config: RunConfig) -> None:
+def check_run_dir(layout: RunLayout, config: RunConfig) -> None:
     """RunDirectoryError (or ConfigError, RecordError) unless `layout` is free for, or already holds, exactly this run."""
     here = _nearest(layout.root)
     if here == layout.root:

@@ -12,7 +12,7 @@ from ecrl_cli.errors import RunDirectoryError
 from ecrl_cli.records.layout import RunLayout
 
 
-def settle(config: RunConfig, run_dir: Path) -> None:
+def link_run_dir(config: RunConfig, run_dir: Path) -> None:
     """Make the directory of a run whose storage is another folder, and the link to it; nothing where it is there or stays where it is named.
 
     What a reboot has taken is made anew, empty. RunDirectoryError where something else has taken its place.

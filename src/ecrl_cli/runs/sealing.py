@@ -12,13 +12,13 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.seal import make_seal, write_seal
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 from ecrl_cli.verify.disk_state import on_disk
 
 
 def end_run(layout: RunLayout, say: Callable[[str], None]) -> None:
     """Nothing is written where another command has gone on with the run meanwhile: then its end counts."""
-    with contextlib.suppress(RunHeld), held(layout):
+    with contextlib.suppress(RunHeld), run_lock(layout):
         write_metrics(layout)
         seal_run(layout, say)
 

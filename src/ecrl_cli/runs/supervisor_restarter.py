@@ -31,7 +31,7 @@ ENDS = {"term": 128 + signal.SIGTERM, "supervisor": -signal.SIGKILL, "readonly":
 
 
 @dataclass(frozen=True)
-class Stay:
+class SupervisorRun:
     """How one supervisor ended: `code` as subprocess has it, `error` in its own words."""
 
     code: int
@@ -62,7 +62,7 @@ def keep(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) -> Su
         stop.pass_on()
 
 
-def _stay(config: RunConfig, layout: RunLayout, stop: StopSignals) -> Stay:
+def _stay(config: RunConfig, layout: RunLayout, stop: StopSignals) -> SupervisorRun:
     """One supervisor, from its start to its end."""
     read, write = os.pipe()
     with closing(FileIO(read)) as result:
@@ -80,7 +80,7 @@ def _stay(config: RunConfig, layout: RunLayout, stop: StopSignals) -> Stay:
         with process.stdin as line, suppress(BrokenPipeError):
             line.write(json.dumps(encode(config)).encode())
         said = _attend(process, result, stop)
-        return Stay(process.wait(), _error(said))
+        return SupervisorRun(process.wait(), _error(said))
 
 
 def _attend(process: subprocess.Popen[bytes], result: FileIO, stop: StopSignals) -> bytes:
@@ -111,7 +111,7 @@ def _kinds(kind: type[EcrlError]) -> dict[str, type[EcrlError]]:
     return {kind.__name__: kind} | {name: each for found in below for name, each in found.items()}
 
 
-def _result(layout: RunLayout, stay: Stay, stop: StopSignals) -> SupervisorRecord:
+def _result(layout: RunLayout, stay: SupervisorRun, stop: StopSignals) -> SupervisorRecord:
     if stay.error:
         stop.obeyed = isinstance(stay.error, Stopped)
         raise stay.error

@@ -18,13 +18,13 @@ from ecrl_cli.records.safe_read import read_whole
 from ecrl_cli.runs.compatibility import flat
 from ecrl_cli.runs.run import FINISHED, RunResult, finished
 from ecrl_cli.storage.files import write_whole
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 
 _STOPPED = (130, 143)
 
 
 @dataclass(frozen=True)
-class Row:
+class ManifestRow:
     """One line of manifest.csv. `status`: pending, running, completed, completed_prev, failed."""
 
     run: str
@@ -36,10 +36,10 @@ class Row:
     reason: str = ""
 
 
-def row(name: str, config: RunConfig) -> Row:
+def row(name: str, config: RunConfig) -> ManifestRow:
     """The line of a run that has not been started."""
     suite = config.suite_name or f"{config.dataset.name}-{config.model.name}"
-    return Row(name, run_id(config), suite, config.variant.name, str(config.seed))
+    return ManifestRow(name, run_id(config), suite, config.variant.name, str(config.seed))
 
 
 class Manifest:
@@ -48,7 +48,7 @@ class Manifest:
     Only the holder of the sweep's lock may make one: whatever an earlier sweep left as running was killed, and is pending.
     """
 
-    def __init__(self, path: Path, rows: Sequence[Row]) -> None:
+    def __init__(self, path: Path, rows: Sequence[ManifestRow]) -> None:
         self._path = path
         kept = {old.run: replace(old, status="pending") if old.status == "running" else old for old in read_manifest(path)}
         self._rows = {**kept, **{new.run: new for new in rows}}
@@ -67,15 +67,15 @@ class Manifest:
         write_whole(self._path, text.getvalue().encode())
 
 
-_COLUMNS = tuple(column.name for column in fields(Row))
+_COLUMNS = tuple(column.name for column in fields(ManifestRow))
 
 
-def read_manifest(path: Path) -> list[Row]:
+def read_manifest(path: Path) -> list[ManifestRow]:
     """The lines of manifest.csv, none where it is missing; RecordError where it is damaged."""
     if not path.exists():
         return []
     try:
-        return [Row(**line) for line in csv.DictReader(io.StringIO(read_whole(path).decode()), strict=True)]
+        return [ManifestRow(**line) for line in csv.DictReader(io.StringIO(read_whole(path).decode()), strict=True)]
     except (csv.Error, TypeError, ValueError) as error:
         raise RecordError("manifest.csv", f"not a manifest ({error})", "restore the file or choose another run_dir") from error
 
@@ -110,7 +110,7 @@ def _differ(values: Mapping[str, Mapping[str, Any]], key: str, names: Sequence[s
     return len({str(values[name].get(key)) for name in names}) > 1
 
 
-class Watcher(Protocol):
+class SweepListener(Protocol):
     """Whoever hears how the sweep goes on."""
 
     def began(self, name: str) -> None: ...
@@ -118,7 +118,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Todo:
+class SweepPlan:
     """What a sweep is to do: its runs by name in the order in which they start, which of them are finished, what to say of them.
 
     `notes`: by name, what sets a run that is there already apart from what is started now.
@@ -129,9 +129,11 @@ class Todo:
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-def todo(layout: SweepLayout, configs: Mapping[str, RunConfig], notes: Mapping[str, str]) -> Todo:
+def todo(layout: SweepLayout, configs: Mapping[str, RunConfig], notes: Mapping[str, str]) -> SweepPlan:
     """The runs in fair order; finished are those that `ecrl train` would find at their target."""
-    return Todo({name: configs[name] for name in fair_order(configs)}, frozenset(name for name in configs if is_finished(layout.run(name))), notes)
+    return SweepPlan(
+        {name: configs[name] for name in fair_order(configs)}, frozenset(name for name in configs if is_finished(layout.run(name))), notes
+    )
 
 
 def is_finished(run: RunLayout) -> bool:
@@ -142,17 +144,17 @@ def is_finished(run: RunLayout) -> bool:
         return False
 
 
-def sweep(layout: SweepLayout, do: Todo, start: Callable[[str], RunResult], watcher: Watcher) -> dict[str, RunResult]:
+def sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult], watcher: SweepListener) -> dict[str, RunResult]:
     """Start each unfinished run by name, in order, and record how it ended; a failed run does not end the sweep, Ctrl-C does.
 
     RunHeld (exit 8) where another sweep works in the same folder.
     """
     layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with held(layout):
+    with run_lock(layout):
         return _sweep(layout, do, start, watcher)
 
 
-def _sweep(layout: SweepLayout, do: Todo, start: Callable[[str], RunResult], watcher: Watcher) -> dict[str, RunResult]:
+def _sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult], watcher: SweepListener) -> dict[str, RunResult]:
     results = {name: FINISHED for name in do.configs if name in do.finished}
     rows = [row(name, config) for name, config in do.configs.items()]
     noted = [replace(r, reason=do.notes.get(r.run, "")) for r in rows]

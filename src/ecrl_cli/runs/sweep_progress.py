@@ -12,7 +12,7 @@ from rich.text import Text
 from ecrl_cli.config.estimates import human_seconds, seconds
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.runs.sweep import Todo
+from ecrl_cli.runs.sweep import SweepPlan
 
 KINDS = ("done", "running", "failed", "left")
 _KIND = {"completed": "done", "completed_prev": "done", "running": "running", "failed": "failed", "pending": "left"}
@@ -25,7 +25,7 @@ class Clock(Protocol):
 class Board:
     """Counts as the sweep goes on. The time left is the estimate of what is left, corrected by how the runs so far compare with theirs."""
 
-    def __init__(self, do: Todo, now: Clock = monotonic) -> None:
+    def __init__(self, do: SweepPlan, now: Clock = monotonic) -> None:
         self._configs, self._now = do.configs, now
         self._status = {name: "completed_prev" if name in do.finished else "pending" for name in do.configs}
         self._began = now()
@@ -69,7 +69,7 @@ class Board:
         return self._now() - self._began if "running" in self._status.values() else 0.0
 
 
-class Told:
+class LoggedSweepProgress:
     """A board that also says a line after each run, for logs."""
 
     def __init__(self, board: Board, say: Callable[[str], None]) -> None:

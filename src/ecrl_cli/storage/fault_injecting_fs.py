@@ -30,7 +30,7 @@ SCOPES: dict[str, tuple[str, ...]] = {
 SHORT, ZERO = "short write", "write of 0"
 
 
-class Livelock(RuntimeError):
+class TooManyCalls(RuntimeError):
     """More calls than any honest operation makes."""
 
 
@@ -45,7 +45,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Strike:
+class InjectedError:
     """A call that met the fault; `written`: what it concerns was created for writing through this back end."""
 
     call: str
@@ -65,7 +65,7 @@ class FaultyFs:
     def arm(self, fault: Fault | None) -> None:
         """Begin to count anew, with `fault`."""
         self.fault, self.calls, self._in_scope = fault, 0, 0
-        self.struck: list[Strike] = []
+        self.struck: list[InjectedError] = []
         self._written: set[Path] = set()
 
     def mkdir(self, path: Path) -> None:
@@ -162,13 +162,13 @@ class FaultyFs:
     def _count(self, call: str, path: Path) -> str:
         self.calls += 1
         if self.calls > self.limit:
-            raise Livelock(f"{self.calls} calls, the last one {call} of {path}")
+            raise TooManyCalls(f"{self.calls} calls, the last one {call} of {path}")
         if self.fault is None or call not in SCOPES[self.fault.scope]:
             return ""
         self._in_scope += 1
         if self._in_scope < self.fault.at or (self._in_scope > self.fault.at and not self.fault.sticky):
             return ""
-        self.struck.append(Strike(call, path, path in self._written))
+        self.struck.append(InjectedError(call, path, path in self._written))
         return self.fault.kind
 
     def _error(self, call: str, path: Path, kind: str) -> StorageError:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ecrl_cli.storage.fs import Buffer
-from ecrl_cli.storage.memory_fs_nodes import File, Folder, Link, Node, Nodes, Tree, refused
+from ecrl_cli.storage.memory_fs_nodes import File, Folder, InodeTree, Link, Node, Tree, refused
 
 
 @dataclass(frozen=True)
-class Op:
+class FsOp:
     """A call that changed something: mkdir, create, symlink, unlink, rmdir and rename change the names of a folder; write,
     truncate and drop (a sync that failed) the bytes of a node; fsync and fsyncdir make bytes and names durable.
 
@@ -39,12 +39,12 @@ class _Open:
     offset: int = 0
 
 
-class ModelFs(Nodes):
+class ModelFs(InodeTree):
     """Everything lies under `mount`. `log` grows with every change; `refuse_sync` is the errno that the next fsync of a file meets."""
 
     def __init__(self, mount: Path, tree: Mapping[str, Tree] | None = None) -> None:
         super().__init__(mount, tree or {})
-        self.log, self.refuse_sync = list[Op](), 0
+        self.log, self.refuse_sync = list[FsOp](), 0
         self._open: dict[int, _Open] = {}
         self._next_fd = 3
 
@@ -73,7 +73,7 @@ class ModelFs(Nodes):
             file.data = bytearray(file.data)
         file.data.extend(bytes(max(0, opened.offset - len(file.data))))
         file.data[opened.offset : opened.offset + len(piece)] = piece
-        self.log.append(Op("write", opened.node, data=piece, offset=opened.offset))
+        self.log.append(FsOp("write", opened.node, data=piece, offset=opened.offset))
         opened.offset += len(piece)
         return len(piece)
 
@@ -92,15 +92,15 @@ class ModelFs(Nodes):
         opened = self._descriptor("fsync", fd)
         file = self.nodes[opened.node]
         if not isinstance(file, File):
-            self.log.append(Op("fsyncdir", opened.node))
+            self.log.append(FsOp("fsyncdir", opened.node))
         elif self.refuse_sync:
             number, self.refuse_sync = self.refuse_sync, 0
             file.data = file.synced  # the pages are clean now, and what they held is gone
-            self.log.append(Op("drop", opened.node))
+            self.log.append(FsOp("drop", opened.node))
             raise refused("fsync", fd, number)
         else:
             file.synced = bytes(file.data)
-            self.log.append(Op("fsync", opened.node))
+            self.log.append(FsOp("fsync", opened.node))
 
     def fsyncdir(self, path: Path) -> None:
         folder, name = self._place("fsync of the directory", path)
@@ -109,7 +109,7 @@ class ModelFs(Nodes):
             raise refused("fsync of the directory", path, errno.ENOENT)
         if not isinstance(self.nodes[number], Folder):
             raise refused("fsync of the directory", path, errno.ENOTDIR)
-        self.log.append(Op("fsyncdir", number))
+        self.log.append(FsOp("fsyncdir", number))
 
     def close(self, fd: int) -> None:
         self._descriptor("close", fd)
@@ -128,7 +128,7 @@ class ModelFs(Nodes):
             return
         del self._folder(old[0]).names[old[1]]
         self._folder(new[0]).names[new[1]] = moved
-        self.log.append(Op("rename", moved, old[0], old[1], new))
+        self.log.append(FsOp("rename", moved, old[0], old[1], new))
 
     def symlink(self, target: str, path: Path) -> None:
         if not target:
@@ -140,7 +140,7 @@ class ModelFs(Nodes):
         if isinstance(self.nodes[number], Folder):
             raise refused("unlink", path, errno.EISDIR)
         del self._folder(folder).names[name]
-        self.log.append(Op("unlink", number, folder, name))
+        self.log.append(FsOp("unlink", number, folder, name))
 
     def rmdir(self, path: Path) -> None:
         folder, name, number = self._existing("rmdir", path)
@@ -150,7 +150,7 @@ class ModelFs(Nodes):
         if node.names:
             raise refused("rmdir", path, errno.ENOTEMPTY)
         del self._folder(folder).names[name]
-        self.log.append(Op("rmdir", number, folder, name))
+        self.log.append(FsOp("rmdir", number, folder, name))
 
     def listdir(self, path: Path) -> list[str]:
         folder, name = self._place("list", path)
@@ -173,7 +173,7 @@ class ModelFs(Nodes):
         data = node.target.encode() if isinstance(node, Link) else b""
         self.nodes[number := len(self.nodes)] = node
         self._folder(folder).names[name] = number
-        self.log.append(Op(call, number, folder, name, data=data))
+        self.log.append(FsOp(call, number, folder, name, data=data))
         return number
 
     def _opened(self, path: object, folder: int, name: str, flags: int) -> int:
@@ -187,7 +187,7 @@ class ModelFs(Nodes):
         if number is None and flags & os.O_CREAT:
             self.nodes[number := len(self.nodes)] = File()
             self._folder(folder).names[name] = number
-            self.log.append(Op("create", number, folder, name))
+            self.log.append(FsOp("create", number, folder, name))
         else:
             number = self._openable(path, folder, number, flags)
         self._next_fd += 1
@@ -208,7 +208,7 @@ class ModelFs(Nodes):
                 raise refused("open", path, errno.ENOTDIR)
             if flags & os.O_TRUNC and writes:
                 node.data = b""
-                self.log.append(Op("truncate", number))
+                self.log.append(FsOp("truncate", number))
         return number
 
     def _descriptor(self, call: str, fd: int) -> _Open:

@@ -39,7 +39,7 @@ Node = File | Folder | Link
 Tree = bytes | Link | Mapping[str, "Tree"]
 
 
-class Nodes:
+class InodeTree:
     """Every node by number; all lie under the path `mount`."""
 
     def __init__(self, mount: Path, tree: Mapping[str, Tree]) -> None:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.names import COMMIT, FORMAT_VERSION, MANIFEST, step_name
-from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.errors import StorageError
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.frame.result import Column, Findings, Table
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.golden.make import EXPECTED, LAYOUTS, STEP
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -80,12 +80,12 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return _Compat(setting)
 
 
 class _Compat:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
 
     def plan(self) -> list[Trial]:
@@ -124,7 +124,7 @@ class _Compat:
 
 def _read(path: Path, expected: dict[str, Any], layout: str) -> dict[str, Any]:
     """The guard accepts it under its commit, and what the loader makes of it is what was saved, digest by digest."""
-    report = examine(path)
+    report = verify_checkpoint(path)
     found: dict[str, Any] = {}
     wrong = report.reason
     if report.ok:
@@ -175,7 +175,7 @@ def _refused(path: Path, variant: Variant) -> dict[str, Any]:
     _rewrite(path, variant.edit)
     fs = _Watching()
     try:
-        report = examine(path, fs=fs)
+        report = verify_checkpoint(path, fs=fs)
     except Exception as error:  # the guard promises that none comes out
         return {"outcome": "untyped", "as_expected": False, "layer": "", "reason": f"{type(error).__name__}: {error}", "opened": sorted(fs.opened)}
     read = sorted(fs.opened - {COMMIT, MANIFEST, path.with_suffix(".json").name})
@@ -184,7 +184,7 @@ def _refused(path: Path, variant: Variant) -> dict[str, Any]:
     return {"outcome": "silent_wrong" if report.ok else "detected", "as_expected": said and not read and _loader_refuses(path, report), **found}
 
 
-def _loader_refuses(path: Path, report: GuardReport) -> bool:
+def _loader_refuses(path: Path, report: IntegrityReport) -> bool:
     from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 
     try:
@@ -199,17 +199,17 @@ def _rewrite(path: Path, edit: Edit) -> None:
     if path.suffix:
         sidecar = path.with_suffix(".json")
         records = _edited(json.loads(sidecar.read_bytes()), edit)
-        sidecar.write_bytes(canonical(records))
+        sidecar.write_bytes(canonical_json(records))
         return
     names = {"manifest": MANIFEST, "commit": COMMIT}
     records = _edited({key: json.loads((path / name).read_bytes()) for key, name in names.items()}, edit)
     for key, name in names.items():
-        (path / name).write_bytes(canonical(records[key]))
+        (path / name).write_bytes(canonical_json(records[key]))
 
 
 def _edited(records: dict[str, Any], edit: Edit) -> dict[str, Any]:
     edit(records)
-    records["commit"]["manifest_sha256"] = hashlib.sha256(canonical(records["manifest"])).hexdigest()
+    records["commit"]["manifest_sha256"] = hashlib.sha256(canonical_json(records["manifest"])).hexdigest()
     body = {key: value for key, value in records["commit"].items() if key != "self_sha256"}
     records["commit"] = body | {"self_sha256": digest(body)}
     return records

@@ -15,28 +15,28 @@ from typing import Any
 
 from scipy import stats
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.studies import DiskTimeline
 from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.metrics.disk import Disk, DiskLine, Rate, Sampler, coarser, disk_of, rates, read_disk
+from ecrl_cli.metrics.disk import Disk, DiskLine, DiskRate, Sampler, coarser, disk_of, rates, read_disk
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.frame.write_modes import write_mode
 
 _SYNCED = ("atomic_nodirsync", "atomic_dirsync")  # their saves return only when the disk has the bytes
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return _DiskTimeline(setting)
 
 
 class _DiskTimeline:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
         self._config: DiskTimeline = setting.config.study
         self._plan = synthetic_plan(self._config.model_bytes, self._config.optimizer_bytes)
@@ -67,7 +67,7 @@ class _DiskTimeline:
             shutil.rmtree(root, ignore_errors=True)
         return {"disk": disk.name, "payload": images[0].nbytes, **_since(lines, saves)}
 
-    def _stretch(self, disk: Disk, store: CheckpointStore, images: Sequence[Image]) -> list[tuple[DiskLine, DiskLine]]:
+    def _stretch(self, disk: Disk, store: CheckpointStore, images: Sequence[CheckpointImage]) -> list[tuple[DiskLine, DiskLine]]:
         """Save each image in the middle of its own `every_s`; the counters at submission and acknowledgement."""
         every_s, began, saves = self._config.every_s, monotonic(), []
         for number, image in enumerate(images):
@@ -75,7 +75,7 @@ class _DiskTimeline:
             before = read_disk(disk)
             saved = store.save(image, 0)
             saves.append((before, read_disk(disk)))
-            store.settle(saved, image)
+            store.update_pointers_and_retire(saved, image)
         self._pause.wait(max(0.0, began + len(images) * every_s - monotonic()))
         return saves
 
@@ -93,7 +93,7 @@ class _DiskTimeline:
         self._pause.set()
 
 
-def _disk(setting: Setting) -> tuple[Disk | None, list[Skip]]:
+def _disk(setting: StudyContext) -> tuple[Disk | None, list[Skip]]:
     try:
         return disk_of(setting.scratch), []
     except EvidenceMissing as error:
@@ -140,9 +140,9 @@ class Stretch:
         later = sorted((line for line in (*self.lines, after) if line.at > before.at), key=lambda line: line.at)
         return next((line.at - before.at for line in later if line.write_bytes - before.write_bytes >= self.payload), None)
 
-    def split(self, interval_s: float) -> tuple[list[Rate], list[Rate]]:
+    def split(self, interval_s: float) -> tuple[list[DiskRate], list[DiskRate]]:
         """The intervals in which a checkpoint was being written, and the others."""
-        held, free = list[Rate](), list[Rate]()
+        held, free = list[DiskRate](), list[DiskRate]()
         for rate in self.intervals[interval_s]:
             busy = any(before.at < rate.end and after.at > rate.start for before, after in self.saves)
             (held if busy else free).append(rate)

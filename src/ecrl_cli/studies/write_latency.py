@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.studies import WriteLatency
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.frame.write_modes import write_mode
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -31,17 +31,17 @@ ADVICE = {
 _AGAIN = " (again)"
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return _WriteLatency(setting)
 
 
 class _WriteLatency:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
         self._config: WriteLatency = setting.config.study
         self._plan = synthetic_plan(self._config.model_bytes, self._config.optimizer_bytes, single=self._config.layout == "single")
         self._stores: dict[tuple[str, int], CheckpointStore] = {}
-        self._image: tuple[tuple[int, int], Image] | None = None
+        self._image: tuple[tuple[int, int], CheckpointImage] | None = None
 
     @property
     def arms(self) -> list[str]:
@@ -68,7 +68,7 @@ class _WriteLatency:
         began = monotonic()
         saved = store.save(image, 0)
         done = monotonic()
-        store.settle(saved, image)
+        store.update_pointers_and_retire(saved, image)
         return {"latency_s": done - began, "write_s": saved.write_s, "commit_s": saved.commit_s, "settle_s": monotonic() - done}
 
     def findings(self, records: Sequence[Record]) -> Findings:
@@ -85,7 +85,7 @@ class _WriteLatency:
         for store in self._stores.values():
             store.close()
 
-    def _snapshot(self, seed: int, step: int) -> Image:
+    def _snapshot(self, seed: int, step: int) -> CheckpointImage:
         """The same content for every arm; made once per round, outside the clock."""
         if self._image is None or self._image[0] != (seed, step):
             self._image = ((seed, step), synthetic_image(self._setting.config.seed + seed, step + 1, self._plan))

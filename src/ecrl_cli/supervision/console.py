@@ -15,7 +15,7 @@ from rich.table import Table
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import visible
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
@@ -25,7 +25,7 @@ TENTHS = 10
 
 
 class UI(Protocol):
-    def launched(self, order: LaunchOrder) -> None:
+    def launched(self, order: AttemptSpec) -> None:
         """An attempt is being launched."""
 
     def progress(self, progress: Progress) -> None:
@@ -51,7 +51,7 @@ class UI(Protocol):
 
 
 class SilentUI:
-    def launched(self, order: LaunchOrder) -> None: ...
+    def launched(self, order: AttemptSpec) -> None: ...
     def progress(self, progress: Progress) -> None: ...
     def state(self, state: str) -> None: ...
     def note(self, text: str) -> None: ...
@@ -69,7 +69,7 @@ class PlainUI:
         self._told = 0
         self._why = "restart, "
 
-    def launched(self, order: LaunchOrder) -> None:
+    def launched(self, order: AttemptSpec) -> None:
         where = f"from step {order.resume_step}" if order.resume_step else "from the beginning"
         if order.memory == SNAPSHOT:
             where += " in memory"
@@ -117,7 +117,7 @@ class LiveUI:
         self._live = Live(self._picture(), console=console, auto_refresh=False, transient=transient, redirect_stdout=False, redirect_stderr=False)
         self._live.start(refresh=True)
 
-    def launched(self, order: LaunchOrder) -> None:
+    def launched(self, order: AttemptSpec) -> None:
         self._restarts, self._step = order.attempt - self._no_restarts, order.resume_step
         self._first = order.resume_step if order.attempt == 0 else self._first
         self.state("going on" if order.continues is not None else "launching" if self._restarts == 0 else "restarting")

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
 from ecrl_cli.checkpoint.format.names import step_name
-from ecrl_cli.checkpoint.store.catalog import Choice, newest_valid
-from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.catalog import ResumeChoice, newest_valid
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import NoValidCheckpoint
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, Rejected, ResumedFrom
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import acknowledge, still_kept
-from ecrl_cli.supervision.in_place.checkpoint_prevalidation import LookAhead
-from ecrl_cli.supervision.in_place.regroup_plan import GoingOn, begin, write_order
-from ecrl_cli.supervision.launch.slurm_allocation import Seats
+from ecrl_cli.supervision.in_place.checkpoint_prevalidation import CheckpointPrevalidator
+from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, begin, write_order
+from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement
 from ecrl_cli.supervision.recall import recall
 
 
@@ -28,10 +28,10 @@ def choose(
     layout: RunLayout,
     store: CheckpointStore,
     earlier: tuple[Attempt, ...],
-    snapshots: Snapshots | None = None,
+    snapshots: SnapshotPair | None = None,
     session: int | None = None,
-    ahead: LookAhead | None = None,
-) -> Choice:
+    ahead: CheckpointPrevalidator | None = None,
+) -> ResumeChoice:
     """What the attempt after `earlier` resumes from, on record as committed; newer acknowledged checkpoints that are gone count as refused.
     With `snapshots`, the state in memory that is newer. What was acknowledged in `session`, the stay of this very supervisor, is looked at once:
     all wait for it, and each rank hashes what it loads. `ahead`: where that look may have been begun.
@@ -43,9 +43,9 @@ def choose(
     mine = {a.attempt for a in earlier if a.session == session}
     ours = {step_name(step) for step, line in kept.items() if line.attempt in mine}
 
-    def look(path: Path) -> GuardReport:
+    def look(path: Path) -> IntegrityReport:
         if path.stem not in ours:
-            return _recognized(store.examine(path), kept)
+            return _recognized(store.verify(path), kept)
         begun = ahead.take(path) if ahead else None
         return _recognized(begun or store.examine_once(path), kept)
 
@@ -62,7 +62,7 @@ def choose(
     return replace(choice, rejected=choice.rejected + gone, recalled=recalled, forgone=forgone)
 
 
-def _recognized(report: GuardReport, kept: dict[int, CheckpointLine]) -> GuardReport:
+def _recognized(report: IntegrityReport, kept: dict[int, CheckpointLine]) -> IntegrityReport:
     """`report`, refused where it is not the checkpoint that was acknowledged at its step: whole, and another one put in its place."""
     line = kept.get(report.global_step or 0)
     if not report.ok or line is None or line.commit_sha256 == report.commit_sha256:
@@ -77,12 +77,17 @@ def _gone(line: CheckpointLine) -> Rejected:
 def set_aside(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejected, ...]) -> None:
     """Move what was refused out of the way of the replay that will commit those steps again; after the refusal is on record."""
     for each in rejected:
-        store.set_aside(layout.root / each.path)
+        store.quarantine(layout.root / each.path)
 
 
 def order(
-    layout: RunLayout, config: RunConfig, earlier: tuple[Attempt, ...], choice: Choice, seats: Seats | None = None, going: GoingOn | None = None
-) -> LaunchOrder:
+    layout: RunLayout,
+    config: RunConfig,
+    earlier: tuple[Attempt, ...],
+    choice: ResumeChoice,
+    seats: NodePlacement | None = None,
+    going: RegroupPlan | None = None,
+) -> AttemptSpec:
     """Write what the next attempt is to do to its launch.json, durably, and give it.
 
     As many ranks as the schedule has behind the step it resumes at: one that falls back behind a change comes to that change again; in a run

@@ -38,7 +38,7 @@ class RunLock:
 
 
 @contextlib.contextmanager
-def held(layout: RunLayout | StudyLayout | SweepLayout) -> Iterator[RunLock]:
+def run_lock(layout: RunLayout | StudyLayout | SweepLayout) -> Iterator[RunLock]:
     """Hold the run directory; RunHeld (exit 8) where another supervisor does, naming it."""
     try:
         fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -7,8 +7,8 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
-from ecrl_cli.checkpoint.store.catalog import Choice
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
+from ecrl_cli.checkpoint.store.catalog import ResumeChoice
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.in_place_recovery import live
 from ecrl_cli.config.schema import BACKGROUND, RunConfig
@@ -16,36 +16,36 @@ from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
 from ecrl_cli.failures.fault_log import read_fired
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt, SupervisorRecord
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.survivor_records import SURVIVED
-from ecrl_cli.supervision.attempts.checkpoint_reconciliation import close_books, still_kept
+from ecrl_cli.supervision.attempts.checkpoint_reconciliation import reconcile_checkpoints, still_kept
 from ecrl_cli.supervision.attempts.restart_policy import Decision, counted, decide
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
-from ecrl_cli.supervision.attempts.supervisor_faults import RestStrikes, WallStrikes, supervised_s
-from ecrl_cli.supervision.attempts.supervisor_record import RecordKeeper, step_range, take_up
+from ecrl_cli.supervision.attempts.supervisor_faults import BetweenAttemptFaults, WallClockFaults, supervised_s
+from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, refresh_run_config, step_range
 from ecrl_cli.supervision.console import UI
-from ecrl_cli.supervision.in_place.checkpoint_prevalidation import LookAhead
-from ecrl_cli.supervision.in_place.in_place_monitor import LiveWatch
-from ecrl_cli.supervision.in_place.regroup_plan import GoingOn, going_on, order_on, steps_of, words
-from ecrl_cli.supervision.in_place.worker_pool import Crew
+from ecrl_cli.supervision.in_place.checkpoint_prevalidation import CheckpointPrevalidator
+from ecrl_cli.supervision.in_place.in_place_monitor import InPlaceMonitor
+from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, going_on, steps_of, write_regroup_launch
+from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
 from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
-from ecrl_cli.supervision.launch.launcher_cache import Launchers
+from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
 from ecrl_cli.supervision.launch.netns_command import parts
-from ecrl_cli.supervision.launch.slurm_allocation import Seats, take_seats
+from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, take_seats
 from ecrl_cli.supervision.launch.writer_process import Writer
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt, preload
 from ecrl_cli.supervision.resume import choose, order, set_aside
-from ecrl_cli.supervision.run_lock import RunLock, held
-from ecrl_cli.supervision.watch.attempt_monitor import AttemptWatch, Ended
-from ecrl_cli.supervision.watch.control_server import Listener
-from ecrl_cli.supervision.watch.grace_budget import GraceArithmetic
-from ecrl_cli.supervision.watch.graceful_stop import to_stop
-from ecrl_cli.supervision.watch.watchdog import Post
+from ecrl_cli.supervision.run_lock import RunLock, run_lock
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
+from ecrl_cli.supervision.watch.control_server import ControlServer
+from ecrl_cli.supervision.watch.grace_budget import GraceBudget
+from ecrl_cli.supervision.watch.graceful_stop import must_not_launch
+from ecrl_cli.supervision.watch.watchdog import WatchdogContext
 
 STOP_GRACE_S = 3.0  # what a writer may still finish when the run is to stop; everything is gone within five seconds
 
@@ -65,9 +65,9 @@ def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher |
             stack.callback(stop.pass_on)
             stack.enter_context(stop)
             stack.callback(ui.close)
-            lock = stack.enter_context(held(layout))
-            take_up(config, layout)
-            own = stack.enter_context(contextlib.closing(Launchers()))
+            lock = stack.enter_context(run_lock(layout))
+            refresh_run_config(config, layout)
+            own = stack.enter_context(contextlib.closing(LauncherCache()))
             with contextlib.closing(Supervisor(config, layout, ui, launcher or own.of(config), stop)) as supervisor:
                 return supervisor.run(lock)
     except OSError as error:
@@ -80,28 +80,30 @@ class Supervisor:
     def __init__(self, config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher, stop: StopSignals) -> None:
         self._config, self._layout, self._ui, self._launcher, self._stop = config, layout, ui, launcher, stop
         run_id = read_run_config(layout).run_id
-        self._keeper = RecordKeeper(layout, run_id, config.target_steps)
+        self._keeper = SupervisorRecordWriter(layout, run_id, config.target_steps)
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
-        self._board = Board.create(max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size)
-        self._snapshots = Snapshots.create() if config.checkpoint.strategy == "in_memory" else None
+        self._board = HeartbeatTable.create(
+            max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size
+        )
+        self._snapshots = SnapshotPair.create() if config.checkpoint.strategy == "in_memory" else None
         self._writer = Writer(layout, self._board)
-        self._grace = GraceArithmetic(layout, config.supervision.grace_s, ui.note)
-        self._listener: Listener | None = None
+        self._grace = GraceBudget(layout, config.supervision.grace_s, ui.note)
+        self._listener: ControlServer | None = None
         self._running: RunningAttempt | None = None
-        self._seats = Seats((), config.world_size)
-        self._crew: Crew | None = None
-        self._going = GoingOn()
-        self._ahead = LookAhead(self._store)
+        self._seats = NodePlacement((), config.world_size)
+        self._crew: WorkerPool | None = None
+        self._going = RegroupPlan()
+        self._ahead = CheckpointPrevalidator(self._store)
         self._unsettled: tuple[int, ...] = ()  # attempts whose checkpoints the writer may still be at
 
     def run(self, lock: RunLock) -> SupervisorRecord:
         processes.sweep(processes.of_run(self._layout.root))
-        self._listener = Listener(self._layout)
+        self._listener = ControlServer(self._layout)
         if live(self._config):
             ahead = self._ahead if self._config.recovery.name == "checkpoint_restart" else None
-            self._crew = Crew(self._listener, self._config.supervision.spares, self._ui.note, ahead)
+            self._crew = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, ahead)
         for attempt in self._layout.attempts():  # all: whoever should have closed them may have been killed before it did
-            close_books(self._layout, attempt, self._store)
+            reconcile_checkpoints(self._layout, attempt, self._store)
         self._keeper.begin()
         reached = any(a.outcome == "completed" for a in self._keeper.record.attempts[-1:])
         decision = Decision("completed", "target reached") if reached else Decision("running", "")
@@ -131,7 +133,7 @@ class Supervisor:
 
     def _attempt(self, lock: RunLock) -> Decision:
         """One attempt, from the choice of its checkpoint to the decision what follows it."""
-        if to_stop(self._stop, self._config, carried=bool(self._going.memory)):
+        if must_not_launch(self._stop, self._config, carried=bool(self._going.memory)):
             return self._stopped(self._stop.received()[0])
         try:
             attempt, todo = self._prepare()
@@ -150,13 +152,13 @@ class Supervisor:
         self._close_attempt(attempt.attempt, ended)
         return self._conclude(attempt, todo, ended)
 
-    def _prepare(self) -> tuple[Attempt, LaunchOrder]:
+    def _prepare(self) -> tuple[Attempt, AttemptSpec]:
         earlier = self._keeper.record.attempts
         self._seats = take_seats(self._config)
-        RestStrikes(self._layout, self._store, self._config.seed).strike(earlier, chooses=not self._going.memory)
-        choice = Choice(None, ())
+        BetweenAttemptFaults(self._layout, self._store, self._config.seed).strike(earlier, chooses=not self._going.memory)
+        choice = ResumeChoice(None, ())
         if self._going.memory:
-            todo = order_on(self._layout, earlier, self._going)
+            todo = write_regroup_launch(self._layout, earlier, self._going)
         else:
             choice = choose(self._layout, self._store, earlier, self._snapshots, self._keeper.session, self._ahead)
             todo = order(self._layout, self._config, earlier, choice, self._seats, self._going)
@@ -177,7 +179,7 @@ class Supervisor:
         )
         return attempt, todo
 
-    def _watch(self, attempt: Attempt, todo: LaunchOrder) -> Ended:
+    def _watch(self, attempt: Attempt, todo: AttemptSpec) -> AttemptResult:
         supervision = self._config.supervision
         spec = LaunchSpec(
             layout=self._layout,
@@ -193,29 +195,29 @@ class Supervisor:
             self._writer.start()
         self._board.clear()
         if self._crew:
-            self._board.admit(todo.world_size)
+            self._board.set_members(todo.world_size)
         self._keeper.open(attempt)
         set_aside(self._layout, self._store, attempt.rejected)
         self._running = self._launcher.launch(spec)
         saves = self._config.checkpoint.strategy != "none"
         logs, strikes = self._layout.attempt(todo.attempt), self._wall_strikes(todo.attempt)
-        post = Post(self._board, supervision, todo, logs, saves, self._ui.note, strikes, self._snapshots)
+        post = WatchdogContext(self._board, supervision, todo, logs, saves, self._ui.note, strikes, self._snapshots)
         ended = self._watcher(self._running, todo, post).run(self._hear)
         self._running = None
         return ended
 
-    def _watcher(self, running: RunningAttempt, todo: LaunchOrder, post: Post) -> AttemptWatch:
+    def _watcher(self, running: RunningAttempt, todo: AttemptSpec, post: WatchdogContext) -> AttemptMonitor:
         assert self._listener is not None
         if self._crew is None:
-            return AttemptWatch(running, todo.attempt, self._listener, self._stop, self._writer, post)
+            return AttemptMonitor(running, todo.attempt, self._listener, self._stop, self._writer, post)
         assert isinstance(running, ZygoteAttempt), "a live run has the zygote"
         self._crew.assign(todo, running)
-        return LiveWatch(running, self._crew, self._stop, self._writer, post)
+        return InPlaceMonitor(running, self._crew, self._stop, self._writer, post)
 
-    def _look_ahead(self, todo: LaunchOrder) -> GoingOn:
+    def _look_ahead(self, todo: AttemptSpec) -> RegroupPlan:
         """Who goes on behind this attempt, if ranks have outlived it. They wait until a spare is warm for each of the dead, where any are kept."""
         if not self._crew or not self._crew.survivors or self._layout.attempt(todo.attempt).final.exists():
-            return GoingOn()
+            return RegroupPlan()
         supervision, missing = self._config.supervision, todo.world_size - len(self._crew.steps())
         spares = self._crew.gather(min(missing, supervision.spares), self._stop, supervision.start_timeout_s)
         going = going_on(self._config, todo.world_size, self._crew.steps(), spares)
@@ -223,14 +225,14 @@ class Supervisor:
             self._crew.dismiss()
         return going
 
-    def _wall_strikes(self, attempt: int) -> WallStrikes:
-        return WallStrikes(self._layout, attempt, self._keeper.record.sessions[-1].started_at, lambda: supervised_s(self._layout))
+    def _wall_strikes(self, attempt: int) -> WallClockFaults:
+        return WallClockFaults(self._layout, attempt, self._keeper.record.sessions[-1].started_at, lambda: supervised_s(self._layout))
 
     def _hear(self, progress: Progress) -> None:
         self._ui.progress(progress)
         self._grace.hear(progress)
 
-    def _close_attempt(self, attempt: int, ended: Ended) -> None:
+    def _close_attempt(self, attempt: int, ended: AttemptResult) -> None:
         """Let the writer finish, or fence it; then kill what else may be left; then end every open checkpoint.
 
         Ranks that go on with what they have in memory do not wait for the writer: it finishes beside them, and its books are closed later.
@@ -245,10 +247,10 @@ class Supervisor:
         processes.sweep(processes.of_run(self._layout.root), (*self._writer.pids, *(self._crew.pids if self._crew else ())))
         if not self._going.memory or not self._writer.pids:
             for each in self._unsettled:
-                close_books(self._layout, each, self._store)
+                reconcile_checkpoints(self._layout, each, self._store)
             self._unsettled = ()
 
-    def _conclude(self, attempt: Attempt, todo: LaunchOrder, ended: Ended) -> Decision:
+    def _conclude(self, attempt: Attempt, todo: AttemptSpec, ended: AttemptResult) -> Decision:
         reached = self._layout.attempt(todo.attempt).final.exists()  # whatever happened to a process after that
         casualty = ended.exits.first
         first_step, last_step = steps_of(attempt, step_range(self._layout, todo.attempt), self._going)
@@ -270,7 +272,7 @@ class Supervisor:
         planned = frozenset(fired.attempt for fired in read_fired(self._layout))
         decision = decide(counted(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.trouble, planned)
         if self._crew and decision.restart:
-            decision = replace(decision, reason=words(decision.reason, todo.world_size, self._going))
+            decision = replace(decision, reason=describe(decision.reason, todo.world_size, self._going))
         if resized and decision.restart:
             self._ui.resized(last)
         elif not reached:
@@ -285,7 +287,7 @@ class Supervisor:
         return Decision("stopped", f"stopped by {name}; {durable}", Stopped(name, f"stopped; {durable}", "the same command goes on with it"))
 
 
-def _outcome(ended: Ended, reached: bool, resized: bool) -> str:
+def _outcome(ended: AttemptResult, reached: bool, resized: bool) -> str:
     """`reached`: the final record is there, whatever became of a process after that."""
     if reached:
         return "completed"

@@ -8,16 +8,16 @@ import socket
 import struct
 import sys
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import FILES, Snapshots
+from ecrl_cli.checkpoint.capture.memory_snapshots import FILES, SnapshotPair
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import Fenced, visible
 from ecrl_cli.linux.pdeathsig import die_with_parent
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, Left, Progress, Standby, Trouble
+from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, RankError, SpareReady
 
-__all__ = ["Control", "Unattended", "die_with_parent"]
+__all__ = ["Control", "NullControl", "die_with_parent"]
 
 _FD = struct.Struct("i")
 _FDS = 1 + FILES  # the board's, the snapshots'
@@ -27,10 +27,10 @@ _LINE_BYTES = 65536
 class Control:
     """Connected on construction and introduced by a Hello (a spare: Standby); Fenced (exit 9) where no supervisor listens: then nobody counts."""
 
-    board: Board | None = None
-    snapshots: Snapshots | None = None
+    board: HeartbeatTable | None = None
+    snapshots: SnapshotPair | None = None
 
-    def __init__(self, layout: RunLayout, first: Hello | Standby) -> None:
+    def __init__(self, layout: RunLayout, first: Hello | SpareReady) -> None:
         self._socket = _connect(layout)
         self._send(first)
 
@@ -45,8 +45,8 @@ class Control:
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 board, *snapshots = [fd for (fd,) in _FD.iter_unpack(content)]
-                self.board = Board(board)
-                self.snapshots = Snapshots(snapshots) if snapshots else None
+                self.board = HeartbeatTable(board)
+                self.snapshots = SnapshotPair(snapshots) if snapshots else None
 
     def progress(self, progress: Progress) -> None:
         """For the eyes only: dropped rather than waited for when the supervisor is slow to read."""
@@ -57,11 +57,11 @@ class Control:
         except OSError as error:
             raise _gone() from error
 
-    def trouble(self, trouble: Trouble) -> None:
+    def trouble(self, trouble: RankError) -> None:
         """Tell why this rank is about to end; with the supervisor when this returns."""
         self._send(trouble)
 
-    def leave(self, left: Left) -> Assignment | None:
+    def leave(self, left: LeftAttempt) -> Assignment | None:
         """Tell that this rank has outlived its attempt; gives what it is to do next."""
         self._send(left)
         return self.assignment()
@@ -88,14 +88,14 @@ class Control:
             self.board.close()
             self.board = None
 
-    def _send(self, message: Hello | Standby | Left | Trouble) -> None:
+    def _send(self, message: Hello | SpareReady | LeftAttempt | RankError) -> None:
         try:
             self._socket.sendall(line_of(message))
         except OSError as error:
             raise _gone() from error
 
 
-class Unattended(Control):
+class NullControl(Control):
     """A rank on another machine than its supervisor has no line to it. Its last words are printed: the agents' output is the supervisor's."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Unattended(Control):
     def progress(self, progress: Progress) -> None:
         """Rank 0, which speaks for all, is never here."""
 
-    def trouble(self, trouble: Trouble) -> None:
+    def trouble(self, trouble: RankError) -> None:
         sys.stderr.write(f"rank {trouble.rank}: {visible(trouble.text)}\n")
 
     def close(self) -> None:

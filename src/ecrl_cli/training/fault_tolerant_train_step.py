@@ -10,17 +10,17 @@ import torch
 
 from ecrl_cli.checkpoint.capture.rng import capture_rng, packed, restore_rng, unpacked
 from ecrl_cli.data.loading import Batch
-from ecrl_cli.recovery.fault_tolerant_allreduce import Bereaved, Survivors, group_of_one
+from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
 from ecrl_cli.training.ddp import WarmUp, wrap
 from ecrl_cli.training.heartbeat import Pulse
-from ecrl_cli.training.train_step import DataParallelLearner, Learned
+from ecrl_cli.training.train_step import DataParallelLearner, StepResult
 
 Keep = Callable[[int, bytes], None]
 _LOSS = struct.Struct("<d")
 
 
 @dataclass
-class LiveLearner(DataParallelLearner):
+class FaultTolerantTrainStep(DataParallelLearner):
     """`model` is the bare one. It serves attempt after attempt, each time from another `seat`."""
 
     warm_up: WarmUp = field(kw_only=True)
@@ -34,7 +34,7 @@ class LiveLearner(DataParallelLearner):
         self.model.register_comm_hook(None, lambda state, bucket: self._peers.hook(bucket))  # other annotations than DDP's would be refused
         self._bare.register_forward_pre_hook(lambda *given: self.pulse.work())
 
-    def seat(self, peers: Survivors, pulse: Pulse, keep: Keep) -> None:
+    def seat(self, peers: FaultTolerantGroup, pulse: Pulse, keep: Keep) -> None:
         """Take part among `peers`; `keep` puts what it is given where it outlives this rank."""
         self._peers, self.pulse, self._keep = peers, pulse, keep
 
@@ -43,13 +43,13 @@ class LiveLearner(DataParallelLearner):
         self._states = capture_rng(self.device)
         self._keep(global_step, _LOSS.pack(loss) + packed(self._states))
 
-    def learn(self, batch: Batch, global_step: int) -> Learned:
+    def learn(self, batch: Batch, global_step: int) -> StepResult:
         """Bereaved where the step is given up: this rank is then what it was in front of it."""
         self._peers.begin(global_step)
         before = [buffer.clone() for buffer in self._buffers]
         try:
             return super().learn(batch, global_step)
-        except Bereaved:
+        except PeersLost:
             self._roll_back(before)
             raise
 
@@ -59,7 +59,7 @@ class LiveLearner(DataParallelLearner):
         self.remember(global_step, float(loss.item()))
         try:
             self._peers.finish(self._buffers)
-        except Bereaved:
+        except PeersLost:
             self._states = behind
             raise
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 
 
 class Pulse:
     """`board` None: on another machine than its supervisor, a rank is not watched and not asked."""
 
-    def __init__(self, board: Board | None, rank: int) -> None:
+    def __init__(self, board: HeartbeatTable | None, rank: int) -> None:
         self._board, self._rank = board, rank
         self._global_step, self._phase = 0, "nowhere"
         self._own_s, self._worked_s = 0.0, 0.0

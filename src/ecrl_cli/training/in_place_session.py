@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from ecrl_cli.checkpoint.capture.rng import restore_rng
-from ecrl_cli.checkpoint.capture.state_transfer import handed, size_of, take
-from ecrl_cli.checkpoint.capture.train_position import Progress as Restored
-from ecrl_cli.checkpoint.capture.train_state import Sampler, Stateful, StatePack
+from ecrl_cli.checkpoint.capture.state_transfer import pack_state, size_of, unpack_state
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition as Restored
+from ecrl_cli.checkpoint.capture.train_state import Sampler, Stateful, TrainState
 from ecrl_cli.checkpoint.store.checkpoint_log import submitted
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.datasets import build_dataset
@@ -25,32 +25,32 @@ from ecrl_cli.data.sample_set import SampleSet
 from ecrl_cli.errors import ConfigError, EcrlError
 from ecrl_cli.models import build as build_model
 from ecrl_cli.records.events import DatasetRecord
-from ecrl_cli.records.messages import Left
+from ecrl_cli.records.messages import LeftAttempt
 from ecrl_cli.records.survivor_records import SURVIVORS
-from ecrl_cli.recovery.fault_tolerant_allreduce import Bereaved, Survivors
+from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost
 from ecrl_cli.recovery.membership import BoardMembership
 from ecrl_cli.training.ddp import WarmUp
-from ecrl_cli.training.fault_tolerant_train_step import LiveLearner, put_back, remembered
+from ecrl_cli.training.fault_tolerant_train_step import FaultTolerantTrainStep, put_back, remembered
 from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import TcpStoreAddress
 from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.session import Session, make_deterministic
 from ecrl_cli.training.survivor_report import enter, testify
-from ecrl_cli.training.train_loop import Loop
-from ecrl_cli.training.train_step import DataParallelLearner, Learner
+from ecrl_cli.training.train_loop import TrainLoop
+from ecrl_cli.training.train_step import DataParallelLearner, TrainStep
 
 
 @dataclass(frozen=True)
-class Ready:
+class WarmTrainer:
     """`pack`: the state that `learner` trains, whoever's it is."""
 
-    learner: Learner
+    learner: TrainStep
     sampler: ResumableGlobalBatchSampler
-    pack: StatePack
+    pack: TrainState
 
 
-class Kept:
+class CarriedState:
     """What a process keeps from one attempt to the next. `loop`: the one that it left with its state; None: it has no state. `ready`: what it has
     trained with before, or a spare has warmed up, to load a state into. Making that anew takes longer than loading."""
 
@@ -58,27 +58,27 @@ class Kept:
         allow_descriptors()
         timeout = timedelta(seconds=timeout_s)
         self.store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-        self.loop: Loop | None = None
-        self.ready: Ready | None = None
+        self.loop: TrainLoop | None = None
+        self.ready: WarmTrainer | None = None
         self.data: tuple[SampleSet, DatasetRecord] | None = None
 
 
-class LiveSession(Session):
+class InPlaceSession(Session):
     """One rank in one attempt. `kept` is what its process has from before, and has afterwards."""
 
-    kept: Kept
-    peers: Survivors
-    pack: StatePack | None = None  # as soon as it is the state that this attempt goes on from
+    kept: CarriedState
+    peers: FaultTolerantGroup
+    pack: TrainState | None = None  # as soon as it is the state that this attempt goes on from
 
-    def take_part(self, kept: Kept) -> Left | None:
+    def take_part(self, kept: CarriedState) -> LeftAttempt | None:
         """As `train`; gives what is to be said where the attempt ended because others died."""
         self.kept = kept
         if not self.took_along:
             kept.loop = None
         try:
             self.train()
-        except Bereaved:
-            return self.depart()
+        except PeersLost:
+            return self.leave_attempt()
         return None
 
     @property
@@ -97,45 +97,45 @@ class LiveSession(Session):
             return super().settle()
         return torch.device("cpu")
 
-    def join(self) -> Survivors:
+    def join(self) -> FaultTolerantGroup:
         address, board = self.rendezvous.store, self.control.board
         assert address is not None and board is not None, "live recovery is of the zygote's ranks alone"
         timeout, lossy = timedelta(seconds=self.config.supervision.collective_timeout_s), self.config.recovery.name == "lossy_forward"
         if self.took_along:
             self.pack = self.seated()
-        self.peers = Survivors(self.kept.store, address.prefix, self.rank, BoardMembership(board), timeout, lossy=lossy)
+        self.peers = FaultTolerantGroup(self.kept.store, address.prefix, self.rank, BoardMembership(board), timeout, lossy=lossy)
         self.peers.form(self.world_size)
         if self.pack:
             self.pack.peers = self.peers
         return self.peers
 
-    def seated(self) -> StatePack:
+    def seated(self) -> TrainState:
         """The state that this process has, as this attempt's rank."""
         before = self.kept.loop
         assert before is not None
-        return StatePack(*_parts(before.pack), self.rank, self.world_size)
+        return TrainState(*_parts(before.pack), self.rank, self.world_size)
 
     def data(self) -> tuple[SampleSet, DatasetRecord]:
         self.kept.data = self.kept.data or super().data()
         return self.kept.data
 
-    def state(self, record: DatasetRecord) -> tuple[Learner, ResumableGlobalBatchSampler, StatePack]:
+    def state(self, record: DatasetRecord) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
         ready = self.kept.ready
         if self.kept.loop is not None and self.pack is not None:
             return self.kept.loop.learner, self.kept.loop.sampler, self.pack
         if ready is None or not self.loads:
             return super().state(record)
         seed_rank(self.config.seed, self.rank, self.order.resume_step)
-        return ready.learner, ready.sampler, StatePack(*_parts(ready.pack), self.rank, self.world_size, self.peers)
+        return ready.learner, ready.sampler, TrainState(*_parts(ready.pack), self.rank, self.world_size, self.peers)
 
     def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]) -> DataParallelLearner:
         return learner_of(self.config, model, optimizer, WarmUp.of(self.config, shape, self.device), self.pulse)
 
-    def restore(self, pack: StatePack) -> Restored:
+    def restore(self, pack: TrainState) -> Restored:
         if self.order.memory != SURVIVORS:
             return super().restore(pack)
         kept = self.inherited()
-        resumed = self.handed_round(pack)
+        resumed = self.broadcast_state(pack)
         if kept is None:
             return resumed
         loss, states = remembered(kept, self.device)
@@ -147,9 +147,9 @@ class LiveSession(Session):
         origin, board = self.order.origins[self.rank], self.control.board
         if self.took_along or origin < 0 or board is None:
             return None
-        return board.kept(origin, self.order.resume_step)
+        return board.load_rank_state(origin, self.order.resume_step)
 
-    def handed_round(self, pack: StatePack) -> Restored:
+    def broadcast_state(self, pack: TrainState) -> Restored:
         """The lowest rank that has the state gives it to those who have joined."""
         before, mine = self.kept.loop, None
         if before is not None:
@@ -158,25 +158,25 @@ class LiveSession(Session):
             assert mine is not None
             return mine
         source = min(set(range(self.world_size)) - {*self.order.joined})
-        header, data = handed(pack, mine) if mine is not None and self.rank == source else (b"", torch.empty(0, dtype=torch.uint8))
+        header, data = pack_state(pack, mine) if mine is not None and self.rank == source else (b"", torch.empty(0, dtype=torch.uint8))
         length = int(self.peers.broadcast(torch.tensor([len(header)]), source))
         header = self.received(torch.frombuffer(bytearray(header), dtype=torch.uint8) if header else None, length, source).numpy().tobytes()
         data = self.received(data if header and self.rank == source else None, size_of(header), source)
-        return mine if mine is not None else take(pack, header, data)
+        return mine if mine is not None else unpack_state(pack, header, data)
 
     def received(self, given: torch.Tensor | None, length: int, source: int) -> torch.Tensor:
         return self.peers.broadcast(torch.empty(length, dtype=torch.uint8) if given is None else given, source)
 
-    def load(self) -> Loop:
+    def load(self) -> TrainLoop:
         loop, board = super().load(), self.control.board
         self.pack = loop.pack
-        assert isinstance(loop.learner, LiveLearner) and board is not None
-        loop.learner.seat(self.peers, self.pulse, partial(board.keep, self.rank))
+        assert isinstance(loop.learner, FaultTolerantTrainStep) and board is not None
+        loop.learner.seat(self.peers, self.pulse, partial(board.store_rank_state, self.rank))
         loop.learner.remember(loop.global_step, loop.loss)
         loop.owed |= self.order.memory == SURVIVORS and loop.global_step > 0 and not submitted(self.layout, self.order)
         return loop
 
-    def depart(self) -> Left:
+    def leave_attempt(self) -> LeftAttempt:
         """Close what belongs to this attempt, say how it ended, keep the rest."""
         self.injector.disarm()
         if self.pack is None and self.config.recovery.name != "checkpoint_restart":
@@ -185,18 +185,18 @@ class LiveSession(Session):
         if self.loop:
             self.loop.strategy.close()
             self.loop.journal.close()
-            self.kept.loop, self.kept.ready = self.loop, Ready(self.loop.learner, self.loop.sampler, self.loop.pack)
+            self.kept.loop, self.kept.ready = self.loop, WarmTrainer(self.loop.learner, self.loop.sampler, self.loop.pack)
         self.clock.switch("idle")
         self.clock.close()
         taken = self.pack if self.config.recovery.name != "checkpoint_restart" else None
         said = testify(self.logs, self.order.attempt, step, self.rank, self.peers, taken)
         if self.loop and said.redone:
             enter(self.logs, said, self.loop.sampler, self.world_size)
-        return Left(self.rank, os.getpid(), self.order.attempt, step, said.alive)
+        return LeftAttempt(self.rank, os.getpid(), self.order.attempt, step, said.alive)
 
-    def leave(self, loop: Loop) -> None:
+    def leave(self, loop: TrainLoop) -> None:
         """All is done and on record: whoever dies now, or has died, changes nothing for this rank."""
-        with suppress(Bereaved):
+        with suppress(PeersLost):
             super().leave(loop)
             self.peers.leave()
 
@@ -213,29 +213,29 @@ def allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def learner_of(config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, pulse: Pulse) -> LiveLearner:
+def learner_of(config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, pulse: Pulse) -> FaultTolerantTrainStep:
     device = warm_up.device
     scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
-    return LiveLearner(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), pulse, warm_up=warm_up)
+    return FaultTolerantTrainStep(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), pulse, warm_up=warm_up)
 
 
-def warmed_up(config: RunConfig, address: TcpStoreAddress) -> Kept:
+def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
     """What a spare can do before it is needed: imports, the data set, what a rank trains with, and a first forward and backward, the slow ones."""
-    kept = Kept(address, config.supervision.collective_timeout_s)
+    kept = CarriedState(address, config.supervision.collective_timeout_s)
     device = make_deterministic(config, 0)
     dataset = build_dataset(config.dataset)
     record = describe(dataset)
     kept.data = (dataset, record)
     model = build_model(config.model, record.classes, record.shape)
     optimizer = build_optimizer(config.optimizer, model.parameters())
-    rehearse(model, config, record)
+    warm_up_model(model, config, record)
     learner = learner_of(config, model, optimizer, WarmUp.of(config, record.shape, device), Pulse(None, 0))
     sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
-    kept.ready = Ready(learner, sampler, StatePack(model, optimizer, learner.scheduler, learner.scaler, sampler, 0, 1))
+    kept.ready = WarmTrainer(learner, sampler, TrainState(model, optimizer, learner.scheduler, learner.scaler, sampler, 0, 1))
     return kept
 
 
-def rehearse(model: torch.nn.Module, config: RunConfig, record: DatasetRecord) -> None:
+def warm_up_model(model: torch.nn.Module, config: RunConfig, record: DatasetRecord) -> None:
     """Forward and backward once, over nothing: kernels are chosen, and memory is there. It leaves `model` as it was."""
     before = [buffer.clone() for buffer in model.buffers()]
     with autocast(config.precision, torch.device("cpu")):
@@ -245,6 +245,6 @@ def rehearse(model: torch.nn.Module, config: RunConfig, record: DatasetRecord) -
     put_back(model.buffers(), before)
 
 
-def _parts(pack: StatePack) -> tuple[torch.nn.Module, torch.optim.Optimizer, Stateful, Stateful | None, Sampler]:
+def _parts(pack: TrainState) -> tuple[torch.nn.Module, torch.optim.Optimizer, Stateful, Stateful | None, Sampler]:
     """What it is made of, whoever's it is."""
     return pack.model, pack.optimizer, pack.scheduler, pack.scaler, pack.sampler

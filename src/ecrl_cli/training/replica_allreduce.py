@@ -13,27 +13,27 @@ import torch
 import torch.distributed as dist
 
 from ecrl_cli.config.elastic import owned
-from ecrl_cli.training.tree_reduce import TreeSum, whole_nodes
+from ecrl_cli.training.tree_reduce import TreeReduce, whole_nodes
 
 
 class Exchange(Protocol):
-    def __call__(self, tree: TreeSum[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
         """The sum of all leaves, on every rank, from what this rank's `tree` holds: vectors of one length and type. Collective."""
 
 
-def alone(tree: TreeSum[torch.Tensor]) -> torch.Tensor:
+def alone(tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
     """One process holds all leaves."""
     return tree.root
 
 
-class BetweenRanks:
+class ReplicaAllreduce:
     """The exchange of `rank` with the others of the default process group."""
 
     def __init__(self, replicas: int, rank: int, world_size: int) -> None:
         self._replicas, self._rank, self._world_size = replicas, rank, world_size
         self._nodes = [whole_nodes(owned(replicas, each, world_size), replicas) for each in range(world_size)]
 
-    def __call__(self, tree: TreeSum[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
         vectors = [vector for _, vector in tree.sums]
         length = vectors[0].numel()
         piece = -(-length // self._world_size)
@@ -53,7 +53,7 @@ class BetweenRanks:
         return received
 
     def _completed(self, received: torch.Tensor, piece: int) -> torch.Tensor:
-        tree: TreeSum[torch.Tensor] = TreeSum(self._replicas, torch.Tensor.add_)
+        tree: TreeReduce[torch.Tensor] = TreeReduce(self._replicas, torch.Tensor.add_)
         nodes = (node for each in self._nodes for node in each)
         for node, part in zip(nodes, torch.split(received, piece), strict=True):
             tree.push(node, part)

@@ -19,11 +19,11 @@ from ecrl_cli.data.loading import Batch
 from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.replica_allreduce import Exchange
 from ecrl_cli.training.seeding import seed_replica
-from ecrl_cli.training.train_step import Learned
-from ecrl_cli.training.tree_reduce import TreeSum
+from ecrl_cli.training.train_step import StepResult
+from ecrl_cli.training.tree_reduce import TreeReduce
 
 
-class Contribution:
+class ReplicaGradient:
     """How what a replica gives lies in one vector: loss, which parameters have a gradient, gradients, float buffers, which of their elements moved.
 
     The vector's type is float32, or wider where the model's is. Buffers of other types (BatchNorm's counter) are no means of anything: they are
@@ -91,11 +91,11 @@ class ReplicaLearner:
     replicas: int
     owned: range
     exchange: Exchange
-    contribution: Contribution
+    contribution: ReplicaGradient
 
-    def learn(self, batch: Batch, global_step: int) -> Learned:
+    def learn(self, batch: Batch, global_step: int) -> StepResult:
         """Every owned replica, the exchange, the update. Leaves the same streams behind on every rank."""
-        tree: TreeSum[torch.Tensor] = TreeSum(self.replicas, torch.Tensor.add_)
+        tree: TreeReduce[torch.Tensor] = TreeReduce(self.replicas, torch.Tensor.add_)
         size = len(batch.ids) // len(self.owned)
         self.contribution.begin()
         losses = []
@@ -110,7 +110,7 @@ class ReplicaLearner:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
-        return Learned(float(loss.item()), tuple(torch.stack(losses).tolist()))
+        return StepResult(float(loss.item()), tuple(torch.stack(losses).tolist()))
 
     def _compute(self, batch: Batch, part: slice) -> torch.Tensor:
         """One replica's forward and backward pass; gives its mean loss. It has its samples in memory of its own: where they lie must not matter."""

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ecrl_cli.checkpoint.capture.collectives import DefaultGroup, Peers
+from ecrl_cli.checkpoint.capture.collectives import Collectives, DefaultGroup
 from ecrl_cli.checkpoint.capture.loading import load_snapshot
 from ecrl_cli.checkpoint.capture.train_position import NOWHERE
-from ecrl_cli.checkpoint.capture.train_position import Progress as Restored
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition as Restored
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.strategies.factory import make_in_memory, make_strategy
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
@@ -30,8 +30,8 @@ from ecrl_cli.failures.faulty_store import store_for
 from ecrl_cli.failures.injector import Injector
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.models import build as build_model
-from ecrl_cli.records.attempt_spec import LaunchOrder
-from ecrl_cli.records.events import DatasetRecord, Final
+from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.records.events import DatasetRecord, FinalState
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
@@ -44,25 +44,25 @@ from ecrl_cli.training.ddp import WarmUp, wrap
 from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import Rendezvous
-from ecrl_cli.training.replica_allreduce import BetweenRanks, alone
-from ecrl_cli.training.replicas import Contribution, ReplicaLearner
+from ecrl_cli.training.replica_allreduce import ReplicaAllreduce, alone
+from ecrl_cli.training.replicas import ReplicaGradient, ReplicaLearner
 from ecrl_cli.training.seeding import seed_rank, seed_replica
 from ecrl_cli.training.state_digests import DigestSchedule
-from ecrl_cli.training.train_loop import Loop
-from ecrl_cli.training.train_step import DataParallelLearner, Learner
+from ecrl_cli.training.train_loop import TrainLoop
+from ecrl_cli.training.train_step import DataParallelLearner, TrainStep
 
 
 class Session:
     """One rank in one attempt, from the group's first handshake to the final record."""
 
-    def __init__(self, config: RunConfig, layout: RunLayout, order: LaunchOrder, rendezvous: Rendezvous, clock: SpanClock, control: Control) -> None:
+    def __init__(self, config: RunConfig, layout: RunLayout, order: AttemptSpec, rendezvous: Rendezvous, clock: SpanClock, control: Control) -> None:
         self.config, self.layout, self.order, self.rendezvous = config, layout, order, rendezvous
         self.clock, self.control = clock, control
         self.logs = layout.attempt(order.attempt)
         self.rank, self.world_size = rendezvous.rank, order.world_size
         self.pulse = Pulse(control.board, self.rank)
         self.injector = Injector(layout, order.attempt, self.rank, order.pending)
-        self.loop: Loop | None = None
+        self.loop: TrainLoop | None = None
 
     def train(self) -> None:
         """Join, load, run to the end; at the target record the final state; leave."""
@@ -86,7 +86,7 @@ class Session:
     def settle(self) -> torch.device:
         return make_deterministic(self.config, self.rendezvous.local_rank)
 
-    def join(self) -> Peers:
+    def join(self) -> Collectives:
         join_group(self.config, self.rendezvous, self.device)
         return DefaultGroup()
 
@@ -94,7 +94,7 @@ class Session:
         dataset = build_dataset(self.config.dataset)
         return dataset, describe(dataset)
 
-    def load(self) -> Loop:
+    def load(self) -> TrainLoop:
         """Everything the loop needs, restored from the checkpoint that the supervisor chose; the RNG comes last."""
         config = self.config
         dataset, record = self.data()
@@ -102,7 +102,7 @@ class Session:
         learner, sampler, pack = self.state(record)
         resumed = self.restore(pack)
         self.injector.attach(pack.model, pack.optimizer, pack)
-        return Loop(
+        return TrainLoop(
             config=config,
             attempt=self.order.attempt,
             rank=self.rank,
@@ -125,7 +125,7 @@ class Session:
             owed=self.order.memory == SNAPSHOT,  # chosen because nothing durable is as new
         )
 
-    def state(self, record: DatasetRecord) -> tuple[Learner, ResumableGlobalBatchSampler, StatePack]:
+    def state(self, record: DatasetRecord) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
         """What is restored or begins from the seed, and is trained."""
         config = self.config
         model = self.model(record)
@@ -134,7 +134,7 @@ class Session:
         replicas = config.elastic.replicas
         sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
         parts = (model, optimizer, learner.scheduler, learner.scaler, sampler)
-        pack = StatePack(*parts, self.rank, self.world_size, self.peers, shared_rng=replicas > 0)
+        pack = TrainState(*parts, self.rank, self.world_size, self.peers, shared_rng=replicas > 0)
         if replicas:
             seed_replica(config.seed, self.order.resume_step, replicas)
         else:
@@ -164,11 +164,11 @@ class Session:
             seed=config.seed,
             replicas=count,
             owned=owned(count, self.rank, self.world_size),
-            exchange=BetweenRanks(count, self.rank, self.world_size) if self.world_size > 1 else alone,
-            contribution=Contribution(model),
+            exchange=ReplicaAllreduce(count, self.rank, self.world_size) if self.world_size > 1 else alone,
+            contribution=ReplicaGradient(model),
         )
 
-    def strategy(self, pack: StatePack) -> Strategy:
+    def strategy(self, pack: TrainState) -> Strategy:
         config, attempt, snapshots = self.config, self.order.attempt, self.control.snapshots
         if config.checkpoint.strategy == "in_memory":
             assert snapshots is not None, "a supervisor that was asked for in_memory answers with the memory"
@@ -181,7 +181,7 @@ class Session:
         store.fs = beating(store.fs, self.pulse.again)
         return store
 
-    def restore(self, pack: StatePack) -> Restored:
+    def restore(self, pack: TrainState) -> Restored:
         """Restore `pack` where there is something to resume from; gives where this rank stands."""
         if self.order.memory == SNAPSHOT:
             assert self.control.snapshots is not None
@@ -210,13 +210,13 @@ class Session:
         if self.rank == 0:
             self.control.progress(Progress(global_step, phase, monotonic(), loss))
 
-    def finish(self, loop: Loop, loss: float) -> None:
+    def finish(self, loop: TrainLoop, loss: float) -> None:
         """The end of the goodput clock, then the final digests: only a run that has this record reached its target."""
         at = self.clock.switch("idle")
         self.pulse.phase("done")
         digests, ranks = loop.pack.digests(), loop.pack.rank_states(loop.progress())
         if self.rank == 0:
-            final = Final(
+            final = FinalState(
                 global_step=loop.global_step,
                 attempt=self.order.attempt,
                 at=at,
@@ -231,7 +231,7 @@ class Session:
             write_json(self.logs.final, encode(final))
         self.report(loop.global_step, "done", loss)
 
-    def leave(self, loop: Loop) -> None:
+    def leave(self, loop: TrainLoop) -> None:
         """Everything is durable: close the books and go."""
         self.clock.switch("idle")
         loop.strategy.close()
@@ -273,6 +273,6 @@ def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) 
     dist.init_process_group(backend, store=scoped, rank=rendezvous.rank, world_size=rendezvous.world_size, timeout=timeout)
 
 
-def process_ids(peers: Peers) -> list[int]:
+def process_ids(peers: Collectives) -> list[int]:
     """Of all ranks, in order; collective."""
     return [int(pid) for pid in peers.all_gather(torch.tensor([os.getpid()]))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import RecordError
@@ -22,7 +22,7 @@ from ecrl_cli.storage.files import write_json
 class DigestSchedule:
     """One rank's, in an attempt that begins behind step `began`. Made, collectively, where all ranks have met and none has begun a step."""
 
-    def __init__(self, config: RunConfig, layout: RunLayout, began: int, pack: StatePack) -> None:
+    def __init__(self, config: RunConfig, layout: RunLayout, began: int, pack: TrainState) -> None:
         self._config, self._layout, self._began = config, layout, began
         self._interval = _told(pack, _recorded(layout) if pack.rank == 0 else None) if config.state_digests == "auto" else EVERY_STEP
         self._step_s: list[float] = []
@@ -37,7 +37,7 @@ class DigestSchedule:
             self._step_s.append(step_s)
             self._digest_s.append(digest_s)
 
-    def agree(self, pack: StatePack) -> None:
+    def agree(self, pack: TrainState) -> None:
         """Behind the last of the steps that are measured: record the interval. Collective then, and of no effect otherwise."""
         if self._interval is not None or len(self._step_s) < MEASURED_STEPS:
             return
@@ -47,7 +47,7 @@ class DigestSchedule:
         self._interval = _told(pack, own)
 
 
-def _told(pack: StatePack, own: DigestInterval | None) -> DigestInterval | None:
+def _told(pack: TrainState, own: DigestInterval | None) -> DigestInterval | None:
     """What rank 0 has for `own`, on every rank; of the times nobody else needs to know. Collective."""
     if pack.world_size == 1:
         return own

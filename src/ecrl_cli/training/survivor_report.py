@@ -6,25 +6,25 @@ from collections.abc import Sequence
 
 import torch
 
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.data.order import ResumableGlobalBatchSampler, position
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import AttemptLayout
-from ecrl_cli.records.survivor_records import LedgerLine, Redone, Testimony
-from ecrl_cli.recovery.fault_tolerant_allreduce import Survivors
+from ecrl_cli.records.survivor_records import LostSamples, RedoneStep, SurvivorReport
+from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup
 from ecrl_cli.recovery.lost_samples import lost
 from ecrl_cli.storage.files import write_whole
 
 Layers = tuple[tuple[str, ...], ...]
 
 
-def testify(logs: AttemptLayout, attempt: int, global_step: int, rank: int, peers: Survivors, pack: StatePack | None) -> Testimony:
+def testify(logs: AttemptLayout, attempt: int, global_step: int, rank: int, peers: FaultTolerantGroup, pack: TrainState | None) -> SurvivorReport:
     """Write it down, durably. `pack` None: this rank has no state of its own, and goes back to a checkpoint with all others."""
     redone = tuple(peers.redone)
     layers = layers_of(pack.model, peers.parameters) if pack and redone else ()
     digest = pack.state_digest() if pack else ""
-    said = Testimony(global_step, attempt, rank, peers.alive, redone, layers, digest, monotonic(), wall())
+    said = SurvivorReport(global_step, attempt, rank, peers.alive, redone, layers, digest, monotonic(), wall())
     write_whole(logs.testimony(rank), line_of(said))
     return said
 
@@ -35,14 +35,14 @@ def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) ->
     return tuple(tuple(names[parameter] for parameter in buckets[index]) for index in sorted(buckets))
 
 
-def enter(logs: AttemptLayout, said: Testimony, sampler: ResumableGlobalBatchSampler, world_size: int) -> None:
+def enter(logs: AttemptLayout, said: SurvivorReport, sampler: ResumableGlobalBatchSampler, world_size: int) -> None:
     """The attempt's ledger: what the dead had in the mini-batch that was finished without them."""
     lines = ledger(said.redone, said.layers, sampler, world_size)
     if lines:
         write_whole(logs.ledger(said.rank), b"".join(map(line_of, lines)))
 
 
-def ledger(redone: Sequence[Redone], layers: Layers, sampler: ResumableGlobalBatchSampler, world_size: int) -> list[LedgerLine]:
+def ledger(redone: Sequence[RedoneStep], layers: Layers, sampler: ResumableGlobalBatchSampler, world_size: int) -> list[LostSamples]:
     """A line for each of the dead: its samples have no influence from the first bucket on that was done again without it."""
     lines = []
     for number, death in enumerate(redone):

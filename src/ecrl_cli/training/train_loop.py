@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from ecrl_cli.checkpoint.capture.train_position import Progress
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.loading import Batch, BatchLoader
@@ -22,7 +22,7 @@ from ecrl_cli.records.rank_state import RANK_COMPONENTS
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.training.heartbeat import Pulse
 from ecrl_cli.training.state_digests import DigestSchedule
-from ecrl_cli.training.train_step import Learned, Learner
+from ecrl_cli.training.train_step import StepResult, TrainStep
 
 
 class Reporter(Protocol):
@@ -32,7 +32,7 @@ class Reporter(Protocol):
 
 
 @dataclass
-class Loop:
+class TrainLoop:
     """One rank's training loop from `global_step` (done already) to the target, or to the step `until` behind which a change of the world size,
     or the word to stop, ends the attempt."""
 
@@ -40,10 +40,10 @@ class Loop:
     attempt: int
     rank: int
     world_size: int
-    learner: Learner
+    learner: TrainStep
     loader: BatchLoader
     sampler: ResumableGlobalBatchSampler
-    pack: StatePack
+    pack: TrainState
     strategy: Strategy
     injector: Injector
     pulse: Pulse
@@ -65,7 +65,7 @@ class Loop:
         """Train to the end and wait for everything in flight; gives the last loss. Raises if the last step's checkpoint is due and lost."""
         if self.global_step:  # what should have struck here is still to come where the run was stopped in between
             self.injector.at_boundary(self.global_step, self.flush)
-        self.heed_stop()
+        self.check_stop()
         if prepared := self.owed and self.checkpoint_due():
             self.clock.global_step = self.global_step  # what the save costs is booked on the step that it is of
             self.strategy.prepare()
@@ -74,7 +74,7 @@ class Loop:
             self.step()
             if self.digests is not None:
                 self.digests.agree(self.pack)
-            self.heed_stop()
+            self.check_stop()
             if not prepared:
                 self.clock.switch("warm_up")
                 self.strategy.prepare()
@@ -96,19 +96,19 @@ class Loop:
         self.pulse.phase("saving")
         self.injector.before_save(self.global_step)
         if not remembered:
-            self.strategy.remember(self.progress())
+            self.strategy.snapshot(self.progress())
         self.strategy.save(self.progress())
 
     def remember(self) -> None:
         self.injector.before_save(self.global_step)
-        self.strategy.remember(self.progress())
+        self.strategy.snapshot(self.progress())
 
     def flush(self) -> None:
         """Wait for everything in flight, and say so: a wait for the writer is no hang while the writer moves."""
         self.pulse.phase("flushing")
         self.strategy.flush()
 
-    def heed_stop(self) -> None:
+    def check_stop(self) -> None:
         """Where all ranks are to stop behind a step, that step is this attempt's last.
 
         Asked between a step and its checkpoint: a rank that missed the word at the step before sees it here, and all save together.
@@ -140,7 +140,7 @@ class Loop:
             fact = f"is {self.loss} at step {self.global_step + 1} on rank {self.rank}"
             raise LossNotFinite("loss", fact, "if it comes back after a restart, lower optimizer.lr")
 
-    def log(self, batch: Batch, epoch: int, cursor: int, began: float, learned: Learned) -> None:
+    def log(self, batch: Batch, epoch: int, cursor: int, began: float, learned: StepResult) -> None:
         """The evidence of the step: with the kernel before any barrier that precedes a capture."""
         now = monotonic()
         due = self.digests is not None and self.digests.due(self.global_step)
@@ -179,7 +179,7 @@ class Loop:
         checkpoint = self.config.checkpoint
         return checkpoint.strategy == "in_memory" and self.global_step % checkpoint.memory_every == 0
 
-    def progress(self) -> Progress:
+    def progress(self) -> TrainPosition:
         """Where the run stands: what the next step will consume."""
         loss = self.loss if math.isfinite(self.loss) else None
-        return Progress(self.global_step, self.sampler.epoch, self.sampler.cursor_step, self.config.seed, self.line_chain, loss)
+        return TrainPosition(self.global_step, self.sampler.epoch, self.sampler.cursor_step, self.config.seed, self.line_chain, loss)

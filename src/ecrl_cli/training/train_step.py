@@ -14,15 +14,15 @@ from ecrl_cli.training.heartbeat import Pulse
 
 
 @dataclass(frozen=True)
-class Learned:
+class StepResult:
     """`loss`: the step's, as this rank knows it. `logged`: the mean loss of this rank's samples, or of each replica that it computed."""
 
     loss: float
     logged: float | tuple[float, ...]
 
 
-class Learner(Protocol):
-    def learn(self, batch: Batch, global_step: int) -> Learned:
+class TrainStep(Protocol):
+    def learn(self, batch: Batch, global_step: int) -> StepResult:
         """Do the step `global_step` with this rank's samples. Collective."""
 
 
@@ -38,7 +38,7 @@ class DataParallelLearner:
     autocast: AbstractContextManager[Any]
     pulse: Pulse
 
-    def learn(self, batch: Batch, global_step: int) -> Learned:
+    def learn(self, batch: Batch, global_step: int) -> StepResult:
         """Forward, backward (DDP averages the gradients), update."""
         x, y = batch.x.to(self.device), batch.y.to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -53,7 +53,7 @@ class DataParallelLearner:
         self.scaler.update()
         self.scheduler.step()
         own = float(loss.item())
-        return Learned(own, own)
+        return StepResult(own, own)
 
     def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
         """Every rank has the mean of all gradients when this returns: DDP saw to it inside backward."""

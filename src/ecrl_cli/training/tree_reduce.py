@@ -32,7 +32,7 @@ class Node:
         return (self.index + 1) << self.level >= leaves
 
 
-class TreeSum(Generic[T]):
+class TreeReduce(Generic[T]):
     """Takes values of neighbouring nodes from left to right and holds the fewest sums that they make. At most two per level of the tree wait.
 
     `add(left, right)` may change and give back its left argument: a value that was pushed is the tree's.
@@ -81,7 +81,7 @@ class TreeSum(Generic[T]):
 
 def whole_nodes(owned: Iterable[int], leaves: int) -> list[Node]:
     """The largest nodes that the neighbouring leaves `owned` fill, from left to right: what their holder has to give to others."""
-    tree: TreeSum[None] = TreeSum(leaves, lambda left, right: None)
+    tree: TreeReduce[None] = TreeReduce(leaves, lambda left, right: None)
     for index in owned:
         tree.push_leaf(index, None)
     return [node for node, _ in tree.sums]

@@ -21,34 +21,34 @@ from ecrl_cli.config.codec import decode  # noqa: E402
 from ecrl_cli.config.in_place_recovery import live  # noqa: E402
 from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError  # noqa: E402 - after the first instant
 from ecrl_cli.failures.injector import Injector  # noqa: E402
-from ecrl_cli.records.attempt_spec import LaunchOrder  # noqa: E402
+from ecrl_cli.records.attempt_spec import AttemptSpec  # noqa: E402
 from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
 from ecrl_cli.records.layout import RunLayout  # noqa: E402
-from ecrl_cli.records.messages import Assignment, Hello, Left, Progress, Standby, Trouble  # noqa: E402
+from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, RankError, SpareReady  # noqa: E402
 from ecrl_cli.records.run_config import read_run_config  # noqa: E402
 from ecrl_cli.training import stack_dump_handler  # noqa: E402
-from ecrl_cli.training.control_client import Control, Unattended, die_with_parent  # noqa: E402
+from ecrl_cli.training.control_client import Control, NullControl, die_with_parent  # noqa: E402
 from ecrl_cli.training.heartbeat import Pulse  # noqa: E402
 from ecrl_cli.training.output import print_to  # noqa: E402
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment  # noqa: E402
 
 if TYPE_CHECKING:
-    from ecrl_cli.training.in_place_session import Kept
+    from ecrl_cli.training.in_place_session import CarriedState
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankAssignment:
     """A rank's place in an attempt, and since when its process works for it. `kept`: what that process has from attempts before."""
 
     attempt: int
     rendezvous: Rendezvous
     started: float
-    kept: Kept | None = None
+    kept: CarriedState | None = None
 
 
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
     """The whole life of a rank; gives its exit code. Expected errors are told to the supervisor in one line."""
-    return _serve(RunLayout(run_dir), Seat(attempt, rendezvous, started))
+    return _serve(RunLayout(run_dir), RankAssignment(attempt, rendezvous, started))
 
 
 def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
@@ -58,7 +58,7 @@ def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
     from ecrl_cli.training.in_place_session import warmed_up
 
     kept = warmed_up(read_run_config(layout).config, store)
-    control = Control(layout, Standby(os.getpid()))
+    control = Control(layout, SpareReady(os.getpid()))
     try:
         assignment = control.assignment()
     finally:
@@ -66,23 +66,23 @@ def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
     return _serve(layout, _next(layout, assignment, store, kept)) if assignment else 0
 
 
-def _serve(layout: RunLayout, seat: Seat) -> int:
+def _serve(layout: RunLayout, seat: RankAssignment) -> int:
     """Take part in attempt after attempt; gives the exit code."""
     memory = stack_dump_handler.answer()
     try:
-        following: Seat | int = seat
-        while isinstance(following, Seat):
+        following: RankAssignment | int = seat
+        while isinstance(following, RankAssignment):
             following = _take_part(layout, following, memory)
         return following
     finally:
         stack_dump_handler.silence(memory)
 
 
-def _take_part(layout: RunLayout, seat: Seat, memory: int) -> Seat | int:
+def _take_part(layout: RunLayout, seat: RankAssignment, memory: int) -> RankAssignment | int:
     """Where the process sits next, if others died and it did not; else its exit code."""
     rank = seat.rendezvous.rank
     hello = Hello(rank, os.getpid(), seat.attempt, seat.started, stacks=memory)
-    control = Control(layout, hello) if seat.rendezvous.attended else Unattended()
+    control = Control(layout, hello) if seat.rendezvous.attended else NullControl()
     try:
         departed = _train(layout, seat, control)
         assignment = control.leave(departed[0]) if departed else None
@@ -93,7 +93,7 @@ def _take_part(layout: RunLayout, seat: Seat, memory: int) -> Seat | int:
             raise
         error = raised if isinstance(raised, EcrlError) else StorageError.of("rank", raised.filename or layout.root, raised)
         sys.stderr.write(f"ecrl: error: {error.line()}\n")
-        control.trouble(Trouble(rank, error.line(), error.exit_code, spoilt=isinstance(error, LossNotFinite)))
+        control.trouble(RankError(rank, error.line(), error.exit_code, spoilt=isinstance(error, LossNotFinite)))
         return error.exit_code
     except Exception as error:
         control.trouble(_unexpected(rank, error))
@@ -102,15 +102,15 @@ def _take_part(layout: RunLayout, seat: Seat, memory: int) -> Seat | int:
         control.close()
 
 
-def _unexpected(rank: int, error: Exception) -> Trouble:
-    return Trouble(rank, f"{type(error).__name__}: {error}".splitlines()[0][:500], 1)
+def _unexpected(rank: int, error: Exception) -> RankError:
+    return RankError(rank, f"{type(error).__name__}: {error}".splitlines()[0][:500], 1)
 
 
-def _train(layout: RunLayout, seat: Seat, control: Control) -> tuple[Left, Kept] | None:
+def _train(layout: RunLayout, seat: RankAssignment, control: Control) -> tuple[LeftAttempt, CarriedState] | None:
     """Gives what is to be said, and what to keep, where the attempt ended because others died."""
     logs, rank = layout.attempt(seat.attempt), seat.rendezvous.rank
     clock = SpanClock(Journal(logs.spans(rank)), seat.attempt, seat.started, "rendezvous" if seat.kept else "import")
-    order = decode(LaunchOrder, read_json(logs.launch))
+    order = decode(AttemptSpec, read_json(logs.launch))
     control.attach()
     Pulse(control.board, rank).phase("importing")
     Injector(layout, seat.attempt, rank, order.pending).at_start("start", order)
@@ -118,11 +118,11 @@ def _train(layout: RunLayout, seat: Seat, control: Control) -> tuple[Left, Kept]
         control.progress(Progress(order.resume_step, "importing", monotonic()))
     config = read_run_config(layout).config
     if live(config):
-        from ecrl_cli.training.in_place_session import Kept, LiveSession  # torch: its import is a span of its own and follows the hello
+        from ecrl_cli.training.in_place_session import CarriedState, InPlaceSession  # torch: its import is a span of its own and follows the hello
 
         assert seat.rendezvous.store is not None, "only ranks that share a store outlive others"
-        kept = seat.kept or Kept(seat.rendezvous.store, config.supervision.collective_timeout_s)
-        left = LiveSession(config, layout, order, seat.rendezvous, clock, control).take_part(kept)
+        kept = seat.kept or CarriedState(seat.rendezvous.store, config.supervision.collective_timeout_s)
+        left = InPlaceSession(config, layout, order, seat.rendezvous, clock, control).take_part(kept)
         return (left, kept) if left else None
     from ecrl_cli.training.session import Session
 
@@ -130,14 +130,14 @@ def _train(layout: RunLayout, seat: Seat, control: Control) -> tuple[Left, Kept]
     return None
 
 
-def _next(layout: RunLayout, assignment: Assignment, store: TcpStoreAddress | None, kept: Kept) -> Seat:
+def _next(layout: RunLayout, assignment: Assignment, store: TcpStoreAddress | None, kept: CarriedState) -> RankAssignment:
     """The place that the supervisor gives; what is printed from now on belongs to its attempt."""
     assert store is not None
     logs = layout.attempt(assignment.attempt)
     print_to(logs.output)
-    world_size = decode(LaunchOrder, read_json(logs.launch)).world_size
+    world_size = decode(AttemptSpec, read_json(logs.launch)).world_size
     place = Rendezvous(assignment.rank, world_size, replace(store, prefix=assignment.prefix))
-    return Seat(assignment.attempt, place, monotonic(), kept)
+    return RankAssignment(assignment.attempt, place, monotonic(), kept)
 
 
 def main(argv: list[str]) -> int:

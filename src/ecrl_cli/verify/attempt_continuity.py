@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.history.membership import stayed, successor
+from ecrl_cli.history.membership import successor, surviving_ranks
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED, SURVIVORS
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _TOLD = ("continues", "memory", "origins", "joined")
@@ -21,7 +21,7 @@ def size_of_survivors(config: RunConfig, a: Attempt, planned: int) -> int:
     return there if 0 < there <= planned and fits(config, there) else planned
 
 
-def check_continued(case: Case, a: Attempt, notes: Notes) -> None:
+def check_continued(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """What an attempt says of those it took over, by itself, beside its order and beside the attempt before."""
     who, order = f"attempt {a.attempt}", case.run.logs(a.attempt).order
     for name in _TOLD if order else ():
@@ -38,7 +38,7 @@ def check_continued(case: Case, a: Attempt, notes: Notes) -> None:
         _check_crew(case, a, notes)
 
 
-def _check_crew(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_crew(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     who, config = f"attempt {a.attempt}", case.run.stored.config
     before = case.attempt(a.attempt - 1)
     live = config.recovery.name != "checkpoint_restart" or config.supervision.spares > 0
@@ -57,9 +57,9 @@ def _check_crew(case: Case, a: Attempt, notes: Notes) -> None:
         notes.broken(f"{who} goes on with the state of attempt {a.continues}, attempt {before.attempt} {before.outcome} under {config.recovery.name}")
 
 
-def _check_origins(a: Attempt, before: Attempt, notes: Notes) -> None:
+def _check_origins(a: Attempt, before: Attempt, notes: FindingBuilder) -> None:
     """Survivors come from different ranks, newcomers take no living one's place."""
-    who, own = f"attempt {a.attempt}", stayed(a)
+    who, own = f"attempt {a.attempt}", surviving_ranks(a)
     places = [origin for rank, origin in enumerate(a.origins) if rank in a.joined and origin != -1]
     if not own:
         notes.broken(f"{who} took over ranks, and all of its own are newcomers")

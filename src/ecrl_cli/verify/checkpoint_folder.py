@@ -11,13 +11,13 @@ from ecrl_cli.errors import RecordError
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.safe_read import parsed, read_whole
 from ecrl_cli.verify.retention import step_of
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 _MAX_POINTER = 4096
 
 
-def check_folder(case: Case, notes: Notes) -> None:
+def check_folder(case: Case, notes: FindingBuilder) -> None:
     """Everything that has a checkpoint's name, and the three small files beside."""
     if not case.ended or not case.run.layout.checkpoints.is_dir():
         return
@@ -38,7 +38,7 @@ def lost_power(case: Case) -> bool:
     return len({stay.boot_id for stay in case.run.supervisor.sessions}) > 1 if case.run.supervisor else False
 
 
-def _check_names(case: Case, notes: Notes) -> None:
+def _check_names(case: Case, notes: FindingBuilder) -> None:
     mode, history = case.run.stored.config.write_mode, case.checkpoints
     installed_whole = mode.atomic and mode.sync_directories and case.run.stored.config.checkpoint.layout == "group"
     refused = {step_of(rejected.path) for a in case.attempts for rejected in a.rejected}
@@ -50,7 +50,7 @@ def _check_names(case: Case, notes: Notes) -> None:
             notes.broken(f"{c.path} lies there, no line accounts for it, and the guard refuses it: {c.report.layer}: {c.report.reason}")
 
 
-def _check_sizes(case: Case, notes: Notes) -> None:
+def _check_sizes(case: Case, notes: FindingBuilder) -> None:
     """As many bytes as the manifest says were submitted and committed, where the line that says so is of the checkpoint that is there."""
     submitted = {(line.attempt, line.global_step): line.bytes for line in checkpoint_events(case.run) if line.event == "submitted"}
     for c in case.disk:
@@ -66,7 +66,7 @@ def _check_sizes(case: Case, notes: Notes) -> None:
             notes.broken(f"step {c.step} was committed with no bytes, the manifest of {c.path} says {size}")
 
 
-def _check_pointers(case: Case, notes: Notes) -> None:
+def _check_pointers(case: Case, notes: FindingBuilder) -> None:
     """latest.json and latest_ok are hints, but they must not lie: what they name is there, or was refused since.
 
     Behind a run that completed they name the newest checkpoint, unless a line says that they could not be moved.
@@ -106,7 +106,7 @@ def _pointed_to(case: Case) -> str | None:
     return Path(newest.path).name if newest and newest.path and newest.reason is None else None
 
 
-def _check_lease(case: Case, notes: Notes) -> None:
+def _check_lease(case: Case, notes: FindingBuilder) -> None:
     """The store belongs to the newest attempt that claimed it: not older than one that committed, nor one that never was."""
     path = case.run.layout.checkpoints / LEASE
     if not path.exists():

@@ -9,7 +9,7 @@ from ecrl_cli.config.schema import BACKGROUND
 from ecrl_cli.errors import shown
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, CheckpointLine
 from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 _DURATIONS = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
@@ -30,7 +30,7 @@ _SLACK_S = 0.001  # a line is dated just before it is written, a duration just b
 _PATH = re.compile(r"checkpoints/step_([0-9]{8})(\.safetensors|\.pt)?")
 
 
-def check_lines(case: Case, notes: Notes) -> None:
+def check_lines(case: Case, notes: FindingBuilder) -> None:
     """The journals of all attempts."""
     saved = {line.global_step for line in checkpoint_events(case.run) if line.event in ("submitted", "committed")}
     early = not any(line.stall_parts for line in checkpoint_events(case.run))  # recorded before stalls were split into parts
@@ -43,7 +43,7 @@ def check_lines(case: Case, notes: Notes) -> None:
                 notes.broken(f"attempt {a.attempt} retired step {line.global_step}, which nobody saved")
 
 
-def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], notes: Notes) -> None:
+def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], notes: FindingBuilder) -> None:
     earlier: dict[int, dict[str, CheckpointLine]] = {}
     in_flight: set[int] = set()
     early = not any(line.stall_parts for line in lines)  # older records have none
@@ -68,7 +68,7 @@ def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], 
         before.setdefault(line.event, line)
 
 
-def _check_fields(attempt: int, lines: tuple[CheckpointLine, ...], notes: Notes) -> None:
+def _check_fields(attempt: int, lines: tuple[CheckpointLine, ...], notes: FindingBuilder) -> None:
     """Each line says what its event says and no more; and a checkpoint is committed with as many bytes as it was submitted with."""
     submitted: dict[int, int] = {}
     for line in lines:
@@ -115,7 +115,7 @@ def _out_of_order(line: CheckpointLine, before: dict[str, CheckpointLine]) -> li
     return found
 
 
-def _check_in_flight(case: Case, line: CheckpointLine, in_flight: int, early: bool, notes: Notes) -> None:
+def _check_in_flight(case: Case, line: CheckpointLine, in_flight: int, early: bool, notes: FindingBuilder) -> None:
     """No more at once than there are slots: as the line says, and as the lines before it say.
 
     `early`: recorded when a slot was granted an instant before the training thread was told that the checkpoint in it had ended: that one may

@@ -8,9 +8,9 @@ from ecrl_cli.config.elastic import next_change
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, CheckpointLine
 from ecrl_cli.verify.checkpoint_folder import check_folder, writer_died
 from ecrl_cli.verify.checkpoint_lines import check_lines
-from ecrl_cli.verify.disk_state import OnDisk
+from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.recovery_choice import check_choices
-from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 NO_BAD, NO_LOSS, ACCOUNT = "no-bad-checkpoint", "no-acknowledged-loss", "checkpoints-accounted"
@@ -19,7 +19,7 @@ _ENDED_WELL = ("completed", "resized")  # attempts behind which whoever wrote ha
 
 def no_bad_checkpoint(case: Case) -> Finding:
     """Each attempt resumed from the newest committed checkpoint that was not rightly refused; what is still there passes the guard."""
-    notes = Notes(NO_BAD)
+    notes = FindingBuilder(NO_BAD)
     resumed = check_choices(case, notes)
     rejected = sum(len(a.rejected) for a in case.attempts)
     if len(case.attempts) < 2:
@@ -29,7 +29,7 @@ def no_bad_checkpoint(case: Case) -> Finding:
 
 def no_acknowledged_loss(case: Case) -> Finding:
     """Everything committed and neither retired nor set aside is there, whole, under its commit; nothing is there that no line acknowledges."""
-    notes = Notes(NO_LOSS)
+    notes = FindingBuilder(NO_LOSS)
     history = case.checkpoints.end
     live, disk = history.live, {c.step: c for c in case.disk}
     for each in history.overreached:
@@ -73,7 +73,7 @@ def _retired_unsaid(case: Case, step: int) -> bool:
     return writer_died(case) or any(a.attempt >= since and a.outcome not in _ENDED_WELL for a in case.attempts)
 
 
-def _lost(line: CheckpointLine, there: OnDisk | None) -> str:
+def _lost(line: CheckpointLine, there: StoredCheckpoint | None) -> str:
     """Why the checkpoint of `line` is lost, or nothing."""
     if there is None:
         return f"step {line.global_step} was committed (attempt {line.attempt}) and is gone"
@@ -86,7 +86,7 @@ def _lost(line: CheckpointLine, there: OnDisk | None) -> str:
 
 def checkpoints_accounted(case: Case) -> Finding:
     """submitted = committed + failed + lost, one by one; and every checkpoint that was due was submitted."""
-    notes = Notes(ACCOUNT)
+    notes = FindingBuilder(ACCOUNT)
     submitted = 0
     check_lines(case, notes)
     check_folder(case, notes)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ecrl_cli.records.events import Attempt, CheckpointLine, Session
+from ecrl_cli.records.events import Attempt, CheckpointLine, SupervisorSession
 from ecrl_cli.verify.rank_spans import ROUNDING_S
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 APART_S = 0.05  # by which the two clocks may differ at one instant: both are read within microseconds of each other
@@ -45,7 +45,7 @@ def local_ranks(case: Case, attempt: int) -> int:
     return ranks // max(1, len(order.nodes)) if order else ranks
 
 
-def check_clocks(case: Case, notes: Notes) -> None:
+def check_clocks(case: Case, notes: FindingBuilder) -> None:
     """All of it."""
     _check_sessions(case, notes)
     for a in case.attempts:
@@ -58,7 +58,7 @@ def check_clocks(case: Case, notes: Notes) -> None:
         _check_agreement(clock, instants, notes)
 
 
-def _check_sessions(case: Case, notes: Notes) -> None:
+def _check_sessions(case: Case, notes: FindingBuilder) -> None:
     """Sessions follow one another, each has a length, and holds its attempts."""
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     for number, session in enumerate(sessions):
@@ -78,7 +78,7 @@ def _check_sessions(case: Case, notes: Notes) -> None:
         _check_reboot(number, before, after, notes)
 
 
-def _check_starts(case: Case, notes: Notes) -> None:
+def _check_starts(case: Case, notes: FindingBuilder) -> None:
     """How long a session took to its first launch is on no other record than these two clocks: they must agree on it.
 
     A wall clock that was set, or a machine that was suspended, in just these moments leaves the wall time of the run unknown.
@@ -96,14 +96,14 @@ def _check_starts(case: Case, notes: Notes) -> None:
             )
 
 
-def _check_reboot(number: int, before: Session, after: Session, notes: Notes) -> None:
+def _check_reboot(number: int, before: SupervisorSession, after: SupervisorSession, notes: FindingBuilder) -> None:
     """Two boots do not begin in the same millisecond: a boot is told apart by its id and by the wall time at which its clock began."""
     offsets = before.time - before.started_at, after.time - after.started_at
     if before.boot_id != after.boot_id and abs(offsets[0] - offsets[1]) < 1e-3:
         notes.broken(f"sessions {number} and {number + 1} name two boots, and their clocks began at the same instant")
 
 
-def _check_attempt_instants(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_attempt_instants(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """Attempts of a session follow one another; what an attempt's ranks recorded lies between its launch and the next one's."""
     if a.ended_at is not None and a.ended_at < a.launched_at - ROUNDING_S:
         notes.broken(f"attempt {a.attempt} ended {a.launched_at - a.ended_at:.3f} s before it was launched")
@@ -121,7 +121,7 @@ def _check_attempt_instants(case: Case, a: Attempt, notes: Notes) -> None:
             break
 
 
-def _check_order(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """The order for an attempt is written behind the end of the one before and ahead of the launch, in the boot of its session."""
     order, sessions = case.run.logs(a.attempt).order, case.run.supervisor.sessions if case.run.supervisor else ()
     if order is None or not order.at:
@@ -163,7 +163,7 @@ def _of_ranks(case: Case, a: Attempt) -> Iterator[Instant]:
         yield Instant(logs.final.at, logs.final.time, (a.attempt, 0), f"final.json of {who}")
 
 
-def _check_line_order(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_line_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """A step takes `seconds` and ends at `at`: it cannot have begun before the one before had ended."""
     for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
         who = f"attempt {a.attempt} rank {rank}"
@@ -181,7 +181,7 @@ def _check_line_order(case: Case, a: Attempt, notes: Notes) -> None:
             before = line.at
 
 
-def _check_save_order(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_save_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """A checkpoint is submitted, then received, then ends; the write lies between the last two; the training thread goes on afterwards."""
     by_step: dict[int, dict[str, CheckpointLine]] = {}
     for line in case.run.logs(a.attempt).checkpoints.events:
@@ -197,7 +197,7 @@ def _check_save_order(case: Case, a: Attempt, notes: Notes) -> None:
             notes.broken(f"step {step} of attempt {a.attempt} was saved in {text}")
 
 
-def _check_fired(case: Case, notes: Notes) -> None:
+def _check_fired(case: Case, notes: FindingBuilder) -> None:
     """Planned failures fired while a supervisor was there."""
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     for fired in case.run.fired:
@@ -206,7 +206,7 @@ def _check_fired(case: Case, notes: Notes) -> None:
             notes.broken(f"entry {fired.index} fired at {fired.at:.3f} s, when no supervisor was there")
 
 
-def _within(number: int, sessions: tuple[Session, ...], at: float) -> bool:
+def _within(number: int, sessions: tuple[SupervisorSession, ...], at: float) -> bool:
     """Whether `at` may lie in a session; one that was killed lasts at most until the next one of its boot."""
     session, rest = sessions[number], sessions[number + 1 :]
     if session.ended_at is not None:
@@ -242,7 +242,7 @@ def _by_clock(case: Case) -> dict[str, list[Instant]]:
     return found
 
 
-def _check_agreement(clock: str, instants: list[Instant], notes: Notes) -> None:
+def _check_agreement(clock: str, instants: list[Instant], notes: FindingBuilder) -> None:
     """The wall clock may be slewed, now and then be set, and be read late; it may not run at another rate, or be set to and fro."""
     if early := next((each for each in instants if each.time < EARLIEST), None):
         notes.missing(f"{early.what} is dated {early.time:.0f} s after 1970 by the wall clock, which had not been set")

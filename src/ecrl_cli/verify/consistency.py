@@ -7,20 +7,20 @@ from ecrl_cli.checkpoint.format.names import COMPONENTS
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.config.seats import may_shrink, seated
+from ecrl_cli.config.seats import may_shrink, place_ranks
 from ecrl_cli.history.lineage import ancestry, furthest, line_chain, lines_of
-from ecrl_cli.records.attempt_spec import LaunchOrder
-from ecrl_cli.records.events import Attempt, Final, SupervisorRecord
+from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.records.events import Attempt, FinalState, SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.verify.attempt_continuity import check_continued, size_of_survivors
-from ecrl_cli.verify.disk_state import OnDisk
+from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.labels import check_labels, other_environment
 from ecrl_cli.verify.metrics_cache import check_metrics
 from ecrl_cli.verify.session_code import other_code
 from ecrl_cli.verify.snapshot_resume import check_recalled
 from ecrl_cli.verify.supervisor_record import check_supervisor_record
-from ecrl_cli.verify.survivor_membership import excused_lines
-from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.survivor_membership import allowed_missing_lines
+from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 from ecrl_cli.verify.vocabulary import check_words
 
@@ -29,7 +29,7 @@ RECORDS, TARGET = "records-consistent", "target-reached"
 
 def records_consistent(case: Case) -> Finding:
     """Identity, attempts, logs, line chains and metrics: each said twice in the run directory, and the same both times."""
-    notes = Notes(RECORDS)
+    notes = FindingBuilder(RECORDS)
     for file in case.run.unread:
         notes.missing(f"{file.path} cannot be read: {file.reason}")
     _check_identity(case, notes)
@@ -46,7 +46,7 @@ def records_consistent(case: Case) -> Finding:
     return notes.finding(kept, [*other_code(case), *other_environment(case)])
 
 
-def _check_identity(case: Case, notes: Notes) -> None:
+def _check_identity(case: Case, notes: FindingBuilder) -> None:
     stored = case.run.stored
     recorded = read_json(case.run.layout.config)["config"]  # as it stands: this version may know keys that the run's did not
     if run_id_of(recorded) != stored.run_id:
@@ -63,7 +63,7 @@ def _check_identity(case: Case, notes: Notes) -> None:
             notes.broken(f"{c.path} belongs to run {str(c.report.run_id)[:8]}")
 
 
-def _check_supervisor(case: Case, supervisor: SupervisorRecord, notes: Notes) -> None:
+def _check_supervisor(case: Case, supervisor: SupervisorRecord, notes: FindingBuilder) -> None:
     numbers = [a.attempt for a in supervisor.attempts]
     folders = [a.attempt for a in case.run.attempts]
     if numbers != list(range(len(numbers))):
@@ -82,7 +82,7 @@ def _check_supervisor(case: Case, supervisor: SupervisorRecord, notes: Notes) ->
         _check_attempt(case, a, notes)
 
 
-def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_attempt(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     logs, who = case.run.logs(a.attempt), f"attempt {a.attempt}"
     _check_size(case, a, notes)
     check_continued(case, a, notes)
@@ -100,16 +100,16 @@ def _check_attempt(case: Case, a: Attempt, notes: Notes) -> None:
         notes.broken(f"{who} completed and another attempt follows it")
     steps = [line.global_step for line in logs.ranks[0].events] if 0 in logs.ranks else []
     if a.outcome == "running" or not steps:
-        if a.last_step is not None and not steps and (a.attempt, 0, a.last_step) not in excused_lines(case):
+        if a.last_step is not None and not steps and (a.attempt, 0, a.last_step) not in allowed_missing_lines(case):
             notes.missing(f"{who} reached step {a.last_step}, its log of rank 0 is empty or gone")
         return
     if a.first_step != steps[0] or (a.last_step or 0) < steps[-1]:
         notes.broken(f"{who} did steps {a.first_step} to {a.last_step} by supervisor.json, {steps[0]} to {steps[-1]} by the log of rank 0")
-    elif (a.last_step or 0) > steps[-1] and (a.attempt, 0, a.last_step) not in excused_lines(case):
+    elif (a.last_step or 0) > steps[-1] and (a.attempt, 0, a.last_step) not in allowed_missing_lines(case):
         notes.missing(f"{who} reached step {a.last_step}, its log of rank 0 ends at step {steps[-1]}")
 
 
-def _check_size(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_size(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """As many ranks as the configuration has behind the step it resumed at, and no step further than they go."""
     config, order, who = case.run.stored.config, case.run.logs(a.attempt).order, f"attempt {a.attempt}"
     due, until = _size_due(config, a, order), next_change(config, a.resumed_from_step)
@@ -125,17 +125,17 @@ def _check_size(case: Case, a: Attempt, notes: Notes) -> None:
         notes.broken(f"{who} was resized and none follows it")
 
 
-def _size_due(config: RunConfig, a: Attempt, order: LaunchOrder | None) -> int:
+def _size_due(config: RunConfig, a: Attempt, order: AttemptSpec | None) -> int:
     """As planned; fewer only where a run that may shrink has on record which nodes did not answer, and then exactly what the others seat."""
     planned = world_size_after(config, a.resumed_from_step)
     if not may_shrink(config):
         return size_of_survivors(config, a, planned)
     if order is None:
         return min(planned, a.world_size)  # that the record is missing is told of
-    return seated(config, len(order.nodes))[0] if order.silent and order.nodes else planned
+    return place_ranks(config, len(order.nodes))[0] if order.silent and order.nodes else planned
 
 
-def _check_chain(case: Case, c: OnDisk, notes: Notes) -> bool:
+def _check_chain(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> bool:
     """The lines that led to a checkpoint hash to what it holds; gives whether it could be checked."""
     committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
     if committed is None:
@@ -160,7 +160,7 @@ def _check_chain(case: Case, c: OnDisk, notes: Notes) -> bool:
 
 def target_reached(case: Case) -> Finding:
     """A completed run has its final record at the target and the steps to it; one that has not completed is unknown."""
-    notes = Notes(TARGET)
+    notes = FindingBuilder(TARGET)
     target, supervisor = case.run.stored.config.target_steps, case.run.supervisor
     status = supervisor.terminal_status if supervisor else "not on record"
     last = case.attempts[-1] if case.attempts else None
@@ -183,7 +183,7 @@ def target_reached(case: Case) -> Finding:
     return notes.finding(f"step {target} is committed, its final state is on record")
 
 
-def _check_end_state(case: Case, final: Final, notes: Notes) -> None:
+def _check_end_state(case: Case, final: FinalState, notes: FindingBuilder) -> None:
     """The final digests are those of the checkpoint at the target, where there is one."""
     for c in case.disk:
         if c.report.ok and c.report.manifest and c.step == final.global_step:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, parse
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, read_commit
 from ecrl_cli.checkpoint.format.names import COMMIT, REJECTED_PREFIX, STEP_NAME
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, GuardReport, OpenCheckpoint, Refused, examine, opened
+from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, GuardConfig, IntegrityReport, OpenCheckpoint, opened, verify_checkpoint
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import is_folder
@@ -18,12 +18,12 @@ from ecrl_cli.storage.fs import PosixFs
 
 
 @dataclass(frozen=True)
-class OnDisk:
+class StoredCheckpoint:
     """One checkpoint: its path in the run directory, what the guard says, and what train.json says (nothing where it cannot be read)."""
 
     path: str
     step: int
-    report: GuardReport
+    report: IntegrityReport
     train: dict[str, Any]
     previous: str | None
 
@@ -34,17 +34,17 @@ class OnDisk:
         return tuple(str(value) for value in chains) if isinstance(chains, list) else ()
 
 
-def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[OnDisk, ...]:
+def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckpoint, ...]:
     """Every checkpoint under its own name, by step. `contents` False reads the records but not the tensors."""
     folder = records.layout.checkpoints
     paths = sorted(p for p in folder.iterdir() if STEP_NAME.match(p.name)) if is_folder(folder) else []
     config = guard_config(records, contents)
     found = []
     for path in paths:
-        report, content = examine(path, config), OpenCheckpoint()
+        report, content = verify_checkpoint(path, config), OpenCheckpoint()
         train = _train_document(records, path.name, content) if report.ok else {}
         previous = content.commit.prev_commit_sha256 if content.commit else None
-        found.append(OnDisk(records.layout.relative(path), int(path.name[5:13]), report, train, previous))
+        found.append(StoredCheckpoint(records.layout.relative(path), int(path.name[5:13]), report, train, previous))
     return tuple(found)
 
 
@@ -59,7 +59,7 @@ def _committed_step(path: Path) -> int | None:
     try:
         if is_folder(path):
             return read_commit(read_whole(path / COMMIT, MAX_COMMIT)).global_step
-        return read_commit(canonical(parsed(read_whole(path))["commit"])).global_step if path.suffix == ".json" else None
+        return read_commit(canonical_json(parsed(read_whole(path))["commit"])).global_step if path.suffix == ".json" else None
     except (RecordError, OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -75,7 +75,7 @@ def tensor_digests(records: RunRecords) -> dict[int, dict[str, str]]:
     return {c.step: tensor_digests_of(c) for c in on_disk(records, contents=False) if c.report.ok}
 
 
-def tensor_digests_of(c: OnDisk) -> dict[str, str]:
+def tensor_digests_of(c: StoredCheckpoint) -> dict[str, str]:
     """By name."""
     parts = c.report.manifest.parts.values() if c.report.manifest else ()
     return {name: entry.sha256 for part in parts for name, entry in part.tensors.items()}
@@ -86,5 +86,5 @@ def _train_document(records: RunRecords, name: str, content: OpenCheckpoint) -> 
         with opened(records.layout.checkpoints / name, guard_config(records, contents=False), PosixFs(), content):
             document = parse(content.train)
             return document if isinstance(document, dict) else {}
-    except (Refused, ValueError):
+    except (CheckpointRejected, ValueError):
         return {}

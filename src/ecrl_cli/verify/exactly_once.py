@@ -9,9 +9,9 @@ from ecrl_cli.config.elastic import fits, owned, share
 from ecrl_cli.history.lineage import Segment, lines_of, seen_before
 from ecrl_cli.history.membership import lost_samples
 from ecrl_cli.records.events import RankLine
-from ecrl_cli.verify.expected_samples import Place, Schedule, schedule
+from ecrl_cli.verify.expected_samples import BatchPosition, Schedule, expected_samples
 from ecrl_cli.verify.survivor_membership import Line, survivals
-from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "exactly-once"
@@ -19,14 +19,14 @@ PROMISE = "exactly-once"
 
 def exactly_once(case: Case) -> Finding:
     """Per step and per epoch; missing logs make it unknown, a hole in a log or a wrong shard breaks it."""
-    notes = Notes(PROMISE)
+    notes = FindingBuilder(PROMISE)
     if case.run.dataset is None:
         notes.missing("dataset.json is missing: the size of the data set decides what each step consumes")
         return notes.finding("")
     world_sizes = [a.world_size for a in case.attempts] + [line.world_size for _, _, line in every_line(case.run)]
     valid_sizes = [w for w in world_sizes if w > 0 and fits(case.run.stored.config, w)]
     furthest = max([case.path.last_step, *(line.global_step for _, _, line in every_line(case.run))])
-    plan = schedule(case.run.stored.config, case.run.dataset.size, min(furthest, case.run.stored.config.target_steps), valid_sizes)
+    plan = expected_samples(case.run.stored.config, case.run.dataset.size, min(furthest, case.run.stored.config.target_steps), valid_sizes)
     for gap in case.path.gaps:
         (notes.broken if case.run.supervisor else notes.missing)(gap)
     _check_logs(case, notes)
@@ -51,7 +51,7 @@ def _accounts(case: Case, counted: int) -> str:
     return f"; {counted - lost} applied to every layer, {replayed} replayed, {lost} on the ledger"
 
 
-def _check_logs(case: Case, notes: Notes) -> None:
+def _check_logs(case: Case, notes: FindingBuilder) -> None:
     """Every log of every attempt: step after step from where the attempt began, each line where it belongs."""
     for a in case.attempts:
         for rank, lines in case.run.logs(a.attempt).ranks.items():
@@ -75,7 +75,7 @@ def _kind(before: int, after: int) -> str:
     return "the cursor went back" if after < before else f"step {before + 1} is dropped"
 
 
-def _check_segment(case: Case, segment: Segment, excused: frozenset[Line], notes: Notes) -> None:
+def _check_segment(case: Case, segment: Segment, excused: frozenset[Line], notes: FindingBuilder) -> None:
     """Each committed step has exactly one line of every rank; of one that died in it, those who outlived it may have testified instead."""
     found = lines_of(case.run, segment)
     logs = case.run.logs(segment.attempt).ranks
@@ -96,7 +96,7 @@ def _check_segment(case: Case, segment: Segment, excused: frozenset[Line], notes
             notes.broken(f"step {step} was logged {len(lines)} times by attempt {segment.attempt} rank {rank}: duplicates")
 
 
-def _check_contents(case: Case, plan: Schedule, notes: Notes) -> None:
+def _check_contents(case: Case, plan: Schedule, notes: FindingBuilder) -> None:
     """Every line, replayed ones too: the right place in the epoch, the right number of samples, the right shard."""
     for attempt, rank, line in every_line(case.run):
         who = f"step {line.global_step} rank {rank} (attempt {attempt})"
@@ -106,7 +106,7 @@ def _check_contents(case: Case, plan: Schedule, notes: Notes) -> None:
         expected = plan.epoch_and_cursor(line.global_step)
         if (line.epoch, line.cursor_step) != expected:
             notes.broken(f"{who} is at epoch {line.epoch} cursor {line.cursor_step}, the step is epoch {expected[0]} cursor {expected[1]}")
-        place = Place(line.global_step, line.rank, line.world_size)
+        place = BatchPosition(line.global_step, line.rank, line.world_size)
         if line.world_size and line.sample_ids_count != (due := shard_size(case, place)):
             notes.broken(f"{who} consumed {line.sample_ids_count} samples, its shard has {due}")
         if line.world_size and (wrong := _wrong_losses(case, line)):
@@ -115,7 +115,7 @@ def _check_contents(case: Case, plan: Schedule, notes: Notes) -> None:
             notes.broken(f"{who} logged {_whose(line, plan)}")
 
 
-def shard_size(case: Case, place: Place) -> int:
+def shard_size(case: Case, place: BatchPosition) -> int:
     """How many samples the rank owns of a window."""
     config = case.run.stored.config
     return len(share(config.global_batch, place.rank, place.world_size, config.elastic.replicas))
@@ -139,14 +139,16 @@ def _whose(line: RankLine, plan: Schedule) -> str:
     return f"the shard of step {nearest.step} rank {nearest.rank}"
 
 
-def _check_epochs(case: Case, plan: Schedule, excused: frozenset[Line], notes: Notes) -> int:
+def _check_epochs(case: Case, plan: Schedule, excused: frozenset[Line], notes: FindingBuilder) -> int:
     """Count samples per epoch from the logged hashes, and from the testimonies where these stand for a line; gives how many were seen."""
-    seen: Counter[Place] = Counter()
-    expected: set[Place] = set()
+    seen: Counter[BatchPosition] = Counter()
+    expected: set[BatchPosition] = set()
     extra: Counter[int] = Counter()
     for segment in case.path.segments:
-        expected |= {Place(step, rank, segment.world_size) for step in segment.steps() for rank in range(segment.world_size)}
-        seen.update(Place(step, r, segment.world_size) for attempt, r, step in excused if attempt == segment.attempt and step in segment.steps())
+        expected |= {BatchPosition(step, rank, segment.world_size) for step in segment.steps() for rank in range(segment.world_size)}
+        seen.update(
+            BatchPosition(step, r, segment.world_size) for attempt, r, step in excused if attempt == segment.attempt and step in segment.steps()
+        )
         for lines in lines_of(case.run, segment).values():
             for line in lines:
                 place = _observed(line, plan)
@@ -167,7 +169,7 @@ def _check_epochs(case: Case, plan: Schedule, excused: frozenset[Line], notes: N
     return sum(seen[p] * local[p] for p in seen)
 
 
-def _observed(line: RankLine, plan: Schedule) -> Place | None:
+def _observed(line: RankLine, plan: Schedule) -> BatchPosition | None:
     """The shard that the logged hash stands for: its own place if the hash fits it, else the first place of the same epoch, else any."""
     places = plan.places.get(line.sample_ids_hash, ())
     own = [p for p in places if (p.step, p.rank, p.world_size) == (line.global_step, line.rank, line.world_size)]

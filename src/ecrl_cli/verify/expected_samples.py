@@ -12,7 +12,7 @@ AHEAD = 64  # steps behind the last one that are planned at least, where the epo
 
 
 @dataclass(frozen=True)
-class Place:
+class BatchPosition:
     """A shard of the plan: what `rank` of `world_size` owns of the window of `step`."""
 
     step: int
@@ -25,18 +25,18 @@ class Schedule:
     """`hashes`: by place; `places`: the places whose shard has that hash, in order of the steps."""
 
     steps_per_epoch: int
-    hashes: dict[Place, str]
-    places: dict[str, tuple[Place, ...]]
+    hashes: dict[BatchPosition, str]
+    places: dict[str, tuple[BatchPosition, ...]]
 
     def epoch_and_cursor(self, step: int) -> tuple[int, int]:
         return position(step, self.steps_per_epoch)
 
 
-def schedule(config: RunConfig, size: int, last_step: int, world_sizes: Iterable[int]) -> Schedule:
+def expected_samples(config: RunConfig, size: int, last_step: int, world_sizes: Iterable[int]) -> Schedule:
     """The plan up to the end of the epoch of `last_step` (of a very long one, the next steps), for every world size."""
     per_epoch = steps_per_epoch(size, config.global_batch)
     sizes = sorted(set(world_sizes))
-    hashes: dict[Place, str] = {}
+    hashes: dict[BatchPosition, str] = {}
     beyond = 2 * last_step + AHEAD
     for epoch in range(position(max(last_step, 1), per_epoch)[0] + 1):
         order = epoch_order(config.seed, epoch, size, config.global_batch)
@@ -45,8 +45,8 @@ def schedule(config: RunConfig, size: int, last_step: int, world_sizes: Iterable
             for world_size in sizes:
                 for rank in range(world_size):
                     part = shard(ids, rank, world_size, config.elastic.replicas)
-                    hashes[Place(epoch * per_epoch + cursor + 1, rank, world_size)] = ids_hash(part)
-    places: dict[str, tuple[Place, ...]] = {}
+                    hashes[BatchPosition(epoch * per_epoch + cursor + 1, rank, world_size)] = ids_hash(part)
+    places: dict[str, tuple[BatchPosition, ...]] = {}
     for place, digest in hashes.items():
         places[digest] = (*places.get(digest, ()), place)
     return Schedule(per_epoch, hashes, places)

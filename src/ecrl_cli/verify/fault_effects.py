@@ -8,12 +8,12 @@ from itertools import pairwise
 
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.schema import BACKGROUND
-from ecrl_cli.failures.fault_kind import SPARING
+from ecrl_cli.failures.fault_kind import NON_FATAL
 from ecrl_cli.failures.registry import STRIKES
 from ecrl_cli.failures.storage_faults import POINTS, SLOW_SAVES
-from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, CheckpointLine, Fired, PlannedFailure, Session
+from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, CheckpointLine, InjectedFault, PlannedFailure, SupervisorSession
 from ecrl_cli.records.survivor_records import SURVIVED
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 # How the first casualty of a kind ends: (exit code, signal).
@@ -34,10 +34,10 @@ _INSIDE = ("forward", "backward", "optimizer")
 def ends_attempt(entry: PlannedFailure, case: Case) -> bool:
     """Whether the attempt that the failure strikes comes to its end by it."""
     background = case.run.stored.config.checkpoint.strategy in BACKGROUND
-    return entry.kind not in SPARING and not (entry.kind == "writer" and background) and entry.moment != "rest"
+    return entry.kind not in NON_FATAL and not (entry.kind == "writer" and background) and entry.moment != "rest"
 
 
-def check_effect(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+def check_effect(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
     """The attempt ended of it, the right rank, the right way, at the right step; or lived on and shows what happened to it."""
     a = case.attempt(fired.attempt)
     if entry.kind == "corrupt":
@@ -64,7 +64,7 @@ def death(a: Attempt) -> str:
     return f"rank {a.rank}, exit code {a.exit_code}, signal {a.signal}"
 
 
-def _check_end(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+def _check_end(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
     who, final = f"entry {fired.index}", case.run.logs(a.attempt).final
     if entry.moment == "wall" and final and final.at <= fired.at:
         return  # its time came when all was done and on record, before the last process had left
@@ -85,7 +85,7 @@ def _check_end(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, note
         notes.broken(f"{who} ({fired.kind}) ended the supervisor's stay, and no other followed")
 
 
-def _check_told(case: Case, a: Attempt, fired: Fired, explained: bool, notes: Notes) -> None:
+def _check_told(case: Case, a: Attempt, fired: InjectedFault, explained: bool, notes: FindingBuilder) -> None:
     """The supervisor received the signal, and the attempt was stopped by it unless it came to its end first."""
     who, stay = f"entry {fired.index} told the supervisor to stop", _stay(case, a)
     if stay and stay.signals is not None and signal.SIGTERM not in stay.signals:
@@ -96,7 +96,7 @@ def _check_told(case: Case, a: Attempt, fired: Fired, explained: bool, notes: No
         notes.missing(f"{who} in attempt {a.attempt}, which completed, and whether the signal came is on no record")
 
 
-def _check_stopped(case: Case, a: Attempt, fired: Fired, notes: Notes) -> None:
+def _check_stopped(case: Case, a: Attempt, fired: InjectedFault, notes: FindingBuilder) -> None:
     """An attempt that was stopped before its death was seen was stopped by somebody, and was the last of its stay."""
     who, stay, following = f"entry {fired.index} ({fired.kind})", _stay(case, a), case.attempt(a.attempt + 1)
     if following and following.session == a.session:
@@ -107,12 +107,12 @@ def _check_stopped(case: Case, a: Attempt, fired: Fired, notes: Notes) -> None:
         notes.broken(f"{who} fired in attempt {a.attempt}, which is said to have been stopped, and its stay received no signal")
 
 
-def _stay(case: Case, a: Attempt) -> Session | None:
+def _stay(case: Case, a: Attempt) -> SupervisorSession | None:
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     return sessions[a.session] if 0 <= a.session < len(sessions) else None
 
 
-def check_writer_deaths(case: Case, notes: Notes) -> None:
+def check_writer_deaths(case: Case, notes: FindingBuilder) -> None:
     """As many background writers died in a stay as were killed by the plan, or more."""
     if case.run.stored.config.checkpoint.strategy not in BACKGROUND or case.run.supervisor is None:
         return
@@ -129,21 +129,21 @@ def stopped(attempts: Sequence[Attempt], a: Attempt) -> bool:
     return a.outcome in ("stopped", "completed") or any(stopped(attempts, each) for each in later)
 
 
-def _fatal(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure) -> list[tuple[Fired, PlannedFailure]]:
+def _fatal(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure) -> list[tuple[InjectedFault, PlannedFailure]]:
     """All that was to end `a`: of several failures in one instant, one is seen first."""
     planned = {each.index: each for each in case.run.plan or ()}
     others = [(f, planned[f.index]) for f in case.run.fired if f.attempt == a.attempt and f.index in planned and f is not fired]
     return [(fired, entry), *(pair for pair in others if ends_attempt(pair[1], case))]
 
 
-def _check_stay(case: Case, fired: Fired, notes: Notes) -> None:
+def _check_stay(case: Case, fired: InjectedFault, notes: FindingBuilder) -> None:
     """The supervisor that was struck between two attempts stayed no longer."""
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     if case.completed and not any(stay.ended_at is None and stay.started_at <= fired.at <= after.started_at for stay, after in pairwise(sessions)):
         notes.broken(f"entry {fired.index} struck the supervisor, and its stay went on")
 
 
-def _ended_by(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure) -> bool:
+def _ended_by(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure) -> bool:
     """Whether `a` ended as this failure ends one. Nobody saw how where the supervisor was killed first."""
     end = (a.exit_code, a.signal)
     if end == (None, None) and a.outcome == "died":
@@ -157,7 +157,7 @@ def _ended_by(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure) -> bo
     return end == DEATHS.get(entry.kind) and (peers or a.rank in (fired.rank, *entry.others, None))
 
 
-def _check_place(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+def _check_place(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
     """The victim went as far as the moment says and no further, and so did those who went with it."""
     if entry.kind in _GOES_ON or entry.moment == "wall":
         return
@@ -187,7 +187,7 @@ def _last(case: Case, a: Attempt, rank: int) -> int | None:
     return lines.events[-1].global_step if lines and lines.events else None
 
 
-def _check_slow_rank(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+def _check_slow_rank(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
     """Each of the steps that it lasts for took at least as long as the rank was held up, as far as the rank came."""
     lines = case.run.logs(fired.attempt).ranks.get(fired.rank)
     first = fired.global_step if fired.at_step is None else fired.at_step
@@ -200,7 +200,7 @@ def _check_slow_rank(case: Case, fired: Fired, entry: PlannedFailure, notes: Not
             notes.broken(f"entry {fired.index} held rank {fired.rank} up for {entry.seconds:g} s in step {step}, which took {seconds:.3f} s")
 
 
-def _check_save(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+def _check_save(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
     """What became of the save that was struck."""
     lines = [line for line in case.run.logs(a.attempt).checkpoints.events if line.global_step == fired.at_step]
     end = next((line for line in lines if line.event in CHECKPOINT_ENDS), None)
@@ -217,7 +217,7 @@ def _check_save(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, not
         notes.broken(f"{who}: {save} ended as {end.event} ({end.reason}), not as failed with {entry.kind.upper()}")
 
 
-def _check_slow_disk(case: Case, a: Attempt, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+def _check_slow_disk(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
     """Each committed save took at least the delays of its own calls: one write per file, and one sync where files are synced.
 
     The saves behind the first one only where rank 0 writes: a background writer that was replaced meanwhile is slow no more.
@@ -238,7 +238,7 @@ def _failed_with(end: CheckpointLine, name: str) -> bool:
     return end.event == "failed" and name in (end.reason or "")
 
 
-def _check_damage(case: Case, fired: Fired, notes: Notes) -> None:
+def _check_damage(case: Case, fired: InjectedFault, notes: FindingBuilder) -> None:
     """What was damaged was refused by the attempt that came next, for the file that was damaged."""
     damaged = fired.detail.partition(":")[0]
     after = [rejected for a in case.attempts if a.attempt >= fired.attempt for rejected in a.rejected]

@@ -10,8 +10,8 @@ from ecrl_cli.config.schema import BACKGROUND
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.registry import STRIKES
 from ecrl_cli.history.timeline import timeline
-from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _SLACK_S = 0.001  # one clock for all processes of a boot; an instant is read just before what it dates is written
@@ -20,7 +20,7 @@ INSIDE = ("forward", "backward", "optimizer")
 _BEHIND = ("boundary", "capture", "save")
 
 
-def check_instant(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+def check_instant(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
     """One that fired, beside its attempt and the lines of its victim. Not across machines, whose monotonic clocks are their own."""
     _check_step(case, fired, entry, notes)
     a = case.attempt(fired.attempt)
@@ -41,7 +41,7 @@ def check_instant(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes)
             notes.broken(f"{who} fired {bound:.3f} s {text}")
 
 
-def check_armed(case: Case, planned: tuple[PlannedFailure, ...], notes: Notes) -> None:
+def check_armed(case: Case, planned: tuple[PlannedFailure, ...], notes: FindingBuilder) -> None:
     """Each attempt was armed with exactly what was planned and had not fired; and what should have struck it at a step did not wait for another."""
     by_index, unread = {entry.index: entry for entry in planned}, _unread(case)
     background = case.run.stored.config.checkpoint.strategy in BACKGROUND
@@ -64,7 +64,7 @@ def check_armed(case: Case, planned: tuple[PlannedFailure, ...], notes: Notes) -
         _check_passed(case, a, order.pending, notes)
 
 
-def check_files(case: Case, notes: Notes) -> None:
+def check_files(case: Case, notes: FindingBuilder) -> None:
     """Each file in fired/ is named after the entry that it claims."""
     indices = fired_indices(case.run.layout)
     for fired in case.run.fired:
@@ -72,7 +72,7 @@ def check_files(case: Case, notes: Notes) -> None:
             notes.broken(f"a file in fired/ claims entry {fired.index}, and none has its name")
 
 
-def _check_passed(case: Case, a: Attempt, pending: Iterable[PlannedFailure], notes: Notes) -> None:
+def _check_passed(case: Case, a: Attempt, pending: Iterable[PlannedFailure], notes: FindingBuilder) -> None:
     """A step at which a failure was armed is not passed unstruck by its victim."""
     fired_in = {fired.index: fired.attempt for fired in case.run.fired}
     for entry in pending:
@@ -85,7 +85,7 @@ def _check_passed(case: Case, a: Attempt, pending: Iterable[PlannedFailure], not
             )
 
 
-def _check_step(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -> None:
+def _check_step(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
     """The step that it is said to have struck at is one at which it could."""
     step, a = fired.at_step, case.attempt(fired.attempt)
     if step is None:
@@ -101,7 +101,7 @@ def _check_step(case: Case, fired: Fired, entry: PlannedFailure, notes: Notes) -
         notes.broken(f"entry {fired.index} ({entry.kind}) fired at step {step}, it was planned for step {entry.global_step} ({entry.moment})")
 
 
-def _window(case: Case, fired: Fired, entry: PlannedFailure, a: Attempt | None) -> tuple[float, float]:
+def _window(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt | None) -> tuple[float, float]:
     """Between which instants it can have fired; infinite where that is not on record, or on the clock of another boot."""
     before = case.attempt(fired.attempt - 1)
     if entry.moment == "rest":
@@ -120,7 +120,7 @@ def _window(case: Case, fired: Fired, entry: PlannedFailure, a: Attempt | None) 
     return a.launched_at, min((end for end in ends if end is not None), default=math.inf)
 
 
-def _is_the_death(case: Case, fired: Fired, entry: PlannedFailure, a: Attempt) -> bool:
+def _is_the_death(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt) -> bool:
     """Whether nothing else can have ended the attempt, the way it ended: a signal or an exit code that is a planned failure's own."""
     alone = sum(other.attempt == fired.attempt for other in case.run.fired) == 1
     kinds = {"kill": (None, 9), "exit": (137, None)}
@@ -132,7 +132,7 @@ def _boot(case: Case, a: Attempt) -> str | None:
     return sessions[a.session].boot_id if 0 <= a.session < len(sessions) else None
 
 
-def _check_due(case: Case, fired: Fired, entry: PlannedFailure, a: Attempt, notes: Notes) -> None:
+def _check_due(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt, notes: FindingBuilder) -> None:
     """Not before so much supervised time had passed."""
     windows = timeline(case.run).windows
     if 0 <= a.session < len(windows):
@@ -141,7 +141,7 @@ def _check_due(case: Case, fired: Fired, entry: PlannedFailure, a: Attempt, note
             notes.broken(f"entry {fired.index} ({entry.kind}) fired after {lived:.3f} s of supervised time, it was due after {entry.seconds:.3f} s")
 
 
-def _beside_lines(case: Case, fired: Fired, entry: PlannedFailure) -> list[tuple[float, str]]:
+def _beside_lines(case: Case, fired: InjectedFault, entry: PlannedFailure) -> list[tuple[float, str]]:
     """By how much it is dated before the step that it waited for, or after the next one that its victim did; in words."""
     saves = entry.moment == "save"
     if saves and case.run.stored.config.checkpoint.strategy in BACKGROUND:
@@ -161,7 +161,7 @@ def _beside_lines(case: Case, fired: Fired, entry: PlannedFailure) -> list[tuple
     return found
 
 
-def _at_rest(by_index: dict[int, PlannedFailure], fired: Fired) -> bool:
+def _at_rest(by_index: dict[int, PlannedFailure], fired: InjectedFault) -> bool:
     entry = by_index.get(fired.index)
     return entry is not None and entry.moment == "rest"
 

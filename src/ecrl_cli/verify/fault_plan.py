@@ -9,12 +9,12 @@ from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.failures.bit_rot import LEFT_TO_CHOOSE
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.timeline import timeline
-from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
+from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS
 from ecrl_cli.verify.fault_effects import DEATHS, check_effect, check_writer_deaths, death, ends_attempt
 from ecrl_cli.verify.fault_instants import check_armed, check_files, check_instant
 from ecrl_cli.verify.survivor_membership import dead
-from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "failures-once"
@@ -23,7 +23,7 @@ _SLACK_S = 1.0  # by which a planned wall time may be passed unstruck: nobody is
 
 def failures_once(case: Case) -> Finding:
     """The stored plan is the configuration's; every fired entry is one of it and brought down the attempt it names, no other."""
-    notes = Notes(PROMISE)
+    notes = FindingBuilder(PROMISE)
     planned = plan(case.run.stored.config)
     if case.run.plan is None:
         notes.missing("failures.json is missing")
@@ -117,7 +117,7 @@ def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:
     return a is not None and testimony is not None and testimony.global_step == entry.global_step and entry.rank in dead(a, testimony)
 
 
-def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: Notes) -> None:
+def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: FindingBuilder) -> None:
     """No attempt died again of what had fired in another."""
     struck = _struck(case, by_index)
     for a in case.attempts:
@@ -133,7 +133,7 @@ def _struck(case: Case, by_index: dict[int, PlannedFailure]) -> set[int]:
     return {f.attempt for f in case.run.fired if f.index not in by_index or ends_attempt(by_index[f.index], case)}
 
 
-def _looks_like(case: Case, a: Attempt, fired: Fired) -> bool:
+def _looks_like(case: Case, a: Attempt, fired: InjectedFault) -> bool:
     """Whether `a` ended as `fired` ends an attempt: the same death, told apart from others, of the same rank behind the same step."""
     lines = case.run.logs(a.attempt).ranks.get(fired.rank)
     behind = lines.events[-1].global_step if lines and lines.events else None

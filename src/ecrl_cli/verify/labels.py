@@ -15,7 +15,7 @@ from ecrl_cli.errors import RecordError, shown
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import is_folder
 from ecrl_cli.records.safe_read import read_whole
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _COMPOSED = "config.yaml"
@@ -31,7 +31,7 @@ _NAMES = ("suite_name", "scale.name", "scale.steps", "scale.batch", "scale.width
 _SCALED = {"target_steps": "steps", "global_batch": "batch", "model.width": "width"}  # as typed where the scale's factor is 1
 
 
-def check_labels(case: Case, notes: Notes) -> None:
+def check_labels(case: Case, notes: FindingBuilder) -> None:
     """config.json against what Hydra composed, dataset.json and environment.json."""
     _check_composed(case, notes)
     record, config = case.run.dataset, case.run.stored.config
@@ -42,7 +42,7 @@ def check_labels(case: Case, notes: Notes) -> None:
     _check_environment(case, notes)
 
 
-def _check_composed(case: Case, notes: Notes) -> None:
+def _check_composed(case: Case, notes: FindingBuilder) -> None:
     """A run that is called again under other names is not another run: then the two files may differ in those, and nobody can tell which is right."""
     folder = case.run.layout.hydra
     if not is_folder(folder) or not (folder / _COMPOSED).exists():
@@ -87,7 +87,7 @@ def _alike(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def _check_environment(case: Case, notes: Notes) -> None:
+def _check_environment(case: Case, notes: FindingBuilder) -> None:
     """That it is there, and says what it is expected to say."""
     path = case.run.layout.environment
     if not path.exists():

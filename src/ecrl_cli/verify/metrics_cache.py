@@ -15,14 +15,14 @@ from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import CHECKPOINT_ENDS
 from ecrl_cli.records.journal import read_json
-from ecrl_cli.verify.survivor_membership import excused_lines
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.survivor_membership import allowed_missing_lines
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 SHOWN = 4  # fields that are named; what else this promise found must be seen beside them
 
 
-def check_metrics(case: Case, notes: Notes) -> None:
+def check_metrics(case: Case, notes: FindingBuilder) -> None:
     """Of a run that has ended. While it goes on there may be none: whoever goes on with a run removes the one of its earlier end."""
     path = case.run.layout.metrics
     if case.run.unread or not case.ended:
@@ -49,7 +49,7 @@ def check_metrics(case: Case, notes: Notes) -> None:
             notes.broken(f"the records fold to {folded['checkpoints'][name]} {name} checkpoints, the journals have {count}")
 
 
-def _note(wrong: list[str], lacking: str, notes: Notes) -> None:
+def _note(wrong: list[str], lacking: str, notes: FindingBuilder) -> None:
     note = notes.missing if lacking else notes.broken
     beside = f" ({lacking})" if lacking else ""
     for text in wrong[:SHOWN]:
@@ -76,7 +76,7 @@ def lacking(case: Case) -> str:
             if rank not in logs.ranks or not logs.ranks[rank].events:
                 return f"attempt {a.attempt} left no log of rank {rank}"
     for segment in case.path.segments:
-        excused = sum(attempt == segment.attempt and step in segment.steps() for attempt, _, step in excused_lines(case))
+        excused = sum(attempt == segment.attempt and step in segment.steps() for attempt, _, step in allowed_missing_lines(case))
         if len(lines_of(case.run, segment)) < len(segment.steps()) * segment.world_size - excused:
             return f"lines of attempt {segment.attempt} are missing"
     return ""

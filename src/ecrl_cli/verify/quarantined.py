@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX
-from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import is_folder
 from ecrl_cli.storage.fs import PosixFs
@@ -22,7 +22,7 @@ class Quarantined:
 
     path: str
     step: int
-    report: GuardReport
+    report: IntegrityReport
 
 
 def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
@@ -37,7 +37,7 @@ def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
     found = []
     for (stem, _), aliases in parts.items():
         first = next((name for name in aliases if not name.endswith(".json")), f"{stem}.safetensors")
-        report = examine(folder / first, config, RenamedFs(folder, aliases))
+        report = verify_checkpoint(folder / first, config, RenamedFs(folder, aliases))
         found.append(Quarantined(records.layout.relative(folder / min(aliases.values())), int(stem[5:]), report))
     return tuple(found)
 

@@ -6,19 +6,19 @@ from ecrl_cli.checkpoint.format.manifest import Manifest, components
 from ecrl_cli.checkpoint.format.train_document import rng_digest
 from ecrl_cli.errors import shown
 from ecrl_cli.history.lineage import lines_of
-from ecrl_cli.records.events import Attempt, Final
+from ecrl_cli.records.events import Attempt, FinalState
 from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState
 from ecrl_cli.records.state_digests import digest_due, digests_configured, recorded_by_rank, worked_out
-from ecrl_cli.verify.disk_state import OnDisk
+from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.state_values import Values, differing, equal_on_ranks, has_digests, values_of
 from ecrl_cli.verify.train_state import train_digest_of
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 TENSORS = ("parameters", "buffers", "optimizer")
 
 
-def check_steps(case: Case, notes: Notes) -> int:
+def check_steps(case: Case, notes: FindingBuilder) -> int:
     """Committed steps, rank against rank; gives behind how many steps the digests of two ranks or more were compared."""
     claimed, by_step = equal_on_ranks(case.run), dict[int, dict[int, Values]]()
     for segment in case.path.segments:
@@ -37,7 +37,7 @@ def _apart(ranks: dict[int, Values]) -> dict[int, list[str]]:
     return {rank: names for rank, values in sorted(ranks.items()) if (names := differing(first, values))}
 
 
-def check_due(case: Case, notes: Notes) -> None:
+def check_due(case: Case, notes: FindingBuilder) -> None:
     """Each digest that was configured is on record; how often they were due is what the measured times make it."""
     config, interval = case.run.stored.config, case.run.digest_interval
     if not recorded_by_rank(config) or not digests_configured(config):
@@ -64,7 +64,7 @@ def check_due(case: Case, notes: Notes) -> None:
                 )
 
 
-def check_checkpoints(case: Case, notes: Notes) -> int:
+def check_checkpoints(case: Case, notes: FindingBuilder) -> int:
     """What lies in each checkpoint is what the ranks logged behind its step; gives how many were compared."""
     compared = 0
     for c in case.disk:
@@ -84,7 +84,7 @@ def check_checkpoints(case: Case, notes: Notes) -> int:
     return compared
 
 
-def _not_stored(c: OnDisk, manifest: Manifest, rank: int, found: dict[str, str]) -> list[str]:
+def _not_stored(c: StoredCheckpoint, manifest: Manifest, rank: int, found: dict[str, str]) -> list[str]:
     """The components of a rank that are not those of the checkpoint. Buffers are rank 0's."""
     stored = components(manifest)
     held: dict[str, str | None] = {name: getattr(stored, name) for name in TENSORS if name != "buffers" or rank == 0}
@@ -101,7 +101,7 @@ def stored_generators(manifest: Manifest, rank: int) -> str | None:
     return None
 
 
-def check_end(case: Case, notes: Notes) -> bool:
+def check_end(case: Case, notes: FindingBuilder) -> bool:
     """The end of each rank: the same on all, rank 0's the one in final.json, and what the ranks logged behind their last step. Gives whether it is
     on record."""
     last = case.attempts[-1] if case.attempts else None
@@ -126,7 +126,7 @@ def check_end(case: Case, notes: Notes) -> bool:
     return True
 
 
-def _check_last_lines(case: Case, last: Attempt, final: Final, notes: Notes) -> None:
+def _check_last_lines(case: Case, last: Attempt, final: FinalState, notes: FindingBuilder) -> None:
     for state in final.ranks:
         lines = case.run.logs(last.attempt).ranks.get(state.rank)
         line = lines.events[-1] if lines and lines.events else None
@@ -136,7 +136,7 @@ def _check_last_lines(case: Case, last: Attempt, final: Final, notes: Notes) -> 
             notes.broken(f"the end of rank {state.rank} differs in {', '.join(names)} from what it logged behind step {line.global_step}")
 
 
-def _check_last_checkpoint(case: Case, final: Final, notes: Notes) -> None:
+def _check_last_checkpoint(case: Case, final: FinalState, notes: FindingBuilder) -> None:
     for c in case.disk:
         if not c.report.ok or c.report.manifest is None or c.step != final.global_step:
             continue
@@ -149,7 +149,7 @@ def as_components(state: RankState) -> dict[str, str]:
     return {name: getattr(state, name) for name in RANK_COMPONENTS}
 
 
-def check_survivors(case: Case, notes: Notes) -> None:
+def check_survivors(case: Case, notes: FindingBuilder) -> None:
     """Who outlived others says that it has the state that it logged behind the same step."""
     for a in case.run.attempts:
         for rank, told in a.testimonies.items():

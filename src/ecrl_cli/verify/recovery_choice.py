@@ -7,10 +7,10 @@ from collections import Counter
 
 from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import GONE, Attempt, Rejected
-from ecrl_cli.verify.disk_state import OnDisk, set_aside
+from ecrl_cli.verify.disk_state import StoredCheckpoint, set_aside
 from ecrl_cli.verify.quarantined import Quarantined
 from ecrl_cli.verify.retention import Live, step_of
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 NOT_ACKNOWLEDGED = "is not the checkpoint that was acknowledged"
@@ -18,7 +18,7 @@ NOT_ACKNOWLEDGED = "is not the checkpoint that was acknowledged"
 _PASSING = re.compile(r"^E[A-Z0-9]+ at |belongs to uid |hmac_sha256|does not fit into memory")
 
 
-def check_choices(case: Case, notes: Notes) -> int:
+def check_choices(case: Case, notes: FindingBuilder) -> int:
     """Every attempt began with the newest checkpoint that was not rightly refused; gives how many resumed from one."""
     by_path = {c.path: c for c in case.disk}
     history = case.checkpoints
@@ -35,7 +35,7 @@ def check_choices(case: Case, notes: Notes) -> int:
     return resumed
 
 
-def _check_fresh(a: Attempt, found: Live, left: Live, notes: Notes) -> None:
+def _check_fresh(a: Attempt, found: Live, left: Live, notes: FindingBuilder) -> None:
     """It began anew, or went on with a state in memory."""
     if a.memory:
         if max(left, default=0) > a.resumed_from_step:
@@ -47,7 +47,7 @@ def _check_fresh(a: Attempt, found: Live, left: Live, notes: Notes) -> None:
         notes.broken(f"attempt {a.attempt} began anew and refused all {len(found)} checkpoints: a run that has none left ends instead")
 
 
-def _check_choice(case: Case, a: Attempt, live: Live, notes: Notes) -> None:
+def _check_choice(case: Case, a: Attempt, live: Live, notes: FindingBuilder) -> None:
     assert a.resumed_from is not None
     sha, who = a.resumed_from.commit_sha256, f"attempt {a.attempt}"
     parent = committed_as(case.run, sha, before=a.attempt)
@@ -66,7 +66,7 @@ def _check_choice(case: Case, a: Attempt, live: Live, notes: Notes) -> None:
             notes.broken(f"{who} refused {rejected.path}, which is not newer than what it resumed from: it had no reason to look at it")
 
 
-def _check_loaded(case: Case, a: Attempt, by_path: dict[str, OnDisk], notes: Notes) -> None:
+def _check_loaded(case: Case, a: Attempt, by_path: dict[str, StoredCheckpoint], notes: FindingBuilder) -> None:
     """What was loaded, if it is still there under its name, is what was committed and passes the guard."""
     assert a.resumed_from is not None
     there = by_path.get(a.resumed_from.path)
@@ -78,7 +78,7 @@ def _check_loaded(case: Case, a: Attempt, by_path: dict[str, OnDisk], notes: Not
         notes.broken(f"{there.path} is not the checkpoint that attempt {a.attempt} resumed from: no line acknowledges its commit")
 
 
-def _check_refusals(case: Case, notes: Notes) -> None:
+def _check_refusals(case: Case, notes: FindingBuilder) -> None:
     """Each refusal is proved by what lies set aside, or by what still lies under its name: there the guard refuses it again."""
     aside: dict[int, list[Quarantined]] = {}
     for each in case.quarantined:
@@ -105,7 +105,7 @@ def _check_refusals(case: Case, notes: Notes) -> None:
             notes.missing(f"{count} refused checkpoints of step {step} cannot be looked at again: {there} are still there")
 
 
-def _check_gone(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: Notes) -> None:
+def _check_gone(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: FindingBuilder) -> None:
     """What is said to have been gone lies nowhere."""
     line = case.checkpoints.found[a.attempt].get(step_of(rejected.path))
     if line is None:
@@ -117,7 +117,7 @@ def _check_gone(case: Case, a: Attempt, rejected: Rejected, aside: list[Quaranti
             notes.broken(f"attempt {a.attempt} says that {rejected.path} is gone, and {path} is that checkpoint")
 
 
-def _check_sound(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: Notes) -> None:
+def _check_sound(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: FindingBuilder) -> None:
     """Nothing that lies set aside under that step, or still under its name, is the acknowledged checkpoint, whole."""
     step = step_of(rejected.path)
     line = case.checkpoints.found[a.attempt].get(step)
@@ -131,7 +131,7 @@ def _check_sound(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarant
             (notes.missing if _PASSING.search(rejected.reason) else notes.broken)(text)
 
 
-def _check_set_aside(case: Case, notes: Notes) -> None:
+def _check_set_aside(case: Case, notes: FindingBuilder) -> None:
     """What lies set aside under a commit of its own was refused by an attempt that says so.
 
     Without atomic installation a dead writer leaves half a checkpoint under the final name, which the next one sets aside by itself.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
-from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "same-input"
@@ -19,7 +19,7 @@ def same_input(case: Case) -> Finding:
 
     Where the same window was cut for another number of ranks, the hashes of its shards must add up to the same sum (`data.loading`).
     """
-    notes = Notes(PROMISE)
+    notes = FindingBuilder(PROMISE)
     if without := sum(line.inputs_hash is None for _, _, line in every_line(case.run)):
         notes.missing(f"{without} lines have no hash of the inputs")
     first: dict[Key, tuple[str, RankLine]] = {}
@@ -45,7 +45,7 @@ def same_input(case: Case) -> Finding:
     return notes.finding(said)
 
 
-def _check_windows(case: Case, notes: Notes) -> int:
+def _check_windows(case: Case, notes: FindingBuilder) -> int:
     """Gives how many windows were compared across numbers of ranks."""
     first: dict[Window, tuple[int, str, str]] = {}
     compared = 0
@@ -80,7 +80,7 @@ def _key(line: RankLine) -> Key:
     return line.epoch, line.cursor_step, line.rank, line.world_size
 
 
-def _compare(line: RankLine, who: str, earlier: tuple[str, RankLine], notes: Notes) -> None:
+def _compare(line: RankLine, who: str, earlier: tuple[str, RankLine], notes: FindingBuilder) -> None:
     where = f"step {line.global_step} rank {line.rank}"
     if line.inputs_hash is None or earlier[1].inputs_hash is None:
         notes.missing(f"{where}: no hash of the inputs in {who if line.inputs_hash is None else earlier[0]}")

@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ecrl_cli.errors import shown
-from ecrl_cli.records.survivor_records import EFFECTS, LOST, Applied, LedgerLine
+from ecrl_cli.records.survivor_records import EFFECTS, LOST, AppliedSamples, LostSamples
 
 Windows = Mapping[int, Sequence[int]]
 
 
-def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[Applied], ledger: Iterable[LedgerLine]) -> list[str]:
+def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[AppliedSamples], ledger: Iterable[LostSamples]) -> list[str]:
     """What does not add up, a sentence each; nothing where everything does.
 
     For each global step of `windows` and each layer: the samples applied are those of the window, less those on the ledger as lost, and once
@@ -20,7 +20,7 @@ def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[Appli
     """
     lines, done = list(ledger), list(applied)
     found = _strangers(windows, layers, done, lines)
-    influences: dict[int, list[tuple[int, Applied | LedgerLine]]] = defaultdict(list)
+    influences: dict[int, list[tuple[int, AppliedSamples | LostSamples]]] = defaultdict(list)
     for each in done:
         influences[each.global_step].append((1, each))
     for line in lines:
@@ -30,9 +30,9 @@ def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[Appli
     return found
 
 
-def _strangers(windows: Windows, layers: Sequence[str], done: Sequence[Applied], lines: Sequence[LedgerLine]) -> list[str]:
+def _strangers(windows: Windows, layers: Sequence[str], done: Sequence[AppliedSamples], lines: Sequence[LostSamples]) -> list[str]:
     known, found = set(layers), []
-    records: list[Applied | LedgerLine] = [*done, *lines]
+    records: list[AppliedSamples | LostSamples] = [*done, *lines]
     for record in records:
         if record.global_step not in windows:
             found.append(f"step {record.global_step} is on record and was never due")
@@ -41,7 +41,7 @@ def _strangers(windows: Windows, layers: Sequence[str], done: Sequence[Applied],
     return found + [f"step {line.global_step}: {shown(line.effect)} is no effect" for line in lines if line.effect not in EFFECTS]
 
 
-def _step(step: int, window: Sequence[int], layers: Sequence[str], influences: list[tuple[int, Applied | LedgerLine]]) -> list[str]:
+def _step(step: int, window: Sequence[int], layers: Sequence[str], influences: list[tuple[int, AppliedSamples | LostSamples]]) -> list[str]:
     """Layers that share all their records are judged together."""
     touching: dict[str, list[int]] = {layer: [] for layer in layers}
     for number, (_, record) in enumerate(influences):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.errors import ConfigError, RecordError
 from ecrl_cli.records.seal import Seal, changed_files, read_seal
-from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "records-sealed"
@@ -16,7 +16,7 @@ def records_sealed(case: Case) -> Finding:
 
     Not checked where there is no seal, unless one is owed: the configuration names a key, or one was given.
     """
-    notes = Notes(PROMISE)
+    notes = FindingBuilder(PROMISE)
     asked = bool(case.run.stored.config.seal.key_file)
     try:
         seal = read_seal(case.run.layout)
@@ -33,7 +33,7 @@ def records_sealed(case: Case) -> Finding:
     return notes.finding(f"{said}: {len(seal.files)} files and {len(seal.checkpoints)} checkpoints are as they were when the run ended")
 
 
-def _check_content(case: Case, seal: Seal, notes: Notes) -> None:
+def _check_content(case: Case, seal: Seal, notes: FindingBuilder) -> None:
     if not seal.whole():
         notes.broken("seal.json does not match its own hash: it was changed after it was written")
     if seal.run_id != case.run.stored.run_id:
@@ -46,7 +46,7 @@ def _check_content(case: Case, seal: Seal, notes: Notes) -> None:
     _check_checkpoints(case, seal, notes)
 
 
-def _check_checkpoints(case: Case, seal: Seal, notes: Notes) -> None:
+def _check_checkpoints(case: Case, seal: Seal, notes: FindingBuilder) -> None:
     """One may go (`no-acknowledged-loss` says what that means), none may come or be replaced by another commit.
 
     Damage is `no-bad-checkpoint`'s: here it is enough that what the guard passes is what was sealed.
@@ -60,7 +60,7 @@ def _check_checkpoints(case: Case, seal: Seal, notes: Notes) -> None:
             notes.broken(f"changed since it was sealed: {c.path} (another commit)")
 
 
-def _signature(case: Case, seal: Seal, asked: bool, notes: Notes) -> str:
+def _signature(case: Case, seal: Seal, asked: bool, notes: FindingBuilder) -> str:
     """How far the signature was checked, in words."""
     if not seal.hmac_sha256:
         if asked or case.seal_key:

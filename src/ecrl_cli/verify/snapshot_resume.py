@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.survivor_records import SNAPSHOT
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 
-def check_recalled(case: Case, a: Attempt, notes: Notes) -> None:
+def check_recalled(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """The memory itself is gone. What proves what it held: its hash in the order, and where ranks log their state, the state in it."""
     who, order = f"attempt {a.attempt}", case.run.logs(a.attempt).order
     if order and order.snapshot_sha256 != a.snapshot_sha256:
@@ -27,7 +27,7 @@ def check_recalled(case: Case, a: Attempt, notes: Notes) -> None:
     _check_state(case, a, before, notes)
 
 
-def _check_state(case: Case, a: Attempt, before: Attempt, notes: Notes) -> None:
+def _check_state(case: Case, a: Attempt, before: Attempt, notes: FindingBuilder) -> None:
     """Every rank had logged the step before it could be taken; and the state in it is what rank 0 logged, whose it is.
 
     Others' need not be equal: between two steps each rank has its own running statistics of BatchNorm.

@@ -8,7 +8,7 @@ from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine, Span
 from ecrl_cli.records.vocabulary import RANK_CATEGORIES
 from ecrl_cli.verify.clocks import local_ranks
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _FREE = ("compute", "warm_up", "idle", "import", "rendezvous", "load")  # what a stall is not
@@ -16,7 +16,7 @@ _AFTERWARDS_S = 0.05  # computing behind the last step: a few statements
 _LAST_STEP_S = 60.0  # how much later than rank 0 another rank may log the last step: it may be suspended, or wait for the processor
 
 
-def check_spans(case: Case, notes: Notes) -> None:
+def check_spans(case: Case, notes: FindingBuilder) -> None:
     """All of it, attempt by attempt."""
     for reason in case.spans.unread:
         notes.missing(reason)
@@ -40,7 +40,7 @@ def check_spans(case: Case, notes: Notes) -> None:
         _check_final(case, a, notes)
 
 
-def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: Notes) -> bool:
+def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBuilder) -> bool:
     """Spans touch, have a length, and a category that a rank books; gives whether they can be built on."""
     who = f"attempt {a.attempt} rank {rank}"
     for span in account.spans:
@@ -58,7 +58,7 @@ def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: Notes) ->
     return True
 
 
-def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, notes: Notes) -> None:
+def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, notes: FindingBuilder) -> None:
     """A step is computing from its beginning to its line. Of the last line alone the span may be missing: it was open when the rank died."""
     for number, line in enumerate(lines):
         step = f"step {line.global_step} of {who}"
@@ -82,7 +82,7 @@ def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, no
             return
 
 
-def _check_steps_together(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_steps_together(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """Ranks exchange gradients in every step: none ends it before all have begun it. Of ranks on one machine, which share a clock."""
     latest: dict[int, tuple[float, int]] = {}
     earliest: dict[int, tuple[float, int]] = {}
@@ -99,7 +99,7 @@ def _check_steps_together(case: Case, a: Attempt, notes: Notes) -> None:
             return
 
 
-def _check_saves(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_saves(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """The parts of each stall, as the checkpoint lines say and as rank 0's spans do."""
     account, lines = case.spans.of(a.attempt, 0), case.run.logs(a.attempt).checkpoints.events
     if account is None:
@@ -110,7 +110,7 @@ def _check_saves(case: Case, a: Attempt, notes: Notes) -> None:
     _check_flush(case, a, account, notes)
 
 
-def _check_save(case: Case, a: Attempt, account: SpanAccount, lines: tuple[CheckpointLine, CheckpointLine | None], notes: Notes) -> None:
+def _check_save(case: Case, a: Attempt, account: SpanAccount, lines: tuple[CheckpointLine, CheckpointLine | None], notes: FindingBuilder) -> None:
     submitted, released = lines
     who = f"the save of step {submitted.global_step} in attempt {a.attempt}"
     here = account.index_at(submitted.at)
@@ -156,7 +156,7 @@ def _left_over(account: SpanAccount, first: int, category: str) -> float:
     return before[-1].end - before[-1].start if before and before[-1].category == category else 0.0
 
 
-def _check_stall(who: str, account: SpanAccount, extent: tuple[int, int], released: CheckpointLine, notes: Notes) -> None:
+def _check_stall(who: str, account: SpanAccount, extent: tuple[int, int], released: CheckpointLine, notes: FindingBuilder) -> None:
     """A stall reaches from the gathered state over all that rank 0 does to the barrier behind it, and no further."""
     spans, (first, last) = account.spans, extent
     least = spans[last].end - spans[first].start
@@ -168,7 +168,7 @@ def _check_stall(who: str, account: SpanAccount, extent: tuple[int, int], releas
         notes.broken(f"{who} stalled for {released.stall_s:.6f} s by its line, and part of that is booked as {free[0].category}")
 
 
-def _check_barrier(case: Case, a: Attempt, reached: float, released: CheckpointLine, notes: Notes) -> None:
+def _check_barrier(case: Case, a: Attempt, reached: float, released: CheckpointLine, notes: FindingBuilder) -> None:
     """The other ranks wait until rank 0 comes to the barrier: they are booked as doing so."""
     step = released.global_step
     for rank in range(1, min(a.world_size, local_ranks(case, a.attempt))):
@@ -182,7 +182,7 @@ def _check_barrier(case: Case, a: Attempt, reached: float, released: CheckpointL
             notes.broken(f"{text}, and its spans do not have it")
 
 
-def _check_flush(case: Case, a: Attempt, account: SpanAccount, notes: Notes) -> None:
+def _check_flush(case: Case, a: Attempt, account: SpanAccount, notes: FindingBuilder) -> None:
     """Behind its last step an attempt that ends well computes no more: it waits for what the writer still has."""
     logs = case.run.logs(a.attempt)
     lines = logs.ranks[0].events if 0 in logs.ranks else ()
@@ -194,7 +194,7 @@ def _check_flush(case: Case, a: Attempt, account: SpanAccount, notes: Notes) -> 
             notes.broken(f"step {end.global_step} was committed while rank 0 waited for it, which is booked as {computing[-1].category}")
 
 
-def _check_final(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_final(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """The end of the goodput clock is where rank 0 turns from its last work to idling."""
     final, account = case.run.logs(a.attempt).final, case.spans.of(a.attempt, 0)
     if final is None or account is None:

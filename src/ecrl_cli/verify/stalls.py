@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ecrl_cli.history.load import AttemptRecords
 from ecrl_cli.records.events import CHECKPOINT_ENDS, STALL_PARTS, CheckpointLine, Span
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 # All numbers here are differences of the same readings of one clock, so that only rounding sets them apart: a sum of some ten numbers of up to
@@ -18,7 +18,7 @@ _BESIDE = ("backpressure", "enqueue")  # only where a writer in the background t
 _INSIDE = ("write", "hash", "commit", "settle")  # only where the training thread writes
 
 
-def check_stalls(case: Case, notes: Notes) -> str:
+def check_stalls(case: Case, notes: FindingBuilder) -> str:
     """Adds what is wrong to `notes`; gives what was checked, in words."""
     blocking = case.run.stored.config.checkpoint.strategy == "blocking"
     split = unsplit = 0
@@ -43,7 +43,7 @@ def _who(line: CheckpointLine) -> str:
     return f"the stall of step {line.global_step} in attempt {line.attempt}"
 
 
-def _add_up(line: CheckpointLine, notes: Notes) -> bool:
+def _add_up(line: CheckpointLine, notes: FindingBuilder) -> bool:
     """Whether the parts are numbers of known names, none negative, that add up to the stall."""
     unknown = sorted(line.stall_parts.keys() - STALL_PARTS.keys())
     if unknown:
@@ -60,13 +60,13 @@ def _add_up(line: CheckpointLine, notes: Notes) -> bool:
     return True
 
 
-def _check_names(line: CheckpointLine, foreign: tuple[str, ...], notes: Notes) -> None:
+def _check_names(line: CheckpointLine, foreign: tuple[str, ...], notes: FindingBuilder) -> None:
     for name in foreign:
         if line.stall_parts.get(name):
             notes.broken(f"{_who(line)} has {line.stall_parts[name]:.6f} s of {name}, which this strategy does not spend")
 
 
-def _check_beside(line: CheckpointLine, a: AttemptRecords, notes: Notes) -> None:
+def _check_beside(line: CheckpointLine, a: AttemptRecords, notes: FindingBuilder) -> None:
     """The lines of the same checkpoint say some of the parts too."""
     own = [other for other in a.checkpoints.events if other.global_step == line.global_step]
     submitted = next((other for other in own if other.event == "submitted"), None)
@@ -82,7 +82,7 @@ def _check_beside(line: CheckpointLine, a: AttemptRecords, notes: Notes) -> None
             notes.broken(f"{_who(line)} has {part:.6f} s of {name}, the lines of that checkpoint say {seconds:.6f} s")
 
 
-def _check_spans(line: CheckpointLine, spans: Sequence[Span], ends: Sequence[float], notes: Notes) -> None:
+def _check_spans(line: CheckpointLine, spans: Sequence[Span], ends: Sequence[float], notes: FindingBuilder) -> None:
     """Rank 0's spans that end with the stall: the same seconds, by category."""
     spent = _spent(line, spans[: bisect_right(ends, line.at)])
     if spent is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ecrl_cli.verify.rank_states import check_checkpoints, check_due, check_end, check_steps, check_survivors
 from ecrl_cli.verify.train_state import check_documents, check_settings
-from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "state-consistent"
@@ -12,7 +12,7 @@ PROMISE = "state-consistent"
 
 def state_consistent(case: Case) -> Finding:
     """Needs no reference: what differs between ranks, or from the configuration, is wrong whatever else happened to the run."""
-    notes = Notes(PROMISE)
+    notes = FindingBuilder(PROMISE)
     steps = check_steps(case, notes)
     lines = check_settings(case, notes)
     documents = check_documents(case, notes)

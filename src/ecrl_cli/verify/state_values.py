@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE
 from ecrl_cli.config.in_place_recovery import live
 from ecrl_cli.history.load import RunRecords
@@ -51,7 +51,7 @@ def equal_on_ranks(run: RunRecords) -> frozenset[str]:
 
 def differing_documents(ours: dict[str, Any], others: dict[str, Any]) -> list[str]:
     """The parts of the state in train.json that both have and that are not the same."""
-    return [name for name in TRAIN_STATE if name in ours and name in others and canonical(ours[name]) != canonical(others[name])]
+    return [name for name in TRAIN_STATE if name in ours and name in others and canonical_json(ours[name]) != canonical_json(others[name])]
 
 
 def differing_ends(run: RunRecords, reference: RunRecords) -> list[str]:

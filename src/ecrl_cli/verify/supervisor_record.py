@@ -6,20 +6,20 @@ from itertools import pairwise
 
 from ecrl_cli.history.lineage import furthest
 from ecrl_cli.history.timeline import phases, timeline
-from ecrl_cli.records.events import Attempt, Forgone, SupervisorRecord
+from ecrl_cli.records.events import Attempt, SkippedSnapshot, SupervisorRecord
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED
 from ecrl_cli.records.vocabulary import TARGET_REACHED
 from ecrl_cli.supervision.attempts.restart_policy import counted, restarts
 from ecrl_cli.verify.clocks import local_ranks
 from ecrl_cli.verify.metrics_cache import lacking
 from ecrl_cli.verify.rank_spans import ROUNDING_S
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _PHASE_S = 1e-6  # a phase is a sum of differences that are on record
 
 
-def check_supervisor_record(case: Case, record: SupervisorRecord, notes: Notes) -> None:
+def check_supervisor_record(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
     """All of it."""
     _check_end(case, record, notes)
     _check_budget(case, record, notes)
@@ -38,7 +38,7 @@ def check_supervisor_record(case: Case, record: SupervisorRecord, notes: Notes) 
     _check_phases(case, record, notes)
 
 
-def _check_end(case: Case, record: SupervisorRecord, notes: Notes) -> None:
+def _check_end(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
     """The terminal status is written with the end of the last session, and says how the last attempt ended."""
     status, last = record.terminal_status, record.attempts[-1] if record.attempts else None
     if record.sessions and (record.sessions[-1].ended_at is None) != (status == "running"):
@@ -52,14 +52,14 @@ def _check_end(case: Case, record: SupervisorRecord, notes: Notes) -> None:
         notes.broken(f"the last attempt was stopped, and the run {status}")
 
 
-def _check_budget(case: Case, record: SupervisorRecord, notes: Notes) -> None:
+def _check_budget(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
     """No supervisor restarts a run more often than it may."""
     spent, most = restarts(counted(record.attempts, record.sessions)), case.run.stored.config.supervision.max_restarts
     if spent > most:
         notes.broken(f"supervisor.json has {spent} restarts since the run was last started, supervision.max_restarts is {most}")
 
 
-def _check_exit(case: Case, record: SupervisorRecord, a: Attempt, notes: Notes) -> None:
+def _check_exit(case: Case, record: SupervisorRecord, a: Attempt, notes: FindingBuilder) -> None:
     """An exit code or a signal, of a rank where one ended badly; and the one that goes with the outcome."""
     who, code = f"attempt {a.attempt}", a.exit_code
     if code is not None and a.signal is not None:
@@ -82,7 +82,7 @@ def _check_exit(case: Case, record: SupervisorRecord, a: Attempt, notes: Notes) 
         notes.broken(f"{who} {a.outcome} and has no end, and its supervisor lived to see it")
 
 
-def _check_completed(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_completed(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """A rank may end badly behind the target; what did that, a planned failure or nobody knows what, decides whether the record is believed."""
     if a.signal is None and a.exit_code in (0, None):
         return
@@ -93,7 +93,7 @@ def _check_completed(case: Case, a: Attempt, notes: Notes) -> None:
         notes.missing(f"attempt {a.attempt} completed, and rank {a.rank} ended with {how}: nothing on record explains that")
 
 
-def _check_hang(case: Case, a: Attempt, notes: Notes) -> None:
+def _check_hang(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """An attempt that hung was silent for as long as its hang says, at its end."""
     who, hang = f"attempt {a.attempt}", a.hang
     if a.outcome == "hung" and hang is None:
@@ -116,7 +116,7 @@ def _check_hang(case: Case, a: Attempt, notes: Notes) -> None:
             notes.broken(f"{who} hung: nothing moved in its last {hang.waited_s:.3f} s, in which rank {rank} logged {len(silent)} steps")
 
 
-def _check_stragglers(a: Attempt, notes: Notes) -> None:
+def _check_stragglers(a: Attempt, notes: FindingBuilder) -> None:
     for each in a.stragglers:
         inside = a.resumed_from_step < each.global_step <= (a.last_step or a.resumed_from_step) + 1
         if not (0 <= each.rank < a.world_size and each.own_s > each.others_s >= 0 and inside):
@@ -124,7 +124,7 @@ def _check_stragglers(a: Attempt, notes: Notes) -> None:
             notes.broken(f"attempt {a.attempt} has a straggler that cannot be: {text}")
 
 
-def _check_forgone(case: Case, a: Attempt, each: Forgone, notes: Notes) -> None:
+def _check_forgone(case: Case, a: Attempt, each: SkippedSnapshot, notes: FindingBuilder) -> None:
     """A snapshot that was refused had been taken: by an attempt before, of a step that it did, newer than what was gone on with."""
     who, config = f"attempt {a.attempt} refused a snapshot of step {each.global_step} of attempt {each.attempt}", case.run.stored.config
     before = case.attempt(each.attempt)
@@ -142,7 +142,7 @@ def _check_forgone(case: Case, a: Attempt, each: Forgone, notes: Notes) -> None:
         _check_taken(case, each, who, notes)
 
 
-def _check_taken(case: Case, each: Forgone, who: str, notes: Notes) -> None:
+def _check_taken(case: Case, each: SkippedSnapshot, who: str, notes: FindingBuilder) -> None:
     """Rank 0 has booked the snapshot; unless it died before the span was closed."""
     account = case.spans.of(each.attempt, 0)
     if account is None or account.spans[-1].global_step <= each.global_step:
@@ -151,7 +151,7 @@ def _check_taken(case: Case, each: Forgone, who: str, notes: Notes) -> None:
         notes.broken(f"{who}, and rank 0 has booked none in that step")
 
 
-def _check_phases(case: Case, record: SupervisorRecord, notes: Notes) -> None:
+def _check_phases(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
     """What supervisor.json says of an attempt's start is what the records fold to; none where its supervisor was killed and nobody came after."""
     if case.run.unread or not record.sessions or record.sessions[-1].ended_at is None:
         return

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
-from ecrl_cli.history.membership import successor, went_on
+from ecrl_cli.history.membership import continuing_ranks, successor
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS, Applied, Redone, Testimony
+from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS, AppliedSamples, RedoneStep, SurvivorReport
 from ecrl_cli.verify.sample_accounting import unaccounted
 from ecrl_cli.verify.survivor_reports import check_reports
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 Line = tuple[int, int, int]  # attempt, rank, step
-Told = dict[int, Testimony]
+Told = dict[int, SurvivorReport]
 _AT_ONCE = ("exit", "kill", "raise", "oom")  # kinds whose victim does nothing more in the step
 # What survivors must agree on; how long each waited is its own.
-_AGREED: dict[str, Callable[[Testimony], Any]] = {
+_AGREED: dict[str, Callable[[SurvivorReport], Any]] = {
     "how far they came": lambda t: t.global_step,
     "who was left": lambda t: t.alive,
     "what was done again": lambda t: [(r.global_step, r.first, r.buckets, r.lost, r.left) for r in t.redone],
@@ -27,7 +27,7 @@ _AGREED: dict[str, Callable[[Testimony], Any]] = {
 }
 
 
-def survivals(case: Case, notes: Notes) -> frozenset[Line]:
+def survivals(case: Case, notes: FindingBuilder) -> frozenset[Line]:
     """Check every testimony and ledger; gives the lines of dead ranks that are rightly not there: of the step behind which all others left."""
     excused: set[Line] = set()
     for a in case.attempts:
@@ -37,17 +37,17 @@ def survivals(case: Case, notes: Notes) -> frozenset[Line]:
     return frozenset(excused)
 
 
-def excused_lines(case: Case) -> frozenset[Line]:
+def allowed_missing_lines(case: Case) -> frozenset[Line]:
     """What `survivals` gives, for those who do not judge it."""
-    return survivals(case, Notes("exactly-once"))
+    return survivals(case, FindingBuilder("exactly-once"))
 
 
-def dead(a: Attempt, testimony: Testimony) -> set[int]:
+def dead(a: Attempt, testimony: SurvivorReport) -> set[int]:
     """The ranks that were not left when the others left."""
     return set(range(a.world_size)) - set(testimony.alive)
 
 
-def _survival(case: Case, a: Attempt, notes: Notes) -> set[Line]:
+def _survival(case: Case, a: Attempt, notes: FindingBuilder) -> set[Line]:
     told = _told(case, a, notes)
     _check_went_on(case, a, told, notes)
     check_reports(case, a, told, notes)
@@ -65,11 +65,11 @@ def _survival(case: Case, a: Attempt, notes: Notes) -> set[Line]:
                     notes.broken(f"survivors differ: ranks {first} and {rank} of attempt {a.attempt} do not testify to the same in {what}")
     _check_ledgers(case, a, one, notes)
     _check_struck(case, a, one, notes)
-    complete = agreed and set(went_on(case.run, a.attempt)) <= told.keys()
+    complete = agreed and set(continuing_ranks(case.run, a.attempt)) <= told.keys()
     return _excused(case, a, one) if complete else set()
 
 
-def _told(case: Case, a: Attempt, notes: Notes) -> Told:
+def _told(case: Case, a: Attempt, notes: FindingBuilder) -> Told:
     """By rank, the testimonies that are there and whole."""
     told: Told = {}
     for rank, lines in case.run.logs(a.attempt).testimonies.items():
@@ -85,8 +85,8 @@ def _told(case: Case, a: Attempt, notes: Notes) -> Told:
     return told
 
 
-def _check_went_on(case: Case, a: Attempt, told: Told, notes: Notes) -> None:
-    went, after = went_on(case.run, a.attempt), successor(case.run, a.attempt)
+def _check_went_on(case: Case, a: Attempt, told: Told, notes: FindingBuilder) -> None:
+    went, after = continuing_ranks(case.run, a.attempt), successor(case.run, a.attempt)
     for rank in sorted(set(went) - set(case.run.logs(a.attempt).testimonies)):
         notes.missing(f"rank {rank} of attempt {a.attempt} went on and left no testimony")
     for rank, testimony in told.items():
@@ -98,7 +98,7 @@ def _check_went_on(case: Case, a: Attempt, told: Told, notes: Notes) -> None:
             notes.broken(f"{text}, attempt {after.attempt} goes on behind step {after.resumed_from_step}")
 
 
-def _check_testimony(case: Case, a: Attempt, rank: int, t: Testimony, notes: Notes) -> bool:
+def _check_testimony(case: Case, a: Attempt, rank: int, t: SurvivorReport, notes: FindingBuilder) -> bool:
     """One testimony by itself and beside the lines of its rank; gives whether it can be built on."""
     wrong = [*_contradictions(a, rank, t), *_denied(case, a, rank, t)]
     for text in wrong:
@@ -110,7 +110,7 @@ def _check_testimony(case: Case, a: Attempt, rank: int, t: Testimony, notes: Not
     return not wrong
 
 
-def _contradictions(a: Attempt, rank: int, t: Testimony) -> list[str]:
+def _contradictions(a: Attempt, rank: int, t: SurvivorReport) -> list[str]:
     found = []
     if (t.attempt, t.rank) != (a.attempt, rank):
         found.append(f"is that of attempt {t.attempt} rank {t.rank}")
@@ -128,7 +128,7 @@ def _contradictions(a: Attempt, rank: int, t: Testimony) -> list[str]:
     return found
 
 
-def _denied(case: Case, a: Attempt, rank: int, t: Testimony) -> list[str]:
+def _denied(case: Case, a: Attempt, rank: int, t: SurvivorReport) -> list[str]:
     """What the lines deny: its own end elsewhere; those whom it calls lost went on themselves."""
     found = []
     last = {r: lines.events[-1].global_step for r, lines in case.run.logs(a.attempt).ranks.items() if lines.events}
@@ -140,7 +140,7 @@ def _denied(case: Case, a: Attempt, rank: int, t: Testimony) -> list[str]:
     return found
 
 
-def gave_nothing(a: Attempt, t: Testimony) -> dict[int, tuple[str, ...]]:
+def gave_nothing(a: Attempt, t: SurvivorReport) -> dict[int, tuple[str, ...]]:
     """By rank, the layers on which its shard of the last step has no influence; only ranks of which there are any."""
     found: dict[int, list[str]] = {}
     for bucket, layers in enumerate(t.layers):
@@ -150,18 +150,18 @@ def gave_nothing(a: Attempt, t: Testimony) -> dict[int, tuple[str, ...]]:
     return {rank: tuple(layers) for rank, layers in found.items() if layers}
 
 
-def _took_part(redone: tuple[Redone, ...], bucket: int, world_size: int) -> set[int]:
+def _took_part(redone: tuple[RedoneStep, ...], bucket: int, world_size: int) -> set[int]:
     """Whose gradients the bucket holds: of those who did it last."""
     again = [each for each in redone if each.first <= bucket]
     return set(again[-1].left) if again else set(range(world_size))
 
 
-def _check_ledgers(case: Case, a: Attempt, t: Testimony, notes: Notes) -> None:
+def _check_ledgers(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> None:
     """Each survivor has the same ledger, and it makes up for what was not applied."""
     losers, ledgers, who = gave_nothing(a, t), case.run.logs(a.attempt).ledgers, f"attempt {a.attempt}"
     if losers and case.run.stored.config.recovery.name != "lossy_forward":
         notes.broken(f"{who} went on without the samples of {_ranks(losers)} in step {t.global_step}, which its recovery does not allow")
-    holders = went_on(case.run, a.attempt) or tuple(case.run.logs(a.attempt).testimonies)
+    holders = continuing_ranks(case.run, a.attempt) or tuple(case.run.logs(a.attempt).testimonies)
     for rank in sorted(set(holders) - set(ledgers)) if losers else ():
         notes.missing(f"the ledger of {who} rank {rank} is not there, samples of {_ranks(losers)} were lost in step {t.global_step}")
     whole = {}
@@ -177,7 +177,7 @@ def _check_ledgers(case: Case, a: Attempt, t: Testimony, notes: Notes) -> None:
         notes.broken(f"{who}: {text}")
 
 
-def _check_struck(case: Case, a: Attempt, t: Testimony, notes: Notes) -> None:
+def _check_struck(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> None:
     """Who ended in its forward pass had no gradient to give: where the others finished that step, its samples are lost on every layer."""
     planned, losers, layers = {entry.index: entry for entry in case.run.plan or ()}, gave_nothing(a, t), sum(map(len, t.layers))
     for fired in case.run.fired:
@@ -189,7 +189,7 @@ def _check_struck(case: Case, a: Attempt, t: Testimony, notes: Notes) -> None:
             notes.broken(f"{who}, which others finished: they do not testify that its samples are lost on every layer")
 
 
-def _account(case: Case, a: Attempt, t: Testimony, notes: Notes) -> list[str]:
+def _account(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> list[str]:
     """What the ledger leaves open, or says too much, in sentences."""
     losers, lines, step = gave_nothing(a, t), next(e.events for _, e in sorted(case.run.logs(a.attempt).ledgers.items()) if not e.torn), t.global_step
     for line in lines:
@@ -205,7 +205,7 @@ def _account(case: Case, a: Attempt, t: Testimony, notes: Notes) -> list[str]:
     for rank in range(a.world_size):
         mine = tuple(int(each) for each in shard(ids, rank, a.world_size, case.run.stored.config.elastic.replicas))
         without = set(losers.get(rank, ()))
-        applied.append(Applied(step, mine, tuple(name for name in layers if name not in without)))
+        applied.append(AppliedSamples(step, mine, tuple(name for name in layers if name not in without)))
     return unaccounted({step: [int(each) for each in ids]}, layers, applied, lines)
 
 
@@ -215,12 +215,12 @@ def _window(case: Case, step: int) -> Any:
     return window(epoch_order(config.seed, epoch, size, config.global_batch), cursor, config.global_batch)
 
 
-def _excused(case: Case, a: Attempt, t: Testimony) -> set[Line]:
+def _excused(case: Case, a: Attempt, t: SurvivorReport) -> set[Line]:
     """The last lines of ranks that did not go on: that of the step behind which the others left; and, where it took no part in that one at all,
     that of the step before, whose exchange was whole on all who are left: it died between the exchange and the line."""
     found: set[Line] = set()
     losers, everything = gave_nothing(a, t), sum(len(bucket) for bucket in t.layers)
-    for rank in set(range(a.world_size)) - set(went_on(case.run, a.attempt)):
+    for rank in set(range(a.world_size)) - set(continuing_ranks(case.run, a.attempt)):
         lines = case.run.logs(a.attempt).ranks.get(rank)
         last = lines.events[-1].global_step if lines and lines.events else a.resumed_from_step
         absent = 2 if len(losers.get(rank, ())) == everything > 0 else 1

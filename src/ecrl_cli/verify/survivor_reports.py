@@ -7,16 +7,16 @@ from collections import Counter
 from ecrl_cli.checkpoint.format.canonical_json import digest
 from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.records.events import Attempt, RankLine
-from ecrl_cli.records.survivor_records import SURVIVED, Testimony
+from ecrl_cli.records.survivor_records import SURVIVED, SurvivorReport
 from ecrl_cli.verify.rank_spans import ROUNDING_S
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _PARAMETER = "parameters."
 _DIES_AT_ONCE = ("exit", "kill", "raise", "oom")
 
 
-def check_reports(case: Case, a: Attempt, told: dict[int, Testimony], notes: Notes) -> None:
+def check_reports(case: Case, a: Attempt, told: dict[int, SurvivorReport], notes: FindingBuilder) -> None:
     """Each report against the deaths on record, the rank's own log and spans, and the checkpoints."""
     for rank, report in sorted(told.items()):
         who = f"rank {rank} of attempt {a.attempt}"
@@ -27,7 +27,7 @@ def check_reports(case: Case, a: Attempt, told: dict[int, Testimony], notes: Not
         _check_state(case, a, report, notes)
 
 
-def _check_living(case: Case, a: Attempt, who: str, report: Testimony, notes: Notes) -> None:
+def _check_living(case: Case, a: Attempt, who: str, report: SurvivorReport, notes: FindingBuilder) -> None:
     """Ranks leave because of a death: of those on record the report knows one at least. Of several at once it may not know all yet."""
     others = {entry.index: entry.others for entry in case.run.plan or ()}
     dead = {a.rank} if a.outcome == SURVIVED and a.rank is not None else set[int]()
@@ -45,7 +45,7 @@ def _silent_after(case: Case, a: Attempt, rank: int, at: float) -> bool:
     return rank not in logs.testimonies and all(line.at <= at for lines in [logs.ranks.get(rank)] if lines for line in lines.events)
 
 
-def _check_log(case: Case, a: Attempt, rank: int, report: Testimony, notes: Notes) -> None:
+def _check_log(case: Case, a: Attempt, rank: int, report: SurvivorReport, notes: FindingBuilder) -> None:
     """A report is the last that a rank does in its attempt; what it waited in a step lies in the step; its state is that of its last line."""
     who, account = f"rank {rank} of attempt {a.attempt}", case.spans.of(a.attempt, rank)
     if account and report.at < account.end - ROUNDING_S:
@@ -65,7 +65,7 @@ def _line(case: Case, a: Attempt, rank: int, step: int) -> RankLine | None:
     return next((line for line in reversed(lines.events) if line.global_step == step), None) if lines else None
 
 
-def _check_layers(case: Case, a: Attempt, report: Testimony, notes: Notes) -> None:
+def _check_layers(case: Case, a: Attempt, report: SurvivorReport, notes: FindingBuilder) -> None:
     """Layers are the model's parameters, each in one bucket."""
     names = Counter(name for bucket in report.layers for name in bucket)
     if twice := [name for name, count in names.items() if count > 1]:
@@ -75,7 +75,7 @@ def _check_layers(case: Case, a: Attempt, report: Testimony, notes: Notes) -> No
         notes.broken(f"survivors of attempt {a.attempt} name {strangers[0]!r}, which is no parameter of the checkpoints")
 
 
-def _check_state(case: Case, a: Attempt, report: Testimony, notes: Notes) -> None:
+def _check_state(case: Case, a: Attempt, report: SurvivorReport, notes: FindingBuilder) -> None:
     """The state that survivors took along is that of a checkpoint of the same step of the same history."""
     manifest = _manifests(case).get(report.global_step)
     segment = case.path.of(report.global_step)

@@ -7,7 +7,7 @@ from ecrl_cli.records.events import CATEGORIES
 from ecrl_cli.verify.clocks import check_clocks
 from ecrl_cli.verify.spans import check_spans
 from ecrl_cli.verify.stalls import check_stalls
-from ecrl_cli.verify.verdict import Finding, Notes
+from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "time-conserved"
@@ -16,7 +16,7 @@ MAX_RESIDUAL = 0.02  # of the wall time
 
 def time_conserved(case: Case) -> Finding:
     """The pieces must not overlap and what they leave open is gated; where rank 0's spans are missing nothing can be said."""
-    notes = Notes(PROMISE)
+    notes = FindingBuilder(PROMISE)
     if case.run.supervisor is None or not case.run.supervisor.sessions:
         notes.missing("supervisor.json names no session: the wall time is not known")
         return notes.finding("")
@@ -36,7 +36,7 @@ def time_conserved(case: Case) -> Finding:
     return notes.finding(f"{wall:.3f} s of wall time, residual {residual:.3f} s{apart}{stalls}")
 
 
-def _known_spans(case: Case, notes: Notes) -> bool:
+def _known_spans(case: Case, notes: FindingBuilder) -> bool:
     """Whether every attempt that worked left spans, all of them in known categories."""
     for a in case.run.attempts:
         worked = any(lines.events for lines in a.ranks.values())

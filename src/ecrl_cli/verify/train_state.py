@@ -14,8 +14,8 @@ from ecrl_cli.history.divergence import same_float
 from ecrl_cli.history.lineage import ancestry
 from ecrl_cli.records.events import Attempt, RankLine
 from ecrl_cli.records.state_digests import recorded_by_rank
-from ecrl_cli.verify.disk_state import OnDisk
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.disk_state import StoredCheckpoint
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 # torch works the cosine out step by step, each from the one before, and not from the beginning as here: that differs by roundings, which add up to
@@ -33,7 +33,7 @@ def learning_rate(config: RunConfig, step: int) -> float:
     return low + (high - low) * (1 + math.cos(math.pi * step / config.target_steps)) / 2
 
 
-def check_settings(case: Case, notes: Notes) -> int:
+def check_settings(case: Case, notes: FindingBuilder) -> int:
     """The learning rate on every line is the schedule's, and the scaler's state follows from that behind the step before; gives how many lines were
     looked at."""
     config, looked_at = case.run.stored.config, 0
@@ -48,7 +48,7 @@ def check_settings(case: Case, notes: Notes) -> int:
     return looked_at
 
 
-def _check_rates(config: RunConfig, attempt: int, rank: int, lines: list[RankLine], notes: Notes) -> None:
+def _check_rates(config: RunConfig, attempt: int, rank: int, lines: list[RankLine], notes: FindingBuilder) -> None:
     wrong = [line for line in lines if line.lr is not None and not _is_rate(config, line.global_step, line.lr)]
     for line in wrong[:1]:
         due = learning_rate(config, line.global_step)
@@ -62,7 +62,7 @@ def _is_rate(config: RunConfig, step: int, rate: Any) -> bool:
     return isinstance(rate, int | float) and abs(rate - learning_rate(config, step)) <= LR_TOLERANCE * config.optimizer.lr
 
 
-def _check_scales(a: Attempt, rank: int, lines: list[RankLine], before: Scale, notes: Notes) -> None:
+def _check_scales(a: Attempt, rank: int, lines: list[RankLine], before: Scale, notes: FindingBuilder) -> None:
     step = a.resumed_from_step
     for line in lines:
         now = (line.loss_scale, line.growth_tracker)
@@ -95,7 +95,7 @@ def _scale_before(case: Case, a: Attempt) -> Scale:
     return (lines[0].loss_scale, lines[0].growth_tracker) if lines else (None, None)
 
 
-def check_documents(case: Case, notes: Notes) -> int:
+def check_documents(case: Case, notes: FindingBuilder) -> int:
     """train.json of each checkpoint that is there says what configuration, manifest and logs say; gives how many were looked at."""
     looked_at = 0
     for c in case.disk:
@@ -111,7 +111,7 @@ def check_documents(case: Case, notes: Notes) -> int:
     return looked_at
 
 
-def _wrong_place(case: Case, c: OnDisk) -> list[str]:
+def _wrong_place(case: Case, c: StoredCheckpoint) -> list[str]:
     """Cursor, epoch, seed and step beside the manifest and the order of the samples."""
     manifest, config, sampler = c.report.manifest, case.run.stored.config, _mapping(c.train["sampler"])
     assert manifest is not None
@@ -126,7 +126,7 @@ def _wrong_place(case: Case, c: OnDisk) -> list[str]:
     return found + _unlike(place, sampler)
 
 
-def _wrong_schedule(config: RunConfig, c: OnDisk) -> list[str]:
+def _wrong_schedule(config: RunConfig, c: StoredCheckpoint) -> list[str]:
     schedule = _mapping(c.train["scheduler"])
     found = _unlike({"last_epoch": c.step, "T_max": config.target_steps, "eta_min": config.optimizer.min_lr}, schedule)
     rates = schedule.get("_last_lr")
@@ -135,7 +135,7 @@ def _wrong_schedule(config: RunConfig, c: OnDisk) -> list[str]:
     return found
 
 
-def _wrong_groups(config: RunConfig, c: OnDisk) -> list[str]:
+def _wrong_groups(config: RunConfig, c: StoredCheckpoint) -> list[str]:
     """The optimizer's hyperparameters beside the configuration."""
     optimizer, found = config.optimizer, list[str]()
     due: dict[str, Any] = {"weight_decay": optimizer.weight_decay, "initial_lr": optimizer.lr}
@@ -150,7 +150,7 @@ def _wrong_groups(config: RunConfig, c: OnDisk) -> list[str]:
     return found
 
 
-def _wrong_loss(case: Case, c: OnDisk) -> list[str]:
+def _wrong_loss(case: Case, c: StoredCheckpoint) -> list[str]:
     """The last loss beside rank 0's line: in plain data parallelism it is the same number."""
     committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
     if committed is None or "loss" not in c.train or 0 not in (ranks := case.run.logs(committed.attempt).ranks):

@@ -12,14 +12,14 @@ from ecrl_cli.errors import shown
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.history.membership import History, first_loss, lost_lines, pasts
+from ecrl_cli.history.membership import History, first_loss, lost_lines, membership_history
 from ecrl_cli.records.state_digests import digests_configured
 from ecrl_cli.verify.disk_state import on_disk, tensor_digests_of
 from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance
 from ecrl_cli.verify.reference_data import disagreement
 from ecrl_cli.verify.state_values import NO_TENSORS, STATE, Values, differing, differing_documents, differing_ends, has_digests, values_of
-from ecrl_cli.verify.survivor_membership import excused_lines
-from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, Notes
+from ecrl_cli.verify.survivor_membership import allowed_missing_lines
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "same-trajectory"
@@ -36,7 +36,7 @@ def same_trajectory(case: Case) -> Finding:
     A recovery behind that step is not proven: a reference with the same changes of the world size would tell.
     It ends, too, before the first step that was finished without samples of ranks that died in it (lossy_forward).
     """
-    notes = Notes(PROMISE)
+    notes = FindingBuilder(PROMISE)
     replayed = _check_replays(case, notes)
     again = f"{replayed} replayed lines repeated their losses"
     if case.reference is None:
@@ -48,7 +48,7 @@ def same_trajectory(case: Case) -> Finding:
     return finding
 
 
-def _alone(case: Case, notes: Notes, again: str) -> Finding:
+def _alone(case: Case, notes: FindingBuilder, again: str) -> Finding:
     """Without a reference: a run that needs none, or whose recovery claims nothing, is not checked; for any other evidence is missing."""
     disturbed = disturbance(case.run)
     if not disturbed:
@@ -79,7 +79,7 @@ def _torn(case: Case, finding: Finding, other: RunRecords, said: str) -> Finding
     return Finding(PROMISE, UNKNOWN, f"Cannot tell: {PROMISE} - {text}", (finding.message, second.message))
 
 
-def _compare(case: Case, reference: RunRecords, notes: Notes, again: str) -> Finding:
+def _compare(case: Case, reference: RunRecords, notes: FindingBuilder, again: str) -> Finding:
     theirs = lineage(reference)
     for gap in theirs.gaps:
         notes.missing(f"the reference: {gap}")
@@ -146,7 +146,7 @@ def _sizes(case: Case, theirs: Lineage, apart: int) -> list[str]:
     return [f"world size {ranks[0]} from step {apart + 1} on, {ranks[1]} in the reference: in plain DDP " + ", ".join(causes)]
 
 
-def _check_replays(case: Case, notes: Notes) -> int:
+def _check_replays(case: Case, notes: FindingBuilder) -> int:
     """A step that is done again on the same number of ranks, or of replicas on any, must give the same losses and states; gives how many lines
     were compared.
 
@@ -157,7 +157,7 @@ def _check_replays(case: Case, notes: Notes) -> int:
     losses_before: dict[Again, tuple[int, float]] = {}
     states_before: dict[Again, tuple[int, Values]] = {}
     always = case.run.stored.config.state_digests != "auto"  # else two attempts may have logged digests behind different steps
-    compared, whole, past = 0, _whole_steps(case), pasts(case.run)
+    compared, whole, past = 0, _whole_steps(case), membership_history(case.run)
     for attempt, rank, line in every_line(case.run):
         step, ranks = line.global_step, 0 if replicas else line.world_size
         again, came = False, past.get(attempt, ())
@@ -193,7 +193,7 @@ def _unit(case: Case) -> str:
     return "replica" if case.run.stored.config.elastic.replicas else "rank"
 
 
-def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: int, notes: Notes) -> None:
+def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: int, notes: FindingBuilder) -> None:
     """Losses, and the state after a step where both runs logged its digest: the first differing step comes first."""
     ours, others = ({s: each for s, each in losses(r, p).items() if s <= claimed} for r, p in ((case.run, case.path), (reference, theirs)))
     states = {key: state for key, state in _states(case.run, case.path).items() if key[0] <= claimed}
@@ -203,7 +203,7 @@ def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: in
         notes.broken(f"the first differing step is step {step}{late}, component {component}")
     if digests_configured(reference.stored.config) and not any(map(has_digests, theirs_by_step.values())):
         notes.missing("the reference was to log digests of its state, and has none")
-    excused = {(step, rank) for attempt, rank, step in excused_lines(case) if (done := case.path.of(step)) and done.attempt == attempt}
+    excused = {(step, rank) for attempt, rank, step in allowed_missing_lines(case) if (done := case.path.of(step)) and done.attempt == attempt}
     for step in range(1, claimed + 1):
         pair = set(ours.get(step, {})), {rank for rank in others.get(step, {}) if (step, rank) not in excused}
         if pair[0] != pair[1]:
@@ -253,7 +253,7 @@ def _states(records: RunRecords, path: Lineage) -> States:
     return {key: values_of(lines[0]) for segment in path.segments for key, lines in lines_of(records, segment).items()}
 
 
-def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: Notes) -> None:
+def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: FindingBuilder) -> None:
     """Tensor by tensor, where both runs still have a checkpoint of the same step; the first one that differs is named."""
     ours, others = ({c.step: c for c in on_disk(records, contents=False) if c.report.ok} for records in (case.run, reference))
     for step in sorted(step for step in set(ours) & set(others) if step <= claimed):
@@ -268,7 +268,7 @@ def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: N
             return
 
 
-def _check_finals(case: Case, reference: RunRecords, notes: Notes) -> None:
+def _check_finals(case: Case, reference: RunRecords, notes: FindingBuilder) -> None:
     ours, others = case.run.final, reference.final
     if others is None:
         notes.missing("the reference has no final record: it did not come to its end")

@@ -49,7 +49,7 @@ class Verdict:
 
 
 @dataclass
-class Notes:
+class FindingBuilder:
     """Collects what one check finds against its promise; no note means that it was kept."""
 
     promise: str

@@ -9,7 +9,7 @@ from functools import cached_property
 from ecrl_cli.history.lineage import Lineage, lineage
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
-from ecrl_cli.verify.disk_state import OnDisk, on_disk
+from ecrl_cli.verify.disk_state import StoredCheckpoint, on_disk
 from ecrl_cli.verify.quarantined import Quarantined, quarantined
 from ecrl_cli.verify.rank_spans import RankSpans, read_spans
 from ecrl_cli.verify.retention import CheckpointHistory, checkpoint_history
@@ -37,7 +37,7 @@ class Case:
         return lineage(self.run)
 
     @cached_property
-    def disk(self) -> tuple[OnDisk, ...]:
+    def disk(self) -> tuple[StoredCheckpoint, ...]:
         """The checkpoints that are still there, each hashed once."""
         return on_disk(self.run)
 

@@ -15,7 +15,7 @@ from ecrl_cli.verify.verdict import Verdict
 from ecrl_cli.verify.verification_input import Case, same_sizes
 
 
-def judge(run_dir: Path, reference: Path | None = None, known: References | None = None) -> Verdict:
+def verify_run(run_dir: Path, reference: Path | None = None, known: References | None = None) -> Verdict:
     """The verdict over `run_dir`. The reference is `reference`, else a sibling that must end in the same state, if there is one.
 
     `known`: of the references, for all runs that one command judges, and the key under which runs must be sealed.

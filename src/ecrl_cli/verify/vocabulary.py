@@ -11,14 +11,14 @@ from ecrl_cli.errors import shown
 from ecrl_cli.history.load import AttemptRecords
 from ecrl_cli.records.events import RankLine, SupervisorRecord
 from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS, HANG_PHASES, LEDGER_EFFECTS, MEMORIES, OUTCOMES, TERMINAL_STATUSES
-from ecrl_cli.verify.verdict import Notes
+from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _MAY_BE_NAN = ("loss",)  # of final.json, where the last attempt did no step itself
 _MAY_BE_NEGATIVE = ("loss", "origins")  # a newcomer that takes nobody's place is -1
 
 
-def check_words(case: Case, notes: Notes) -> None:
+def check_words(case: Case, notes: FindingBuilder) -> None:
     """Of supervisor.json and of every attempt's journals; one note per file."""
     if case.run.supervisor:
         _check_file("supervisor.json", [*_of_supervisor(case.run.supervisor), *_bad_numbers(case.run.supervisor)], notes)
@@ -28,7 +28,7 @@ def check_words(case: Case, notes: Notes) -> None:
         _check_attempt(case, logs, notes)
 
 
-def _check_attempt(case: Case, logs: AttemptRecords, notes: Notes) -> None:
+def _check_attempt(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> None:
     paths, relative = case.run.layout.attempt(logs.attempt), case.run.layout.relative
     for rank, lines in sorted(logs.ranks.items()):
         _check_file(relative(paths.rank(rank)), [text for line in lines.events for text in _of_line(line)], notes)
@@ -47,7 +47,7 @@ def _check_attempt(case: Case, logs: AttemptRecords, notes: Notes) -> None:
         _check_file(relative(paths.final), list(_bad_numbers(logs.final)), notes)
 
 
-def _check_file(path: str, found: list[str], notes: Notes) -> None:
+def _check_file(path: str, found: list[str], notes: FindingBuilder) -> None:
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         notes.broken(f"{path}: {found[0]}{more}")

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 
-class Peers(Protocol):
+class Collectives(Protocol):
     """Each call is collective. Not asked by a rank that is alone."""
 
     def barrier(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
 from ecrl_cli.checkpoint.capture.tensor_sources import dtype_of
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.finite import all_finite
@@ -19,7 +19,7 @@ from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.checkpoint.format.names import TRAIN, must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import tensor_table
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, OpenCheckpoint, Refused, layer, opened
+from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, GuardConfig, OpenCheckpoint, layer, opened
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.safe_read import PIECE, fill
@@ -51,19 +51,19 @@ def load_checkpoint(path: Path, commit_sha256: str | None = None, finite: str = 
         with opened(path, _PINNED, fs, found):
             assert found.commit is not None and found.manifest is not None
             if commit_sha256 is not None and found.commit.self_sha256 != commit_sha256:
-                raise Refused("commit", f"is {found.commit.self_sha256[:8]}, not {commit_sha256[:8]}")
+                raise CheckpointRejected("commit", f"is {found.commit.self_sha256[:8]}, not {commit_sha256[:8]}")
             parts = [name for name in found.files if name != TRAIN]
             with ThreadPoolExecutor(workers()) as pool:
                 jobs = [pool.submit(_read_part, fs, name, found, finite) for name in parts]
                 tensors = {name: tensor for job in jobs for name, tensor in job.result().items()}
             with layer("schema"):
                 train = parse(found.train)
-    except Refused as refused:
+    except CheckpointRejected as refused:
         raise StorageError("restore", f"{path.name} failed at {refused.layer}: {refused.reason}", "resume from another checkpoint") from refused
     return LoadedCheckpoint(tensors, train, found.manifest)
 
 
-def load_snapshot(snapshots: Snapshots, global_step: int, sha256: str) -> Loaded:
+def load_snapshot(snapshots: SnapshotPair, global_step: int, sha256: str) -> Loaded:
     """The snapshot of `global_step` whose content has that hash. An error that a restart may cure where it is not there any more, or is another:
     it is withdrawn then, so that the next attempt does without it."""
     for snapshot in snapshots.whole():
@@ -89,7 +89,7 @@ def _read_part(fs: Fs, name: str, found: OpenCheckpoint, finite: str) -> dict[st
     for place in laid_out:
         piece = view[place.offset : place.offset + place.spec.nbytes]
         if must_be_finite(place.spec.name, finite) and not all_finite(place.spec.dtype, piece):
-            raise Refused("finite", f"{place.spec.name[:80]} holds NaN or infinity")
+            raise CheckpointRejected("finite", f"{place.spec.name[:80]} holds NaN or infinity")
     return {place.spec.name: tensor_at(data, place) for place in laid_out}
 
 

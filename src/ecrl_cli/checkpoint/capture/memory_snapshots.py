@@ -30,12 +30,12 @@ _WORD = struct.Struct("<Q")
 _RECORD = struct.Struct("<QQQQQ32s")  # the step plus one; attempt; where the table begins; its bytes; train.json's; SHA-256 of all that
 
 
-class Unsound(Exception):
+class InvalidSnapshot(Exception):
     """Why a snapshot that says it is whole may not be gone on with."""
 
 
 @dataclass(frozen=True)
-class Content:
+class SnapshotContent:
     """What a snapshot holds, by hash. `sha256`: every tensor and train.json. `state_digest`: parameters, buffers and optimizer, in the definition of
     a rank's line."""
 
@@ -54,25 +54,25 @@ class Snapshot:
     train: bytes
     memory: mmap.mmap = field(repr=False)
 
-    def content(self) -> Content:
+    def content(self) -> SnapshotContent:
         """Read every byte."""
         with ThreadPoolExecutor(workers()) as pool:
             sums = pool.map(lambda place: tensor_sha256(place.spec.dtype, place.spec.shape, self._bytes(place)), self.tensors)
             found = sorted([place.spec.name, sha] for place, sha in zip(self.tensors, sums, strict=True))
         state = [pair for pair in found if not pair[0].startswith("rng.")]
-        return Content(digest([hashlib.sha256(self.train).hexdigest(), found]), digest(state))
+        return SnapshotContent(digest([hashlib.sha256(self.train).hexdigest(), found]), digest(state))
 
     def refuse_what_is_not_finite(self, setting: str = "all") -> None:
         """Unsound, naming the tensor: what checkpoint.finite=`setting` forbids in a checkpoint is forbidden here too."""
         for place in self.tensors:
             if must_be_finite(place.spec.name, setting) and not all_finite(place.spec.dtype, self._bytes(place)):
-                raise Unsound(f"{place.spec.name} holds a NaN or an infinity")
+                raise InvalidSnapshot(f"{place.spec.name} holds a NaN or an infinity")
 
     def _bytes(self, place: TensorPlace) -> memoryview:
         return memoryview(self.memory)[place.offset : place.offset + place.spec.nbytes]
 
 
-class Snapshots:
+class SnapshotPair:
     """The two memory files, by descriptor. Each process that has them may map them; one at a time writes."""
 
     def __init__(self, fds: Sequence[int]) -> None:
@@ -80,7 +80,7 @@ class Snapshots:
         self.fds = tuple(fds)
 
     @classmethod
-    def create(cls) -> Snapshots:
+    def create(cls) -> SnapshotPair:
         """Without room yet: who knows how much is needed makes it."""
         return cls([os.memfd_create("ecrl-snapshot") for _ in range(FILES)])
 
@@ -130,7 +130,7 @@ class Snapshots:
         return Snapshot(number, word - 1, attempt, places, texts[1], memory)
 
 
-class Page:
+class SnapshotRecord:
     """The records of one memory file while it is mapped for writing: `view` is all of it, the image ends at `end`."""
 
     def __init__(self, view: memoryview, end: int, parts: tuple[PartPlace, ...]) -> None:

@@ -13,8 +13,8 @@ import torch
 
 from ecrl_cli.checkpoint.capture.loading import tensor_at
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.capture.tensor_sources import Source, spec_of
-from ecrl_cli.checkpoint.capture.train_state import Gathered, StatePack
+from ecrl_cli.checkpoint.capture.tensor_sources import TensorSource, spec_of
+from ecrl_cli.checkpoint.capture.train_state import RankStates, TrainState
 from ecrl_cli.checkpoint.format.image import ImagePlan, PartPlace, TensorSpec, plan_image, round_up
 from ecrl_cli.checkpoint.format.names import PART_OF, step_name
 from ecrl_cli.errors import StorageError
@@ -22,7 +22,7 @@ from ecrl_cli.storage.writing import BLOCK
 
 
 @dataclass(frozen=True)
-class Layout:
+class BufferLayout:
     """How the state lies in a slot. `suffix`: of the single file (empty: a group); with `.pt` the serialised file follows the tensors."""
 
     plan: ImagePlan
@@ -40,7 +40,7 @@ class Layout:
         return (PartPlace(name, part.offset, part.nbytes, part.tensors),)
 
 
-def plan_layout(sources: list[Source], gathered: Gathered, suffix: str) -> Layout:
+def plan_layout(sources: list[TensorSource], gathered: RankStates, suffix: str) -> BufferLayout:
     """The layout for these live tensors and generator states."""
     found = [spec_of(source.name, source.find()) for source in sources] + [spec_of(name, tensor) for name, tensor in gathered.rng.items()]
     parts: dict[str, list[TensorSpec]] = {"all": found} if suffix else {name: [] for name in dict.fromkeys(PART_OF.values())}
@@ -50,13 +50,13 @@ def plan_layout(sources: list[Source], gathered: Gathered, suffix: str) -> Layou
     plan = plan_image(parts)
     # a .pt file adds a zip entry per tensor to the data; names are written a few times
     extra = sum(spec.nbytes + 1024 + 8 * len(spec.name) for spec in found) + 2**20 if suffix == ".pt" else 0
-    return Layout(plan, suffix, max(BLOCK, round_up(plan.nbytes + extra, BLOCK)))
+    return BufferLayout(plan, suffix, max(BLOCK, round_up(plan.nbytes + extra, BLOCK)))
 
 
-class Slot:
+class StagingBuffer:
     """One snapshot's memory with a tensor view for every place in it."""
 
-    def __init__(self, memory: Memory, layout: Layout, device: torch.device) -> None:
+    def __init__(self, memory: Memory, layout: BufferLayout, device: torch.device) -> None:
         self.memory, self.layout, self._device = memory, layout, device
         for offset, header in layout.plan.headers:
             memory.view[offset : offset + len(header)] = header
@@ -120,18 +120,18 @@ class _MemoryFile(io.RawIOBase):
         return len(piece)
 
 
-class Snapshotter:
+class CapturePlanner:
     """What both strategies share on rank 0: the layout, kept up to date, and the tensors to capture."""
 
-    def __init__(self, pack: StatePack, suffix: str) -> None:
+    def __init__(self, pack: TrainState, suffix: str) -> None:
         self.pack, self._suffix = pack, suffix
-        self._layout: Layout | None = None
-        self._sources: list[Source] = []
+        self._layout: BufferLayout | None = None
+        self._sources: list[TensorSource] = []
         self._signature = (-1, -1)
         self._expected: list[tuple[torch.Size, torch.dtype]] = []
         self.found: dict[str, torch.Tensor] = {}
 
-    def refresh(self, gathered: Gathered) -> Layout:
+    def refresh(self, gathered: RankStates) -> BufferLayout:
         """Look up the live tensors (they are in `found`, to be captured); gives the layout, planned again if it does not fit them."""
         if self._layout is None or self._signature != self.pack.signature():
             self._plan(gathered)
@@ -141,10 +141,10 @@ class Snapshotter:
         assert self._layout is not None
         return self._layout
 
-    def _look_up(self, gathered: Gathered) -> None:
+    def _look_up(self, gathered: RankStates) -> None:
         self.found = {source.name: source.find() for source in self._sources} | gathered.rng
 
-    def _plan(self, gathered: Gathered) -> None:
+    def _plan(self, gathered: RankStates) -> None:
         self._sources, self._signature = self.pack.sources(), self.pack.signature()
         self._layout = plan_layout(self._sources, gathered, self._suffix)
         self._look_up(gathered)

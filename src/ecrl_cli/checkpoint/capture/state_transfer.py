@@ -7,17 +7,17 @@ from typing import Any
 import torch
 
 from ecrl_cli.checkpoint.capture.tensor_sources import dtype_of, raw, spec_of
-from ecrl_cli.checkpoint.capture.train_position import Progress
-from ecrl_cli.checkpoint.capture.train_state import StatePack
-from ecrl_cli.checkpoint.format.canonical_json import canonical, parse
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import TrainState
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
 from ecrl_cli.checkpoint.format.image import TensorSpec
 
 
-def handed(pack: StatePack, progress: Progress) -> tuple[bytes, torch.Tensor]:
+def pack_state(pack: TrainState, progress: TrainPosition) -> tuple[bytes, torch.Tensor]:
     """The state of `pack`, generators and line chains excepted: these are each rank's own."""
     tensors = {source.name: source.find() for source in pack.sources()}
     table = [[name, spec.dtype, list(spec.shape)] for name, tensor in tensors.items() for spec in [spec_of(name, tensor)]]
-    header = canonical({"train": parse(pack.train_document(progress, [])), "tensors": table})
+    header = canonical_json({"train": parse(pack.train_document(progress, [])), "tensors": table})
     return header, torch.cat([raw(tensor) for tensor in tensors.values()])
 
 
@@ -26,7 +26,7 @@ def size_of(header: bytes) -> int:
     return sum(spec.nbytes for spec in _specs(parse(header)))
 
 
-def take(pack: StatePack, header: bytes, data: torch.Tensor) -> Progress:
+def unpack_state(pack: TrainState, header: bytes, data: torch.Tensor) -> TrainPosition:
     """Become what the messages say; gives where this rank stands."""
     document = parse(header)
     specs = _specs(document)

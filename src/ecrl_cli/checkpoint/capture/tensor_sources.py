@@ -13,14 +13,14 @@ from ecrl_cli.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """A tensor by name; `find` looks it up, because training may put another one in its place."""
 
     name: str
     find: Callable[[], torch.Tensor]
 
 
-def model_sources(model: torch.nn.Module) -> list[Source]:
+def model_sources(model: torch.nn.Module) -> list[TensorSource]:
     """Parameters and persistent buffers, each once, under the names of `state_dict`."""
     kept, found, seen = set(model.state_dict()), [], set[int]()
     for prefix, module in model.named_modules():
@@ -29,7 +29,7 @@ def model_sources(model: torch.nn.Module) -> list[Source]:
                 name = f"{prefix}.{key}" if prefix else key
                 if tensor is not None and name in kept and id(tensor) not in seen:
                     seen.add(id(tensor))
-                    found.append(Source(f"{component}.{name}", partial(holder.__getitem__, key)))
+                    found.append(TensorSource(f"{component}.{name}", partial(holder.__getitem__, key)))
     return found
 
 
@@ -40,10 +40,10 @@ def parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
     return {parameter: names.get(parameter, f"parameter{index}") for index, parameter in enumerate(parameters)}
 
 
-def optimizer_sources(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -> list[Source]:
+def optimizer_sources(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -> list[TensorSource]:
     """The tensors of the optimizer's state: `optimizer.<parameter>.<key>`."""
     return [
-        Source(f"optimizer.{name}.{key}", partial(_state_of, optimizer, parameter, key))
+        TensorSource(f"optimizer.{name}.{key}", partial(_state_of, optimizer, parameter, key))
         for parameter, name in names.items()
         if parameter in optimizer.state
         for key, value in sorted(optimizer.state[parameter].items())

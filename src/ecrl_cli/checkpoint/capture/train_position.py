@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainPosition:
     """`global_step` steps are done; `epoch` and `cursor_step` name the next window; `line_chain` is this rank's running SHA-256.
 
     `loss` is the last step's, None where there is none or it is not finite: a run that resumes at its target has no other.
@@ -20,4 +20,4 @@ class Progress:
     loss: float | None = None
 
 
-NOWHERE = Progress(global_step=0, epoch=0, cursor_step=0, seed=0, line_chain="")
+NOWHERE = TrainPosition(global_step=0, epoch=0, cursor_step=0, seed=0, line_chain="")

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import torch
 
-from ecrl_cli.checkpoint.capture.collectives import DefaultGroup, Peers
+from ecrl_cli.checkpoint.capture.collectives import Collectives, DefaultGroup
 from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.checkpoint.capture.rng import capture_rng, restore_rng
-from ecrl_cli.checkpoint.capture.tensor_sources import Source, model_sources, optimizer_sources, parameter_names, raw, signature, spec_of
-from ecrl_cli.checkpoint.capture.train_position import Progress
-from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.capture.tensor_sources import TensorSource, model_sources, optimizer_sources, parameter_names, raw, signature, spec_of
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import tensor_sha256
 from ecrl_cli.checkpoint.format.manifest import Components, components_of
 from ecrl_cli.checkpoint.format.names import FORMAT_VERSION
@@ -39,7 +39,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True)
-class Gathered:
+class RankStates:
     """What every rank contributes: its generators (`rng.rankR.*`; `rng.shared.*` where all ranks' are the same) and its line chain.
     Gathering it is a barrier."""
 
@@ -65,7 +65,7 @@ class StateDigests:
 
 
 @dataclass
-class StatePack:
+class TrainState:
     """The live objects of one rank. `model` is the unwrapped one; `peers` are the ranks of its attempt.
     `shared_rng`: every rank's generators are in the same state whenever it is gathered; it is kept once, whatever the number of ranks.
     """
@@ -77,23 +77,23 @@ class StatePack:
     sampler: Sampler
     rank: int
     world_size: int
-    peers: Peers = field(default_factory=DefaultGroup)
+    peers: Collectives = field(default_factory=DefaultGroup)
     shared_rng: bool = False
 
     def __post_init__(self) -> None:
         self._names = parameter_names(self.model, self.optimizer)
-        self._known: tuple[tuple[int, int], list[Source]] | None = None
+        self._known: tuple[tuple[int, int], list[TensorSource]] | None = None
         self._departed: list[str] = []  # the line chains of the ranks that left with a smaller world, carried along for the judge
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[TensorSource]:
         """Where model and optimizer keep their tensors now."""
         return model_sources(self.model) + optimizer_sources(self.optimizer, self._names)
 
     def signature(self) -> tuple[int, int]:
         return signature(self.optimizer)
 
-    def gather(self, progress: Progress) -> Gathered:
+    def gather(self, progress: TrainPosition) -> RankStates:
         """Every rank's generators and line chain, on every rank, by one collective: nobody leaves before all have come."""
         own = capture_rng(self.device)
         chain = torch.tensor(list(progress.line_chain.ljust(_CHAIN, "\0").encode()), dtype=torch.uint8)
@@ -103,13 +103,13 @@ class StatePack:
         split = [torch.split(each, [*sizes, _CHAIN]) for each in rows]
         owners = {"shared": split[self.rank]} if self.shared_rng else {f"rank{r}": parts for r, parts in enumerate(split)}
         rng = {f"rng.{owner}.{name}": part for owner, parts in owners.items() for name, part in zip(own, parts, strict=False)}
-        return Gathered(rng, [bytes(parts[-1].tolist()).rstrip(b"\0").decode() for parts in split])
+        return RankStates(rng, [bytes(parts[-1].tolist()).rstrip(b"\0").decode() for parts in split])
 
     def barrier(self) -> None:
         if self.world_size > 1:
             self.peers.barrier()
 
-    def train_document(self, progress: Progress, line_chain: list[str]) -> bytes:
+    def train_document(self, progress: TrainPosition, line_chain: list[str]) -> bytes:
         """train.json: all that is no tensor."""
         document = {
             "schema_version": FORMAT_VERSION,
@@ -119,11 +119,11 @@ class StatePack:
             **self._train_state(progress),
         }
         try:
-            return canonical(document)
+            return canonical_json(document)
         except (TypeError, ValueError) as error:
             raise _not_json(error) from error
 
-    def _train_state(self, progress: Progress) -> dict[str, Any]:
+    def _train_state(self, progress: TrainPosition) -> dict[str, Any]:
         """The part of train.json that is the same on all ranks (`train_document.TRAIN_STATE`)."""
         return {
             "global_step": progress.global_step,
@@ -135,14 +135,14 @@ class StatePack:
 
     def digests(self) -> Components:
         """The digests of the state as it is now, in the manifest's definition. Collective: every rank calls it."""
-        gathered = self.gather(Progress(0, 0, 0, 0, ""))
+        gathered = self.gather(TrainPosition(0, 0, 0, 0, ""))
         return components_of(self._tensor_digests() | {name: _sha256(name, tensor) for name, tensor in gathered.rng.items()})
 
     def step_settings(self) -> StepSettings:
         scaler = (self.scaler.state_dict() if self.scaler is not None else None) or {}
         return StepSettings(float(self.optimizer.param_groups[0]["lr"]), scaler.get("scale"), scaler.get("_growth_tracker"))
 
-    def rank_digests(self, progress: Progress) -> StateDigests:
+    def rank_digests(self, progress: TrainPosition) -> StateDigests:
         """Of this rank's state as it is now. No collective. The tensors are looked up anew only where the optimizer's state has gained entries."""
         signature = self.signature()
         if self._known is None or self._known[0] != signature:
@@ -157,7 +157,7 @@ class StatePack:
         rank = RankState(self.rank, found.parameters, found.buffers, found.optimizer, rng_digest(rng), train)
         return StateDigests(digest(sorted(tensors.items())), rank)
 
-    def rank_states(self, progress: Progress) -> tuple[RankState, ...]:
+    def rank_states(self, progress: TrainPosition) -> tuple[RankState, ...]:
         """The digests of every rank, in order. Collective."""
         own = self.rank_digests(progress).rank
         if self.world_size == 1:
@@ -172,7 +172,7 @@ class StatePack:
         """One digest of parameters, buffers and optimizer on this rank: equal on all ranks as long as they agree. No collective."""
         return digest(sorted(self._tensor_digests().items()))
 
-    def restore(self, path: Path, commit_sha256: str, finite: str = "all") -> Progress:
+    def restore(self, path: Path, commit_sha256: str, finite: str = "all") -> TrainPosition:
         """Become what the checkpoint at `path` holds, bit for bit, generators last; gives where this rank stands.
 
         Every byte is read once and hashed as it is read. StorageError if it is not the checkpoint that was committed as
@@ -184,7 +184,7 @@ class StatePack:
         except (KeyError, TypeError) as error:
             raise StorageError("restore", f"{path.name}: train.json lacks what is needed ({error})", "resume from another checkpoint") from error
 
-    def become(self, tensors: dict[str, torch.Tensor], train: dict[str, Any]) -> Progress:
+    def become(self, tensors: dict[str, torch.Tensor], train: dict[str, Any]) -> TrainPosition:
         """Take up a state whose tensors have these names and of which `train_document` said `train`; gives where this rank stands."""
         self._restore_model(tensors)
         self._restore_optimizer(tensors, train["optimizer"])
@@ -227,7 +227,7 @@ class StatePack:
                 raise _other_optimizer(sorted(group.keys() ^ values.keys())[0])
             group.update({key: tuple(value) if isinstance(group[key], tuple) else value for key, value in values.items() if key != "params"})
 
-    def _restore_rest(self, tensors: dict[str, torch.Tensor], train: dict[str, Any]) -> Progress:
+    def _restore_rest(self, tensors: dict[str, torch.Tensor], train: dict[str, Any]) -> TrainPosition:
         if self.scaler is not None and train["scaler"]:
             self.scaler.load_state_dict(train["scaler"])
         self.sampler.load_state_dict(train["sampler"])
@@ -238,7 +238,7 @@ class StatePack:
             restore_rng(states, self.device)
         self._departed = chain[self.world_size :]
         own = chain[self.rank] if self.rank < len(chain) else ""
-        return Progress(global_step=train["global_step"], line_chain=own, loss=train.get("loss"), **train["sampler"])
+        return TrainPosition(global_step=train["global_step"], line_chain=own, loss=train.get("loss"), **train["sampler"])
 
     def _optimizer_document(self) -> dict[str, Any]:
         names, state = self._names, self.optimizer.state

@@ -14,14 +14,14 @@ MAX_INTEGER = 2**63 - 1  # a seed may be as large
 _TOKEN = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 
 
-def canonical(value: Any) -> bytes:
+def canonical_json(value: Any) -> bytes:
     """Sorted keys, no spaces, UTF-8. ValueError for NaN and infinities."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(value: Any) -> str:
     """SHA-256 hex of the canonical form."""
-    return hashlib.sha256(canonical(value)).hexdigest()
+    return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def parse(data: bytes) -> Any:
@@ -34,7 +34,7 @@ def parse(data: bytes) -> Any:
 def parse_canonical(data: bytes) -> Any:
     """As `parse`, and `data` must be the canonical form of what it says."""
     value = parse(data)
-    if canonical(value) != data:
+    if canonical_json(value) != data:
         raise ValueError("not in canonical form")
     return value
 

@@ -7,7 +7,7 @@ import os
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ecrl_cli.checkpoint.format.image import Image, PartPlace, TensorPlace
+from ecrl_cli.checkpoint.format.image import CheckpointImage, PartPlace, TensorPlace
 from ecrl_cli.checkpoint.format.manifest import PartEntry, TensorEntry
 from ecrl_cli.checkpoint.format.names import CHUNK
 from ecrl_cli.storage.fs import Buffer
@@ -42,7 +42,7 @@ def document_entry(data: bytes) -> PartEntry:
 class ImageHasher:
     """Starts hashing every part of an image at once; `entries` waits for the results."""
 
-    def __init__(self, image: Image, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, image: CheckpointImage, pool: ThreadPoolExecutor) -> None:
         self._image = image
         self._jobs = [(part, self._start(part, pool)) for part in image.parts]
 

@@ -75,7 +75,7 @@ class ImagePlan:
 
 
 @dataclass(frozen=True)
-class Stamp:
+class CheckpointMeta:
     """Whose state it is and when: what the manifest says beside the parts."""
 
     run_id: str
@@ -87,10 +87,10 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class Image:
+class CheckpointImage:
     """A finished capture: nothing in it changes any more. `documents` are the small JSON parts by file name."""
 
-    stamp: Stamp
+    stamp: CheckpointMeta
     memory: memoryview
     parts: tuple[PartPlace, ...]
     documents: dict[str, bytes]

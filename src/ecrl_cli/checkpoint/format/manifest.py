@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, digest, parse_canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, parse_canonical
 from ecrl_cli.checkpoint.format.names import CHUNK, COMPONENTS, FORMAT_VERSION, PART_NAME
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import shown
@@ -54,7 +54,7 @@ class Manifest:
     parts: dict[str, PartEntry]
 
     def encoded(self) -> bytes:
-        return canonical(encode(self))
+        return canonical_json(encode(self))
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Commit:
         return {key: value for key, value in encode(self).items() if key != "hmac_sha256" or value is not None}
 
     def encoded(self) -> bytes:
-        return canonical(self.document())
+        return canonical_json(self.document())
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def components_of(tensors: dict[str, str]) -> Components:
 
 
 def _mac(body: dict[str, Any], key: bytes) -> str:
-    return hmac.new(key, canonical(body), hashlib.sha256).hexdigest()
+    return hmac.new(key, canonical_json(body), hashlib.sha256).hexdigest()
 
 
 def _document(data: bytes, limit: int) -> dict[str, Any]:

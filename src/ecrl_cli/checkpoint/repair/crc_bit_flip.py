@@ -15,7 +15,7 @@ _POLYNOMIAL = 0xEDB88320  # of zlib.crc32, bits reflected
 
 
 @dataclass(frozen=True)
-class Flip:
+class BitFlip:
     """A bit that is the wrong way round: byte `offset` of its file, `bit` 0 being the lowest."""
 
     offset: int
@@ -33,23 +33,23 @@ _BY_TOP = {entry >> 24: byte for byte, entry in enumerate(_TABLE)}
 _SINGLE = {_TABLE[1 << bit]: bit for bit in range(8)}
 
 
-def single_flip(is_crc: int, should_be: int, length: int) -> Flip | None:
+def single_flip(is_crc: int, should_be: int, length: int) -> BitFlip | None:
     """The one bit whose flip makes `should_be` into `is_crc` in a text of `length` bytes; None where no single bit does."""
     syndrome = is_crc ^ should_be
     for from_end in range(length):
         bit = _SINGLE.get(syndrome)
         if bit is not None:
-            return Flip(length - 1 - from_end, bit)
+            return BitFlip(length - 1 - from_end, bit)
         low = _BY_TOP[syndrome >> 24]
         syndrome = ((syndrome ^ _TABLE[low]) << 8) & 0xFFFFFFFF | low
     return None
 
 
-def flipped(data: bytes, flip: Flip) -> bytes:
+def flipped(data: bytes, flip: BitFlip) -> bytes:
     return data[: flip.offset] + bytes([data[flip.offset] ^ 1 << flip.bit]) + data[flip.offset + 1 :]
 
 
-def search_by_hash(data: bytes, sha256: str) -> Flip | None:
+def search_by_hash(data: bytes, sha256: str) -> BitFlip | None:
     """The one bit of `data` whose flip gives it this SHA-256. Hashes 4 n^2 bytes for n: for small texts."""
     before = hashlib.sha256()
     for offset, byte in enumerate(data):
@@ -59,12 +59,12 @@ def search_by_hash(data: bytes, sha256: str) -> Flip | None:
             state.update(bytes([byte ^ 1 << bit]))
             state.update(behind)
             if state.hexdigest() == sha256:
-                return Flip(offset, bit)
+                return BitFlip(offset, bit)
         before.update(data[offset : offset + 1])
     return None
 
 
-def search(data: bytes, is_right: Callable[[bytes], bool]) -> Flip | None:
+def search(data: bytes, is_right: Callable[[bytes], bool]) -> BitFlip | None:
     """The one bit of `data` whose flip `is_right` accepts."""
-    flips = (Flip(offset, bit) for offset in range(len(data)) for bit in range(8))
+    flips = (BitFlip(offset, bit) for offset in range(len(data)) for bit in range(8))
     return next((flip for flip in flips if is_right(flipped(data, flip))), None)

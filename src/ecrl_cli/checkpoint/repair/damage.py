@@ -12,7 +12,7 @@ from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace, TensorSpec
 from ecrl_cli.checkpoint.format.manifest import PartEntry
 from ecrl_cli.checkpoint.format.names import CHUNK
 from ecrl_cli.checkpoint.format.safetensors_header import header_length, places
-from ecrl_cli.checkpoint.repair.crc_bit_flip import Flip, flipped, single_flip
+from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip, flipped, single_flip
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.safe_read import RefusedFile, fill, pieces
 
@@ -29,7 +29,7 @@ class Finding:
     file: str
     text: str
     chunks: tuple[int, ...] = ()
-    flips: tuple[Flip, ...] = ()
+    flips: tuple[BitFlip, ...] = ()
     tensors: tuple[str, ...] = ()
     repairable: bool = False
 
@@ -71,14 +71,14 @@ def find_damage(fs: Fs, fd: int, size: int, name: str, entry: PartEntry) -> Find
     return Finding(name, "; ".join(facts) or "no chunk sum sees the damage", chunks, (), where.tensors(where.bytes_of(chunks)))
 
 
-def corrected(piece: memoryview, start: int, flips: tuple[Flip, ...]) -> bytes | memoryview:
+def corrected(piece: memoryview, start: int, flips: tuple[BitFlip, ...]) -> bytes | memoryview:
     """`piece`, which lies at `start`, with the flips that fall into it undone."""
     inside = [flip for flip in flips if start <= flip.offset < start + len(piece)]
     if not inside:
         return piece
     data = bytes(piece)
     for flip in inside:
-        data = flipped(data, Flip(flip.offset - start, flip.bit))
+        data = flipped(data, BitFlip(flip.offset - start, flip.bit))
     return data
 
 
@@ -108,7 +108,7 @@ def _look(fs: Fs, fd: int, whole: int, entry: PartEntry) -> _Seen:
     return seen
 
 
-def _flips(bad: dict[int, int], entry: PartEntry) -> tuple[Flip, ...]:
+def _flips(bad: dict[int, int], entry: PartEntry) -> tuple[BitFlip, ...]:
     """A flipped bit for each damaged chunk, or none at all."""
     if len(bad) > MAX_FLIPS:
         return ()
@@ -117,11 +117,11 @@ def _flips(bad: dict[int, int], entry: PartEntry) -> tuple[Flip, ...]:
         flip = single_flip(crc, entry.chunk_crc32[index], min(CHUNK, entry.bytes - index * CHUNK))
         if flip is None:
             return ()
-        found.append(Flip(index * CHUNK + flip.offset, flip.bit))
+        found.append(BitFlip(index * CHUNK + flip.offset, flip.bit))
     return tuple(found)
 
 
-def _corrected_sha256(fs: Fs, fd: int, size: int, flips: tuple[Flip, ...]) -> str:
+def _corrected_sha256(fs: Fs, fd: int, size: int, flips: tuple[BitFlip, ...]) -> str:
     state, start = hashlib.sha256(), 0
     for piece in pieces(fs, fd, 0, size):
         state.update(corrected(piece, start, flips))
@@ -141,7 +141,7 @@ class _Where:
     def __init__(self, entry: PartEntry, laid_out: list[TensorPlace]) -> None:
         self.entry, self.laid_out = entry, laid_out
 
-    def flips(self, flips: tuple[Flip, ...]) -> list[str]:
+    def flips(self, flips: tuple[BitFlip, ...]) -> list[str]:
         of = len(self.entry.chunk_crc32)
         texts = [
             f"chunk {flip.offset // CHUNK} of {of}, byte {flip.offset} bit {flip.bit} flipped{self.inside([(flip.offset, flip.offset + 1)])}"

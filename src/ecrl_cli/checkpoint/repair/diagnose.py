@@ -15,12 +15,12 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, PartEntry
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN
-from ecrl_cli.checkpoint.repair.crc_bit_flip import Flip
+from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip
 from ecrl_cli.checkpoint.repair.damage import NAMED, Finding, find_damage
 from ecrl_cli.checkpoint.repair.manifest_rebuild import remake_entry
-from ecrl_cli.checkpoint.repair.record_repair import Mended, mend_commit, mend_manifest, mend_sidecar
+from ecrl_cli.checkpoint.repair.record_repair import RepairedRecord, mend_commit, mend_manifest, mend_sidecar
 from ecrl_cli.checkpoint.store.atomic_install import sidecar_of
-from ecrl_cli.checkpoint.store.integrity import MAX_SIDECAR, MAX_TRAIN, GuardConfig, GuardReport, Refused, layer
+from ecrl_cli.checkpoint.store.integrity import MAX_SIDECAR, MAX_TRAIN, CheckpointRejected, GuardConfig, IntegrityReport, layer
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, open_regular, read_small
@@ -34,7 +34,7 @@ class Source:
 
     name: str
     bytes: int
-    flips: tuple[Flip, ...] = ()
+    flips: tuple[BitFlip, ...] = ()
 
 
 @dataclass
@@ -56,7 +56,7 @@ def diagnose(path: Path, config: GuardConfig | None = None, fs: Fs | None = None
     match = STEP_NAME.match(path.name)
     if match is None:
         return made
-    with suppress(Refused), layer("file"), ExitStack() as stack:
+    with suppress(CheckpointRejected), layer("file"), ExitStack() as stack:
         folder = fs.open(path.parent if match[2] else path, FOLDER)
         stack.callback(fs.close, folder)
         search = _Search(fs, folder, config or GuardConfig(trust_owner=True), made)
@@ -67,7 +67,7 @@ def diagnose(path: Path, config: GuardConfig | None = None, fs: Fs | None = None
     return made
 
 
-def line(report: GuardReport, diagnosis: Diagnosis | None) -> str:
+def line(report: IntegrityReport, diagnosis: Diagnosis | None) -> str:
     """The guard's answer and what was found, in one line."""
     if report.ok:
         return f"{report.path.name}: ok"
@@ -114,7 +114,7 @@ class _Search:
         if mended.value is not None and name in mended.value.parts:
             self.part(name, mended.value.parts[name], self.config.max_bytes)
 
-    def found(self, name: str, mended: Mended[Any] | None, oracle: str) -> None:
+    def found(self, name: str, mended: RepairedRecord[Any] | None, oracle: str) -> None:
         """Note how a record is; `oracle` is what its corrected bytes match."""
         if mended is None:
             return

@@ -10,13 +10,13 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, parse
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
 from ecrl_cli.checkpoint.format.hashing import document_entry, tensor_prefix
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorSpec
 from ecrl_cli.checkpoint.format.manifest import PartEntry, TensorEntry
 from ecrl_cli.checkpoint.format.names import CHUNK
 from ecrl_cli.checkpoint.format.safetensors_header import header_length
-from ecrl_cli.checkpoint.repair.crc_bit_flip import Flip, flipped
+from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip, flipped
 from ecrl_cli.config.codec import encode
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.safe_read import fill, pieces, read_small
@@ -29,25 +29,25 @@ _TORCH = {short: dtype for dtype, (short, _) in DTYPES.items()}
 Entries = Callable[[], dict[str, PartEntry]]
 
 
-def remake_manifest(data: bytes, sha256: str, entries: Entries) -> tuple[Flip, ...]:
+def remake_manifest(data: bytes, sha256: str, entries: Entries) -> tuple[BitFlip, ...]:
     """The bits of the manifest `data` that are wrong: those where its parts differ from `entries`, or a single one outside of them.
     None where that does not give the `sha256`; ValueError and worse where the parts cannot be read."""
     begin, end = data.find(_OPEN) + len(_OPEN), data.rfind(_CLOSE)
     if begin < len(_OPEN) or end < begin:
         return ()
-    made = data[:begin] + canonical(encode(entries())) + data[end:]
+    made = data[:begin] + canonical_json(encode(entries())) + data[end:]
     if len(made) != len(data):
         return ()
     if hashlib.sha256(made).hexdigest() != sha256:
         if (begin + len(made) - end) * 8 * len(made) > MAX_HASHED:
             return ()
-        outside = (Flip(offset, bit) for offset in (*range(begin), *range(end, len(made))) for bit in range(8))
+        outside = (BitFlip(offset, bit) for offset in (*range(begin), *range(end, len(made))) for bit in range(8))
         flip = next((flip for flip in outside if hashlib.sha256(flipped(made, flip)).hexdigest() == sha256), None)
         if flip is None:
             return ()
         made = flipped(made, flip)
     changed = [offset for offset, (one, other) in enumerate(zip(data, made, strict=True)) if one != other]
-    flips = [Flip(offset, bit) for offset in changed[:MAX_DIFFERENCES] for bit in range(8) if (data[offset] ^ made[offset]) >> bit & 1]
+    flips = [BitFlip(offset, bit) for offset in changed[:MAX_DIFFERENCES] for bit in range(8) if (data[offset] ^ made[offset]) >> bit & 1]
     return tuple(flips) if len(changed) <= MAX_DIFFERENCES >= len(flips) else ()
 
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from ecrl_cli.checkpoint.format.hashing import document_entry
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import TRAIN
-from ecrl_cli.checkpoint.repair.crc_bit_flip import Flip, flipped, search, search_by_hash
+from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip, flipped, search, search_by_hash
 from ecrl_cli.checkpoint.repair.manifest_rebuild import Entries, remake_manifest
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.safe_read import RefusedFile
@@ -27,55 +27,55 @@ _SIDECAR = (b'{"commit":', b',"manifest":', b',"train":', b"}")
 
 
 @dataclass(frozen=True)
-class Mended(Generic[_T]):
+class RepairedRecord(Generic[_T]):
     """A record of `bytes` bytes: what it says (None: it cannot be mended), and the bits that had to be flipped for it."""
 
     value: _T | None
     bytes: int
-    flips: tuple[Flip, ...] = ()
+    flips: tuple[BitFlip, ...] = ()
 
 
-def mend_commit(data: bytes) -> Mended[Commit]:
+def mend_commit(data: bytes) -> RepairedRecord[Commit]:
     """COMMIT vouches for itself."""
     flip = None if _is_commit(data) or len(data) > MAX_COMMIT_SEARCH else search(data, _is_commit)
-    return Mended(_commit(flipped(data, flip) if flip else data), len(data), _moved(flip, 0))
+    return RepairedRecord(_commit(flipped(data, flip) if flip else data), len(data), _moved(flip, 0))
 
 
-def mend_manifest(data: bytes, sha256: str, entries: Entries) -> Mended[Manifest]:
+def mend_manifest(data: bytes, sha256: str, entries: Entries) -> RepairedRecord[Manifest]:
     """COMMIT vouches for MANIFEST, by `sha256`; `entries` makes its parts again from the files."""
-    flips: tuple[Flip, ...] = ()
+    flips: tuple[BitFlip, ...] = ()
     if hashlib.sha256(data).hexdigest() != sha256:
         flips = _moved(search_by_hash(data, sha256) if len(data) <= MAX_SEARCH else None, 0)
         with suppress(ValueError, RecursionError, RefusedFile, StorageError):
             flips = flips or remake_manifest(data, sha256, entries)
         if not flips:
-            return Mended(None, len(data))
+            return RepairedRecord(None, len(data))
         for flip in flips:
             data = flipped(data, flip)
     with suppress(ValueError, RecursionError):
-        return Mended(read_manifest(data), len(data), flips)
-    return Mended(None, len(data))
+        return RepairedRecord(read_manifest(data), len(data), flips)
+    return RepairedRecord(None, len(data))
 
 
-def mend_sidecar(data: bytes, entry: Entries) -> Mended[Manifest]:
+def mend_sidecar(data: bytes, entry: Entries) -> RepairedRecord[Manifest]:
     """A sidecar holds commit, manifest and the text of train.json, each with its own hash: the damaged one is searched alone.
     `entry` makes the entry of the one file again."""
     spans = _split(data)
     if spans is None:
         flip = search(data, lambda changed: _manifest_of(changed) is not None) if len(data) <= MAX_SEARCH else None
-        return Mended(_manifest_of(flipped(data, flip)) if flip else None, len(data), _moved(flip, 0))
+        return RepairedRecord(_manifest_of(flipped(data, flip)) if flip else None, len(data), _moved(flip, 0))
     (commit_at, commit), (manifest_at, manifest), (train_at, train) = spans
     mended = mend_commit(commit)
     text = mend_manifest(manifest, mended.value.manifest_sha256, lambda: entry() | _train_entry(train)) if mended.value else None
     if text is None or text.value is None or TRAIN not in text.value.parts:
-        return Mended(None, len(data))
+        return RepairedRecord(None, len(data))
     sha256, flip = text.value.parts[TRAIN].sha256, None
     if not _is_train(train, sha256):
         flip = search(train, lambda changed: _is_train(changed, sha256)) if len(train) <= MAX_SEARCH else None
         if flip is None:
-            return Mended(None, len(data))
+            return RepairedRecord(None, len(data))
     moved = [(mended.flips, commit_at), (text.flips, manifest_at), (_moved(flip, 0), train_at)]
-    return Mended(text.value, len(data), tuple(changed for flips, start in moved for each in flips for changed in _moved(each, start)))
+    return RepairedRecord(text.value, len(data), tuple(changed for flips, start in moved for each in flips for changed in _moved(each, start)))
 
 
 def _split(data: bytes) -> tuple[tuple[int, bytes], ...] | None:
@@ -124,5 +124,5 @@ def _commit(data: bytes) -> Commit | None:
     return None
 
 
-def _moved(flip: Flip | None, by: int) -> tuple[Flip, ...]:
-    return (Flip(flip.offset + by, flip.bit),) if flip else ()
+def _moved(flip: BitFlip | None, by: int) -> tuple[BitFlip, ...]:
+    return (BitFlip(flip.offset + by, flip.bit),) if flip else ()

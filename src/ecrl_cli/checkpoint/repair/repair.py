@@ -11,7 +11,7 @@ from ecrl_cli.checkpoint.format.names import STAGE_PREFIX
 from ecrl_cli.checkpoint.repair.damage import corrected
 from ecrl_cli.checkpoint.repair.diagnose import Diagnosis, Source
 from ecrl_cli.checkpoint.store.atomic_install import remove_group, sidecar_of
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, examine
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
 from ecrl_cli.errors import RunDirectoryError, StorageError, shown
 from ecrl_cli.storage.fs import CREATE, FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, open_regular, pieces
@@ -42,7 +42,7 @@ def repair(path: Path, diagnosis: Diagnosis, out: Path, config: GuardConfig | No
     fs.mkdir(stage)
     try:
         _write(fs, path, stage, diagnosis.sources, config)
-        report = examine(stage / path.name, config, fs)
+        report = verify_checkpoint(stage / path.name, config, fs)
         if not report.ok:
             fact = f"the corrected copy of {path.name} is refused by {report.layer}: {report.reason}"
             raise StorageError("repair", fact, "nothing was kept; resume from another checkpoint")

@@ -15,8 +15,8 @@ from ecrl_cli.checkpoint.format.hashing import workers
 from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, LEASE, REJECTED_PREFIX, STAGE_PREFIX, STEP_NAME, TRASH_PREFIX
 from ecrl_cli.checkpoint.repair.diagnose import Diagnosis, diagnose
 from ecrl_cli.checkpoint.store import catalog
-from ecrl_cli.checkpoint.store.catalog import Entry, entry_of
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, GuardReport, examine
+from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, entry_of
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
@@ -38,10 +38,10 @@ class ScrubConfig:
 
 
 @dataclass(frozen=True)
-class Looked:
+class ScrubResult:
     """One checkpoint: the guard's answer and, for a refused one, what is wrong with it."""
 
-    report: GuardReport
+    report: IntegrityReport
     diagnosis: Diagnosis | None
 
     @property
@@ -55,7 +55,7 @@ class Scrub:
     `pointers` says what is wrong with latest.json and latest_ok, `aside` are names that count for nothing."""
 
     folder: Path
-    looked: tuple[Looked, ...]
+    looked: tuple[ScrubResult, ...]
     total: int
     spread: bool
     pointers: tuple[str, ...]
@@ -91,7 +91,7 @@ def scrub(folder: Path, names: Sequence[str] | None = None, config: ScrubConfig 
     return Scrub(folder, _in_order(entries, looked), total, spread, _pointers(fs, folder, refused), aside)
 
 
-def _entries(fs: Fs, folder: Path) -> list[Entry]:
+def _entries(fs: Fs, folder: Path) -> list[CheckpointEntry]:
     """As `catalog.entries`, and single files of which only the sidecar is left."""
     found = catalog.entries(fs, folder)
     stems = {entry.path.stem for entry in found}
@@ -100,27 +100,27 @@ def _entries(fs: Fs, folder: Path) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.global_step, entry.path.name), reverse=True)
 
 
-def sampled(entries: list[Entry], count: int) -> list[Entry]:
+def sampled(entries: list[CheckpointEntry], count: int) -> list[CheckpointEntry]:
     """The newest of `entries` and others evenly spread down to the oldest, `count` in all (0: every one)."""
     if count <= 0 or count >= len(entries):
         return entries
     return [entries[number * (len(entries) - 1) // max(1, count - 1)] for number in range(count)]
 
 
-def _look(entries: list[Entry], config: ScrubConfig, fs: Fs) -> dict[Entry, Looked]:
+def _look(entries: list[CheckpointEntry], config: ScrubConfig, fs: Fs) -> dict[CheckpointEntry, ScrubResult]:
     """What each is, without those that are gone when they have been looked at: retired, which is no damage."""
-    ask = examine if config.deep else examine_once
+    ask = verify_checkpoint if config.deep else examine_once
     with ThreadPoolExecutor(workers()) as pool:  # while the parts of one are read, those of another are hashed
         reports = list(pool.map(lambda entry: ask(entry.path, config.guard, fs), entries))
     for report in reports:
         if report.unread is not None and report.unread.errno in catalog.PASSING:
             raise report.unread
     diagnoses = [None if report.ok else diagnose(report.path, config.guard, fs) for report in reports]
-    looked = {entry: Looked(report, found) for entry, report, found in zip(entries, reports, diagnoses, strict=True)}
+    looked = {entry: ScrubResult(report, found) for entry, report, found in zip(entries, reports, diagnoses, strict=True)}
     return {entry: one for entry, one in looked.items() if one.ok or any(_exists(fs, path) for path in entry.files)}
 
 
-def _in_order(entries: list[Entry], looked: dict[Entry, Looked]) -> tuple[Looked, ...]:
+def _in_order(entries: list[CheckpointEntry], looked: dict[CheckpointEntry, ScrubResult]) -> tuple[ScrubResult, ...]:
     return tuple(looked[entry] for entry in entries if entry in looked)
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, make_commit
 from ecrl_cli.checkpoint.format.names import COMMIT, FORMAT_VERSION, MANIFEST, STAGE_PREFIX, step_name
 from ecrl_cli.config.codec import encode
@@ -30,7 +30,7 @@ Points = Callable[[str], None]
 
 
 @dataclass
-class Work:
+class CommitJob:
     """One save on its way: what it needs, and what it has made so far."""
 
     fs: Fs
@@ -38,7 +38,7 @@ class Work:
     mode: WriteMode
     points: Points
     pool: ThreadPoolExecutor
-    image: Image
+    image: CheckpointImage
     attempt: int
     previous: str | None
     key: bytes = b""
@@ -97,7 +97,7 @@ class Installer(Protocol):
 
 
 class GroupInstaller:
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: CommitJob) -> None:
         self.work = work
         self.target = work.root / step_name(work.image.stamp.global_step)
         self.stage = work.root / work.stage_name if work.mode.atomic else self.target
@@ -136,7 +136,7 @@ class GroupInstaller:
 
 
 class SingleInstaller:
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: CommitJob) -> None:
         self.work = work
         (self.part,) = work.image.parts
         self.target = work.root / self.part.name
@@ -155,7 +155,7 @@ class SingleInstaller:
         work.records(work.hashed(hasher))
         assert work.commit is not None
         (train,) = work.image.documents.values()
-        document = canonical({"commit": work.commit.document(), "manifest": encode(work.manifest), "train": train.decode()})
+        document = canonical_json({"commit": work.commit.document(), "manifest": encode(work.manifest), "train": train.decode()})
         work.points("before_commit")
         self._made.append(sidecar_path)
         work.write(sidecar_path, document, "half_commit")

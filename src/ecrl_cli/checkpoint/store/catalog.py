@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import Content
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotContent
 from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX, STAGE_PREFIX, STEP_NAME, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.atomic_install import remove_group, sidecar_of
-from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.errors import StorageError
-from ecrl_cli.records.events import Forgone, Rejected
+from ecrl_cli.records.events import Rejected, SkippedSnapshot
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.writing import TEMPORARY
 
@@ -25,7 +25,7 @@ _LOOKS, _LATE_NAMES = 8, 16  # how often the folder is looked through anew, and 
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointEntry:
     """A name that claims to be a checkpoint."""
 
     global_step: int
@@ -42,33 +42,33 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Recalled:
+class MemorySnapshotChoice:
     """A snapshot in memory to go on with: of which attempt, behind which step, what it holds."""
 
     attempt: int
     global_step: int
-    content: Content
+    content: SnapshotContent
 
 
 @dataclass(frozen=True)
-class Choice:
+class ResumeChoice:
     """The newest checkpoint that passed the guard, if any, and the newer ones that did not. `recalled`: the snapshot in memory that is newer."""
 
-    report: GuardReport | None
+    report: IntegrityReport | None
     rejected: tuple[Rejected, ...]
-    recalled: Recalled | None = None
-    forgone: tuple[Forgone, ...] = ()
+    recalled: MemorySnapshotChoice | None = None
+    forgone: tuple[SkippedSnapshot, ...] = ()
 
 
-def entry_of(path: Path) -> Entry:
+def entry_of(path: Path) -> CheckpointEntry:
     """The entry that `path` names; ValueError where it is no checkpoint's name."""
     match = STEP_NAME.match(path.name)
     if match is None:
         raise ValueError(f"{path.name} is not a checkpoint's name")
-    return Entry(int(match[1]), path)
+    return CheckpointEntry(int(match[1]), path)
 
 
-def entries(fs: Fs, root: Path) -> list[Entry]:
+def entries(fs: Fs, root: Path) -> list[CheckpointEntry]:
     """Newest first by the step in the name; none where the folder is missing."""
     return [entry_of(root / name) for name in _listed(fs, root)]
 
@@ -94,7 +94,7 @@ def _names(fs: Fs, root: Path) -> list[str]:
     return fs.listdir(root)
 
 
-def newest_valid(fs: Fs, root: Path, examine: Callable[[Path], GuardReport]) -> Choice:
+def newest_valid(fs: Fs, root: Path, examine: Callable[[Path], IntegrityReport]) -> ResumeChoice:
     """Examine from the newest down until one passes. Changes nothing.
 
     A writer may be at work meanwhile: where something is refused and the folder has changed, the look begins anew. What a network
@@ -109,29 +109,29 @@ def newest_valid(fs: Fs, root: Path, examine: Callable[[Path], GuardReport]) -> 
     return _looked_again(choice, root, examine)
 
 
-def _first_valid(listed: Iterable[Entry], root: Path, examine: Callable[[Path], GuardReport]) -> Choice:
+def _first_valid(listed: Iterable[CheckpointEntry], root: Path, examine: Callable[[Path], IntegrityReport]) -> ResumeChoice:
     rejected: list[Rejected] = []
     for entry in listed:
         report = examine(entry.path)
         if report.ok:
-            return Choice(report, tuple(rejected))
+            return ResumeChoice(report, tuple(rejected))
         if report.unread is not None and report.unread.errno in PASSING:
             raise report.unread
         rejected.append(Rejected(entry.path.relative_to(root.parent).as_posix(), report.layer, report.reason))
-    return Choice(None, tuple(rejected))
+    return ResumeChoice(None, tuple(rejected))
 
 
-def _looked_again(choice: Choice, root: Path, examine: Callable[[Path], GuardReport]) -> Choice:
+def _looked_again(choice: ResumeChoice, root: Path, examine: Callable[[Path], IntegrityReport]) -> ResumeChoice:
     """`choice`, or a newer checkpoint that was refused for a file that was not to be found and now is."""
     for index, refused in enumerate(choice.rejected[:_LATE_NAMES]):
         if refused.reason.startswith(_LATE):
             report = examine(root.parent / refused.path)
             if report.ok:
-                return Choice(report, choice.rejected[:index])
+                return ResumeChoice(report, choice.rejected[:index])
     return choice
 
 
-def set_aside(fs: Fs, entry: Entry, prefix: str = REJECTED_PREFIX) -> tuple[Path, ...]:
+def quarantine(fs: Fs, entry: CheckpointEntry, prefix: str = REJECTED_PREFIX) -> tuple[Path, ...]:
     """Rename what belongs to `entry` out of the way, the commit first; gives the new names. The caller syncs the folder."""
     mark = secrets.token_hex(4)
     moved = []

@@ -9,7 +9,7 @@ from ecrl_cli.checkpoint.store.store import Retired, Saved
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.linux.clock import monotonic, wall
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
@@ -76,7 +76,7 @@ class CheckpointLog:
         self._journal.close()
 
 
-def submitted(layout: RunLayout, order: LaunchOrder) -> bool:
+def submitted(layout: RunLayout, order: AttemptSpec) -> bool:
     """Whether a checkpoint of the step behind which `order` goes on was handed over already, in the attempts that it continues."""
     before = order.continues
     while before is not None:
@@ -84,6 +84,6 @@ def submitted(layout: RunLayout, order: LaunchOrder) -> bool:
         lines = read_journal(logs.checkpoints, CheckpointLine).events
         if any(line.event == "submitted" and line.global_step == order.resume_step for line in lines):
             return True
-        earlier = decode(LaunchOrder, read_json(logs.launch))
+        earlier = decode(AttemptSpec, read_json(logs.launch))
         before = earlier.continues if earlier.resume_step == order.resume_step else None
     return False

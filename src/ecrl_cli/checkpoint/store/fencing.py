@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, parse
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
 from ecrl_cli.checkpoint.format.names import LEASE
 from ecrl_cli.errors import Fenced, StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs
@@ -15,7 +15,7 @@ from ecrl_cli.storage.writing import WriteMode, replace_small
 _LIMIT = 1024
 
 
-class Lease:
+class FencingToken:
     """The attempt's number in a file beside the checkpoints."""
 
     def __init__(self, fs: Fs, root: Path) -> None:
@@ -28,7 +28,7 @@ class Lease:
         """
         if self.check(attempt) == attempt:
             return
-        replace_small(self._fs, self._root / LEASE, canonical({"attempt": attempt}), WriteMode())
+        replace_small(self._fs, self._root / LEASE, canonical_json({"attempt": attempt}), WriteMode())
         self._fs.fsyncdir(self._root)
 
     def check(self, attempt: int) -> int:

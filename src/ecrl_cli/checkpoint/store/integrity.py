@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, parse, parse_canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse, parse_canonical
 from ecrl_cli.checkpoint.format.hashing import tensor_prefix, workers
 from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Commit, Manifest, PartEntry, read_commit, read_manifest
@@ -45,7 +45,7 @@ class GuardConfig:
 
 
 @dataclass(frozen=True)
-class GuardReport:
+class IntegrityReport:
     """`layer` and `reason` say what a refused checkpoint failed at; the other fields are as far as they are known.
 
     `unread`: what the file system said where it would not show a file, which need not be the checkpoint's fault.
@@ -63,7 +63,7 @@ class GuardReport:
     unread: StorageError | None = field(default=None, compare=False)
 
 
-class Refused(Exception):
+class CheckpointRejected(Exception):
     """`layer` refuses the checkpoint, for `reason`."""
 
     def __init__(self, layer: str, reason: str) -> None:
@@ -81,7 +81,7 @@ class OpenCheckpoint:
     train: bytes = b""
 
 
-def examine(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> GuardReport:
+def verify_checkpoint(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
     """Look at the checkpoint at `path` (a group's folder or a single file), layer by layer."""
     found = OpenCheckpoint()
     config, fs = config or GuardConfig(), fs or PosixFs()
@@ -89,7 +89,7 @@ def examine(path: Path, config: GuardConfig | None = None, fs: Fs | None = None)
         with opened(path, config, fs, found):
             if config.contents:
                 _check_contents(fs, found, config.finite)
-    except Refused as refused:
+    except CheckpointRejected as refused:
         return report_of(path, found, refused)
     return report_of(path, found)
 
@@ -100,7 +100,7 @@ def opened(path: Path, config: GuardConfig, fs: Fs, found: OpenCheckpoint) -> It
     with ExitStack() as stack, layer("file"):
         match = STEP_NAME.match(path.name)
         if match is None:
-            raise Refused("file", "not the name of a checkpoint")
+            raise CheckpointRejected("file", "not the name of a checkpoint")
         single = match[2] is not None
         folder = fs.open(path.parent if single else path, FOLDER)
         stack.callback(fs.close, folder)
@@ -118,14 +118,14 @@ def layer(name: str) -> Iterator[None]:
     """Whatever goes wrong inside is a refusal by layer `name`: a damaged checkpoint must never stop the one who looks at it."""
     try:
         yield
-    except Refused:
+    except CheckpointRejected:
         raise
     except StorageError as error:
-        raise Refused(name, error.fact) from error
+        raise CheckpointRejected(name, error.fact) from error
     except (RefusedFile, ValueError, RecursionError, OverflowError) as error:
-        raise Refused(name, str(error)[:200] or type(error).__name__) from error
+        raise CheckpointRejected(name, str(error)[:200] or type(error).__name__) from error
     except MemoryError as error:
-        raise Refused(name, "does not fit into memory") from error
+        raise CheckpointRejected(name, "does not fit into memory") from error
 
 
 class _Reader:
@@ -154,9 +154,9 @@ class _Reader:
             value = parse_canonical(self.small(name.partition(".")[0] + ".json", MAX_SIDECAR))
             if not isinstance(value, dict) or value.keys() != {"commit", "manifest", "train"} or not isinstance(value["train"], str):
                 raise ValueError("the sidecar does not hold commit, manifest and train")
-            self.take_commit(canonical(value["commit"]))
+            self.take_commit(canonical_json(value["commit"]))
         with layer("manifest"):
-            self.take_manifest(canonical(value["manifest"]))
+            self.take_manifest(canonical_json(value["manifest"]))
         with layer("parts"):
             self.expect(set(self.manifest.parts), {name, TRAIN}, "the manifest")
             self.open_parts([name])
@@ -206,7 +206,7 @@ class _Reader:
         commit = self.found.commit
         assert commit is not None
         if commit.global_step != step:
-            raise Refused("commit", f"says step {commit.global_step} under the name {name}")
+            raise CheckpointRejected("commit", f"says step {commit.global_step} under the name {name}")
 
     def open_parts(self, names: list[str]) -> None:
         total = sum(part.bytes for part in self.manifest.parts.values())
@@ -271,18 +271,18 @@ def _check_tensor(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, finite:
         if state.hexdigest() != entry.tensors[spec.name].sha256:
             raise ValueError(f"{spec.name[:80]} does not match its digest")
     if not sound:
-        raise Refused("finite", f"{spec.name[:80]} holds NaN or infinity")
+        raise CheckpointRejected("finite", f"{spec.name[:80]} holds NaN or infinity")
 
 
 def _expect_hash(name: str, sha256: str, entry: PartEntry) -> None:
     if sha256 != entry.sha256:
-        raise Refused("hash", f"{name} does not match its SHA-256")
+        raise CheckpointRejected("hash", f"{name} does not match its SHA-256")
 
 
-def report_of(path: Path, found: OpenCheckpoint, refused: Refused | None = None) -> GuardReport:
+def report_of(path: Path, found: OpenCheckpoint, refused: CheckpointRejected | None = None) -> IntegrityReport:
     """What is known of the checkpoint, and why it is refused if it is."""
     commit = found.commit
-    return GuardReport(
+    return IntegrityReport(
         path=path,
         ok=refused is None,
         layer=refused.layer if refused else "",

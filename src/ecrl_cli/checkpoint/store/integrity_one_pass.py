@@ -21,10 +21,10 @@ from ecrl_cli.checkpoint.format.manifest import PartEntry
 from ecrl_cli.checkpoint.format.names import must_be_finite
 from ecrl_cli.checkpoint.repair.damage import expected_places
 from ecrl_cli.checkpoint.store.integrity import (
+    CheckpointRejected,
     GuardConfig,
-    GuardReport,
+    IntegrityReport,
     OpenCheckpoint,
-    Refused,
     layer,
     opened,
     report_of,
@@ -35,14 +35,14 @@ from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.safe_read import pieces
 
 
-def examine_once(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> GuardReport:
+def examine_once(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
     """As `guard.examine`, without the digests of the tensors."""
     found = OpenCheckpoint()
     config, fs = config or GuardConfig(), fs or PosixFs()
     try:
         with opened(path, config, fs, found):
             _check_contents(fs, found, config.finite)
-    except Refused as refused:
+    except CheckpointRejected as refused:
         return report_of(path, found, refused)
     return report_of(path, found)
 
@@ -112,7 +112,7 @@ def _check_finite(fs: Fs, fd: int, wanted: list[TensorPlace], seen: dict[TensorP
         for place in wanted:
             finite = seen[place] if place in seen else _read_finite(fs, fd, place)
             if not finite:
-                raise Refused("finite", f"{place.spec.name[:80]} holds NaN or infinity")
+                raise CheckpointRejected("finite", f"{place.spec.name[:80]} holds NaN or infinity")
 
 
 def _read_finite(fs: Fs, fd: int, place: TensorPlace) -> bool:

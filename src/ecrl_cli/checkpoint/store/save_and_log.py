@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 from contextlib import suppress
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import EcrlError, Fenced, StorageError
 from ecrl_cli.linux.clock import monotonic
 
 
-def save_and_record(store: CheckpointStore, image: Image, attempt: int, log: CheckpointLog) -> bool:
+def save_and_record(store: CheckpointStore, image: CheckpointImage, attempt: int, log: CheckpointLog) -> bool:
     """Commit `image` and write how it ended: `committed`, or `failed` with the reason. Gives whether it is committed.
 
     A refusal by the file system does not raise: `log.failure` has it, and `checkpoint.on_error` decides what follows. Fenced does,
@@ -34,7 +34,7 @@ def save_and_record(store: CheckpointStore, image: Image, attempt: int, log: Che
         return False
     log.committed(step, saved)
     with suppress(StorageError):
-        log.retired(store.settle(saved, image))
+        log.retired(store.update_pointers_and_retire(saved, image))
         if store.pointer_error is not None:
             log.pointer_failed(step, store.pointer_error)
     return True

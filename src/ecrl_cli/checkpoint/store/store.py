@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.hashing import ImageHasher, workers
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, TRASH_PREFIX
 from ecrl_cli.checkpoint.store import catalog
-from ecrl_cli.checkpoint.store.atomic_install import GroupInstaller, Installer, Points, SingleInstaller, Work
-from ecrl_cli.checkpoint.store.catalog import Choice, Entry, entry_of
-from ecrl_cli.checkpoint.store.fencing import Lease
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, GuardReport, examine
+from ecrl_cli.checkpoint.store.atomic_install import CommitJob, GroupInstaller, Installer, Points, SingleInstaller
+from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice, entry_of
+from ecrl_cli.checkpoint.store.fencing import FencingToken
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
@@ -88,7 +88,7 @@ class CheckpointStore:
     def __init__(self, root: Path, config: StoreConfig | None = None, fs: Fs | None = None, points: Points = _no_point) -> None:
         self.root, self.config, self.points = root, config or StoreConfig(), points
         self.fs = fs or (ThrottledFs(self.config.bytes_per_s) if self.config.bytes_per_s else PosixFs())
-        self._lease = Lease(self.fs, root)
+        self._lease = FencingToken(self.fs, root)
         self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
         self._verified: dict[str, str] = {}
         self.pointer_error: StorageError | None = None  # why the last `settle` could not move the pointers
@@ -102,15 +102,15 @@ class CheckpointStore:
                 raise
         self.fs.fsyncdir(self.root.parent)  # also where it exists: who made it may have died before this
         self._lease.claim(attempt)
-        self.janitor()
+        self.sweep_leftovers()
 
-    def save(self, image: Image, attempt: int) -> Saved:
+    def save(self, image: CheckpointImage, attempt: int) -> Saved:
         """Commit `image`: returning is the acknowledgement. Raises StorageError (nothing counts, the space is given back),
         CheckpointConflict (a different valid checkpoint holds the name) or Fenced; saving the same state again is no error."""
         began = monotonic()
         self._lease.check(attempt)
         previous, key = self._previous(image.stamp.global_step), self.config.guard.hmac_key
-        work = Work(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, previous, key)
+        work = CommitJob(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, previous, key)
         installer: Installer = SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
         if (already := self._already(work, installer.target)) is not None:
             return replace(already, commit_s=monotonic() - began)
@@ -139,7 +139,7 @@ class CheckpointStore:
         commit_s = monotonic() - began - write_s - hash_s
         return Saved(installer.target, work.commit.self_sha256, image.nbytes, write_s, commit_s, hash_s)
 
-    def settle(self, saved: Saved, image: Image) -> tuple[Retired, ...]:
+    def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
         """After the acknowledgement: the pointers, then retention. Errors here make no saved checkpoint a failed one."""
         self.points("before_pointer")
         self.pointer_error = None
@@ -174,50 +174,50 @@ class CheckpointStore:
                 verified += 1
         return tuple(retired)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CheckpointEntry]:
         """What claims to be a checkpoint, newest first."""
         return catalog.entries(self.fs, self.root)
 
-    def examine(self, path: Path) -> GuardReport:
-        return examine(path, self.config.guard, self.fs)
+    def verify(self, path: Path) -> IntegrityReport:
+        return verify_checkpoint(path, self.config.guard, self.fs)
 
-    def examine_once(self, path: Path) -> GuardReport:
+    def examine_once(self, path: Path) -> IntegrityReport:
         """As `examine`, each byte looked at once: the hash of a file stands for those of its tensors too."""
         return examine_once(path, self.config.guard, self.fs)
 
-    def newest_valid(self) -> Choice:
+    def newest_valid(self) -> ResumeChoice:
         """The newest checkpoint that passes the guard, and what it refused on the way. Changes nothing."""
-        return catalog.newest_valid(self.fs, self.root, self.examine)
+        return catalog.newest_valid(self.fs, self.root, self.verify)
 
-    def set_aside(self, path: Path) -> tuple[Path, ...]:
+    def quarantine(self, path: Path) -> tuple[Path, ...]:
         """Rename a refused checkpoint to `.rejected_*`, so that a replay can pass its step again; gives the new names."""
-        moved = catalog.set_aside(self.fs, entry_of(path))
+        moved = catalog.quarantine(self.fs, entry_of(path))
         self._verified.pop(path.name, None)
         self._sync(self.root)
         return moved
 
-    def reconcile(self, global_step: int, attempt: int) -> GuardReport | None:
+    def reconcile(self, global_step: int, attempt: int) -> IntegrityReport | None:
         """The valid checkpoint of that step that `attempt` wrote, or None: for closing the books on a writer that died."""
-        reports = (self.examine(entry.path) for entry in self.entries() if entry.global_step == global_step)
+        reports = (self.verify(entry.path) for entry in self.entries() if entry.global_step == global_step)
         return next((report for report in reports if report.ok and report.attempt == attempt), None)
 
-    def janitor(self) -> None:
+    def sweep_leftovers(self) -> None:
         """Remove stages, trash and temporary files of dead writers. Only for the owner of the store."""
         catalog.discard(self.fs, catalog.leftovers(self.fs, self.root))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
 
-    def _already(self, work: Work, target: Path) -> Saved | None:
+    def _already(self, work: CommitJob, target: Path) -> Saved | None:
         """What holds the name: the same state counts as saved, another valid one is a conflict, anything else is set aside."""
         entry = entry_of(target)
         if not any(self._exists(path) for path in entry.files):
             return None
-        report = self.examine(target)
+        report = self.verify(target)
         if report.unread is not None and report.unread.errno not in _MISSING:
             raise report.unread  # an acknowledged checkpoint may lie there: unread is not damaged
         if report.manifest is None or not report.ok:
-            self.set_aside(target)
+            self.quarantine(target)
             return None
         if work.manifest is None:
             work.records(ImageHasher(work.image, self._pool).entries())
@@ -241,23 +241,23 @@ class CheckpointStore:
                 return sha
         return None
 
-    def _is_verified(self, entry: Entry) -> bool:
+    def _is_verified(self, entry: CheckpointEntry) -> bool:
         """Examined in full when first seen (what this store wrote itself counts as seen), then by its records and sizes."""
         known = self._verified.get(entry.path.name)
         if known is not None:
             return self._records(entry) == known
-        report = self.examine(entry.path)
+        report = self.verify(entry.path)
         if report.ok and report.commit_sha256:
             self._verified[entry.path.name] = report.commit_sha256
         return report.ok
 
-    def _records(self, entry: Entry) -> str | None:
-        report = examine(entry.path, replace(self.config.guard, contents=False), self.fs)
+    def _records(self, entry: CheckpointEntry) -> str | None:
+        report = verify_checkpoint(entry.path, replace(self.config.guard, contents=False), self.fs)
         return report.commit_sha256 if report.ok else None
 
-    def _trash(self, entry: Entry) -> None:
+    def _trash(self, entry: CheckpointEntry) -> None:
         self.points("before_trash")
-        moved = catalog.set_aside(self.fs, entry, TRASH_PREFIX)
+        moved = catalog.quarantine(self.fs, entry, TRASH_PREFIX)
         self.points("half_trash")
         catalog.discard(self.fs, moved)
         self._verified.pop(entry.path.name, None)
@@ -279,7 +279,7 @@ class CheckpointStore:
         except StorageError:
             self._lease.check(attempt)  # a newer attempt may have chosen it already
             with suppress(StorageError):
-                catalog.discard(self.fs, catalog.set_aside(self.fs, entry_of(target), TRASH_PREFIX))
+                catalog.discard(self.fs, catalog.quarantine(self.fs, entry_of(target), TRASH_PREFIX))
             raise
 
     def _sync(self, folder: Path) -> None:
@@ -287,12 +287,12 @@ class CheckpointStore:
             self.fs.fsyncdir(folder)
 
 
-def same_state(report: GuardReport, work: Work) -> bool:
+def same_state(report: IntegrityReport, work: CommitJob) -> bool:
     """Do both hold the same tensors? train.json may differ: it names the attempt's own log lines."""
     assert report.manifest is not None and work.manifest is not None
     return _tensors(report) == {name: entry for part in work.manifest.parts.values() for name, entry in part.tensors.items()}
 
 
-def _tensors(report: GuardReport) -> dict[str, object]:
+def _tensors(report: IntegrityReport) -> dict[str, object]:
     assert report.manifest is not None
     return {name: entry for part in report.manifest.parts.values() for name, entry in part.tensors.items()}

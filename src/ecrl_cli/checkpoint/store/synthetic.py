@@ -6,9 +6,9 @@ import mmap
 import random
 from concurrent.futures import ThreadPoolExecutor
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
-from ecrl_cli.checkpoint.format.image import Image, ImagePlan, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, ImagePlan, PartPlace, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.manifest import Components, components_of
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN, step_name
 
@@ -25,7 +25,7 @@ def synthetic_plan(model_bytes: int, optimizer_bytes: int, *, single: bool = Fal
     return plan_image({"all": model + optimizer + rng} if single else {MODEL: model, OPTIMIZER: optimizer, RNG: rng})
 
 
-def synthetic_image(seed: int, step: int, plan: ImagePlan, run_id: str = RUN_ID) -> Image:
+def synthetic_image(seed: int, step: int, plan: ImagePlan, run_id: str = RUN_ID) -> CheckpointImage:
     """The snapshot of `step`."""
     memory = memoryview(mmap.mmap(-1, plan.nbytes))
     for offset, header in plan.headers:
@@ -39,7 +39,9 @@ def synthetic_image(seed: int, step: int, plan: ImagePlan, run_id: str = RUN_ID)
     parts = plan.parts
     if len(parts) == 1:
         parts = (PartPlace(step_name(step) + ".safetensors", parts[0].offset, parts[0].nbytes, parts[0].tensors),)
-    return Image(Stamp(run_id, step, 0, step, seed, 1), memory, parts, {TRAIN: canonical({"global_step": step, "line_chain": [""]})})
+    return CheckpointImage(
+        CheckpointMeta(run_id, step, 0, step, seed, 1), memory, parts, {TRAIN: canonical_json({"global_step": step, "line_chain": [""]})}
+    )
 
 
 def _drawn(generator: random.Random, nbytes: int) -> bytearray:
@@ -50,7 +52,7 @@ def _drawn(generator: random.Random, nbytes: int) -> bytearray:
     return data
 
 
-def image_components(image: Image) -> Components:
+def image_components(image: CheckpointImage) -> Components:
     """The digests that the manifest of this image must have."""
     with ThreadPoolExecutor(1) as pool:
         entries = ImageHasher(image, pool).entries()

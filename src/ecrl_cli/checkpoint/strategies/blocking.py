@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.capture.staging_buffer import Slot
-from ecrl_cli.checkpoint.capture.train_position import NOWHERE, Progress
-from ecrl_cli.checkpoint.capture.train_state import Gathered
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.capture.staging_buffer import StagingBuffer
+from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import RankStates
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import TRAIN
 from ecrl_cli.checkpoint.store.save_and_log import save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.checkpoint.strategies.context import Context
+from ecrl_cli.checkpoint.strategies.context import StrategyContext
 
 
 class BlockingStrategy:
     """Rank 0 writes in its own process, from one slot that is the image of the files; the others wait at the barrier."""
 
-    def __init__(self, context: Context, store: CheckpointStore) -> None:
+    def __init__(self, context: StrategyContext, store: CheckpointStore) -> None:
         self._context, self._store = context, store
-        self._slot: Slot | None = None
+        self._slot: StagingBuffer | None = None
 
     def prepare(self) -> None:
         gathered = self._context.pack.gather(NOWHERE)
@@ -26,7 +26,7 @@ class BlockingStrategy:
             self._store.claim(self._context.attempt)
             self._ready(gathered)
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: TrainPosition) -> None:
         context = self._context
         context.clock.switch("sync")
         gathered = context.pack.gather(progress)
@@ -38,7 +38,7 @@ class BlockingStrategy:
         if context.writes:
             context.released(progress.global_step, context.log.last_save)
 
-    def remember(self, progress: Progress) -> None:
+    def snapshot(self, progress: TrainPosition) -> None:
         """Only what is durable is kept."""
 
     def flush(self) -> None:
@@ -54,24 +54,24 @@ class BlockingStrategy:
             self._slot = None
         self._store.close()
 
-    def _write(self, progress: Progress, gathered: Gathered) -> None:
+    def _write(self, progress: TrainPosition, gathered: RankStates) -> None:
         context, step = self._context, progress.global_step
         context.clock.switch("snapshot")
         slot = self._ready(gathered)
         parts, train = context.capture(slot, progress, gathered)
-        image = Image(context.stamp(progress), slot.memory.view, parts, {TRAIN: train})
+        image = CheckpointImage(context.stamp(progress), slot.memory.view, parts, {TRAIN: train})
         context.clock.switch("write_wait")
         context.submitted(step, image.nbytes, inflight=1)
         context.log.write("received", step)
         save_and_record(self._store, image, context.attempt, context.log)
-        context.heed_failures()
+        context.raise_if_save_failed()
 
-    def _ready(self, gathered: Gathered) -> Slot:
+    def _ready(self, gathered: RankStates) -> StagingBuffer:
         """The slot, made again if the state's structure has changed."""
         snapshotter = self._context.snapshotter
         layout = snapshotter.refresh(gathered)
         if self._slot is None or self._slot.layout != layout:
             if self._slot is not None:
                 self._slot.close()
-            self._slot = Slot(Memory.create(layout.nbytes), layout, self._context.pack.device)
+            self._slot = StagingBuffer(Memory.create(layout.nbytes), layout, self._context.pack.device)
         return self._slot

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ecrl_cli.checkpoint.capture.staging_buffer import Slot, Snapshotter
-from ecrl_cli.checkpoint.capture.train_position import Progress
-from ecrl_cli.checkpoint.capture.train_state import Gathered, StatePack
-from ecrl_cli.checkpoint.format.image import PartPlace, Stamp
+from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner, StagingBuffer
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import RankStates, TrainState
+from ecrl_cli.checkpoint.format.image import CheckpointMeta, PartPlace
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, SaveTimes
 from ecrl_cli.errors import StorageError
 from ecrl_cli.records.events import STALL_PARTS
@@ -16,11 +16,11 @@ from ecrl_cli.records.span_clock import SpanClock
 
 
 @dataclass(frozen=True)
-class Context:
+class StrategyContext:
     """One rank in one attempt: its state, its time account, and the journal (which only rank 0 writes)."""
 
-    pack: StatePack
-    snapshotter: Snapshotter
+    pack: TrainState
+    snapshotter: CapturePlanner
     layout: RunLayout
     run_id: str
     attempt: int
@@ -32,10 +32,10 @@ class Context:
     def writes(self) -> bool:
         return self.pack.rank == 0
 
-    def stamp(self, progress: Progress) -> Stamp:
-        return Stamp(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.pack.world_size)
+    def stamp(self, progress: TrainPosition) -> CheckpointMeta:
+        return CheckpointMeta(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.pack.world_size)
 
-    def capture(self, slot: Slot, progress: Progress, gathered: Gathered) -> tuple[tuple[PartPlace, ...], bytes]:
+    def capture(self, slot: StagingBuffer, progress: TrainPosition, gathered: RankStates) -> tuple[tuple[PartPlace, ...], bytes]:
         """Copy the state that was just looked up into `slot`; gives the files that it becomes and the text of train.json."""
         self.clock.switch("snapshot")
         slot.capture(self.snapshotter.found)
@@ -46,7 +46,7 @@ class Context:
             serialized = slot.serialize(train)
         return slot.layout.parts(progress.global_step, serialized), train
 
-    def heed_failures(self) -> None:
+    def raise_if_save_failed(self) -> None:
         """StorageError if a save of this attempt has failed and `checkpoint.on_error` says stop: no restart would cure it."""
         if self.log.failure and self.on_error == "stop":
             remedy = "checkpoint.on_error=stop: once the cause is gone, the same command resumes the run"

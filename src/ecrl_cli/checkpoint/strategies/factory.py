@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
-from ecrl_cli.checkpoint.capture.staging_buffer import Snapshotter
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
+from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.strategies.blocking import BlockingStrategy
-from ecrl_cli.checkpoint.strategies.context import Context
+from ecrl_cli.checkpoint.strategies.context import StrategyContext
 from ecrl_cli.checkpoint.strategies.in_memory import InMemoryStrategy
 from ecrl_cli.checkpoint.strategies.none import NoneStrategy
 from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
@@ -26,7 +26,7 @@ MakeStore = Callable[[Path, StoreConfig], CheckpointStore]
 
 
 def make_strategy(
-    config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock, make_store: MakeStore = CheckpointStore
+    config: RunConfig, pack: TrainState, layout: RunLayout, attempt: int, clock: SpanClock, make_store: MakeStore = CheckpointStore
 ) -> Strategy:
     """The strategy that `config.checkpoint` names, for this rank in this attempt. `make_store`: what makes the store that a rank itself writes to."""
     checkpoint = config.checkpoint
@@ -38,15 +38,15 @@ def make_strategy(
     return BlockingStrategy(context, make_store(layout.checkpoints, StoreConfig.of(config, context.run_id)))
 
 
-def make_in_memory(config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock, snapshots: Snapshots) -> Strategy:
+def make_in_memory(config: RunConfig, pack: TrainState, layout: RunLayout, attempt: int, clock: SpanClock, snapshots: SnapshotPair) -> Strategy:
     """`checkpoint=in_memory`, which needs the memory of a supervisor."""
     return InMemoryStrategy(_context(config, pack, layout, attempt, clock), config.checkpoint.max_inflight, snapshots)
 
 
-def _context(config: RunConfig, pack: StatePack, layout: RunLayout, attempt: int, clock: SpanClock) -> Context:
+def _context(config: RunConfig, pack: TrainState, layout: RunLayout, attempt: int, clock: SpanClock) -> StrategyContext:
     log = CheckpointLog(Journal(layout.attempt(attempt).checkpoints), layout, attempt)
     suffix, on_error = suffix_of(config.checkpoint), config.checkpoint.on_error
-    return Context(pack, Snapshotter(pack, suffix), layout, run_id(config), attempt, clock, log, on_error)
+    return StrategyContext(pack, CapturePlanner(pack, suffix), layout, run_id(config), attempt, clock, log, on_error)
 
 
 def suffix_of(checkpoint: CheckpointConfig) -> str:

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import os
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import Page, Snapshots, room
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair, SnapshotRecord, room
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.capture.staging_buffer import Layout, Slot, Snapshotter
-from ecrl_cli.checkpoint.capture.train_position import NOWHERE, Progress
-from ecrl_cli.checkpoint.capture.train_state import Gathered
-from ecrl_cli.checkpoint.strategies.context import Context
+from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, CapturePlanner, StagingBuffer
+from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import RankStates
+from ecrl_cli.checkpoint.strategies.context import StrategyContext
 from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
 
 
-class Desk:
+class MappedSnapshot:
     """One memory file, mapped: the slot to copy into, and its records."""
 
-    def __init__(self, memory: Memory, layout: Layout, slot: Slot) -> None:
+    def __init__(self, memory: Memory, layout: BufferLayout, slot: StagingBuffer) -> None:
         self.layout, self.slot = layout, slot
-        self.page = Page(memory.view, layout.plan.nbytes, layout.plan.parts)
+        self.page = SnapshotRecord(memory.view, layout.plan.nbytes, layout.plan.parts)
 
 
 class InMemoryStrategy(OverlappedStrategy):
     """Rank 0 copies into `snapshots`, the older of the two each time."""
 
-    def __init__(self, context: Context, max_inflight: int, snapshots: Snapshots) -> None:
+    def __init__(self, context: StrategyContext, max_inflight: int, snapshots: SnapshotPair) -> None:
         super().__init__(context, max_inflight)
         self._snapshots = snapshots
-        self._snapshotter = Snapshotter(context.pack, "")
-        self._desks: dict[int, Desk] = {}
+        self._snapshotter = CapturePlanner(context.pack, "")
+        self._desks: dict[int, MappedSnapshot] = {}
         self._next = 0
 
     def prepare(self) -> None:
@@ -48,7 +48,7 @@ class InMemoryStrategy(OverlappedStrategy):
             for number in free:
                 self._desk(number, layout, train)
 
-    def remember(self, progress: Progress) -> None:
+    def snapshot(self, progress: TrainPosition) -> None:
         context = self._context
         context.clock.switch("sync")
         if context.writes and self._next in self._desks:
@@ -64,7 +64,7 @@ class InMemoryStrategy(OverlappedStrategy):
         self._desks = {}
         super().close()
 
-    def _copy(self, progress: Progress, gathered: Gathered) -> None:
+    def _copy(self, progress: TrainPosition, gathered: RankStates) -> None:
         layout, train = self._snapshotter.refresh(gathered), self._context.pack.train_document(progress, gathered.line_chain)
         desk = self._desk(self._next, layout, train)
         desk.page.withdraw()
@@ -72,7 +72,7 @@ class InMemoryStrategy(OverlappedStrategy):
         desk.page.commit(progress.global_step, self._context.attempt, train)
         self._next = 1 - self._next
 
-    def _desk(self, number: int, layout: Layout, train: bytes) -> Desk:
+    def _desk(self, number: int, layout: BufferLayout, train: bytes) -> MappedSnapshot:
         """File `number`, mapped; anew where the state's structure has changed or train.json has outgrown it."""
         desk = self._desks.get(number)
         if desk is not None and desk.layout == layout and desk.page.fits(train):
@@ -82,5 +82,5 @@ class InMemoryStrategy(OverlappedStrategy):
         self._snapshots.withdraw(number)
         nbytes = self._snapshots.make_room(number, room(layout.plan.nbytes, layout.plan.parts, train))
         memory = Memory(os.dup(self._snapshots.fds[number]), nbytes)
-        self._desks[number] = Desk(memory, layout, Slot(memory, layout, self._context.pack.device))
+        self._desks[number] = MappedSnapshot(memory, layout, StagingBuffer(memory, layout, self._context.pack.device))
         return self._desks[number]

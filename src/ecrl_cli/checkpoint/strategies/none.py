@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ecrl_cli.checkpoint.capture.train_position import Progress
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 
 
 class NoneStrategy:
@@ -10,9 +10,9 @@ class NoneStrategy:
 
     def prepare(self) -> None: ...
 
-    def save(self, progress: Progress) -> None: ...
+    def save(self, progress: TrainPosition) -> None: ...
 
-    def remember(self, progress: Progress) -> None: ...
+    def snapshot(self, progress: TrainPosition) -> None: ...
 
     def flush(self) -> None: ...
 

@@ -7,12 +7,12 @@ flight: each needs a slot, and there are so many; then the next one waits (backp
 from __future__ import annotations
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.capture.staging_buffer import Layout, Slot
-from ecrl_cli.checkpoint.capture.train_position import NOWHERE, Progress
-from ecrl_cli.checkpoint.capture.train_state import Gathered
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, StagingBuffer
+from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
+from ecrl_cli.checkpoint.capture.train_state import RankStates
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import TRAIN
-from ecrl_cli.checkpoint.strategies.context import Context
+from ecrl_cli.checkpoint.strategies.context import StrategyContext
 from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
 from ecrl_cli.errors import StorageError
 
@@ -20,10 +20,10 @@ from ecrl_cli.errors import StorageError
 class OverlappedStrategy:
     """Rank 0 copies into shared memory that the writer owns. Without a writer a save fails, on record, and the next one looks again."""
 
-    def __init__(self, context: Context, max_inflight: int) -> None:
+    def __init__(self, context: StrategyContext, max_inflight: int) -> None:
         self._context, self._max_inflight = context, max_inflight
         self._client: WriterClient | None = None
-        self._planned: Layout | None = None
+        self._planned: BufferLayout | None = None
 
     def prepare(self) -> None:
         gathered = self._context.pack.gather(NOWHERE)
@@ -31,7 +31,7 @@ class OverlappedStrategy:
             self._planned = self._context.snapshotter.refresh(gathered)
             self._client = self._connected(self._planned)
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: TrainPosition) -> None:
         self._heed_failures()
         context = self._context
         context.clock.switch("sync")
@@ -44,7 +44,7 @@ class OverlappedStrategy:
         if context.writes:
             context.released(progress.global_step)
 
-    def remember(self, progress: Progress) -> None:
+    def snapshot(self, progress: TrainPosition) -> None:
         """Only what is durable is kept."""
 
     def flush(self) -> None:
@@ -66,7 +66,7 @@ class OverlappedStrategy:
             self._client.close()
             self._client = None
 
-    def _enqueue(self, progress: Progress, gathered: Gathered) -> None:
+    def _enqueue(self, progress: TrainPosition, gathered: RankStates) -> None:
         context, step = self._context, progress.global_step
         context.clock.switch("backpressure")
         try:
@@ -74,7 +74,7 @@ class OverlappedStrategy:
             number, slot = client.take()
             parts, train = context.capture(slot, progress, gathered)
             context.clock.switch("enqueue")
-            image = Image(context.stamp(progress), slot.memory.view, parts, {TRAIN: train})
+            image = CheckpointImage(context.stamp(progress), slot.memory.view, parts, {TRAIN: train})
             context.submitted(step, image.nbytes, client.in_flight + 1)
         except WriterGone as gone:
             context.submitted(step, 0, 1)
@@ -93,13 +93,13 @@ class OverlappedStrategy:
     def _heed_failures(self) -> None:
         """Raise if a save has failed, here or at the writer, and training is to stop for that."""
         self._hear_failure()
-        self._context.heed_failures()
+        self._context.raise_if_save_failed()
 
     def _hear_failure(self) -> None:
         if self._client is not None:
             self._context.log.failure = self._context.log.failure or self._client.failure
 
-    def _ready(self, gathered: Gathered) -> WriterClient:
+    def _ready(self, gathered: RankStates) -> WriterClient:
         """The connection, made again if the writer was lost or the state's structure has changed."""
         layout = self._context.snapshotter.refresh(gathered)
         if self._client is not None and self._client.gone:
@@ -113,7 +113,7 @@ class OverlappedStrategy:
                 raise WriterGone("there is no background writer")
         return self._client
 
-    def _connected(self, layout: Layout) -> WriterClient | None:
+    def _connected(self, layout: BufferLayout) -> WriterClient | None:
         context, client = self._context, None
         try:
             client = WriterClient(context.layout, lambda memory: self._slot(memory, layout))
@@ -124,8 +124,8 @@ class OverlappedStrategy:
             return None
         return client
 
-    def _slot(self, memory: Memory, layout: Layout) -> Slot:
-        return Slot(memory, layout, self._context.pack.device)
+    def _slot(self, memory: Memory, layout: BufferLayout) -> StagingBuffer:
+        return StagingBuffer(memory, layout, self._context.pack.device)
 
     def _drop(self) -> None:
         self._hear_failure()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ecrl_cli.checkpoint.capture.train_position import Progress
+    from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 
 
 class Strategy(Protocol):
@@ -17,10 +17,10 @@ class Strategy(Protocol):
     def prepare(self) -> None:
         """Plan and touch the memory a snapshot needs; after the first step of an attempt, when the optimizer has its state."""
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: TrainPosition) -> None:
         """Barrier, capture, hand over or write, barrier. A failed write is on record and does not raise."""
 
-    def remember(self, progress: Progress) -> None:
+    def snapshot(self, progress: TrainPosition) -> None:
         """Keep the state where the death of ranks cannot reach it, though that of their supervisor can; of no effect but with in_memory."""
 
     def flush(self) -> None:

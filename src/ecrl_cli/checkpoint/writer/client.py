@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.capture.staging_buffer import Slot
-from ecrl_cli.checkpoint.format.image import Image, PartPlace
+from ecrl_cli.checkpoint.capture.staging_buffer import StagingBuffer
+from ecrl_cli.checkpoint.format.image import CheckpointImage, PartPlace
 from ecrl_cli.checkpoint.writer.protocol import Channel, connect, encode_parts
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EcrlError, Fenced, StorageError
@@ -25,13 +25,13 @@ class WriterClient:
     """A receiving thread maps the memory that the writer grants, so that the training thread finds slots ready; it waits only if all
     are in flight (backpressure)."""
 
-    def __init__(self, layout: RunLayout, make_slot: Callable[[Memory], Slot]) -> None:
+    def __init__(self, layout: RunLayout, make_slot: Callable[[Memory], StagingBuffer]) -> None:
         try:
             self._channel = Channel(connect(layout.writer))
         except OSError as error:
             raise WriterGone(f"no writer at {layout.writer.name} ({error.strerror})") from error
         self._make_slot = make_slot
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, StagingBuffer] = {}
         self._free: deque[int] = deque()
         self._in_flight = 0
         self._gone = False
@@ -59,14 +59,14 @@ class WriterClient:
         """The first save over this connection that the writer has reported as failed, in words; empty while all is well."""
         return self._failure
 
-    def take(self) -> tuple[int, Slot]:
+    def take(self) -> tuple[int, StagingBuffer]:
         """A free slot and its number; waits while there is none. The slots of a writer that has ended are of no use."""
         with self._changed:
             self._wait(lambda: bool(self._free) and not self._gone)
             number = self._free.popleft()
             return number, self._slots[number]
 
-    def submit(self, number: int, image: Image) -> None:
+    def submit(self, number: int, image: CheckpointImage) -> None:
         """Hand over the slot: from now on it is the writer's."""
         with self._changed:
             self._in_flight += 1

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.format.image import Image, PartPlace, Stamp
+from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
 from ecrl_cli.checkpoint.store.save_and_log import save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.writer.protocol import Channel, decode_parts
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import EcrlError
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.heartbeat_fs import beating
@@ -34,7 +34,7 @@ NICE = 19  # training comes first: a step in flight is worth more than an early 
 _PR_SET_PDEATHSIG = 1
 
 
-class Client:
+class WriterConnection:
     """A connection, and what its `open` said."""
 
     def __init__(self, channel: Channel) -> None:
@@ -58,7 +58,7 @@ class Client:
 class Writer:
     """Sockets in, checkpoints out."""
 
-    def __init__(self, layout: RunLayout, store: CheckpointStore, listener: socket.socket, board: Board | None = None) -> None:
+    def __init__(self, layout: RunLayout, store: CheckpointStore, listener: socket.socket, board: HeartbeatTable | None = None) -> None:
         self._layout, self._store, self._listener, self._board = layout, store, listener, board
         if board is not None:
             store.fs = beating(store.fs, lambda: board.beat(board.writer, 0, "saving"))
@@ -66,7 +66,7 @@ class Writer:
         self._lock = threading.Lock()
         self._slots: dict[int, Memory] = {}
         self._busy: dict[int, Memory] = {}
-        self._current: Client | None = None
+        self._current: WriterConnection | None = None
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
@@ -84,7 +84,7 @@ class Writer:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
-                    client = Client(Channel(self._listener.accept()[0]))
+                    client = WriterConnection(Channel(self._listener.accept()[0]))
                     self._selector.register(client.channel.socket, selectors.EVENT_READ, client)
                 elif key.fd in self._selector.get_map():
                     self._read(key.data)
@@ -95,7 +95,7 @@ class Writer:
             if self._board is not None:
                 self._board.beat(self._board.writer, 0, "done")
 
-    def _read(self, client: Client) -> bool:
+    def _read(self, client: WriterConnection) -> bool:
         """Handle what `client` has sent; False when there is nothing more for now."""
         messages = client.channel.receive(wait=False)
         if messages is None:
@@ -106,7 +106,7 @@ class Writer:
             {"open": self._open, "save": self._received, "drain": self._drain}[message["kind"]](client, message)
         return bool(messages)
 
-    def _open(self, client: Client, message: dict[str, Any]) -> None:
+    def _open(self, client: WriterConnection, message: dict[str, Any]) -> None:
         client.attempt, client.nbytes, client.slots = message["attempt"], message["nbytes"], message["slots"]
         client.parts = decode_parts(message["parts"])
         journal = Journal(self._layout.attempt(client.attempt).checkpoints)
@@ -116,8 +116,8 @@ class Writer:
         self._jobs.put(lambda: self._claim(client))
         threading.Thread(target=self._provide_all, args=(client,), name="provide", daemon=True).start()
 
-    def _received(self, client: Client, message: dict[str, Any]) -> None:
-        stamp, number = decode(Stamp, message["stamp"]), message["slot"]
+    def _received(self, client: WriterConnection, message: dict[str, Any]) -> None:
+        stamp, number = decode(CheckpointMeta, message["stamp"]), message["slot"]
         places = [PartPlace(name, offset, nbytes, part.tensors) for (name, offset, nbytes), part in zip(message["parts"], client.parts, strict=True)]
         documents = {name: text.encode() for name, text in message["documents"].items()}
         with self._lock:
@@ -125,10 +125,10 @@ class Writer:
             memory = self._busy[number] = client.has[number]
         assert client.log is not None
         client.log.write("received", stamp.global_step)
-        image = Image(stamp, memory.view, tuple(places), documents)
+        image = CheckpointImage(stamp, memory.view, tuple(places), documents)
         self._jobs.put(lambda: self._save(client, number, image))
 
-    def _drain(self, client: Client, message: dict[str, Any]) -> None:
+    def _drain(self, client: WriterConnection, message: dict[str, Any]) -> None:
         """Answer when all that any client has sent up to now is done."""
         others = [key.data for key in self._selector.get_map().values() if key.data is not None and key.data is not client]
         for other in others:
@@ -136,13 +136,13 @@ class Writer:
                 pass
         self._jobs.put(lambda: client.tell({"kind": "drained"}))
 
-    def _claim(self, client: Client) -> None:
+    def _claim(self, client: WriterConnection) -> None:
         try:
             self._store.claim(client.attempt)
         except EcrlError as error:
             client.refuse(error)
 
-    def _save(self, client: Client, number: int, image: Image) -> None:
+    def _save(self, client: WriterConnection, number: int, image: CheckpointImage) -> None:
         assert client.log is not None
         try:
             save_and_record(self._store, image, client.attempt, client.log)
@@ -156,7 +156,7 @@ class Writer:
         if current is not None and number < current.slots:
             self._provide(current, number)
 
-    def _part_with(self, client: Client) -> None:
+    def _part_with(self, client: WriterConnection) -> None:
         """The client has gone and all it sent is done."""
         with self._lock:
             if self._current is client:
@@ -165,11 +165,11 @@ class Writer:
         if client.log is not None:
             client.log.close()
 
-    def _provide_all(self, client: Client) -> None:
+    def _provide_all(self, client: WriterConnection) -> None:
         for number in range(client.slots):
             self._provide(client, number)
 
-    def _provide(self, client: Client, number: int) -> None:
+    def _provide(self, client: WriterConnection, number: int) -> None:
         """Grant slot `number` if it is free, making its memory if it has none of the right size."""
         with self._lock:
             if client is not self._current or number in self._busy or number in client.granted:

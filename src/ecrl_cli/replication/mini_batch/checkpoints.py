@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.capture.staging_buffer import Slot, Snapshotter
-from ecrl_cli.checkpoint.capture.train_position import Progress
-from ecrl_cli.checkpoint.format.image import Image, Stamp
+from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner, StagingBuffer
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta
 from ecrl_cli.checkpoint.format.names import TRAIN
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
@@ -23,8 +23,8 @@ class Checkpoints:
         self._trainee = trainee
         self._store = CheckpointStore(folder, StoreConfig(keep=2))
         self._store.claim(0)
-        self._snapshotter = Snapshotter(trainee.pack, "")
-        self._slot: Slot | None = None
+        self._snapshotter = CapturePlanner(trainee.pack, "")
+        self._slot: StagingBuffer | None = None
         self._latest: Saved | None = None
         self.saving_s: list[float] = []
         self.loading_s: list[float] = []
@@ -32,17 +32,17 @@ class Checkpoints:
     def save(self, done: int) -> None:
         """The state behind `done` mini-batches; returns once it is durable."""
         began = monotonic()
-        progress = Progress(done, 0, 0, 0, "")
+        progress = TrainPosition(done, 0, 0, 0, "")
         gathered = self._trainee.pack.gather(progress)
         layout = self._snapshotter.refresh(gathered)
         if self._slot is None or self._slot.layout != layout:
             self._drop_slot()
-            self._slot = Slot(Memory.create(layout.nbytes), layout, self._trainee.pack.device)
+            self._slot = StagingBuffer(Memory.create(layout.nbytes), layout, self._trainee.pack.device)
         self._slot.capture(self._snapshotter.found)
         train = self._trainee.pack.train_document(progress, gathered.line_chain)
-        image = Image(Stamp(RUN_ID, done, 0, 0, 0, 1), self._slot.memory.view, layout.parts(done, 0), {TRAIN: train})
+        image = CheckpointImage(CheckpointMeta(RUN_ID, done, 0, 0, 0, 1), self._slot.memory.view, layout.parts(done, 0), {TRAIN: train})
         self._latest = self._store.save(image, 0)
-        self._store.settle(self._latest, image)
+        self._store.update_pointers_and_retire(self._latest, image)
         self.saving_s.append(monotonic() - began)
 
     def restore(self) -> int:

@@ -66,7 +66,7 @@ class Case:
         return any(found is each and each["digest"] == run["baseline"]["digest"] for run in self.runs for each in run["cells"])
 
 
-class Tally:
+class Counts:
     """`cases`: those of which there is a record. `cells`, `longs`, `dormant`: records by kind."""
 
     def __init__(self, config: MiniBatchFailure, records: Sequence[Record]) -> None:

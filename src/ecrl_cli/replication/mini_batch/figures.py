@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from ecrl_cli.replication.mini_batch import tables, tables_run
-from ecrl_cli.replication.mini_batch.counts import APPLICATIONS, Tally, spread
+from ecrl_cli.replication.mini_batch.counts import APPLICATIONS, Counts, spread
 from ecrl_cli.studies.frame.result import Figure, Series
 
 
-def figures(tally: Tally) -> tuple[Figure, ...]:
+def figures(tally: Counts) -> tuple[Figure, ...]:
     found = [*_evolutions(tally), _replay(tally), *_scenarios(tally), *_ends(tally)]
     return tuple(figure for figure in found if figure.series)
 
 
-def _evolutions(tally: Tally) -> list[Figure]:
+def _evolutions(tally: Counts) -> list[Figure]:
     """Published Figures 2a and 2b: held-out accuracy and loss of the runs without failures, a line at each scenario."""
     found = []
     for application in tally.applications:
@@ -31,7 +31,7 @@ def _evolutions(tally: Tally) -> list[Figure]:
     return found
 
 
-def _replay(tally: Tally) -> Figure:
+def _replay(tally: Counts) -> Figure:
     """Published Figure 2c."""
     rows = tables_run.replay(tally).rows
     names = {"measured": "replay", "predicted": "replay, predicted", "epoch": "whole epoch"}
@@ -40,7 +40,7 @@ def _replay(tally: Tally) -> Figure:
     return Figure("replay", "Replay after a restart from the epoch's checkpoint", "bars", "scenario", "seconds", series, categories=categories)
 
 
-def _scenarios(tally: Tally) -> list[Figure]:
+def _scenarios(tally: Counts) -> list[Figure]:
     """Published Figures 3 and 4: per scenario the accuracy and the slowdown of every state."""
     found = []
     rows = tables.accuracy(tally).rows
@@ -53,7 +53,7 @@ def _scenarios(tally: Tally) -> list[Figure]:
     return found
 
 
-def _ends(tally: Tally) -> list[Figure]:
+def _ends(tally: Counts) -> list[Figure]:
     rows = tables_run.long_run(tally).rows
     found = []
     for application, name in APPLICATIONS.items():

@@ -8,7 +8,7 @@ from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.metrics.statistics import ratio_of_means, summary
 from ecrl_cli.replication.mini_batch import tables, tables_model, tables_run
 from ecrl_cli.replication.mini_batch.components import measured
-from ecrl_cli.replication.mini_batch.counts import APPLICATIONS, Tally
+from ecrl_cli.replication.mini_batch.counts import APPLICATIONS, Counts
 from ecrl_cli.replication.mini_batch.figures import figures
 from ecrl_cli.replication.mini_batch.gates import gates
 from ecrl_cli.studies.frame.result import Findings
@@ -18,7 +18,7 @@ _GUESS = 1.2  # times as often right as chance: less is no knowledge
 
 
 def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
-    tally = Tally(config, records)
+    tally = Counts(config, records)
     found = (
         *(tables.accuracy(tally), tables.scenarios(tally), tables_run.properties(tally), tables_run.replay(tally), tables.corrections(tally)),
         *(tables_model.model(tally), tables_model.outliers(tally)),
@@ -32,7 +32,7 @@ def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
     )
 
 
-def _notes(tally: Tally) -> Iterator[str]:
+def _notes(tally: Counts) -> Iterator[str]:
     config = tally.config
     if config.scale == "smoke":
         yield "The scale smoke only shows that everything runs: its accuracies mean nothing, and ResNet-50 is a small network with BatchNorm."
@@ -58,7 +58,7 @@ def _notes(tally: Tally) -> Iterator[str]:
         )
 
 
-def _compared(tally: Tally, application: str) -> Iterator[str]:
+def _compared(tally: Counts, application: str) -> Iterator[str]:
     """Over all scenarios: how far from Baseline each strategy ends, and how long it takes beside a restart."""
     far: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {"": []}

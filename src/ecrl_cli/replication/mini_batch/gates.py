@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.replication.mini_batch.cells import Cell, corrections
-from ecrl_cli.replication.mini_batch.counts import Case, Run, Tally, cell_of, label
+from ecrl_cli.replication.mini_batch.counts import Case, Counts, Run, cell_of, label
 from ecrl_cli.replication.mini_batch.dormant_arm import RANKS
 from ecrl_cli.replication.mini_batch.strategies import EXACT
 
 
-def gates(tally: Tally) -> tuple[Gate, ...]:
+def gates(tally: Counts) -> tuple[Gate, ...]:
     found = [_planned(tally), _casualties(tally), _masked(tally), _moved(tally), _exact(tally), _inexact(tally), *_forward(tally)]
     found += [*_ledger(tally), *_long(tally), *_dormant(tally)]
     return tuple(gate for gate in found if gate is not None)
@@ -29,7 +29,7 @@ def _named(case: Case, found: Run) -> str:
     return f"{case.label}: {label(cell)}{f' ({cell.flipped} the other way)' if cell.flipped else ''}"
 
 
-def _planned(tally: Tally) -> Gate:
+def _planned(tally: Counts) -> Gate:
     """Every cell of every scenario in every run."""
     plan = tally.plan()
     runs = [(case, run) for case in tally.cases for run in case.runs]
@@ -45,26 +45,26 @@ def due(cell: Cell, workers: int) -> list[int]:
     return head + {"immediate_rollback": [workers], "lossy_forward": [cell.survivors], "skip": []}[cell.strategy]
 
 
-def _casualties(tally: Tally) -> Gate:
+def _casualties(tally: Counts) -> Gate:
     every = list(tally.every())
     wrong = [_named(case, found) for case, found in every if found["contributed"] != due(cell_of(found), tally.config.replicas)]
     return _none("casualties", wrong, len(every), "cells had other contributors than planned")
 
 
-def _masking(tally: Tally) -> Iterator[tuple[Case, Run, bool]]:
+def _masking(tally: Counts) -> Iterator[tuple[Case, Run, bool]]:
     """The cells in which a part of the layers was to stay as it is, and whether the update was masked there."""
     for case, found in tally.every():
         if found["percent"] and found["strategy"] != "lossy_forward":
             yield case, found, corrections(tally.config, found["flipped"]).mask
 
 
-def _masked(tally: Tally) -> Gate | None:
+def _masked(tally: Counts) -> Gate | None:
     tried = [(case, found) for case, found, masked in _masking(tally) if masked]
     wrong = [_named(case, found) for case, found in tried if not found["kept"]]
     return _none("masked", wrong, len(tried), "masked updates moved a bit of what they were to leave alone") if tried else None
 
 
-def _moved(tally: Tally) -> Gate | None:
+def _moved(tally: Counts) -> Gate | None:
     """The published way must be seen to move, where there is momentum or decay: else the gate above sees nothing."""
     unmasked = [(case, found) for case, found, masked in _masking(tally) if not masked]
     tried = [each for each in unmasked if each[0].size.optimizer.momentum or each[0].size.optimizer.weight_decay]
@@ -72,20 +72,20 @@ def _moved(tally: Tally) -> Gate | None:
     return _none("zero gradients", wrong, len(tried), "updates with gradients of zero moved nothing") if tried else None
 
 
-def _exact(tally: Tally) -> Gate | None:
+def _exact(tally: Counts) -> Gate | None:
     tried = [(case, found) for case, found in tally.every() if found["strategy"] in EXACT]
     wrong = [_named(case, found) for case, found in tried if not case.exact(found)]
     return _none("exact", wrong, len(tried), "exact recoveries ended in another state than Baseline") if tried else None
 
 
-def _inexact(tally: Tally) -> Gate | None:
+def _inexact(tally: Counts) -> Gate | None:
     """A comparison that cannot tell a half-updated state from a whole one would find everything exact."""
     tried = [(case, found) for case, found in tally.every() if found["strategy"] not in EXACT and found["percent"]]
     wrong = [_named(case, found) for case, found in tried if case.exact(found)]
     return _none("inexact", wrong, len(tried), "recoveries from a half-updated state passed for exact") if tried else None
 
 
-def _forward(tally: Tally) -> Iterator[Gate]:
+def _forward(tally: Counts) -> Iterator[Gate]:
     """A failure in forward: exact where the buffers are rolled back or there are none; else not, whatever the published study says."""
     tried = [each for each in tally.every() if each[1]["strategy"] == "immediate_rollback" and not each[1]["percent"]]
     if not tried:
@@ -99,7 +99,7 @@ def _forward(tally: Tally) -> Iterator[Gate]:
         yield _none("forward is not read-only", wrong, len(moved), "failures in forward passed for exact although BatchNorm had moved")
 
 
-def _ledger(tally: Tally) -> Iterator[Gate]:
+def _ledger(tally: Counts) -> Iterator[Gate]:
     every = list(tally.every())
     wrong = [f"{_named(case, found)}: {found['unaccounted'][0]}" for case, found in every if found["unaccounted"]]
     yield _none("ledger", wrong, len(every), "cells have samples that are neither applied once nor on the ledger")
@@ -109,7 +109,7 @@ def _ledger(tally: Tally) -> Iterator[Gate]:
         yield _none("ledger, planted", blind, len(needed), "missing ledgers went unnoticed")
 
 
-def _long(tally: Tally) -> Iterator[Gate]:
+def _long(tally: Counts) -> Iterator[Gate]:
     arms = [(record, arm) for record in tally.longs for arm in record.found["arms"]]
     if not arms:
         return
@@ -122,7 +122,7 @@ def _long(tally: Tally) -> Iterator[Gate]:
         yield _none("long run, exact", wrong, len(exact), "runs with exact recoveries ended in another state than the run without a failure")
 
 
-def _dormant(tally: Tally) -> Iterator[Gate]:
+def _dormant(tally: Counts) -> Iterator[Gate]:
     if tally.dormant is None:
         return
     counted, rounds = tally.dormant["counted"], tally.dormant["rounds"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ecrl_cli.data.sample_set import ArraySet, Traits
+from ecrl_cli.data.sample_set import ArraySet, DatasetInfo
 
 Floats = npt.NDArray[np.float32]
 _WAVES, _NOISE, _OTHER = 4, 0.4, 0.3
@@ -32,7 +32,7 @@ def pictures(seed: int, classes: int, shape: tuple[int, int, int], train: int, h
     """`shape`: (channels, side, side). Every class as often as the others, within one."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
     patterns = np.stack([_pattern(rng, shape) for _ in range(classes)])
-    traits = Traits("pictures", classes, shape, mean=(0.5,) * shape[0], std=(0.25,) * shape[0])
+    traits = DatasetInfo("pictures", classes, shape, mean=(0.5,) * shape[0], std=(0.25,) * shape[0])
     sets = []
     for size in (train, held_out):
         labels = rng.permutation(size) % classes
@@ -52,7 +52,7 @@ def profiles(seed: int, features: int, train: int, held_out: int) -> Split:
     depth = rng.normal(0.0, _DEPTH, (len(labels), 1))
     values = np.exp(level + depth + labels[:, None] * moved + rng.normal(0.0, _SPREAD, (len(labels), features)))
     scaled = np.log1p(values) / np.log1p(values).max(axis=0)
-    traits = Traits("profiles", 2, (1, 1, features), mean=(float(scaled.mean()),), std=(float(scaled.std()),), peak=1, flip=False)
+    traits = DatasetInfo("profiles", 2, (1, 1, features), mean=(float(scaled.mean()),), std=(float(scaled.std()),), peak=1, flip=False)
     whole = scaled.astype(np.float32).reshape(-1, 1, 1, features)
     return Split(*(ArraySet(traits, whole[part], labels[part].astype(np.int64)) for part in (slice(0, train), slice(train, None))))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ecrl_cli.linux.clock import processor
-from ecrl_cli.records.survivor_records import Applied, LedgerLine
+from ecrl_cli.records.survivor_records import AppliedSamples, LostSamples
 from ecrl_cli.replication.mini_batch.checkpoints import Checkpoints
 from ecrl_cli.replication.mini_batch.samples import Samples
 from ecrl_cli.replication.mini_batch.simulated_trainer import Trainee
@@ -52,8 +52,8 @@ class Scene:
     checkpoints: Checkpoints
     corrections: Corrections = field(default_factory=Corrections)
     remembered: dict[int, list[Pass]] = field(default_factory=dict)
-    applied: list[Applied] = field(default_factory=list)
-    ledger: list[LedgerLine] = field(default_factory=list)
+    applied: list[AppliedSamples] = field(default_factory=list)
+    ledger: list[LostSamples] = field(default_factory=list)
     kept: bool = True
     steps_s: list[float] = field(default_factory=list)
 
@@ -130,7 +130,7 @@ class Scene:
         for passes, places, divisor in parts:
             gradients |= zip(self.workers.order[places], average(passes, places, divisor), strict=True)
             samples = self.shards(mini_batch, [each.worker for each in passes])
-            self.applied.append(Applied(mini_batch, samples, self.layers(places)))
+            self.applied.append(AppliedSamples(mini_batch, samples, self.layers(places)))
         self.trainee.update(gradients, zero_others=zero_others)
 
     def undo_behind(self, mini_batch: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torchvision.models.resnet import Bottleneck
 
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.models import build
 from ecrl_cli.replication.mini_batch.sizes import Size
 from ecrl_cli.training.optimization import build_optimizer
@@ -50,7 +50,7 @@ class Trainee:
         self.buffers = list(self.model.buffers())
         self.optimizer = build_optimizer(size.optimizer, self.parameters)
         self.cursor = Cursor()
-        self.pack = StatePack(self.model, self.optimizer, self.cursor, None, Cursor(), rank=0, world_size=1)
+        self.pack = TrainState(self.model, self.optimizer, self.cursor, None, Cursor(), rank=0, world_size=1)
 
     @property
     def nbytes(self) -> int:

@@ -31,18 +31,18 @@ from ecrl_cli.replication.mini_batch.simulated_trainer import Trainee
 from ecrl_cli.replication.mini_batch.sizes import SIZES, Size
 from ecrl_cli.replication.mini_batch.workers import Workers
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 
 POINTS = 20  # of the evolution
 _DATA_SETS = {"resnet50": "tinyimagenet", "nt3": "nt3"}
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return _MiniBatchFailure(setting)
 
 
 class _MiniBatchFailure:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
         self._config: MiniBatchFailure = setting.config.study
 

@@ -12,7 +12,7 @@ from ecrl_cli.replication.mini_batch.counts import (
     PUBLISHED_AT,
     STRATEGIES,
     Case,
-    Tally,
+    Counts,
     against,
     label,
     slowdown,
@@ -28,7 +28,7 @@ CORRECTED = {
 }
 
 
-def accuracy(tally: Tally) -> Table:
+def accuracy(tally: Counts) -> Table:
     """Published Figures 3 and 4 as a table: the cells as the study has them, Before and Baseline first."""
     rows = [row for case in tally.cases for row in _rows(tally, case)]
     columns = (
@@ -50,7 +50,7 @@ def accuracy(tally: Tally) -> Table:
     return Table("accuracy", "Accuracy and overhead after the failed mini-batch, by strategy", columns, tuple(rows), note)
 
 
-def _rows(tally: Tally, case: Case) -> list[dict[str, Any]]:
+def _rows(tally: Counts, case: Case) -> list[dict[str, Any]]:
     about = case.about
     baselines, seconds = case.baselines("accuracy"), case.baselines("seconds")
     before = [run["before"]["accuracy"] for run in case.runs]
@@ -65,7 +65,7 @@ def _rows(tally: Tally, case: Case) -> list[dict[str, Any]]:
     return rows
 
 
-def scenarios(tally: Tally) -> Table:
+def scenarios(tally: Counts) -> Table:
     """Which mini-batch stands for which, and how far the model is there."""
     rows = []
     for case in tally.cases:
@@ -98,7 +98,7 @@ def scenarios(tally: Tally) -> Table:
 _EPOCHS = {200: 0, 4_000: 10, 10_000: 25, 25_000: 64, 10: 0, 250: 4, 500: 8}
 
 
-def corrections(tally: Tally) -> Table:
+def corrections(tally: Counts) -> Table:
     """What each correction makes of it: the same cells, the same seeds, both ways."""
     rows = []
     for application in tally.applications:
@@ -127,7 +127,7 @@ def _without_numbers(cell: Cell) -> Cell:
     return Cell(cell.strategy, cell.percent, 0, cell.flipped)
 
 
-def _both(tally: Tally, application: str, cell: Cell) -> dict[str, Any]:
+def _both(tally: Counts, application: str, cell: Cell) -> dict[str, Any]:
     """`corrected`: the arm that has the correction, whichever of the two the study was asked for."""
     pairs = []
     for case in (each for each in tally.cases if each.application == application):

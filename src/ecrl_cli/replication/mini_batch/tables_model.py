@@ -7,12 +7,12 @@ from typing import Any
 
 from ecrl_cli.metrics.statistics import ratio_interval, ratio_of_means, summary
 from ecrl_cli.replication.mini_batch.components import measured
-from ecrl_cli.replication.mini_batch.counts import APPLICATION, APPLICATIONS, STRATEGIES, Run, Tally, spread, spread_columns
+from ecrl_cli.replication.mini_batch.counts import APPLICATION, APPLICATIONS, STRATEGIES, Counts, Run, spread, spread_columns
 from ecrl_cli.replication.mini_batch.model import STARTS, MiniBatch, predicted_s
 from ecrl_cli.studies.frame.result import Column, Table
 
 
-def model(tally: Tally) -> Table:
+def model(tally: Counts) -> Table:
     """Predicted from the parts of the same scenario and run, over all scenarios."""
     rows = []
     for parts in measured(tally.records):
@@ -41,7 +41,7 @@ def model(tally: Tally) -> Table:
     return Table("model", "The performance model beside what was measured", columns, tuple(rows), note)
 
 
-def _tried(tally: Tally, application: str) -> Iterator[tuple[Run, Run]]:
+def _tried(tally: Counts, application: str) -> Iterator[tuple[Run, Run]]:
     """Every cell as the study has it, with its run."""
     for case in (each for each in tally.cases if each.application == application):
         yield from ((run, found) for run in case.runs for found in run["cells"] if not found["flipped"])
@@ -62,7 +62,7 @@ def _beside(pairs: list[tuple[Run, Run]], restart_s: float) -> dict[str, Any]:
     return row | {"overhead": overhead, "times": overhead / summary(whole).mean}
 
 
-def outliers(tally: Tally) -> Table:
+def outliers(tally: Counts) -> Table:
     """How far the survivors' average is from everybody's, by their number and by whether the most unusual worker is among the dead."""
     rows = []
     for application in tally.applications:

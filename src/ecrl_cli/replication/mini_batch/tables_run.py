@@ -13,7 +13,7 @@ from ecrl_cli.replication.mini_batch.counts import (
     PUBLISHED_AT,
     STRATEGIES,
     Case,
-    Tally,
+    Counts,
     against,
     spread,
     spread_columns,
@@ -27,7 +27,7 @@ PUBLISHED = {
 }
 
 
-def properties(tally: Tally) -> Table:
+def properties(tally: Counts) -> Table:
     """Published Table I."""
     rows = [_property(tally, parts) for parts in measured(tally.records)]
     columns = (
@@ -60,7 +60,7 @@ def properties(tally: Tally) -> Table:
     return Table("properties", "The applications and what does not depend on the scenario", columns, tuple(rows), note)
 
 
-def _property(tally: Tally, parts: MeasuredParts) -> dict[str, Any]:
+def _property(tally: Counts, parts: MeasuredParts) -> dict[str, Any]:
     size, printed = next(case.size for case in tally.cases if case.application == parts.application), PUBLISHED[parts.application]
     keys = ("size", "layers", "batch", "per_epoch", "epochs", "mini_batch_s", "init_s", "checkpoint_s", "restart_s")
     row: dict[str, Any] = {"application": APPLICATIONS[parts.application], "bytes": parts.model_bytes, "layers": parts.layers, "batch": size.batch}
@@ -69,7 +69,7 @@ def _property(tally: Tally, parts: MeasuredParts) -> dict[str, Any]:
     return row | {f"published_{key}": value for key, value in zip(keys, printed, strict=True)}
 
 
-def replay(tally: Tally) -> Table:
+def replay(tally: Counts) -> Table:
     """Published Figure 2c."""
     rows = [_replay(tally, case) for case in tally.cases if _restarted(case)]
     columns = (
@@ -93,7 +93,7 @@ def _restarted(case: Case) -> list[dict[str, Any]]:
     return [each for run in case.runs for each in run["cells"] if each["strategy"] == "checkpoint_restart"]
 
 
-def _replay(tally: Tally, case: Case) -> dict[str, Any]:
+def _replay(tally: Counts, case: Case) -> dict[str, Any]:
     found, parts = _restarted(case), next(each for each in measured(tally.records) if each.application == case.application)
     seconds = [each["seconds"] for each in found]
     predicted = found[0]["replayed"] * parts.mini_batch_s
@@ -106,7 +106,7 @@ def _replay(tally: Tally, case: Case) -> dict[str, Any]:
     return row | spread(seconds, "measured") | {"error": predicted / summary(seconds).mean - 1}
 
 
-def long_run(tally: Tally) -> Table:
+def long_run(tally: Counts) -> Table:
     """What one mini-batch cannot show."""
     rows = []
     for application in dict.fromkeys(record.facts["application"] for record in tally.longs):
@@ -135,7 +135,7 @@ def long_run(tally: Tally) -> Table:
     return Table("long-run", "Final accuracy of runs that went on after the recovery", columns, tuple(rows), note)
 
 
-def dormant(tally: Tally) -> Table:
+def dormant(tally: Counts) -> Table:
     found = tally.dormant
     words = {
         "all": "a mini-batch of four averages, everybody active",
@@ -152,7 +152,7 @@ def dormant(tally: Tally) -> Table:
     return Table("dormant", "A worker leaves and comes back within a mini-batch", columns, tuple(rows), note)
 
 
-def ledger(tally: Tally) -> Table:
+def ledger(tally: Counts) -> Table:
     """How much of a mini-batch's influence each strategy gives up."""
     rows = []
     for application in tally.applications:

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import special
 
 from ecrl_cli.replication.overhead.closed_forms import expected_wall
-from ecrl_cli.replication.overhead.job_model import Course
+from ecrl_cli.replication.overhead.job_model import JobSpec
 from ecrl_cli.replication.overhead.simulate import Failures, Floats, simulate
 
 MTBF = 3600.0  # only ratios matter
@@ -21,31 +21,31 @@ FALSE_ALARM = 0.001  # of all cases together
 # By name: interval, checkpoint and restart as shares of the MTBF (Daly's exact wall time); then pause, grain, debt and tax (Wald's).
 CASES = {
     **{
-        f"rollback: interval {interval:g} M, checkpoint {checkpoint:g} M, restart {restart:g} M": Course(
+        f"rollback: interval {interval:g} M, checkpoint {checkpoint:g} M, restart {restart:g} M": JobSpec(
             interval * MTBF, checkpoint * MTBF, restart * MTBF
         )
         for checkpoint, restart in ((0.001, 0.01), (0.1, 0.3))
         for interval in (0.02, 0.3, 1.0)
     },
-    "forward: short pauses": Course(fatal=0, pause=0.003 * MTBF),
-    "forward: long pauses, work lost": Course(fatal=0, pause=0.2 * MTBF, grain=0.1 * MTBF, debt=0.05 * MTBF, tax=0.02),
-    "forward: half of the work between two failures in hand": Course(fatal=0, pause=0.01 * MTBF, grain=0.5 * MTBF),
+    "forward: short pauses": JobSpec(fatal=0, pause=0.003 * MTBF),
+    "forward: long pauses, work lost": JobSpec(fatal=0, pause=0.2 * MTBF, grain=0.1 * MTBF, debt=0.05 * MTBF, tax=0.02),
+    "forward: half of the work between two failures in hand": JobSpec(fatal=0, pause=0.01 * MTBF, grain=0.5 * MTBF),
 }
 WORK = 1.37  # times the MTBF times EVENTS: intervals that do not fit into the work leave a rest, which is part of the closed form
-Walls = Callable[[Course, float, np.random.Generator, int], Floats]
+Walls = Callable[[JobSpec, float, np.random.Generator, int], Floats]
 
 
-def honest(course: Course, work: float, rng: np.random.Generator, n: int) -> Floats:
+def honest(course: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
     return np.asarray(simulate(course, work, Failures(MTBF), rng, n).wall[0])
 
 
-def restarts_never_fail(course: Course, work: float, rng: np.random.Generator, n: int) -> Floats:
+def restarts_never_fail(course: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
     """Planted: a restart adds its seconds and cannot be struck."""
     walls = simulate(replace(course, restart=0.0), work, Failures(MTBF), rng, n)
     return np.asarray(walls.wall[0] + course.restart * walls.failures[0])
 
 
-def checkpoints_never_fail(course: Course, work: float, rng: np.random.Generator, n: int) -> Floats:
+def checkpoints_never_fail(course: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
     """Planted: likewise a checkpoint."""
     walls = simulate(replace(course, checkpoint=0.0), work, Failures(MTBF), rng, n)
     return np.asarray(walls.wall[0] + course.checkpoint * walls.checkpoints[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ecrl_cli.replication.overhead.job_model import Course
+from ecrl_cli.replication.overhead.job_model import JobSpec
 
 _MOST = 700.0  # exp of more is no float
 
@@ -56,7 +56,7 @@ def segment_s(length: float, mtbf: float, restart: float) -> float:
     return mtbf * math.exp(restart / mtbf) * math.expm1(length / mtbf)
 
 
-def expected_wall(course: Course, work: float, mtbf: float) -> float:
+def expected_wall(course: JobSpec, work: float, mtbf: float) -> float:
     """The expected wall time of `work` under exponential failures.
 
     Exact where every failure is fatal (Daly) and where none is and nothing is checkpointed (Wald). Between the two an approximation: a stretch
@@ -75,12 +75,12 @@ def expected_wall(course: Course, work: float, mtbf: float) -> float:
     return _segments(course, attempted, stretch, mtbf)
 
 
-def exact(course: Course) -> bool:
+def exact(course: JobSpec) -> bool:
     """Whether `expected_wall` is no approximation."""
     return course.fatal == 1 or (course.fatal == 0 and math.isinf(course.interval))
 
 
-def _segments(course: Course, attempted: float, stretch: float, mtbf: float) -> float:
+def _segments(course: JobSpec, attempted: float, stretch: float, mtbf: float) -> float:
     """A checkpoint behind each interval and behind the rest."""
     fatal_mtbf = mtbf / course.fatal
     restart = course.restart if course.fatal == 1 else fatal_mtbf * math.log1p(math.expm1(min(course.restart / mtbf, _MOST)) * mtbf / fatal_mtbf)
@@ -90,13 +90,13 @@ def _segments(course: Course, attempted: float, stretch: float, mtbf: float) -> 
     return total + (segment_s((rest + course.checkpoint) * stretch, fatal_mtbf, restart) if rest > 1e-9 * course.interval else 0.0)
 
 
-def _slowed(course: Course, mtbf: float) -> float:
+def _slowed(course: JobSpec, mtbf: float) -> float:
     """How much more has to be attempted because survived failures lose work: attempts A = W + (failures in A) x (loss of each)."""
     lost = (1 - course.fatal) * (course.grain / 2 + course.debt * math.exp(min(course.pause / mtbf, _MOST)))
     return 1 / (1 - lost / mtbf) if lost < mtbf else math.inf
 
 
-def _paused(course: Course, mtbf: float) -> float:
+def _paused(course: JobSpec, mtbf: float) -> float:
     """Wall time per second attempted: a pause P that fails and begins anew takes M (exp(P/M) - 1) on the average."""
     if course.pause / mtbf > _MOST:
         return math.inf

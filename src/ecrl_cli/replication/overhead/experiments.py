@@ -12,7 +12,7 @@ from ecrl_cli.config.studies import RecoveryOverhead
 from ecrl_cli.replication.overhead import checks
 from ecrl_cli.replication.overhead import published_claim as two_minutes
 from ecrl_cli.replication.overhead.closed_forms import exact, expected_wall
-from ecrl_cli.replication.overhead.job_model import Course
+from ecrl_cli.replication.overhead.job_model import JobSpec
 from ecrl_cli.replication.overhead.measured import Failure
 from ecrl_cli.replication.overhead.optimum import search
 from ecrl_cli.replication.overhead.parts import Parts
@@ -34,7 +34,7 @@ Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Laboratory:
+class Experiments:
     """What every trial shares."""
 
     config: RecoveryOverhead
@@ -60,7 +60,7 @@ class Laboratory:
         parts = parts_of(facts)
         restart = waiting(checkpoint_restart(parts, self.scene(facts["workers"]), Loss(0.0)))
         failures = Failures(facts["mtbf"], facts["shape"])
-        made = Course(checkpoint=parts.checkpoint, restart=restart)
+        made = JobSpec(checkpoint=parts.checkpoint, restart=restart)
         found = search(made, failures, self.config.failures, self.config.repetitions, rng)
         return {"optimum": None if found is None else asdict(found)}
 
@@ -80,7 +80,7 @@ class Laboratory:
             pairs += [{"fatal_percent": percent, **paired} for a, b in PAIRS if (paired := _paired(a, b, walls)) is not None]
         return {"rows": rows, "pairs": pairs}
 
-    def _job(self, made: Course, mtbf: float, seed: int) -> tuple[dict[str, Any], Floats]:
+    def _job(self, made: JobSpec, mtbf: float, seed: int) -> tuple[dict[str, Any], Floats]:
         """Overheads: shares of the work."""
         work = self.work(mtbf, 0.0 if math.isinf(made.interval) else made.interval)
         expected = expected_wall(made, work, mtbf) / work - 1
@@ -98,7 +98,7 @@ class Laboratory:
 
     def two_minutes(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
         """The efficiency of a checkpoint every two minutes at the MTBF of the facts."""
-        made = Course(two_minutes.INTERVAL, facts["checkpoint"], facts["restart"])
+        made = JobSpec(two_minutes.INTERVAL, facts["checkpoint"], facts["restart"])
         work = self.work(facts["mtbf"], two_minutes.INTERVAL)
         n = self.config.repetitions
         walls = simulate(made, work, Failures(facts["mtbf"]), rng, n).wall[0]

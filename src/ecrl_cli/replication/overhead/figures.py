@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ecrl_cli.replication.overhead.record_index import Ledger, Row
+from ecrl_cli.replication.overhead.record_index import RecordIndex, Row
 from ecrl_cli.replication.overhead.strategies import STRATEGIES, expected_loss
 from ecrl_cli.replication.overhead.tables import duration
 from ecrl_cli.studies.frame.result import Figure, Series
@@ -25,13 +25,13 @@ GROUPS = {
 }
 
 
-def figures(ledger: Ledger) -> tuple[Figure, ...]:
+def figures(ledger: RecordIndex) -> tuple[Figure, ...]:
     return tuple(
         figure for figure in (*_over_workers(ledger), *_over_mtbf(ledger), *_parts(ledger), *_intervals(ledger), *_curve(ledger), *_recorded(ledger))
     )
 
 
-def _over_workers(ledger: Ledger) -> Iterator[Figure]:
+def _over_workers(ledger: RecordIndex) -> Iterator[Figure]:
     """Per model, at the shortest MTBF, where most is at stake."""
     minutes, percent = min(ledger.config.mtbf_min), max(ledger.config.fatal_percent)
     if len(ledger.config.workers) > 1:
@@ -43,7 +43,7 @@ def _over_workers(ledger: Ledger) -> Iterator[Figure]:
             )
 
 
-def _over_mtbf(ledger: Ledger) -> Iterator[Figure]:
+def _over_mtbf(ledger: RecordIndex) -> Iterator[Figure]:
     if len(ledger.config.mtbf_min) > 1:
         for model in ledger.models:
             for percent in ledger.config.fatal_percent:
@@ -54,11 +54,11 @@ def _over_mtbf(ledger: Ledger) -> Iterator[Figure]:
                 yield Figure(f"mtbf-{model}-{percent}", title, "lines", label, "overhead, % of the work", lines, log_x=True, log_y=True)
 
 
-def _of_reference(ledger: Ledger) -> str:
+def _of_reference(ledger: RecordIndex) -> str:
     return f" of {ledger.config.reference_workers} workers" if ledger.config.reference_workers else ""
 
 
-def _of(ledger: Ledger, model: str, percent: int) -> list[Row]:
+def _of(ledger: RecordIndex, model: str, percent: int) -> list[Row]:
     return [row for row in ledger.jobs() if row["model"] == model and row["fatal_percent"] in (None, percent) and (row["mean"] or 0.0) > SHOWN]
 
 
@@ -73,7 +73,7 @@ def _lines(rows: Sequence[Row], over: str, unit: float) -> tuple[Series, ...]:
     return tuple(found)
 
 
-def _parts(ledger: Ledger) -> Iterator[Figure]:
+def _parts(ledger: RecordIndex) -> Iterator[Figure]:
     """What a failure is made of, but for the replay of a checkpoint restart, beside which nothing else would be seen."""
     for model, parts in ledger.models.items():
         strategies = [strategy for strategy in STRATEGIES if not strategy.every_epoch]
@@ -83,7 +83,7 @@ def _parts(ledger: Ledger) -> Iterator[Figure]:
         yield Figure(f"parts-{model}", title, "stacked", "strategy", "seconds", series, tuple(s.name for s in strategies))
 
 
-def _intervals(ledger: Ledger) -> Iterator[Figure]:
+def _intervals(ledger: RecordIndex) -> Iterator[Figure]:
     """The best interval over the system's MTBF, as a multiple of the exact one."""
     for model in ledger.models:
         rows = sorted({row["mtbf"]: row for row in ledger.optima() if row["model"] == model}.values(), key=lambda row: float(row["mtbf"]))
@@ -96,7 +96,7 @@ def _intervals(ledger: Ledger) -> Iterator[Figure]:
             yield Figure(f"interval-{model}", title, "lines", "MTBF of the system, minutes", "interval over the exact one", tuple(lines), log_x=True)
 
 
-def _curve(ledger: Ledger) -> Iterator[Figure]:
+def _curve(ledger: RecordIndex) -> Iterator[Figure]:
     """How flat the optimum is, where failures are most frequent."""
     for model in ledger.models:
         rows = [row for row in ledger.optima() if row["model"] == model and row["workers"] == ledger.most]
@@ -107,7 +107,7 @@ def _curve(ledger: Ledger) -> Iterator[Figure]:
             yield Figure(f"flat-{model}", title, "lines", "seconds between checkpoints", "overhead, % of the work", lines, marks=marks, log_x=True)
 
 
-def _recorded(ledger: Ledger) -> Iterator[Figure]:
+def _recorded(ledger: RecordIndex) -> Iterator[Figure]:
     rows = ledger.predicted()[:40]
     if rows:
         names = tuple(f"{row['run']}, attempt {row['attempt']}" for row in rows)

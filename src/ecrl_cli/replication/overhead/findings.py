@@ -11,13 +11,13 @@ from ecrl_cli.replication.overhead.gates import gates
 from ecrl_cli.replication.overhead.measured import Recording
 from ecrl_cli.replication.overhead.notes import notes
 from ecrl_cli.replication.overhead.parts import Parts
-from ecrl_cli.replication.overhead.record_index import Ledger
+from ecrl_cli.replication.overhead.record_index import RecordIndex
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record
 
 
 def findings(config: RecoveryOverhead, models: dict[str, Parts], recordings: list[Recording], records: Sequence[Record]) -> Findings:
-    ledger = Ledger(config, models, recordings, records)
+    ledger = RecordIndex(config, models, recordings, records)
     model = (
         tables.at_scale(ledger),
         *tables_evidence.recorded(ledger),

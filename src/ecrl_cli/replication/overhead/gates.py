@@ -9,14 +9,14 @@ from statistics import median
 from ecrl_cli.metrics.gates import Gate, gate
 from ecrl_cli.replication.overhead.checks import Agreement, critical
 from ecrl_cli.replication.overhead.measured import predictable
-from ecrl_cli.replication.overhead.record_index import Ledger, Row, cell_name
+from ecrl_cli.replication.overhead.record_index import RecordIndex, Row, cell_name
 
 FLAT = 0.05  # by so much of itself may the overhead at Daly's interval exceed the least, beyond what its interval allows
 CLOSE = 1.5  # the factor within which an interval that cannot be told from the best lies from the exact one
 HALF = 0.5  # the error of a prediction, at the median
 
 
-def gates(ledger: Ledger) -> tuple[Gate, ...]:
+def gates(ledger: RecordIndex) -> tuple[Gate, ...]:
     found = [_agreement(ledger), *_planted(ledger), _monotone(ledger), *_optimum(ledger), _sanity(ledger), _ends(ledger)]
     return (*found, *([_prediction(ledger)] if predictable(ledger.recordings) else []))
 
@@ -25,7 +25,7 @@ def _agreed(row: Row, cases: int) -> bool:
     return Agreement(row["simulated"], row["expected"], row["score"], row["freedom"]).within(cases)
 
 
-def _agreement(ledger: Ledger) -> Gate:
+def _agreement(ledger: RecordIndex) -> Gate:
     """All exact cases within statistical error."""
     rows = ledger.checks(planted=False)
     wrong = [f"{row['case']}: {row['score']:+.1f} standard errors" for row in rows if not _agreed(row, len(rows))]
@@ -38,19 +38,19 @@ def _agreement(ledger: Ledger) -> Gate:
     return gate("closed form", wrong, said)
 
 
-def _planted(ledger: Ledger) -> list[Gate]:
+def _planted(ledger: RecordIndex) -> list[Gate]:
     """The same bar must turn away a simulation with a bug."""
     rows, cases = ledger.checks(planted=True), len(ledger.checks(planted=False))
     return [Gate(row["case"], not _agreed(row, max(1, cases)), f"{row['score']:+.1f} standard errors off the closed form") for row in rows]
 
 
-def _monotone(ledger: Ledger) -> Gate:
+def _monotone(ledger: RecordIndex) -> Gate:
     """The overhead of a strategy falls with the MTBF, beyond what its interval allows."""
     wrong = [f"{row['strategy']} costs more at {cell_name(row)} than with more failures" for row in _rising(ledger)]
     return gate("monotone", wrong[:3], "no strategy's overhead rises with the MTBF")
 
 
-def _rising(ledger: Ledger) -> Iterator[Row]:
+def _rising(ledger: RecordIndex) -> Iterator[Row]:
     series = dict[tuple[object, ...], list[Row]]()
     for row in ledger.jobs():
         series.setdefault((row["model"], row["workers"], row["strategy"], row["fatal_percent"]), []).append(row)
@@ -60,7 +60,7 @@ def _rising(ledger: Ledger) -> Iterator[Row]:
                 yield better
 
 
-def _optimum(ledger: Ledger) -> list[Gate]:
+def _optimum(ledger: RecordIndex) -> list[Gate]:
     """Daly's interval is nowhere much worse than the best that was found, and the best lies near the exact one."""
     rows = ledger.optima()
     if not rows:
@@ -78,21 +78,21 @@ def _optimum(ledger: Ledger) -> list[Gate]:
     return [gate("optimum: flat", steep[:3], flat), gate("optimum: near", far[:3], near)]
 
 
-def _sanity(ledger: Ledger) -> Gate:
+def _sanity(ledger: RecordIndex) -> Gate:
     """A checkpoint every two minutes, simulated, is worth what the closed form says."""
     rows = [{**record.facts, **record.found} for record in ledger.of("two minutes")]
     wrong = [f"{row['assumption']}, {row['at']}: {row['score']:+.1f} standard errors" for row in rows if not _agreed(row, len(rows))]
     return gate("two minutes", wrong if rows else ["nothing was simulated"], f"{len(rows)} simulated efficiencies agree with the closed form")
 
 
-def _ends(ledger: Ledger) -> Gate:
+def _ends(ledger: RecordIndex) -> Gate:
     """What by the closed form comes to an end did so."""
     jobs = [row for row in ledger.jobs() if row["expected"] is not None]
     endless = [f"{row['strategy']} at {cell_name(row)}" for row in jobs if row["mean"] is None]
     return gate("ends", endless[:3] if jobs else ["no job was simulated"], f"all {len(jobs)} jobs that should end were simulated to their end")
 
 
-def _prediction(ledger: Ledger) -> Gate:
+def _prediction(ledger: RecordIndex) -> Gate:
     rows = ledger.predicted()
     if not rows:
         return Gate("prediction", False, "no failure was predicted from others")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Course:
+class JobSpec:
     """Seconds. `interval`: work between two checkpoints (inf: there are none). `checkpoint`: what one costs. A failure is fatal with probability
     `fatal`: back to the checkpoint, and down for `restart`. After another one the job is down for `pause`, has lost a uniform share of `grain`
     (work in hand) if it was at work, and `debt` more. Either wait begins anew if it is struck. `tax`: share by which all work takes longer.

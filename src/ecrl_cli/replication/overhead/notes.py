@@ -8,14 +8,14 @@ from statistics import median
 from ecrl_cli.replication.overhead import published_claim
 from ecrl_cli.replication.overhead.experiments import PAIRS
 from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts
-from ecrl_cli.replication.overhead.record_index import Ledger, Row
+from ecrl_cli.replication.overhead.record_index import RecordIndex, Row
 from ecrl_cli.replication.overhead.strategies import BY_NAME
 from ecrl_cli.replication.overhead.tables import published, threshold
 
 FORWARD = ("lossy_forward", "immediate_rollback, spares")
 
 
-def notes(ledger: Ledger) -> tuple[str, ...]:
+def notes(ledger: RecordIndex) -> tuple[str, ...]:
     return (
         *_source(ledger),
         *_at_scale(ledger),
@@ -29,7 +29,7 @@ def notes(ledger: Ledger) -> tuple[str, ...]:
     )
 
 
-def _source(ledger: Ledger) -> Iterator[str]:
+def _source(ledger: RecordIndex) -> Iterator[str]:
     if ledger.config.source == "published":
         yield (
             "Parts: Table I. Its columns are swapped in the rows of model size and layers (ResNet-50 has 50 layers and 91 MiB, CANDLE-NT3 10 and "
@@ -41,7 +41,7 @@ def _source(ledger: Ledger) -> Iterator[str]:
     yield f"{assumed}; casualties are replaced after {ledger.config.replace_s:g} s."
 
 
-def _at_scale(ledger: Ledger) -> Iterator[str]:
+def _at_scale(ledger: RecordIndex) -> Iterator[str]:
     """Best and worst at the largest size and the shortest MTBF."""
     minutes, percent = min(ledger.config.mtbf_min), max(ledger.config.fatal_percent)
     for model in ledger.models:
@@ -55,7 +55,7 @@ def _at_scale(ledger: Ledger) -> Iterator[str]:
             yield f"{model} at {ledger.most} workers, a failure every {every:.0f} s, {percent}% of them fatal, overheads: {listed}{endless}."
 
 
-def _wins(ledger: Ledger) -> Iterator[str]:
+def _wins(ledger: RecordIndex) -> Iterator[str]:
     """Who beats whom, in how many cells (a model, an MTBF, a size, a share of fatal failures)."""
     for a, b in PAIRS:
         mine = [row for row in ledger.pairs() if (row["a"], row["b"]) == (a, b)]
@@ -64,7 +64,7 @@ def _wins(ledger: Ledger) -> Iterator[str]:
             yield f"{a} costs less than {b} in {wins} of {len(mine)} cells, more in {loses}; {len(mine) - wins - loses} are not told apart."
 
 
-def _crossing(ledger: Ledger) -> Iterator[str]:
+def _crossing(ledger: RecordIndex) -> Iterator[str]:
     for model, parts in ledger.models.items():
         at = threshold(ledger, parts, BY_NAME[FORWARD[0]], BY_NAME[FORWARD[1]])
         if at is None:
@@ -73,7 +73,7 @@ def _crossing(ledger: Ledger) -> Iterator[str]:
             yield f"{model}: from {at:.1f} workers on a survived failure costs less under {FORWARD[0]} than under {FORWARD[1]}."
 
 
-def _claims(ledger: Ledger) -> Iterator[str]:
+def _claims(ledger: RecordIndex) -> Iterator[str]:
     """The published factor between checkpoint_restart and immediate_rollback, with and without what both pay."""
     for model, parts in ledger.models.items():
         if model in PUBLISHED:
@@ -91,7 +91,7 @@ def _factor(parts: Parts) -> float:
     return (after or 0.0) / (back or 1.0)
 
 
-def _optimum(ledger: Ledger) -> Iterator[str]:
+def _optimum(ledger: RecordIndex) -> Iterator[str]:
     rows = ledger.optima()
     if rows:
         young, daly = (max(row["at"][key] / row["at"]["simulated"] - 1 for row in rows) for key in ("young", "daly"))
@@ -103,14 +103,14 @@ def _optimum(ledger: Ledger) -> Iterator[str]:
     yield from _bursts(ledger)
 
 
-def _bursts(ledger: Ledger) -> Iterator[str]:
+def _bursts(ledger: RecordIndex) -> Iterator[str]:
     shape = ledger.config.weibull_shape
     excess = [row["at"]["daly"] / row["at"]["simulated"] - 1 for row in ledger.optima(shape)]
     if excess and shape != 1.0:
         yield f"Where failures come in bursts (Weibull, shape {shape:g}), Daly's interval costs at most {max(excess):.1%} more than the best found."
 
 
-def _sanity(ledger: Ledger) -> Iterator[str]:
+def _sanity(ledger: RecordIndex) -> Iterator[str]:
     """Whether the published sentence holds."""
     records = {r.facts["assumption"]: r.facts for r in ledger.of("two minutes")}
     for name, facts in records.items():
@@ -120,7 +120,7 @@ def _sanity(ledger: Ledger) -> Iterator[str]:
         yield f"A checkpoint every two minutes for 90% at 100,000 GPUs ({name}): true {when}; at the published 40,000 hours {at}."
 
 
-def _recorded(ledger: Ledger) -> Iterator[str]:
+def _recorded(ledger: RecordIndex) -> Iterator[str]:
     rows: list[Row] = ledger.predicted()
     if rows:
         errors = [row["total"] / row["measured"] - 1 for row in rows]
@@ -128,7 +128,7 @@ def _recorded(ledger: Ledger) -> Iterator[str]:
         yield f"{len(rows)} failures on record, predicted from the others to {median(map(abs, errors)):.1%} at the median, {worst:+.1%} at worst."
 
 
-def _limits(ledger: Ledger) -> str:
+def _limits(ledger: RecordIndex) -> str:
     return (
         "The parts are held constant over size, as measured; a failure stops the whole job; failures are independent of the work. "
         f"Parts per failure are shown for {ledger.least} workers."

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ecrl_cli.replication.overhead.closed_forms import daly, daly_first, exact_interval, young
-from ecrl_cli.replication.overhead.job_model import Course
+from ecrl_cli.replication.overhead.job_model import JobSpec
 from ecrl_cli.replication.overhead.simulate import Failures, Floats, sweep
 from ecrl_cli.replication.overhead.spread import halves, told
 
@@ -38,7 +38,7 @@ class Optimum:
     surely: float
 
 
-def search(course: Course, failures: Failures, events: int, repetitions: int, rng: np.random.Generator) -> Optimum | None:
+def search(course: JobSpec, failures: Failures, events: int, repetitions: int, rng: np.random.Generator) -> Optimum | None:
     """The best interval of `course` (whose own is not looked at); None where a job with one of the intervals does not end."""
     mtbf, cost = failures.mtbf, course.checkpoint
     named = {

@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Ledger:
+class RecordIndex:
     """What the findings are made of."""
 
     config: RecoveryOverhead

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ecrl_cli.replication.overhead.job_model import Course
+from ecrl_cli.replication.overhead.job_model import JobSpec
 
 Floats = NDArray[np.float64]
 _FOR_EVER = 1e30  # an interval that never ends; infinity times no checkpoints is no number
@@ -48,12 +48,12 @@ def system_mtbf(worker_mtbf: float, workers: int) -> float:
     return worker_mtbf / workers
 
 
-def simulate(course: Course, work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
+def simulate(course: JobSpec, work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
     """`work` seconds of work, `repetitions` times. The same generator gives the same failures whatever the course."""
     return sweep(course, (course.interval,), work, failures, rng, repetitions)
 
 
-def sweep(course: Course, intervals: Sequence[float], work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
+def sweep(course: JobSpec, intervals: Sequence[float], work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
     """As `simulate`, for every one of `intervals`, all under the same failures (common random numbers)."""
     every = np.array([[min(interval, _FOR_EVER)] for interval in intervals])
     job = _Job(course, every, work * (1 + course.tax), repetitions)
@@ -71,7 +71,7 @@ class _Job:
     """Every repetition of every interval. `target`: seconds to attempt; `done`: behind the last checkpoint; `since`: done after it;
     `owed`: of `target`, what failures since the last checkpoint have added; `down`: seconds to wait; `fallen`: back to the checkpoint."""
 
-    course: Course
+    course: JobSpec
     every: Floats
     work: float
     repetitions: int

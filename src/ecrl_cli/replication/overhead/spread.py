@@ -10,7 +10,7 @@ from scipy import special
 from ecrl_cli.replication.overhead.simulate import Floats
 
 
-class Told(NamedTuple):
+class Estimate(NamedTuple):
     """The mean and its 95% interval."""
 
     mean: float
@@ -18,15 +18,15 @@ class Told(NamedTuple):
     high: float
 
 
-def told(values: Floats) -> Told:
+def told(values: Floats) -> Estimate:
     """Of one row of repetitions."""
     mean, half = float(values.mean()), float(halves(values[np.newaxis])[0])
-    return Told(mean, mean - half, mean + half)
+    return Estimate(mean, mean - half, mean + half)
 
 
-def inverse(told: Told) -> Told:
+def inverse(told: Estimate) -> Estimate:
     """The shares of work in wall times that are told as multiples of the work: the inverse of their mean, never above 1."""
-    return Told(1 / told.mean, 1 / told.high, 1 / max(1.0, told.low))
+    return Estimate(1 / told.mean, 1 / told.high, 1 / max(1.0, told.low))
 
 
 def halves(rows: Floats) -> Floats:

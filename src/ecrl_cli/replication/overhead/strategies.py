@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ecrl_cli.replication.overhead.closed_forms import daly
-from ecrl_cli.replication.overhead.job_model import Course
+from ecrl_cli.replication.overhead.job_model import JobSpec
 from ecrl_cli.replication.overhead.parts import Parts
 
 # In the order in which they occur.
@@ -132,13 +132,13 @@ def expected_loss(parts: Parts, every: float) -> Loss:
     return Loss(max(0.0, every / 2 - 0.5), 0.5)
 
 
-def course(strategy: Strategy, parts: Parts, scene: Scene, mtbf: float, fatal: float) -> Course:
+def course(strategy: Strategy, parts: Parts, scene: Scene, mtbf: float, fatal: float) -> JobSpec:
     """The course of a job under `strategy`; `fatal`: the share of failures that leave nobody whose state could be used."""
     if strategy.rolls_back:
         interval = parts.every * parts.mini_batch if strategy.every_epoch else _interval(parts, mtbf)
-        return Course(interval, parts.checkpoint, restart=waiting(strategy.costs(parts, scene, Loss(0.0))))
+        return JobSpec(interval, parts.checkpoint, restart=waiting(strategy.costs(parts, scene, Loss(0.0))))
     costs = strategy.costs(parts, scene, Loss(0.0))
-    alive = Course(
+    alive = JobSpec(
         fatal=fatal,
         pause=waiting(costs),
         grain=parts.mini_batch if strategy.redoes else 0.0,

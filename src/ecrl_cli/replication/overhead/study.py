@@ -17,25 +17,25 @@ import numpy as np
 from ecrl_cli.config.studies import RecoveryOverhead
 from ecrl_cli.replication.overhead import published_claim
 from ecrl_cli.replication.overhead.checks import CASES, PLANTED
-from ecrl_cli.replication.overhead.experiments import Laboratory
+from ecrl_cli.replication.overhead.experiments import Experiments
 from ecrl_cli.replication.overhead.findings import findings
 from ecrl_cli.replication.overhead.measured import Recording, measured_parts, parts_without, predictable, recordings
 from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts, typed, typed_alone
 from ecrl_cli.replication.overhead.simulate import system_mtbf
 from ecrl_cli.replication.overhead.strategies import Loss, checkpoint_restart, waiting
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return _RecoveryOverhead(setting)
 
 
 class _RecoveryOverhead:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
         self._config: RecoveryOverhead = setting.config.study
-        self._laboratory = Laboratory(self._config)
+        self._laboratory = Experiments(self._config)
 
     @cached_property
     def recordings(self) -> list[Recording]:

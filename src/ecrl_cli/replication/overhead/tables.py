@@ -7,7 +7,7 @@ from typing import Any
 
 from ecrl_cli.replication.overhead.experiments import HOPELESS, PAIRS
 from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts
-from ecrl_cli.replication.overhead.record_index import Ledger, Row
+from ecrl_cli.replication.overhead.record_index import RecordIndex, Row
 from ecrl_cli.replication.overhead.strategies import BY_NAME, NAMES, STRATEGIES, Loss, Strategy, expected_loss
 from ecrl_cli.studies.frame.result import Column, Table
 
@@ -15,7 +15,7 @@ from ecrl_cli.studies.frame.result import Column, Table
 SCENARIOS = {"ResNet-50": (200, 4000, 10_000, 25_000), "CANDLE-NT3": (10, 250, 500)}
 
 
-def at_scale(ledger: Ledger) -> Table:
+def at_scale(ledger: RecordIndex) -> Table:
     """The main one: every strategy at the largest size, over the MTBF."""
     columns = [
         Column("model", "model"),
@@ -47,7 +47,7 @@ def fatal(row: Row) -> str:
     return "all roll back" if row["fatal_percent"] is None else f"{row['fatal_percent']}%"
 
 
-def per_failure(ledger: Ledger) -> Table:
+def per_failure(ledger: RecordIndex) -> Table:
     """The model itself: seconds of each part, expected."""
     columns = (
         Column("model", "model"),
@@ -73,7 +73,7 @@ def _counts(strategy: Strategy) -> bool:
     return strategy.name != "checkpoint_restart, every epoch"
 
 
-def _failure_row(ledger: Ledger, model: str, parts: Parts, strategy: Strategy) -> Row:
+def _failure_row(ledger: RecordIndex, model: str, parts: Parts, strategy: Strategy) -> Row:
     costs = strategy.costs(parts, ledger.scene(ledger.least), expected_loss(parts, parts.every))
     row: Row = {"model": model, "strategy": strategy.name, **{name: costs.get(name) for name in NAMES}, "total": math.fsum(costs.values())}
     row["checkpoint"] = parts.checkpoint if strategy.rolls_back else parts.snapshot if strategy.snapshots else None
@@ -89,7 +89,7 @@ def published(strategy: str, parts: Parts, since: float) -> float | None:
     }.get(strategy)
 
 
-def scenarios(ledger: Ledger) -> list[Table]:
+def scenarios(ledger: RecordIndex) -> list[Table]:
     """Replay against epoch (published figure 2c), and end to end."""
     rows = [_scenario(model, parts, batch) for model, parts in ledger.models.items() for batch in SCENARIOS.get(model, ()) if model in PUBLISHED]
     columns = (
@@ -121,7 +121,7 @@ def _scenario(model: str, parts: Parts, batch: int) -> Row:
     return row | {"epoch_s": parts.every * parts.mini_batch, "times_replay": float(since), "times": (costs["checkpoint_restart"] or 0.0) / again}
 
 
-def optimum(ledger: Ledger) -> Table:
+def optimum(ledger: RecordIndex) -> Table:
     columns = (
         *_CELL,
         *(
@@ -147,7 +147,7 @@ def _optimum_row(row: Row) -> Row:
     return kept | {"alike_low": row["low"], "alike_high": row["high"], **at}
 
 
-def weibull(ledger: Ledger) -> Table:
+def weibull(ledger: RecordIndex) -> Table:
     """The same search where failures come in bursts (shape < 1), the mean gap unchanged."""
     plain = {(row["model"], row["minutes"]): row for row in ledger.optima() if row["workers"] == ledger.most}
     shape = ledger.config.weibull_shape
@@ -180,7 +180,7 @@ _CELL = (
 )
 
 
-def scale(ledger: Ledger) -> Table:
+def scale(ledger: RecordIndex) -> Table:
     columns = (
         *_CELL,
         Column("strategy", "strategy"),
@@ -204,7 +204,7 @@ def _scale_row(row: Row) -> Row:
     return told | {"efficiency": None if row["mean"] is None else 1 / (1 + row["mean"])}
 
 
-def crossovers(ledger: Ledger) -> Table:
+def crossovers(ledger: RecordIndex) -> Table:
     """Who wins where."""
     rows = [_pair_row(ledger, a, b, model, percent) for a, b in PAIRS for model in ledger.models for percent in ledger.config.fatal_percent]
     columns = (
@@ -224,14 +224,14 @@ def crossovers(ledger: Ledger) -> Table:
     return Table("crossovers", "Which of two strategies costs less", columns, tuple(rows), note)
 
 
-def _pair_row(ledger: Ledger, a: str, b: str, model: str, percent: int) -> Row:
+def _pair_row(ledger: RecordIndex, a: str, b: str, model: str, percent: int) -> Row:
     mine = [row for row in ledger.pairs() if (row["a"], row["b"], row["model"], row["fatal_percent"]) == (a, b, model, percent)]
     wins, loses = sum(row["high"] < 0 for row in mine), sum(row["low"] > 0 for row in mine)
     row: dict[str, Any] = {"a": a, "b": b, "model": model, "fatal": f"{percent}%", "cells": len(mine), "wins": wins, "loses": loses}
     return row | {"open": len(mine) - wins - loses, "from_workers": threshold(ledger, ledger.models[model], BY_NAME[a], BY_NAME[b])}
 
 
-def threshold(ledger: Ledger, parts: Parts, a: Strategy, b: Strategy) -> float | None:
+def threshold(ledger: RecordIndex, parts: Parts, a: Strategy, b: Strategy) -> float | None:
     """The number of workers from which a failure that is survived costs less under `a`, whose cost is A + B / workers; None: at no number."""
     if b.rolls_back:
         return None
@@ -241,5 +241,5 @@ def threshold(ledger: Ledger, parts: Parts, a: Strategy, b: Strategy) -> float |
     return max(1.0 + ledger.config.casualties, 1000 * ledger.config.casualties * (few - many) / -many)
 
 
-def _survived(ledger: Ledger, parts: Parts, strategy: Strategy, workers: int) -> float:
+def _survived(ledger: RecordIndex, parts: Parts, strategy: Strategy, workers: int) -> float:
     return math.fsum(strategy.costs(parts, ledger.scene(workers), Loss(0.0)).values())

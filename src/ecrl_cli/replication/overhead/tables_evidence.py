@@ -7,13 +7,13 @@ import math
 from ecrl_cli.replication.overhead import published_claim
 from ecrl_cli.replication.overhead.checks import row as check_row
 from ecrl_cli.replication.overhead.measured import Recording
-from ecrl_cli.replication.overhead.record_index import Ledger, Row
+from ecrl_cli.replication.overhead.record_index import RecordIndex, Row
 from ecrl_cli.studies.frame.result import Column, Table
 
 HOUR = 3600.0
 
 
-def checks(ledger: Ledger) -> Table:
+def checks(ledger: RecordIndex) -> Table:
     columns = (
         Column("case", "case (M: the MTBF)"),
         Column("simulated", "wall over work, simulated", "number"),
@@ -26,7 +26,7 @@ def checks(ledger: Ledger) -> Table:
     return Table("checks", "The simulation against closed forms", columns, rows, note)
 
 
-def sanity(ledger: Ledger) -> Table:
+def sanity(ledger: RecordIndex) -> Table:
     """One row per assumption."""
     rows = dict[str, Row]()
     for record in ledger.of("two minutes"):
@@ -71,12 +71,12 @@ def _reading(assumption: str, checkpoint: float, restart: float) -> Row:
     }
 
 
-def recorded(ledger: Ledger) -> list[Table]:
+def recorded(ledger: RecordIndex) -> list[Table]:
     """Each failure on record beside its prediction, and each run."""
     return [_failures(ledger), _runs(ledger)] if ledger.recordings else []
 
 
-def _failures(ledger: Ledger) -> Table:
+def _failures(ledger: RecordIndex) -> Table:
     columns = (
         Column("run", "run"),
         Column("attempt", "attempt", "count"),
@@ -110,7 +110,7 @@ def _failure_row(row: Row) -> Row:
     return {**told, **parts, "error": row["total"] / row["measured"] - 1 if row["from"] else None}
 
 
-def _runs(ledger: Ledger) -> Table:
+def _runs(ledger: RecordIndex) -> Table:
     columns = (
         Column("run", "run"),
         Column("recovery", "recovery"),
@@ -125,7 +125,7 @@ def _runs(ledger: Ledger) -> Table:
     return Table("runs", "Runs on record: their wall time from its parts", columns, rows, note)
 
 
-def _run_row(ledger: Ledger, recording: Recording) -> Row:
+def _run_row(ledger: RecordIndex, recording: Recording) -> Row:
     row: Row = {"run": recording.name, "recovery": recording.strategy, "failures": len(recording.failures), "mini_batch": recording.mini_batch}
     row |= {"checkpoint": recording.checkpoint, "wall": recording.wall}
     if not recording.complete:

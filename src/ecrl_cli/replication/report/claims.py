@@ -23,7 +23,7 @@ from ecrl_cli.replication.report.values import (
     ExperimentValues,
 )
 from ecrl_cli.report.formats import NONE, listed, plural, share
-from ecrl_cli.report.model.paired import NO_FLOOR, Floor, against_floor, noise_floor, told_apart
+from ecrl_cli.report.model.paired import NO_FLOOR, NoiseFloor, against_floor, noise_floor, told_apart
 
 TOO_SMALL: Literal["scale too small to say"] = "scale too small to say"
 ASKED_AT = "paper"  # the scale of the published experiments
@@ -145,7 +145,7 @@ def _both(pair: Paired | None) -> str:
     return f"mean of ratios {of_ratios(pair)}; ratio of means {of_means(pair)}" if pair else NONE
 
 
-def _noise(pair: Paired, floor: Floor | None) -> str:
+def _noise(pair: Paired, floor: NoiseFloor | None) -> str:
     said = against_floor(pair, floor) or NO_FLOOR
     return f"{said} (means of equal runs differ by up to {share(floor.of_mean(pair.n))})" if floor else said
 

@@ -21,7 +21,7 @@ from ecrl_cli.replication.report.experiments import ARM_WORDS
 from ecrl_cli.replication.report.loss_curves import draw_losses
 from ecrl_cli.replication.report.sample import Experiment
 from ecrl_cli.replication.report.values import BY_SUITE, EXPERIMENTS, SUITES, ExperimentValues, SuiteValues
-from ecrl_cli.report.figures.export import WIDTH, Picture, Sketch, drawn
+from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, drawn
 from ecrl_cli.report.figures.palette import INK, KNOWN_VARIANTS, MUTED, OTHER_VARIANTS, PAPER, Colour, variant_colours
 from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, intervals, marks
 from ecrl_cli.report.formats import change, duration, rate
@@ -50,17 +50,17 @@ def published_pictures(found: Sequence[Experiment]) -> tuple[Picture, ...]:
     return tuple(drawn([sketch for experiment in found if experiment.suites for sketch in _of(experiment)]))
 
 
-def _of(experiment: Experiment) -> list[Sketch]:
+def _of(experiment: Experiment) -> list[FigureSpec]:
     if experiment.ident == "exp4":
         return _matrix(experiment)
     values = next(entry for entry in EXPERIMENTS if entry.ident == experiment.ident)
     where = f"experiment {values.ident[-1]}: {values.title} ({experiment.scale})"
     rows = [("", _goodputs(experiment, values))]
-    found = [Sketch(f"goodput_{values.ident}", f"Goodput, {where}", partial(_rows, rows, "committed steps per second"))]
-    return [*found, Sketch(f"loss_curves_{values.ident}", f"Loss curves, {where}", partial(draw_losses, experiment, values))]
+    found = [FigureSpec(f"goodput_{values.ident}", f"Goodput, {where}", partial(_rows, rows, "committed steps per second"))]
+    return [*found, FigureSpec(f"loss_curves_{values.ident}", f"Loss curves, {where}", partial(draw_losses, experiment, values))]
 
 
-def _matrix(experiment: Experiment) -> list[Sketch]:
+def _matrix(experiment: Experiment) -> list[FigureSpec]:
     shown = [suite for suite in BY_SUITE if suite in experiment.suites and experiment.pair("ovl", "blk", "goodput", [suite])]
     if not shown:
         return []
@@ -69,7 +69,7 @@ def _matrix(experiment: Experiment) -> list[Sketch]:
         ("exp4_fig3_overlapped_gain", "Figure 3: goodput gained by overlapped over blocking, by suite", _figure3),
         ("exp4_fig4_stall_and_gain", "Figure 4: stall saved against goodput gained, a point per suite", _figure4),
     )
-    return [Sketch(name, f"{title} ({experiment.scale})", partial(draw, experiment, shown)) for name, title, draw in figures]
+    return [FigureSpec(name, f"{title} ({experiment.scale})", partial(draw, experiment, shown)) for name, title, draw in figures]
 
 
 def _figure2(experiment: Experiment, suites: Sequence[str]) -> Figure:

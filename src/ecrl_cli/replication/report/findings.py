@@ -22,7 +22,7 @@ from ecrl_cli.replication.report.values import (
 from ecrl_cli.report.formats import change as relative
 from ecrl_cli.report.formats import count, duration, plural, share
 from ecrl_cli.report.model.overlap import overlaps
-from ecrl_cli.report.model.paired import Floor, floors, noise_floor, told_apart
+from ecrl_cli.report.model.paired import NoiseFloor, floors, noise_floor, told_apart
 from ecrl_cli.report.model.run_record import Run
 
 COLUMNS = ("Experiment", "Finding", "Published", "Measured", "Kind", "n")
@@ -154,7 +154,7 @@ def _noise(experiment: Experiment) -> list[NewFinding]:
     ]
 
 
-def _apart(floor: Floor) -> str:
+def _apart(floor: NoiseFloor) -> str:
     pairs = floor.alike + floor.differing
     return f"goodput {relative(floor.relative.mean)} on average, {share(floor.largest)} at most; {floor.alike} of {pairs} end bit for bit alike"
 

@@ -12,7 +12,7 @@ from ecrl_cli.records.safe_read import read_whole
 from ecrl_cli.replication.report.figures import published_pictures
 from ecrl_cli.replication.report.publishable import publishables
 from ecrl_cli.replication.report.sample import experiments
-from ecrl_cli.replication.report.summary import Material, summary_files
+from ecrl_cli.replication.report.summary import ReplicationData, summary_files
 from ecrl_cli.replication.report.tables import published_tables
 from ecrl_cli.replication.report.values import ARMS, repeats
 from ecrl_cli.report.figures.export import Picture
@@ -25,7 +25,7 @@ from ecrl_cli.report.model.study_record import slugs
 def publication(comparison: Comparison) -> Publication:
     """Every file of it by its path in the report's folder. RecordError, OSError where a sweep's manifest went away since it was read."""
     found = tuple(experiments(comparison))
-    material = Material(comparison, found, published_tables(found), published_pictures(found))
+    material = ReplicationData(comparison, found, published_tables(found), published_pictures(found))
     files = publishables(comparison) | summary_files(material) | _manifests(comparison) | _drawn(material.pictures)
     return Publication(files, material.tables, material.pictures)
 

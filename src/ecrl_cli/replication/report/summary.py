@@ -29,7 +29,7 @@ SUITE_COLUMNS = ("Suite", "Accepted", "Scale", "Arms", "Runs", "Valid", "Gates t
 
 
 @dataclass(frozen=True)
-class Material:
+class ReplicationData:
     """What a summary is made of."""
 
     comparison: Comparison
@@ -46,7 +46,7 @@ class Material:
         return findings.new_findings(self.experiments, self.claims)
 
 
-def summary_files(material: Material) -> dict[str, bytes]:
+def summary_files(material: ReplicationData) -> dict[str, bytes]:
     """publication_summary.json and .md; new_findings.csv and .md where a published experiment was repeated."""
     files = {"publication_summary.json": as_json(_document(material)), "publication_summary.md": _markdown(material).encode()}
     if material.experiments:
@@ -56,7 +56,7 @@ def summary_files(material: Material) -> dict[str, bytes]:
     return files
 
 
-def _document(material: Material) -> dict[str, Any]:
+def _document(material: ReplicationData) -> dict[str, Any]:
     shown = material.comparison
     return {
         "schema_version": SCHEMA_VERSION,
@@ -90,7 +90,7 @@ def _suite_rows(shown: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def _markdown(material: Material) -> str:
+def _markdown(material: ReplicationData) -> str:
     shown = material.comparison
     lines = ["# Publication summary", "", *_sentences(material), "", "## Suites", ""]
     lines += [*grid(SUITE_COLUMNS, _suite_rows(shown), 4), ""]
@@ -106,7 +106,7 @@ def _markdown(material: Material) -> str:
     return "\n".join(lines)
 
 
-def _sentences(material: Material) -> list[str]:
+def _sentences(material: ReplicationData) -> list[str]:
     """What the reader must know before any number."""
     suites = material.comparison.gates
     accepted = sum(whole(gates) for gates in suites.values())

@@ -75,7 +75,7 @@ def say(artist: Artist, text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Sketch:
+class FigureSpec:
     """A figure to be drawn. `draw` gives None where there is nothing to show. `in_page`: its SVG is wanted too."""
 
     name: str
@@ -84,14 +84,14 @@ class Sketch:
     in_page: bool = True
 
 
-def drawn(sketches: Sequence[Sketch]) -> list[Picture]:
+def drawn(sketches: Sequence[FigureSpec]) -> list[Picture]:
     """The pictures that there is something to show for, in order, each in the house's style."""
     import seaborn  # noqa: F401  here, before the work is spread over processes: each of them would import it
 
     return [made for made in spread(_drawn, sketches) if made]
 
 
-def _drawn(sketch: Sketch) -> Picture | None:
+def _drawn(sketch: FigureSpec) -> Picture | None:
     import seaborn as sns
 
     with sns.axes_style("ticks"), mpl.rc_context(STYLE), warnings.catch_warnings():

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from ecrl_cli.metrics.statistics import Summary
-from ecrl_cli.report.figures.export import WIDTH, Picture, Sketch, drawn, legend_name, say
+from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, drawn, legend_name, say
 from ecrl_cli.report.figures.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
 from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks
 from ecrl_cli.report.formats import change, duration, plural, printable, rate, share
@@ -31,16 +31,16 @@ def pictures(comparison: Comparison) -> list[Picture]:
     if not comparison.arms:
         return []
     effects = contrasted(comparison)
-    found = [Sketch("effects", EFFECTS, partial(draw_effects, effects))] if effects else []
+    found = [FigureSpec("effects", EFFECTS, partial(draw_effects, effects))] if effects else []
     found += [
-        Sketch("goodput", "Goodput of each arm, in committed steps per second", partial(draw_goodput, comparison)),
-        Sketch("seconds", "Where the wall time went, in seconds by category", partial(draw_seconds, comparison)),
+        FigureSpec("goodput", "Goodput of each arm, in committed steps per second", partial(draw_goodput, comparison)),
+        FigureSpec("seconds", "Where the wall time went, in seconds by category", partial(draw_seconds, comparison)),
     ]
     if any(_recorded(run) for run in comparison.counted):
-        found.append(Sketch("loss", "Loss of the committed steps, mean over ranks", partial(draw_losses, comparison)))
+        found.append(FigureSpec("loss", "Loss of the committed steps, mean over ranks", partial(draw_losses, comparison)))
     for number, (suite, runs) in enumerate(first_seed(comparison).items()):
         title = f"{printable(suite)}: the arms of one seed on one clock"
-        found.append(Sketch(f"timeline-{number + 1}", title, partial(draw_timelines, comparison, runs), in_page=False))
+        found.append(FigureSpec(f"timeline-{number + 1}", title, partial(draw_timelines, comparison, runs), in_page=False))
     return drawn(found)
 
 

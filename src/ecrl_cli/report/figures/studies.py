@@ -11,11 +11,11 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from ecrl_cli.report.figures.export import WIDTH, Picture, Sketch, drawn, legend_name, say
+from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, drawn, legend_name, say
 from ecrl_cli.report.figures.palette import INK, MUTED, Colour, series_colours
 from ecrl_cli.report.figures.plots import END_COLUMNS, curves, drawn_bars, intervals, middle
 from ecrl_cli.report.formats import magnitude, printable, short
-from ecrl_cli.report.model.study_record import Studied, slugs
+from ecrl_cli.report.model.study_record import StudyResult, slugs
 from ecrl_cli.report.model.timeline_view import thinned
 from ecrl_cli.studies.frame.result import Figure, Series
 
@@ -24,11 +24,11 @@ MOST_POINTS = 1500
 Colours = dict[str, Colour]
 
 
-def study_pictures(study: Studied) -> list[Picture]:
+def study_pictures(study: StudyResult) -> list[Picture]:
     """Every figure of one study; none where it has no result."""
     figures = study.result.figures if study.result else ()
     named = zip(slugs(figure.name for figure in figures), figures, strict=True)
-    return drawn([Sketch(f"{study.ident}.{name}", short(printable(f.title)), partial(draw, f)) for name, f in named if f.series])
+    return drawn([FigureSpec(f"{study.ident}.{name}", short(printable(f.title)), partial(draw, f)) for name, f in named if f.series])
 
 
 def draw(figure: Figure) -> Canvas:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ecrl_cli.metrics.statistics import Paired, Signs
 from ecrl_cli.report.formats import plural, share
 from ecrl_cli.report.model.comparison import ALL, Comparison
-from ecrl_cli.report.model.paired import Floor, against_floor, contrasts, noise_floor, paired_suites, versus
+from ecrl_cli.report.model.paired import NoiseFloor, against_floor, contrasts, noise_floor, paired_suites, versus
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Effect:
     suite: str
     pair: Paired
     published: Paired | None
-    floor: Floor | None
+    floor: NoiseFloor | None
     suites: tuple[str, ...]
 
     @property
@@ -37,7 +37,7 @@ class Contrast:
     effects: tuple[Effect, ...]
 
     @property
-    def floor(self) -> Floor | None:
+    def floor(self) -> NoiseFloor | None:
         return self.effects[0].floor
 
     @property
@@ -77,14 +77,14 @@ def sign_share(signs: Signs) -> str:
     return f"{share(signs.low)} to {share(signs.high)}, p {'<' if signs.p < 0.001 else '='} {max(signs.p, 0.001):.3f}"
 
 
-def floor_words(floor: Floor | None) -> str:
+def floor_words(floor: NoiseFloor | None) -> str:
     """What the floor rests on."""
     if floor is None:
         return ""
     return f"{plural(floor.pairs, 'pair')}, at most {share(floor.largest)}"
 
 
-def floor_note(floor: Floor | None) -> str:
+def floor_note(floor: NoiseFloor | None) -> str:
     """Where the floor comes from, and how many of its pairs ended in the same state."""
     if floor is None:
         return "Nothing ran twice, so that there is no noise floor; the variant ref2 repeats ref."

@@ -13,7 +13,7 @@ from ecrl_cli.records.safe_read import read_whole
 
 
 @dataclass(frozen=True)
-class Place:
+class RunInput:
     """A run that the report must show: its folder, its name there, and what the sweep's manifest says of it."""
 
     layout: RunLayout
@@ -33,7 +33,7 @@ class StudyPlace:
 class Found:
     """What the folders given hold, each once, in order."""
 
-    runs: tuple[Place, ...]
+    runs: tuple[RunInput, ...]
     studies: tuple[StudyPlace, ...]
 
 
@@ -55,7 +55,7 @@ def found(dirs: list[Path]) -> Found:
     return Found(tuple(places(runs)) if runs or not unique else (), tuple(unique.values()))
 
 
-def places(dirs: list[Path]) -> list[Place]:
+def places(dirs: list[Path]) -> list[RunInput]:
     """Every run of `dirs`, once, in order; RunDirectoryError where one is neither a run nor a sweep."""
     listed = [place for folder in dirs for place in _places(folder)]
     unique = {place.layout.root.resolve(): place for place in listed}
@@ -75,11 +75,11 @@ def _has_runs(folder: Path) -> bool:
     return not is_study(folder) and (SweepLayout(folder).manifest.exists() or any(item.is_dir() and is_run(item) for item in folder.iterdir()))
 
 
-def _places(folder: Path) -> list[Place]:
+def _places(folder: Path) -> list[RunInput]:
     if not folder.is_dir():
         raise RunDirectoryError(str(folder), "is no folder", "name a run directory, a study or a folder of several")
     if is_run(folder):
-        return [Place(RunLayout(folder), folder.resolve().name, {})]
+        return [RunInput(RunLayout(folder), folder.resolve().name, {})]
     sweep = SweepLayout(folder)
     listed = _manifest(sweep)
     named = {row["run"] for row in listed}
@@ -87,7 +87,7 @@ def _places(folder: Path) -> list[Place]:
     if not (listed or unlisted or sweep.manifest.exists()):
         fact = "is neither a run directory nor a study nor a folder of them"
         raise RunDirectoryError(str(folder), fact, "name a folder that ecrl train or ecrl study wrote")
-    return [Place(sweep.run(row["run"]), row["run"], row) for row in listed] + [Place(sweep.run(name), name, {}) for name in unlisted]
+    return [RunInput(sweep.run(row["run"]), row["run"], row) for row in listed] + [RunInput(sweep.run(name), name, {}) for name in unlisted]
 
 
 def _manifest(sweep: SweepLayout) -> list[dict[str, str]]:
@@ -102,11 +102,11 @@ def _manifest(sweep: SweepLayout) -> list[dict[str, str]]:
     return [row for row in rows if row.get("run") and Path(row["run"]).name == row["run"]]
 
 
-def _named_apart(found: list[Place]) -> list[Place]:
+def _named_apart(found: list[RunInput]) -> list[RunInput]:
     """Names that occur twice get their parent's name in front."""
     names = [place.name for place in found]
     twice = {name for name in names if names.count(name) > 1}
-    return [Place(p.layout, f"{p.layout.root.resolve().parent.name}/{p.name}", p.said) if p.name in twice else p for p in found]
+    return [RunInput(p.layout, f"{p.layout.root.resolve().parent.name}/{p.name}", p.said) if p.name in twice else p for p in found]
 
 
 def destination(dirs: list[Path], out: Path | None) -> Path:

@@ -20,7 +20,7 @@ _DIGESTS = ("parameters_digest", "buffers_digest", "optimizer_digest")
 
 
 @dataclass(frozen=True)
-class Floor:
+class NoiseFloor:
     """What the same configuration, run twice, shows. `source`: AGAIN, or where there is no such arm SAME (further apart in time).
 
     `relative`: of a / b - 1 over the `pairs`; `largest`: of the larger over the smaller - 1, whichever came first. `alike`, `differing`: how
@@ -69,18 +69,18 @@ def contrasts(comparison: Comparison, suites: Sequence[str] | None = None) -> li
     return [contrast for contrast in found if pairs(comparison, *contrast, suites)]
 
 
-def noise_floor(comparison: Comparison, measure: str, suites: Sequence[str] | None = None) -> Floor | None:
+def noise_floor(comparison: Comparison, measure: str, suites: Sequence[str] | None = None) -> NoiseFloor | None:
     """The floor of `measure`: of the A/A arm where there is one, else of equal runs in different suites; None: nothing was run twice."""
     return next(iter(floors(comparison, measure, suites)), None)
 
 
-def floors(comparison: Comparison, measure: str, suites: Sequence[str] | None = None) -> list[Floor]:
+def floors(comparison: Comparison, measure: str, suites: Sequence[str] | None = None) -> list[NoiseFloor]:
     """Every floor of `measure`, by source: AGAIN first, then SAME."""
     found = [_floor(source, repeated, measure) for source, repeated in _repeated(comparison, suites).items()]
     return [floor for floor in found if floor]
 
 
-def above_floor(pair: Paired, floor: Floor | None) -> bool | None:
+def above_floor(pair: Paired, floor: NoiseFloor | None) -> bool | None:
     """Whether the interval of the effect (Student's, of the mean of ratios) lies outside of what equal runs differ by.
 
     None where there is no floor, or nothing that could stand above it: the measure has no ratio. A single pair has no interval and is not above.
@@ -91,7 +91,7 @@ def above_floor(pair: Paired, floor: Floor | None) -> bool | None:
     return low is not None and high is not None and (low > floor.of_mean(pair.n) or high < -floor.of_mean(pair.n))
 
 
-def against_floor(pair: Paired, floor: Floor | None) -> str:
+def against_floor(pair: Paired, floor: NoiseFloor | None) -> str:
     """`above_floor` in words, with the floor; empty where the measure has no ratio."""
     if pair.mean_of_ratios is None:
         return ""
@@ -102,7 +102,7 @@ def against_floor(pair: Paired, floor: Floor | None) -> str:
     return f"{'above' if above_floor(pair, floor) else 'within'} the floor"
 
 
-def told_apart(pair: Paired, floor: Floor | None) -> bool:
+def told_apart(pair: Paired, floor: NoiseFloor | None) -> bool:
     """Whether the effect may be claimed: its interval excludes zero, and where there is a floor, lies above it."""
     found = pair.mean_of_ratios
     if found is None or found.low is None or found.high is None:
@@ -130,13 +130,13 @@ def _repeated(comparison: Comparison, suites: Sequence[str] | None) -> dict[str,
     return {AGAIN: again, SAME: same}
 
 
-def _floor(source: str, found: Sequence[tuple[Run, Run]], measure: str) -> Floor | None:
+def _floor(source: str, found: Sequence[tuple[Run, Run]], measure: str) -> NoiseFloor | None:
     values = [pair for pair in _values(found, measure) if min(pair) > 0]
     if not values:
         return None
     relative = [a / b - 1 for a, b in values]
     alike = sum(_ended_alike(a, b) for a, b in found)
-    return Floor(source, len(values), summary(relative), max(max(pair) / min(pair) - 1 for pair in values), alike, len(found) - alike)
+    return NoiseFloor(source, len(values), summary(relative), max(max(pair) / min(pair) - 1 for pair in values), alike, len(found) - alike)
 
 
 def _ended_alike(a: Run, b: Run) -> bool:

@@ -20,11 +20,11 @@ from ecrl_cli.metrics.checkpoints import account as checkpoint_account
 from ecrl_cli.metrics.disk import DiskLine
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.restarts import Restart, restarts
-from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, Fired, SupervisorRecord
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, InjectedFault, SupervisorRecord
 from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
-from ecrl_cli.report.model.inputs import Place
+from ecrl_cli.report.model.inputs import RunInput
 from ecrl_cli.report.model.recordings import Recording, recording_of
 from ecrl_cli.report.model.timeline_view import View, view
 from ecrl_cli.report.model.verdicts import UNJUDGED, Verdict, judged_before, judged_now
@@ -110,7 +110,7 @@ class Run:
     `missing`: records that a run leaves and this one lacks. `troubles`: records that could not be read, and what metrics.json says otherwise.
     """
 
-    place: Place
+    place: RunInput
     suite: str
     variant: str
     seed: str
@@ -120,7 +120,7 @@ class Run:
     verdict: Verdict
     supervisor: SupervisorRecord | None
     checkpoints: tuple[CheckpointLine, ...]
-    fired: tuple[Fired, ...]
+    fired: tuple[InjectedFault, ...]
     config: dict[str, Any]
     environment: dict[str, Any]
     view: View | None
@@ -155,7 +155,7 @@ def known_environment(value: Any) -> dict[str, Any]:
     return known | ({"gpus": [gpu for gpu in known["gpus"] if isinstance(gpu, dict)]} if "gpus" in known else {})
 
 
-def read_run(place: Place, judge_anew: bool = False) -> Run:
+def read_run(place: RunInput, judge_anew: bool = False) -> Run:
     """The run at `place`; never raises for what its records lack. `judge_anew`: verdict and divergence are made now, what is on file is not read."""
     return _Reader(place, judge_anew).run()
 
@@ -163,7 +163,7 @@ def read_run(place: Place, judge_anew: bool = False) -> Run:
 class _Reader:
     """Reads one run directory; what cannot be read, and what contradicts the records, is noted in `troubles`."""
 
-    def __init__(self, place: Place, judge_anew: bool) -> None:
+    def __init__(self, place: RunInput, judge_anew: bool) -> None:
         self.place, self.layout, self.judge_anew = place, place.layout, judge_anew
         self.troubles: list[str] = []
 
@@ -251,7 +251,7 @@ def _metrics(document: dict[str, Any]) -> Metrics:
     return metrics
 
 
-def _names(place: Place, metrics: Metrics | None, config: dict[str, Any]) -> tuple[str, str, str]:
+def _names(place: RunInput, metrics: Metrics | None, config: dict[str, Any]) -> tuple[str, str, str]:
     """Suite, variant and seed: from the metrics, else from the configuration, else from the sweep's manifest."""
     if metrics:
         return metrics.suite, metrics.variant, str(metrics.seed)
@@ -262,7 +262,7 @@ def _names(place: Place, metrics: Metrics | None, config: dict[str, Any]) -> tup
     return said.get("suite", ""), said.get("variant", ""), said.get("seed", "")
 
 
-def _reason(place: Place, metrics: Metrics | None, supervisor: SupervisorRecord | None, troubles: Sequence[str]) -> str:
+def _reason(place: RunInput, metrics: Metrics | None, supervisor: SupervisorRecord | None, troubles: Sequence[str]) -> str:
     said = ": ".join(word for word in (place.said.get("status", ""), place.said.get("reason", "")) if word)
     if not place.layout.root.is_dir():
         return f"never started (manifest: {said})"

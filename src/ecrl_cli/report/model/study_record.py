@@ -40,7 +40,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Studied:
+class StudyResult:
     """One study. `ident`: its name in file names and anchors, unlike any other's. `result`: None where there is no result.json."""
 
     place: StudyPlace
@@ -68,13 +68,13 @@ class Studied:
         return 1 if self.failed or not self.result.complete else 0
 
 
-def read_studies(places: Sequence[StudyPlace]) -> list[Studied]:
+def read_studies(places: Sequence[StudyPlace]) -> list[StudyResult]:
     """The studies at `places`. RecordError, naming the file and the key, for a result.json that is damaged or of another version."""
     results = [_result(place) for place in places]
     names = [result.name if result else place.name for place, result in zip(places, results, strict=True)]
     idents = [slug(place.name if names.count(name) > 1 else name) for place, name in zip(places, names, strict=True)]
     idents = [f"{ident}-{number}" if idents.count(ident) > 1 else ident for number, ident in enumerate(idents, start=1)]
-    return [Studied(p, i, r, _environment(p)) for p, i, r in zip(places, idents, results, strict=True)]
+    return [StudyResult(p, i, r, _environment(p)) for p, i, r in zip(places, idents, results, strict=True)]
 
 
 def slug(text: str) -> str:

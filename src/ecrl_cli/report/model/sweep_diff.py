@@ -14,7 +14,7 @@ from ecrl_cli.report.formats import listed
 from ecrl_cli.report.model.arms import flat
 from ecrl_cli.report.model.comparison import ALL, Comparison, compare
 from ecrl_cli.report.model.inputs import places
-from ecrl_cli.report.model.paired import Floor, contrasts, noise_floor, paired_runs, versus
+from ecrl_cli.report.model.paired import NoiseFloor, contrasts, noise_floor, paired_runs, versus
 from ecrl_cli.report.model.run_record import Run, read_run
 
 
@@ -98,7 +98,7 @@ class Against:
         chosen = [suite for suite in self.passed if suites is None or suite in suites]
         return paired_runs([(match.ours, match.theirs) for match in self.matched if match.label == label and match.ours.suite in chosen], measure)
 
-    def floor(self, measure: str, suites: Sequence[str] | None = None) -> Floor | None:
+    def floor(self, measure: str, suites: Sequence[str] | None = None) -> NoiseFloor | None:
         """The larger of the two sides' noise floors; None where one side has none: its noise is not known."""
         floors = [noise_floor(side, measure, suites) for side in (self.ours, self.theirs)]
         known = [floor for floor in floors if floor]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.history.timeline import Piece, Timeline, phases, timeline
-from ecrl_cli.metrics.disk import DiskLine, Rate, rates
-from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, Session
+from ecrl_cli.history.timeline import Timeline, TimelineSlice, phases, timeline
+from ecrl_cli.metrics.disk import DiskLine, DiskRate, rates
+from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, SupervisorSession
 from ecrl_cli.report.figures.palette import FAMILY_OF
 
 BINS, POINTS, DISK_POINTS = 2400, 80, 1200
@@ -22,7 +22,7 @@ At = Callable[[int, float], float]
 
 
 @dataclass(frozen=True)
-class Strip:
+class TimeBand:
     """A stretch in which most of the time went to one family of categories."""
 
     start: float
@@ -31,7 +31,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Write:
+class WriteBar:
     """A checkpoint from its submission to its end; `outcome`: committed, failed, lost, or open where no end is on record."""
 
     start: float
@@ -41,7 +41,7 @@ class Write:
 
 
 @dataclass(frozen=True)
-class Blow:
+class FaultMark:
     """A planned failure that struck."""
 
     at: float
@@ -68,11 +68,11 @@ class View:
     wall_s: float
     absent_s: float
     target_steps: int
-    strips: tuple[Strip, ...]
+    strips: tuple[TimeBand, ...]
     attempts: tuple[AttemptView, ...]
-    writes: tuple[Write, ...]
-    blows: tuple[Blow, ...]
-    disk: tuple[Rate, ...] = ()
+    writes: tuple[WriteBar, ...]
+    blows: tuple[FaultMark, ...]
+    disk: tuple[DiskRate, ...] = ()
 
 
 def view(records: RunRecords, disk: Sequence[DiskLine] = (), account: Timeline | None = None) -> View:
@@ -90,12 +90,12 @@ def view(records: RunRecords, disk: Sequence[DiskLine] = (), account: Timeline |
         _strips(account.pieces, account.wall_s, at),
         tuple(_attempt(records, a, at, account.wall_s, starts.get(a.attempt, {})) for a in supervisor.attempts),
         tuple(_writes(records, at, account.wall_s)),
-        tuple(Blow(at(f.attempt, f.at), f.global_step, f.kind, f.rank) for f in records.fired),
+        tuple(FaultMark(at(f.attempt, f.at), f.global_step, f.kind, f.rank) for f in records.fired),
         disk_rates(disk, supervisor.sessions, account.windows),
     )
 
 
-def recorded_at(sessions: Sequence[Session]) -> float | None:
+def recorded_at(sessions: Sequence[SupervisorSession]) -> float | None:
     """Wall time of a run's first supervisor."""
     return sessions[0].time if sessions else None
 
@@ -120,7 +120,7 @@ def _clock(attempts: Sequence[Attempt], windows: Sequence[tuple[float, float]]) 
     return at
 
 
-def disk_rates(lines: Sequence[DiskLine], sessions: Sequence[Session], windows: Sequence[tuple[float, float]]) -> tuple[Rate, ...]:
+def disk_rates(lines: Sequence[DiskLine], sessions: Sequence[SupervisorSession], windows: Sequence[tuple[float, float]]) -> tuple[DiskRate, ...]:
     """The rates within each supervisor's stay, on the goodput clock. Wall time tells two boots apart whose monotonic clocks overlap."""
     mine: list[list[DiskLine]] = [[] for _ in windows]
     for line in lines:
@@ -128,7 +128,7 @@ def disk_rates(lines: Sequence[DiskLine], sessions: Sequence[Session], windows: 
         if around:
             of_boot = [abs((line.time - sessions[n].time) - (line.at - sessions[n].started_at)) for n in around]
             mine[around[of_boot.index(min(of_boot))]].append(line)
-    found, before = list[Rate](), 0.0
+    found, before = list[DiskRate](), 0.0
     for (start, end), inside in zip(windows, mine, strict=True):
         thin = thinned(sorted(inside, key=lambda line: line.at), max(2, DISK_POINTS // len(windows)))
         found += [replace(rate, start=before + rate.start - start, end=before + rate.end - start) for rate in rates(thin)]
@@ -136,7 +136,7 @@ def disk_rates(lines: Sequence[DiskLine], sessions: Sequence[Session], windows: 
     return tuple(found)
 
 
-def _strips(pieces: Sequence[Piece], wall_s: float, at: At) -> tuple[Strip, ...]:
+def _strips(pieces: Sequence[TimelineSlice], wall_s: float, at: At) -> tuple[TimeBand, ...]:
     """The family that has most of each of BINS bins, neighbours of one family joined."""
     if not pieces or wall_s <= 0:
         return ()
@@ -144,13 +144,13 @@ def _strips(pieces: Sequence[Piece], wall_s: float, at: At) -> tuple[Strip, ...]
     held: list[dict[str, float]] = [{} for _ in range(BINS)]
     for piece in pieces:
         _pour(held, FAMILY_OF[piece.category], at(piece.attempt, piece.start) / width, at(piece.attempt, piece.end) / width)
-    strips: list[Strip] = []
+    strips: list[TimeBand] = []
     for number, shares in enumerate(held):
         family = max(shares, key=lambda name: shares[name], default="rest")
         if strips and strips[-1].family == family:
-            strips[-1] = Strip(strips[-1].start, (number + 1) * width, family)
+            strips[-1] = TimeBand(strips[-1].start, (number + 1) * width, family)
         else:
-            strips.append(Strip(number * width, (number + 1) * width, family))
+            strips.append(TimeBand(number * width, (number + 1) * width, family))
     return tuple(strips)
 
 
@@ -170,7 +170,7 @@ def _attempt(records: RunRecords, a: Attempt, at: At, wall_s: float, starts: dic
     return AttemptView(a, at(a.attempt, a.launched_at), end, progress, starts)
 
 
-def _writes(records: RunRecords, at: At, wall_s: float) -> list[Write]:
+def _writes(records: RunRecords, at: At, wall_s: float) -> list[WriteBar]:
     found = []
     for a in records.attempts:
         ends = {line.global_step: line for line in a.checkpoints.events if line.event in CHECKPOINT_ENDS}
@@ -178,5 +178,5 @@ def _writes(records: RunRecords, at: At, wall_s: float) -> list[Write]:
             if line.event == "submitted":
                 end = ends.get(line.global_step)
                 until = at(a.attempt, end.at) if end else wall_s
-                found.append(Write(at(a.attempt, line.at), until, line.global_step, end.event if end else "open"))
+                found.append(WriteBar(at(a.attempt, line.at), until, line.global_step, end.event if end else "open"))
     return found

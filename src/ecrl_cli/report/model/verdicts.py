@@ -11,7 +11,7 @@ from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.verdict_file import divergence_of, read_verdict
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, worst
-from ecrl_cli.verify.verify_run import judge, named
+from ecrl_cli.verify.verify_run import named, verify_run
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def judged_before(layout: RunLayout) -> Judged:
 
 def judged_now(layout: RunLayout) -> Judged:
     """Whatever is on file. What `judge` raises."""
-    said = judge(layout.root)
+    said = verify_run(layout.root)
     findings = tuple(Finding(f.promise, f.status, f.message, list(f.evidence)) for f in said.findings)
     beside = load(RunLayout(named(layout.root).parent / said.reference)) if said.reference else None
     return Verdict(status_of(findings), findings, said.reference), divergence_document(load(layout), beside) if beside else None

@@ -23,7 +23,7 @@ from ecrl_cli.report.figures.runs import first_seed
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrasts import contrasted
 from ecrl_cli.report.model.run_record import Run
-from ecrl_cli.report.model.study_record import Studied
+from ecrl_cli.report.model.study_record import StudyResult
 from ecrl_cli.report.model.timeline_view import recorded_at
 from ecrl_cli.report.render.markdown import in_order
 from ecrl_cli.report.render.sections import Part
@@ -50,7 +50,7 @@ BADGES = {
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Figures:
     """The figures: of the runs, and of each study by its ident. `parts`: what stands between the figures and the list of runs."""
 
     runs: Sequence[Picture]
@@ -62,7 +62,7 @@ class Drawn:
         return [*self.runs, *(picture for pictures in self.studies.values() for picture in pictures)]
 
 
-def render(comparison: Comparison, studies: Sequence[Studied], said: Answer, drawn: Drawn) -> str:
+def render(comparison: Comparison, studies: Sequence[StudyResult], said: Answer, drawn: Figures) -> str:
     """The whole page. Every name in it came from a record and is escaped; only our own SVG, style and script are not."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return (
@@ -87,7 +87,7 @@ def render(comparison: Comparison, studies: Sequence[Studied], said: Answer, dra
     )
 
 
-def _of_runs(comparison: Comparison, drawn: Drawn) -> dict[str, Any]:
+def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
     """What the sections of the runs show; empty tables where there is nothing to compare."""
     suites = [(suite, in_order(comparison, suite)) for suite in comparison.suites]
     anchors = {id(run): f"run-{number}" for number, run in enumerate(run for _, runs in suites for run in runs)}
@@ -130,11 +130,11 @@ def _in_page(pictures: Sequence[Picture]) -> list[tuple[Picture, Markup]]:
     return [(picture, Markup(picture.svg)) for picture in pictures if picture.svg]
 
 
-def _environments(comparison: Comparison, studies: Sequence[Studied]) -> list[dict[str, Any]]:
+def _environments(comparison: Comparison, studies: Sequence[StudyResult]) -> list[dict[str, Any]]:
     return [run.environment for run in comparison.runs] + [study.environment for study in studies]
 
 
-def _made_of(comparison: Comparison, studies: Sequence[Studied]) -> str:
+def _made_of(comparison: Comparison, studies: Sequence[StudyResult]) -> str:
     parts = [(len(comparison.runs), "run", "runs"), (len(studies), "study", "studies")]
     return formats.listed([formats.plural(*part) for part in parts if part[0]])
 

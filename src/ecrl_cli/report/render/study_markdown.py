@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ecrl_cli.report.formats import plural, printable, short
-from ecrl_cli.report.model.study_record import Studied
+from ecrl_cli.report.model.study_record import StudyResult
 from ecrl_cli.report.render.markdown import escaped
-from ecrl_cli.report.tables.studies import Shown, cell, named_tables, shown_columns
+from ecrl_cli.report.tables.studies import DisplayColumn, cell, named_tables, shown_columns
 from ecrl_cli.report.text.study_summary import circumstances, command, headline, progress
 from ecrl_cli.studies.frame.result import Table
 
 ALONE, AMONG_OTHERS, IN_MARKDOWN = 24, 8, 60  # rows
 
 
-def study_lines(study: Studied, most: int = ALONE) -> list[str]:
+def study_lines(study: StudyResult, most: int = ALONE) -> list[str]:
     """One line on the study, its failed gates, its skips and its main table, `most` rows of it."""
     lines = [f"{printable(study.name)}: {printable(progress(study))}"]
     lines += [f"  gate failed: {printable(gate.name)}: {short(printable(gate.message))}" for gate in study.failed]
@@ -34,11 +34,11 @@ def _aligned(table: Table, most: int) -> list[str]:
     return [("  " + "  ".join(_padded(*each) for each in zip(row, widths, columns, strict=True))).rstrip() for row in rows]
 
 
-def _padded(text: str, width: int, column: Shown) -> str:
+def _padded(text: str, width: int, column: DisplayColumn) -> str:
     return text.ljust(width) if column.words else text.rjust(width)
 
 
-def study_markdown(study: Studied, figures: Sequence[str]) -> list[str]:
+def study_markdown(study: StudyResult, figures: Sequence[str]) -> list[str]:
     """The study's section of report.md."""
     lines = [f"## {escaped(study.name)}: {escaped(headline(study)[0])}", "", f"{escaped(progress(study))}.", ""]
     if study.result is None:

@@ -13,7 +13,7 @@ from ecrl_cli.report.formats import NONE, change, count, duration, plural, rate,
 from ecrl_cli.report.model.arms import MEASURES, Arm
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.overlap import overlaps
-from ecrl_cli.report.model.paired import Floor, against_floor, contrasts, floors, noise_floor, paired_suites, versus
+from ecrl_cli.report.model.paired import NoiseFloor, against_floor, contrasts, floors, noise_floor, paired_suites, versus
 
 Form = Callable[[float | None], str]
 FORMS: dict[str, Form] = {name: duration if name.endswith("_s") else rate if name.startswith("goodput") else count for name in MEASURES}
@@ -127,7 +127,7 @@ def pair_cells(pair: Paired, form: Form) -> list[str]:
     ]
 
 
-def noise_cell(pair: Paired, floor: Floor | None) -> str:
+def noise_cell(pair: Paired, floor: NoiseFloor | None) -> str:
     """`above the floor (1.2%)`: where the effect stands, and what the mean of as many pairs of equal runs may differ by."""
     return (against_floor(pair, floor) or NONE) + (f" ({share(floor.of_mean(pair.n))})" if floor else "")
 

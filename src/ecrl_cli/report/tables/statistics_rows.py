@@ -11,7 +11,7 @@ from ecrl_cli.metrics.statistics import Paired, Summary, summary
 from ecrl_cli.report.model.arms import MEASURES, Arm
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.overlap import overlaps
-from ecrl_cli.report.model.paired import Floor, above_floor, against_floor, contrasts, floors, noise_floor, paired_suites, told_apart, versus
+from ecrl_cli.report.model.paired import NoiseFloor, above_floor, against_floor, contrasts, floors, noise_floor, paired_suites, told_apart, versus
 
 Row = dict[str, Any]
 INTERVALS = ("ci95_low", "ci95_high", "bca_low", "bca_high")
@@ -65,7 +65,7 @@ def pair_cells(pair: Paired) -> Row:
     }
 
 
-def _against_noise(pair: Paired, floor: Floor | None) -> Row:
+def _against_noise(pair: Paired, floor: NoiseFloor | None) -> Row:
     return {
         "floor_source": floor.source if floor else "",
         "floor_pairs": floor.pairs if floor else 0,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ecrl_cli.report import formats
 from ecrl_cli.report.formats import NONE, csv_bytes, printable
-from ecrl_cli.report.model.study_record import Studied, slugs
+from ecrl_cli.report.model.study_record import StudyResult, slugs
 from ecrl_cli.report.text.study_summary import headline
 from ecrl_cli.studies.frame.result import Column, Table
 
@@ -23,7 +23,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
 
 
 @dataclass(frozen=True)
-class Shown:
+class DisplayColumn:
     """A column as shown: one of the table's, or the two ends of an interval in one."""
 
     label: str
@@ -43,25 +43,25 @@ class Cell:
     value: Any
 
 
-def shown_columns(table: Table) -> list[Shown]:
+def shown_columns(table: Table) -> list[DisplayColumn]:
     """The columns, `X_low` and `X_high` that stand side by side joined."""
-    found: list[Shown] = []
+    found: list[DisplayColumn] = []
     for column in table.columns:
         if found and _ends(found[-1], column):
             low = found.pop()
-            found.append(Shown(low.label.removesuffix(" low"), low.kind, (*low.keys, column.key)))
+            found.append(DisplayColumn(low.label.removesuffix(" low"), low.kind, (*low.keys, column.key)))
         else:
-            found.append(Shown(column.label, column.kind, (column.key,)))
+            found.append(DisplayColumn(column.label, column.kind, (column.key,)))
     return found
 
 
-def _ends(before: Shown, column: Column) -> bool:
+def _ends(before: DisplayColumn, column: Column) -> bool:
     stem = column.key.removesuffix("_high")
     same = before.keys == (f"{stem}_low",) and before.kind == column.kind
     return stem != column.key and same and before.label.removesuffix(" low") == column.label.removesuffix(" high")
 
 
-def cell(row: dict[str, Any], column: Shown) -> Cell:
+def cell(row: dict[str, Any], column: DisplayColumn) -> Cell:
     """What stands in `row` under `column`."""
     values = [row.get(key) for key in column.keys]
     texts = [_text(value, column.kind) for value in values]
@@ -77,12 +77,12 @@ def _text(value: Any, kind: str) -> str:
     return FORMS[kind](value) if kind in FORMS and isinstance(value, int | float) else printable(value)
 
 
-def csv_files(study: Studied) -> dict[str, bytes]:
+def csv_files(study: StudyResult) -> dict[str, bytes]:
     """One CSV per table, by file name: the columns' keys, every value in full precision."""
     return {name: _csv(table) for name, table in named_tables(study)}
 
 
-def named_tables(study: Studied) -> list[tuple[str, Table]]:
+def named_tables(study: StudyResult) -> list[tuple[str, Table]]:
     """Each table with the name of its CSV."""
     tables = study.result.tables if study.result else ()
     return [(f"{study.ident}.{name}.csv", table) for name, table in zip(slugs(t.name for t in tables), tables, strict=True)]
@@ -92,7 +92,7 @@ def _csv(table: Table) -> bytes:
     return csv_bytes([column.key for column in table.columns], ([row.get(column.key) for column in table.columns] for row in table.rows))
 
 
-def study_document(study: Studied) -> dict[str, Any]:
+def study_document(study: StudyResult) -> dict[str, Any]:
     """One study in report.json."""
     words, tone = headline(study)
     document: dict[str, Any] = {"folder": study.place.name, "name": study.name, "headline": words, "tone": tone, "exit_code": study.exit_code}

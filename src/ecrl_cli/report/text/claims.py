@@ -13,7 +13,7 @@ from ecrl_cli.metrics.statistics import Paired, Summary, summary
 from ecrl_cli.report.formats import change, duration, listed, plural, share
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.overlap import overlaps
-from ecrl_cli.report.model.paired import AGAIN, NO_FLOOR, Floor, contrasts, floors, noise_floor, paired_suites, pairs, told_apart, versus
+from ecrl_cli.report.model.paired import AGAIN, NO_FLOOR, NoiseFloor, contrasts, floors, noise_floor, paired_suites, pairs, told_apart, versus
 
 T = TypeVar("T")
 _MANY = 3  # settings: more have a table, and one sentence
@@ -29,7 +29,7 @@ class Claim:
     suite: str
     pair: Paired
     published: Paired | None
-    floor: Floor | None
+    floor: NoiseFloor | None
     spread: str
     scale: str
 

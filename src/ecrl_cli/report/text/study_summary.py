@@ -9,13 +9,13 @@ from typing import Any
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.studies import STUDIES
 from ecrl_cli.report.formats import count, duration, listed, plural
-from ecrl_cli.report.model.study_record import Studied
+from ecrl_cli.report.model.study_record import StudyResult
 from ecrl_cli.report.text.summary import Answer
 
 _WORST_FIRST = ("bad", "doubt", "good")
 
 
-def headline(study: Studied) -> tuple[str, str]:
+def headline(study: StudyResult) -> tuple[str, str]:
     """The answer in a line, without the study's name, and its tone."""
     result = study.result
     if result is None:
@@ -30,7 +30,7 @@ def headline(study: Studied) -> tuple[str, str]:
     return "every gate passed", "good"
 
 
-def progress(study: Studied) -> str:
+def progress(study: StudyResult) -> str:
     """Trials and gates, for one line."""
     result = study.result
     if result is None:
@@ -41,7 +41,7 @@ def progress(study: Studied) -> str:
     return f"{trials}, {passed} of {plural(len(result.gates), 'gate')} passed{skipped}, seed {study.seed}"
 
 
-def badge(study: Studied) -> tuple[str, str, str]:
+def badge(study: StudyResult) -> tuple[str, str, str]:
     """Tone, sign and word."""
     tone = headline(study)[1]
     if tone != "doubt":
@@ -49,7 +49,7 @@ def badge(study: Studied) -> tuple[str, str, str]:
     return "doubt", "?", "no result" if study.result is None else "with skips" if study.result.complete else "incomplete"
 
 
-def studies_answer(studies: Sequence[Studied]) -> Answer:
+def studies_answer(studies: Sequence[StudyResult]) -> Answer:
     """The answer of all studies together: the worst first, then one sentence for each."""
     tones = [headline(study)[1] for study in studies]
     worst = min(tones, key=_WORST_FIRST.index)
@@ -76,7 +76,7 @@ def worst_code(codes: Sequence[int]) -> int:
     return next((code for code in (1, 3) if code in codes), 0)
 
 
-def command(study: Studied) -> str:
+def command(study: StudyResult) -> str:
     """The command that runs the study again, with every key that is not the default."""
     config = study.result.config if study.result else {}
     inner = config.get("study")
@@ -94,7 +94,7 @@ def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def circumstances(study: Studied) -> str:
+def circumstances(study: StudyResult) -> str:
     """What it ran on and how long its trials took."""
     environment = study.environment
     system, processor = environment.get("file_system"), environment.get("cpu")

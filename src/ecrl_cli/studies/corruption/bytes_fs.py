@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, examine
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.corruption.invariants import Look, looked
@@ -85,4 +85,4 @@ def taken(root: Path) -> dict[str, bytes]:
 def look_at(files: Files, name: str, guard: GuardConfig) -> Look:
     """What the guard says of the checkpoint `name` among `files`."""
     fs = ShelfFs(files)
-    return looked(lambda: examine(ROOT / name, guard, fs))
+    return looked(lambda: verify_checkpoint(ROOT / name, guard, fs))

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.image import DTYPES, Image, TensorSpec
+from ecrl_cli.checkpoint.format.image import DTYPES, CheckpointImage, TensorSpec
 from ecrl_cli.checkpoint.format.manifest import Components, components
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG
-from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import image_components
 from ecrl_cli.studies.corruption.content import GENERATOR, GUARD, Parts, image_of, store_in
-from ecrl_cli.studies.frame.study import Setting, Skip, Trial
+from ecrl_cli.studies.frame.study import Skip, StudyContext, Trial
 
 ARM = "clean"
 SLICE = 50  # verifications: half of them of copies
@@ -36,7 +36,7 @@ def tools() -> list[str]:
     return ["copytree", *(name for name in COMMANDS if shutil.which(name.partition(" ")[0]))]
 
 
-def trials(setting: Setting) -> list[Trial]:
+def trials(setting: StudyContext) -> list[Trial]:
     found, means = [], tools()
     for number, start in enumerate(range(0, setting.config.study.clean, SLICE)):
         facts = {"layout": LAYOUTS[number % 2], "copied": means[number // 2 % len(means)]}
@@ -49,7 +49,7 @@ def skips() -> list[Skip]:
     return [Skip(f"{ARM}: copies by {name}", f"{name} is not installed") for name in COMMANDS if name not in tools()]
 
 
-def run(setting: Setting, trial: Trial) -> dict[str, Any]:
+def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     rng, count, root = setting.rng(trial.key), int(trial.facts["verifications"]), setting.scratch / "run"
     single, seed = trial.facts["layout"] == "single", rng.getrandbits(48)
     store = store_in(root)
@@ -71,7 +71,7 @@ def run(setting: Setting, trial: Trial) -> dict[str, Any]:
 def _refusal(path: Path, saved: Components) -> str:
     """Why a clean checkpoint was refused, or (empty) that it is accepted and is what was saved."""
     try:
-        report = examine(path, _GUARD)
+        report = verify_checkpoint(path, _GUARD)
     except Exception as error:  # a defect, and data here
         return f"{path.name}: {type(error).__name__}: {error}"[:200]
     if not report.ok or report.manifest is None:
@@ -79,7 +79,7 @@ def _refusal(path: Path, saved: Components) -> str:
     return "" if components(report.manifest) == saved else f"{path.name}: accepted with other digests"
 
 
-def varied(rng: random.Random, seed: int, step: int, *, single: bool) -> Image:
+def varied(rng: random.Random, seed: int, step: int, *, single: bool) -> CheckpointImage:
     """A state of random structure: every type, scalars and empty tensors, one to four ranks, and an optimizer that may hold NaN."""
     return _not_finite(rng, image_of(_structure(rng), seed, step, single=single))
 
@@ -92,7 +92,7 @@ def _structure(rng: random.Random) -> Parts:
     return {MODEL: specs("parameters", 8) + specs("buffers", 3), OPTIMIZER: specs("optimizer", 8), RNG: ranks}
 
 
-def _not_finite(rng: random.Random, image: Image) -> Image:
+def _not_finite(rng: random.Random, image: CheckpointImage) -> CheckpointImage:
     for place in (place for part in image.parts for place in part.tensors):
         spec = place.spec
         if spec.name.startswith("optimizer.") and spec.dtype == "torch.float32" and spec.nbytes:

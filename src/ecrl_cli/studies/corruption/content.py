@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical
-from ecrl_cli.checkpoint.format.image import Image, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
+from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN, step_name
 from ecrl_cli.checkpoint.store.integrity import GuardConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
@@ -41,7 +41,7 @@ def training_specs(model_bytes: int, optimizer_bytes: int, world_size: int, gene
     return {MODEL: model, OPTIMIZER: optimizer, RNG: generators}
 
 
-def image_of(parts: Parts, seed: int, step: int, *, single: bool = False, run_id: str = RUN_ID) -> Image:
+def image_of(parts: Parts, seed: int, step: int, *, single: bool = False, run_id: str = RUN_ID) -> CheckpointImage:
     """The snapshot of `step`, its bytes a function of (seed, step)."""
     plan = plan_image({"all": [spec for specs in parts.values() for spec in specs]} if single else parts)
     memory = memoryview(mmap.mmap(-1, plan.nbytes))
@@ -54,8 +54,8 @@ def image_of(parts: Parts, seed: int, step: int, *, single: bool = False, run_id
     if single:
         places = (PartPlace(step_name(step) + ".safetensors", places[0].offset, places[0].nbytes, places[0].tensors),)
     ranks = len(parts[RNG])
-    train = canonical({"global_step": step, "line_chain": [""] * ranks, "schema_version": 1, "sampler": {"epoch": 0, "seed": seed}})
-    return Image(Stamp(run_id, step, 0, step, seed, ranks), memory, places, {TRAIN: train})
+    train = canonical_json({"global_step": step, "line_chain": [""] * ranks, "schema_version": 1, "sampler": {"epoch": 0, "seed": seed}})
+    return CheckpointImage(CheckpointMeta(run_id, step, 0, step, seed, ranks), memory, places, {TRAIN: train})
 
 
 def tensor_bytes(spec: TensorSpec, step: int, rng: np.random.Generator) -> bytes:

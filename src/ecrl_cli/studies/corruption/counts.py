@@ -11,7 +11,7 @@ from ecrl_cli.studies.corruption.invariants import Look
 COUNTS = ("injections", "noops", "detected", "silent_wrong", "untyped", "noops_refused")
 
 
-class Tally:
+class Counts:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._layers: Counter[str] = Counter()

@@ -10,13 +10,13 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MANIFEST
 from ecrl_cli.checkpoint.store.catalog import newest_valid
-from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.studies.corruption.bytes_fs import ROOT, ShelfFs, look_at, taken
 from ecrl_cli.studies.corruption.content import GUARD, image_of, store_in, training_specs
-from ecrl_cli.studies.corruption.counts import Tally
+from ecrl_cli.studies.corruption.counts import Counts
 from ecrl_cli.studies.corruption.faults import put
 from ecrl_cli.studies.corruption.invariants import Look, looked, outcome
-from ecrl_cli.studies.frame.study import Setting, Trial
+from ecrl_cli.studies.frame.study import StudyContext, Trial
 
 ARM = "exhaustive"
 LAYOUTS = ("group", "single")
@@ -54,7 +54,7 @@ class Region:
 class Exhaustive:
     """Built in each process; the checkpoints, and so the mutations, are the same in all."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
 
     @cached_property
@@ -80,7 +80,7 @@ class Exhaustive:
         return found
 
     def run(self, trial: Trial) -> dict[str, Any]:
-        layout, tally = str(trial.facts["layout"]), Tally()
+        layout, tally = str(trial.facts["layout"]), Counts()
         region = next(region for region in self.regions(layout) if region.name == trial.facts["file"])
         for number in range(trial.facts["start"], trial.facts["stop"]):
             data, where = region.mutated(number)
@@ -97,10 +97,10 @@ class Exhaustive:
             return look_at(files, newest, GUARD)
         fs = ShelfFs(files)
 
-        def chosen() -> GuardReport:
-            report = newest_valid(fs, ROOT, lambda path: examine(path, GUARD, fs)).report
+        def chosen() -> IntegrityReport:
+            report = newest_valid(fs, ROOT, lambda path: verify_checkpoint(path, GUARD, fs)).report
             right = report is not None and report.path.name == newest
-            return report if report and right else GuardReport(ROOT / newest, False, "pointer", "recovery chose another checkpoint")
+            return report if report and right else IntegrityReport(ROOT / newest, False, "pointer", "recovery chose another checkpoint")
 
         return looked(chosen)
 

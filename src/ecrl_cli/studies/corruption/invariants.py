@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Look:
         return not self.layer and not self.untyped
 
 
-def looked(examine: Callable[[], GuardReport]) -> Look:
+def looked(examine: Callable[[], IntegrityReport]) -> Look:
     """The look that `examine` gives."""
     try:
         report = examine()

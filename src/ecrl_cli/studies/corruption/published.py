@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.storage.writing import WriteMode
 from ecrl_cli.studies.corruption.bytes_fs import taken
 from ecrl_cli.studies.corruption.content import GUARD, PUBLISHED, image_of, store_in, training_specs
@@ -15,14 +15,14 @@ from ecrl_cli.studies.corruption.faults import PUBLISHED as FAULTS
 from ecrl_cli.studies.corruption.faults import zeros_over_zeros
 from ecrl_cli.studies.corruption.invariants import looked, outcome
 from ecrl_cli.studies.corruption.layer_ablation import seen_by
-from ecrl_cli.studies.frame.study import Setting, Trial
+from ecrl_cli.studies.frame.study import StudyContext, Trial
 
 ARM = "published"
 NOOP, CONTROL = "zeros over zeros", "none"
 SHARE_NOOP = 8  # one trial of zeros over zeros for so many of each fault
 
 
-def trials(setting: Setting) -> list[Trial]:
+def trials(setting: StudyContext) -> list[Trial]:
     """Faults interleaved."""
     count = setting.config.study.trials
     faults = [(number, fault) for number in range(count) for fault in (*FAULTS, CONTROL)]
@@ -30,7 +30,7 @@ def trials(setting: Setting) -> list[Trial]:
     return [Trial(f"{ARM}/{fault.replace(' ', '_')}/{number:04d}", {"arm": ARM, "fault": fault}) for number, fault in faults]
 
 
-def run(setting: Setting, trial: Trial) -> dict[str, Any]:
+def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     """Commit, injure, look."""
     rng, root, fault = setting.rng(trial.key), setting.scratch / "run", str(trial.facts["fault"])
     image = image_of(training_specs(*PUBLISHED, world_size=1), rng.getrandbits(48), 10)
@@ -40,7 +40,7 @@ def run(setting: Setting, trial: Trial) -> dict[str, Any]:
         before = taken(path)
         name = injected(path, fault, rng)
         after = taken(path)
-        look = looked(lambda: examine(path, GUARD))
+        look = looked(lambda: verify_checkpoint(path, GUARD))
     finally:
         store.close()
         shutil.rmtree(root)

@@ -8,10 +8,10 @@ from typing import Any
 
 from ecrl_cli.studies.corruption.bytes_fs import Files, look_at, taken
 from ecrl_cli.studies.corruption.content import GUARD, PUBLISHED, image_of, store_in, training_specs
-from ecrl_cli.studies.corruption.counts import Tally
+from ecrl_cli.studies.corruption.counts import Counts
 from ecrl_cli.studies.corruption.faults import IN_A_FILE, SMALLEST, SWAP_PARTS
 from ecrl_cli.studies.corruption.invariants import outcome
-from ecrl_cli.studies.frame.study import Setting, Trial
+from ecrl_cli.studies.frame.study import StudyContext, Trial
 
 ARM = "random"
 SLICE = 50
@@ -19,7 +19,7 @@ FAULTS = (*IN_A_FILE, SWAP_PARTS)
 LAYOUTS = ("group", "single")
 
 
-def trials(setting: Setting) -> list[Trial]:
+def trials(setting: StudyContext) -> list[Trial]:
     """Slices of each fault, on a checkpoint each, the layouts by turns."""
     found, count = [], setting.config.study.random
     for number, start in enumerate(range(0, count, SLICE)):
@@ -30,8 +30,8 @@ def trials(setting: Setting) -> list[Trial]:
     return found
 
 
-def run(setting: Setting, trial: Trial) -> dict[str, Any]:
-    rng, fault, tally = setting.rng(trial.key), str(trial.facts["fault"]), Tally()
+def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
+    rng, fault, tally = setting.rng(trial.key), str(trial.facts["fault"]), Counts()
     name, files = committed(setting, rng.getrandbits(48), single=trial.facts["layout"] == "single")
     for number in range(int(trial.facts["injections"])):
         changed, where = injured(files, fault, rng)
@@ -40,7 +40,7 @@ def run(setting: Setting, trial: Trial) -> dict[str, Any]:
     return tally.found()
 
 
-def committed(setting: Setting, seed: int, *, single: bool) -> tuple[str, dict[str, bytes]]:
+def committed(setting: StudyContext, seed: int, *, single: bool) -> tuple[str, dict[str, bytes]]:
     """A committed checkpoint of two ranks with one before it: its name, and the files of the folder."""
     root = setting.scratch / "run"
     store = store_in(root)

@@ -12,7 +12,7 @@ from ecrl_cli.studies.corruption.bytes_fs import taken
 from ecrl_cli.studies.corruption.content import image_of, store_in, training_specs
 from ecrl_cli.studies.corruption.faults import IN_A_FILE
 from ecrl_cli.studies.corruption.published import overwrite
-from ecrl_cli.studies.frame.study import Setting, Trial
+from ecrl_cli.studies.frame.study import StudyContext, Trial
 
 ARM = "recovery"
 STEPS = (10, 20, 30, 40)
@@ -20,7 +20,7 @@ LAYOUTS = ("group", "single")
 SIZES = (12_000, 12_000)
 
 
-def trials(setting: Setting) -> list[Trial]:
+def trials(setting: StudyContext) -> list[Trial]:
     return [
         Trial(f"{ARM}/{layout}/{damaged}/{number:02d}", {"arm": ARM, "layout": layout, "damaged": damaged})
         for number in range(setting.config.study.seeds)
@@ -29,7 +29,7 @@ def trials(setting: Setting) -> list[Trial]:
     ]
 
 
-def run(setting: Setting, trial: Trial) -> dict[str, Any]:
+def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     rng, root, damaged = setting.rng(trial.key), setting.scratch / "run", int(trial.facts["damaged"])
     single, seed = trial.facts["layout"] == "single", rng.getrandbits(48)
     parts, expected = training_specs(*SIZES, world_size=1), STEPS[-1 - damaged]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.studies.corruption.faults import bitflip
-from ecrl_cli.studies.frame.study import Setting, Trial
+from ecrl_cli.studies.frame.study import StudyContext, Trial
 
 ARM = "anchors"
 SLICE = 50
@@ -30,7 +30,7 @@ class Loader:
     load: Callable[[State, Path], State]
 
 
-def trials(setting: Setting) -> list[Trial]:
+def trials(setting: StudyContext) -> list[Trial]:
     count = setting.config.study.flips
     return [
         Trial(f"{ARM}/{name}/{number:03d}", {"arm": ARM, "loader": name, "flips": min(SLICE, count - start)})
@@ -39,7 +39,7 @@ def trials(setting: Setting) -> list[Trial]:
     ]
 
 
-def run(setting: Setting, trial: Trial) -> dict[str, Any]:
+def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     """Save once; flip one bit anywhere in what was written; load; put it back. Nothing else decides than what comes out of the loader."""
     loader, root, rng = _loaders()[str(trial.facts["loader"])], setting.scratch / "stock", setting.rng(trial.key)
     state = _state(rng.getrandbits(48))

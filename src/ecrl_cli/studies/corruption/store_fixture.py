@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import chunk_sums
-from ecrl_cli.checkpoint.format.image import Image, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.image import CheckpointImage, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, step_name
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -52,7 +52,7 @@ class Scene:
     def parts(self) -> Parts:
         return _equal_files(training_specs(*SIZES, world_size=2))
 
-    def image(self, step: int, *, seed: int | None = None, run_id: str = RUN_ID) -> Image:
+    def image(self, step: int, *, seed: int | None = None, run_id: str = RUN_ID) -> CheckpointImage:
         return image_of(self.parts, self.seed if seed is None else seed, step, single=self.single, run_id=run_id)
 
     def files(self, step: int) -> tuple[Path, ...]:
@@ -85,15 +85,15 @@ def forge(path: Path, edit: Callable[[dict[str, Any]], object], data: dict[str, 
         (path / name).write_bytes(content)
         manifest["parts"][name] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "chunk_crc32": list(chunk_sums(content))}
     edit(manifest)
-    (path / MANIFEST).write_bytes(canonical(manifest))
-    recommit(path, {"manifest_sha256": hashlib.sha256(canonical(manifest)).hexdigest()})
+    (path / MANIFEST).write_bytes(canonical_json(manifest))
+    recommit(path, {"manifest_sha256": hashlib.sha256(canonical_json(manifest)).hexdigest()})
 
 
 def recommit(path: Path, changes: dict[str, Any]) -> None:
     """Change COMMIT and make it match itself."""
     commit = json.loads((path / COMMIT).read_bytes()) | changes
     body = {key: value for key, value in commit.items() if key != "self_sha256"}
-    (path / COMMIT).write_bytes(canonical(body | {"self_sha256": digest(body)}))
+    (path / COMMIT).write_bytes(canonical_json(body | {"self_sha256": digest(body)}))
 
 
 def _equal_files(parts: Parts) -> Parts:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.manifest import components
-from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import image_components
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.studies.corruption.content import GUARD
@@ -19,14 +19,14 @@ from ecrl_cli.studies.corruption.invariants import looked
 from ecrl_cli.studies.corruption.store_fixture import STEPS, Scene, scene
 from ecrl_cli.studies.corruption.structural_cases import Row
 from ecrl_cli.studies.corruption.structural_cases_group import GROUP, SINGLE
-from ecrl_cli.studies.frame.study import Setting, Skip, Trial
+from ecrl_cli.studies.frame.study import Skip, StudyContext, Trial
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import still_kept
 
 ARM = "structural"
 ROWS = {"group": GROUP, "single": SINGLE}
 
 
-def able(setting: Setting) -> frozenset[str]:
+def able(setting: StudyContext) -> frozenset[str]:
     """What this machine can do of what some rows need."""
     path = setting.scratch / "node"
     with suppress(OSError):
@@ -36,7 +36,7 @@ def able(setting: Setting) -> frozenset[str]:
     return frozenset({""})
 
 
-def trials(setting: Setting) -> list[Trial]:
+def trials(setting: StudyContext) -> list[Trial]:
     can = able(setting)
     kept = [(layout, row) for layout, rows in ROWS.items() for row in rows if row.needs in can]
     return [
@@ -46,7 +46,7 @@ def trials(setting: Setting) -> list[Trial]:
     ]
 
 
-def skips(setting: Setting) -> list[Skip]:
+def skips(setting: StudyContext) -> list[Skip]:
     can = able(setting)
     return [Skip(f"{ARM}: {row.name}", f"{row.needs} is not permitted here") for row in GROUP if row.needs not in can]
 
@@ -55,7 +55,7 @@ def row_of(trial: Trial) -> Row:
     return next(row for row in ROWS[str(trial.facts["layout"])] if row.name == trial.facts["row"])
 
 
-def run(setting: Setting, trial: Trial, judging: Callable[[], AbstractContextManager[None]] = nullcontext) -> dict[str, Any]:
+def run(setting: StudyContext, trial: Trial, judging: Callable[[], AbstractContextManager[None]] = nullcontext) -> dict[str, Any]:
     """Tamper; then, within `judging`, ask the guard, recovery and the records."""
     root, row = setting.scratch / "run", row_of(trial)
     try:
@@ -68,7 +68,7 @@ def run(setting: Setting, trial: Trial, judging: Callable[[], AbstractContextMan
 
 
 def _answers(made: Scene, row: Row, suspect: Path) -> dict[str, Any]:
-    look = looked(lambda: examine(suspect, GUARD))
+    look = looked(lambda: verify_checkpoint(suspect, GUARD))
     report, untyped = _recovered(made)
     recovered = report.global_step if report else None
     found: dict[str, Any] = {
@@ -83,7 +83,7 @@ def _answers(made: Scene, row: Row, suspect: Path) -> dict[str, Any]:
     return found | {"exact": exact, "as_expected": right and (recovered is None or exact == row.exact), "outcome": _outcome(found, exact)}
 
 
-def _recovered(made: Scene) -> tuple[GuardReport | None, str]:
+def _recovered(made: Scene) -> tuple[IntegrityReport | None, str]:
     """What recovery chooses, and the exception that came instead."""
     try:
         return made.store.newest_valid().report, ""
@@ -109,7 +109,7 @@ def missed(made: Scene) -> tuple[int, ...]:
 
 def _whole_as(path: Path) -> str | None:
     try:
-        report = examine(path, GUARD)
+        report = verify_checkpoint(path, GUARD)
     except Exception:  # counted where the same checkpoint was looked at first
         return None
     return report.commit_sha256 if report.ok else None

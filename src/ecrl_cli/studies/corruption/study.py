@@ -11,18 +11,18 @@ from ecrl_cli.studies.corruption.exhaustive import ARM as EXHAUSTIVE
 from ecrl_cli.studies.corruption.exhaustive import Exhaustive
 from ecrl_cli.studies.corruption.findings import findings
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.mutants import repair
 
 _ARMS = {arm.ARM: arm for arm in (published, random_faults, structural, recovery, clean, stock_loaders, repair)}
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return _Corruption(setting)
 
 
 class _Corruption:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
         self._config: Corruption = setting.config.study
         self._exhaustive = Exhaustive(setting)

@@ -23,7 +23,7 @@ import ecrl_cli.checkpoint.format.finite  # noqa: F401  imported here once, wher
 from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.crash_points.crash_targets import Save, mortal, save_back_to_back, save_once, serve
-from ecrl_cli.studies.crash_points.points import Passed
+from ecrl_cli.studies.crash_points.points import CrashPointCounter
 from ecrl_cli.studies.crash_points.store_fixture import BACK_TO_BACK, Payload, image_of
 
 MEMORY = Path("/dev/shm")
@@ -40,7 +40,7 @@ class Killer:
     """One child at a time."""
 
     def __init__(self, payload: Payload) -> None:
-        self._payload, self._passed = payload, Passed()
+        self._payload, self._passed = payload, CrashPointCounter()
         self._writer = 0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from ecrl_cli.checkpoint.writer.server import Writer, die_of
 from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fs import Fs, PosixFs
-from ecrl_cli.studies.crash_points.crashing_fs import DyingFs
-from ecrl_cli.studies.crash_points.points import NONE, Passed
+from ecrl_cli.studies.crash_points.crashing_fs import CrashingFs
+from ecrl_cli.studies.crash_points.points import NONE, CrashPointCounter
 from ecrl_cli.studies.crash_points.store_fixture import BACK_TO_BACK, STEP, VICTIM, Payload, image_of, log_of, store_config
 from ecrl_cli.studies.mutants.registry import PLANTED
 
@@ -48,23 +48,23 @@ class Save:
         return planted.store(run.checkpoints, store_config(self.mode), fs, points)
 
 
-def save_once(run: RunLayout, save: Save, payload: Payload, passed: Passed) -> None:
+def save_once(run: RunLayout, save: Save, payload: Payload, passed: CrashPointCounter) -> None:
     """Rank 0 of the blocking strategy: one save, in the rank's own process."""
-    fs = DyingFs(run.checkpoints, save.call)
+    fs = CrashingFs(run.checkpoints, save.call)
     store = save.store(run, fs, lambda name: passed.die_at(save.point, name))
     store.claim(VICTIM)
     fs.armed = True
     save_and_record(store, image_of(payload, save.layout, save.step), VICTIM, log_of(run, VICTIM))
 
 
-def serve(run: RunLayout, save: Save, passed: Passed, listener: socket.socket) -> None:
+def serve(run: RunLayout, save: Save, passed: CrashPointCounter, listener: socket.socket) -> None:
     """The background writer of the overlapped strategy, as `supervision.writer_main` builds it."""
     threading.excepthook = die_of
     store = save.store(run, PosixFs(), lambda name: passed.die_at(save.point, name))
     Writer(run, store, listener).serve()
 
 
-def save_back_to_back(run: RunLayout, save: Save, payload: Payload, passed: Passed, begin: int) -> None:
+def save_back_to_back(run: RunLayout, save: Save, payload: Payload, passed: CrashPointCounter, begin: int) -> None:
     """One save after the other, from `save.step` on; a byte to `begin` when the first, which is the slowest, is done.
 
     Whoever gets them all done waits for the kill.

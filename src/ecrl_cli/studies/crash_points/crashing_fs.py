@@ -10,7 +10,7 @@ from ecrl_cli.storage.fs import Buffer, Fs, PosixFs
 from ecrl_cli.studies.mutants.fs import ThroughFs
 
 
-class DyingFs(ThroughFs):
+class CrashingFs(ThroughFs):
     """`calls`: the changing calls since it was `armed`, by name. The process dies before call number `last` (never: -1)."""
 
     def __init__(self, root: Path, last: int = -1, fs: Fs | None = None) -> None:

@@ -34,7 +34,7 @@ def survivor(mode: str, point: str, visited: tuple[str, ...]) -> str:
     return "new" if visited.index(point) >= visited.index(counts) else "previous"
 
 
-class Passed:
+class CrashPointCounter:
     """The last point that a process has passed, in memory that it shares with the one who forked it: one byte, so never half written."""
 
     def __init__(self) -> None:

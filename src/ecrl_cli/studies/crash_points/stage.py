@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from ecrl_cli.checkpoint.format.image import Image, ImagePlan
+from ecrl_cli.checkpoint.format.image import CheckpointImage, ImagePlan
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.crash_points.crash_targets import Save
 from ecrl_cli.studies.crash_points.store_fixture import VICTIM, Payload
@@ -48,7 +48,7 @@ class KillerProcess:
         return answer
 
 
-def hand_over(run: RunLayout, plan: ImagePlan, image: Image) -> bool:
+def hand_over(run: RunLayout, plan: ImagePlan, image: CheckpointImage) -> bool:
     """Submit `image` to the run's background writer as rank 0 does; gives whether the writer lived to say that the save has ended."""
     from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone  # here and not above: it imports torch
 
@@ -58,7 +58,7 @@ def hand_over(run: RunLayout, plan: ImagePlan, image: Image) -> bool:
         number, slot = client.take()
         view = cast(Any, slot).view
         view[: len(image.memory)] = image.memory
-        client.submit(number, Image(image.stamp, view, image.parts, image.documents))
+        client.submit(number, CheckpointImage(image.stamp, view, image.parts, image.documents))
         client.wait_idle()
     except WriterGone:
         return False

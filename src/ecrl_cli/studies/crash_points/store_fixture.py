@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.canonical_json import parse_canonical
-from ecrl_cli.checkpoint.format.image import Image, ImagePlan
+from ecrl_cli.checkpoint.format.image import CheckpointImage, ImagePlan
 from ecrl_cli.checkpoint.format.manifest import Components, components
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, STAGE_PREFIX, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.catalog import entry_of
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, examine
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.save_and_log import save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
@@ -46,7 +46,7 @@ def plan_of(payload: Payload, layout: str) -> ImagePlan:
 
 
 @cache
-def image_of(payload: Payload, layout: str, step: int) -> Image:
+def image_of(payload: Payload, layout: str, step: int) -> CheckpointImage:
     return synthetic_image(payload.seed, step, plan_of(payload, layout))
 
 
@@ -161,14 +161,14 @@ def half_written(store: CheckpointStore, found: Found) -> list[str]:
     newest = STEP if found.step is None else found.step
     quick = replace(store.config.guard, contents=False)
     older = [entry.path for entry in store.entries() if entry.global_step < newest]
-    return [rejected["path"] for rejected in found.rejected] + [path.name for path in older if not examine(path, quick).ok]
+    return [rejected["path"] for rejected in found.rejected] + [path.name for path in older if not verify_checkpoint(path, quick).ok]
 
 
-def go_on(run: RunLayout, store: CheckpointStore, found: Found, image: Image) -> None:
+def go_on(run: RunLayout, store: CheckpointStore, found: Found, image: CheckpointImage) -> None:
     """The next attempt: set aside what was refused, save `image`, leave nothing lying about."""
     try:
         for rejected in found.rejected:
-            store.set_aside(store.root / rejected["path"])
+            store.quarantine(store.root / rejected["path"])
         with closing(log_of(run, AFTER)) as log:
             saved = save_and_record(store, image, AFTER, log)
         choice = store.newest_valid()
@@ -188,7 +188,7 @@ def left_over(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY))]
 
 
-def remains(path: Path, image: Image) -> str:
+def leak_check(path: Path, image: CheckpointImage) -> str:
     """What is wrong with the files of a refused checkpoint, in the published study's words; the first that applies."""
     sizes = {part.name: part.nbytes for part in image.parts} | {name: len(data) for name, data in image.documents.items()}
     entry = entry_of(path)

@@ -18,18 +18,18 @@ from ecrl_cli.studies.crash_points.search import search, unseen
 from ecrl_cli.studies.crash_points.store_fixture import Payload
 from ecrl_cli.studies.crash_points.trial import Bench
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.mutants.registry import PLANTED
 
 KILL_AFTER_S = (0.5e-3, 20e-3)  # uniform
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return _CrashPoints(setting)
 
 
 class _CrashPoints:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
         self._config: CrashPoints = setting.config.study
         in_memory = self._config.in_memory and memory_there(self._config.model_bytes + self._config.optimizer_bytes)

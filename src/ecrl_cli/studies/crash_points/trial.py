@@ -13,7 +13,7 @@ from ecrl_cli.checkpoint.store.catalog import entry_of
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.crash_points.crash_targets import Save
-from ecrl_cli.studies.crash_points.crashing_fs import DyingFs
+from ecrl_cli.studies.crash_points.crashing_fs import CrashingFs
 from ecrl_cli.studies.crash_points.points import NONE, phase
 from ecrl_cli.studies.crash_points.stage import KillerProcess, hand_over
 from ecrl_cli.studies.crash_points.store_fixture import (
@@ -28,9 +28,9 @@ from ecrl_cli.studies.crash_points.store_fixture import (
     go_on,
     half_written,
     image_of,
+    leak_check,
     plan_of,
     recover,
-    remains,
 )
 
 
@@ -97,7 +97,7 @@ class Bench:
             found = recover(self._run, store, lambda step: expected_of(self._payload, save.layout, step) if step in known else None)
             for rejected in found.rejected:
                 path = store.root / rejected["path"]
-                rejected["remains"] = remains(path, image_of(self._payload, save.layout, entry_of(path).global_step))
+                rejected["remains"] = leak_check(path, image_of(self._payload, save.layout, entry_of(path).global_step))
             if save.layout == "group" and store.config.mode.atomic:
                 found.half = half_written(store, found)
             if goes_on:
@@ -107,10 +107,10 @@ class Bench:
     def _visit(self, save: Save) -> tuple[tuple[str, ...], tuple[str, ...]]:
         points: list[str] = []
         with self._laid(save.layout):
-            fs = DyingFs(self._run.checkpoints)
+            fs = CrashingFs(self._run.checkpoints)
             with closing(save.store(self._run, fs, lambda name: points.append(phase(name)))) as store:
                 store.claim(VICTIM)
                 fs.armed = True
                 image = image_of(self._payload, save.layout, save.step)
-                store.settle(store.save(image, VICTIM), image)
+                store.update_pointers_and_retire(store.save(image, VICTIM), image)
         return tuple(points), tuple(fs.calls)

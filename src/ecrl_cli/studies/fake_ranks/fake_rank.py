@@ -24,8 +24,8 @@ from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import Fenced
 from ecrl_cli.linux.clock import monotonic, wall
-from ecrl_cli.records.attempt_spec import LaunchOrder
-from ecrl_cli.records.events import Final, RankLine
+from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.records.events import FinalState, RankLine
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress
@@ -48,19 +48,19 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
         control = Control(layout, Hello(rendezvous.rank, os.getpid(), attempt, started, stacks=stack_dump_handler.answer()))
         control.attach()
         with closing(control):
-            return Actor(layout, attempt, rendezvous, control).play()
+            return FakeRank(layout, attempt, rendezvous, control).play()
     except Fenced as error:
         return error.exit_code
 
 
-class Actor:
+class FakeRank:
     """One rank in one attempt."""
 
     def __init__(self, layout: RunLayout, attempt: int, rendezvous: Rendezvous, control: Control) -> None:
         self.layout, self.attempt, self.rank, self.world_size = layout, attempt, rendezvous.rank, rendezvous.world_size
         self.control, self.pulse, self.part = control, Pulse(control.board, rendezvous.rank), part_of(layout)
         self.stored, self.logs = read_run_config(layout), layout.attempt(attempt)
-        self.order = decode(LaunchOrder, read_json(self.logs.launch))
+        self.order = decode(AttemptSpec, read_json(self.logs.launch))
         self.step, self.until = self.order.resume_step, self.stored.config.target_steps
         self.journal = Journal(self.logs.rank(self.rank))
         self.exchange = Exchange(self.logs.folder / "exchange", self.rank, self.world_size)
@@ -129,7 +129,7 @@ class Actor:
     def leave(self) -> int:
         self.pulse.phase("flushing")
         if self.rank == 0 and self.step == self.stored.config.target_steps:
-            write_json(self.logs.final, encode(Final(self.step, self.attempt, monotonic(), wall(), "", "", "", "", 0.5)))
+            write_json(self.logs.final, encode(FinalState(self.step, self.attempt, monotonic(), wall(), "", "", "", "", 0.5)))
         return 0
 
     def misbehave(self, step: int) -> None:

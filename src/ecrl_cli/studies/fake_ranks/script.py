@@ -13,7 +13,7 @@ PART = "part.json"
 
 
 @dataclass(frozen=True)
-class Part:
+class FakeRankScript:
     """Seconds of each phase of the start, of a step's own work, of a save, of the last save that a stop asks for. `deeds`: by "ATTEMPT/RANK/STEP"
     (ATTEMPT may be `any`) what is done wrong there: freeze, grasp, spin, skip, raise, exitN, SIGNAME. `heeds`: the word to stop: yes, no, or alone
     (rank 0 asks nobody). `side_thread`: a thread beats for the rank."""
@@ -30,9 +30,9 @@ class Part:
         return self.deeds.get(f"{attempt}/{rank}/{step}") or self.deeds.get(f"any/{rank}/{step}") or ""
 
 
-def write_part(layout: RunLayout, part: Part) -> None:
+def write_part(layout: RunLayout, part: FakeRankScript) -> None:
     write_json(layout.root / PART, encode(part))
 
 
-def part_of(layout: RunLayout) -> Part:
-    return decode(Part, read_json(layout.root / PART))
+def part_of(layout: RunLayout) -> FakeRankScript:
+    return decode(FakeRankScript, read_json(layout.root / PART))

@@ -18,13 +18,13 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
-from ecrl_cli.studies.fake_ranks.script import Part, write_part
+from ecrl_cli.studies.fake_ranks.script import FakeRankScript, write_part
 from ecrl_cli.studies.frame.leak_check import remaining
 from ecrl_cli.studies.frame.study import Trial
 from ecrl_cli.studies.frame.trial_timeout import Overdue, deadline
@@ -43,7 +43,7 @@ TRIAL_S = 120.0  # a trial that takes longer hangs, whatever the supervisor make
 
 
 @dataclass(frozen=True)
-class Cue:
+class Trigger:
     """Rank 0 has said that it is in `phase`, at `step` or later, in `attempt`."""
 
     phase: str
@@ -51,15 +51,15 @@ class Cue:
     attempt: int = 0
 
 
-class Prompter(SilentUI):
+class TriggeringUI(SilentUI):
     """Does `act` once, when the cue comes; notes what a person would have read."""
 
-    def __init__(self, cue: Cue | None = None, act: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, cue: Trigger | None = None, act: Callable[[], None] = lambda: None) -> None:
         self._cue, self._act, self._attempt = cue, act, -1
         self.notes: list[str] = []
         self.acted_at: float | None = None
 
-    def launched(self, order: LaunchOrder) -> None:
+    def launched(self, order: AttemptSpec) -> None:
         self._attempt = order.attempt
 
     def note(self, text: str) -> None:
@@ -89,7 +89,7 @@ class ActorLauncher:
 
 
 @dataclass
-class Ending:
+class SupervisorOutcome:
     """How a stay of the supervisor ended: its exit code and last words; the supervisor's record; seconds from the cue to the end."""
 
     code: int
@@ -119,7 +119,7 @@ class Stage:
         return ActorLauncher(self._launchers[kind])
 
     @contextlib.contextmanager
-    def run(self, config: RunConfig, part: Part) -> Iterator[RunLayout]:
+    def run(self, config: RunConfig, part: FakeRankScript) -> Iterator[RunLayout]:
         """A run directory, laid down; gone afterwards."""
         self.number += 1
         layout = RunLayout((self._scratch / f"run{self.number}").resolve())
@@ -133,7 +133,7 @@ class Stage:
             processes.sweep(processes.of_run(layout.root))
             shutil.rmtree(layout.root, ignore_errors=True)
 
-    def supervise(self, config: RunConfig, layout: RunLayout, ui: Prompter, kind: str = "zygote") -> Ending:
+    def supervise(self, config: RunConfig, layout: RunLayout, ui: TriggeringUI, kind: str = "zygote") -> SupervisorOutcome:
         launcher, began = self.launcher(kind), monotonic()
         code, said = 0, "completed"
         with heard_by_nobody_else():
@@ -143,7 +143,7 @@ class Stage:
                 code, said = error.exit_code, error.line()
         after = monotonic() - (ui.acted_at or began)
         attempts = [encode(attempt) for attempt in read_record(layout).attempts]
-        return Ending(code, said, attempts, after, len(remaining(layout.root)), ui.notes)
+        return SupervisorOutcome(code, said, attempts, after, len(remaining(layout.root)), ui.notes)
 
     def tried(self, arm: Callable[[Trial], dict[str, Any]], trial: Trial, overdue: dict[str, Any]) -> dict[str, Any]:
         """What came of `trial`; `overdue` where it had to be ended."""
@@ -189,7 +189,7 @@ def whole(layout: RunLayout) -> list[int]:
     """The steps of the checkpoints that pass the guard, oldest first; each must, unless it lies aside."""
     stored = read_run_config(layout)
     with contextlib.closing(CheckpointStore(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id))) as store:
-        reports = [store.examine(entry.path) for entry in store.entries()] if layout.checkpoints.exists() else []
+        reports = [store.verify(entry.path) for entry in store.entries()] if layout.checkpoints.exists() else []
     return sorted(report.global_step or 0 for report in reports if report.ok)
 
 

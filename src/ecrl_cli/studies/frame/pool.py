@@ -16,7 +16,7 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.studies.frame.registry import make_study, parallel
-from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
 
 _AHEAD = 4  # trials in the queue per worker
 
@@ -71,7 +71,7 @@ def _begin(config: StudyConfig, scratch: Path, parent: int) -> None:
     die_with_parent(parent)
     own = scratch / f"worker-{os.getpid()}"
     own.mkdir()
-    _study = make_study(Setting(config, own))
+    _study = make_study(StudyContext(config, own))
     Finalize(None, _study.close, exitpriority=10)  # what `atexit` is for other processes
 
 

@@ -8,7 +8,7 @@ from ecrl_cli.config.registry import Registry
 
 if TYPE_CHECKING:  # the names alone are wanted by `ecrl study --help`
     from ecrl_cli.config.study import StudyConfig
-    from ecrl_cli.studies.frame.study import Setting, Study
+    from ecrl_cli.studies.frame.study import Study, StudyContext
 
 # Each names a `make(setting) -> Study`.
 _STUDIES = Registry(
@@ -43,7 +43,7 @@ def names() -> tuple[str, ...]:
     return _STUDIES.names()
 
 
-def make_study(setting: Setting) -> Study:
+def make_study(setting: StudyContext) -> Study:
     """The study that `setting.config` names."""
     made: Any = _STUDIES.load(setting.config.name)
     study: Study = made(setting)

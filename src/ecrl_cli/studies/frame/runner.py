@@ -25,8 +25,8 @@ from ecrl_cli.studies.frame.pool import results
 from ecrl_cli.studies.frame.progress import Progress
 from ecrl_cli.studies.frame.registry import make_study
 from ecrl_cli.studies.frame.result import SCHEMA_VERSION, Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
+from ecrl_cli.supervision.run_lock import run_lock
 
 Say = Callable[[str], None]
 
@@ -56,7 +56,7 @@ def run_study(config: StudyConfig, root: Path, say: Say) -> int:
     """Run what is missing and write result.json. 0: complete and every gate passed; 1: a gate failed; 130: stopped, goes on when started again."""
     layout = StudyLayout(root)
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _terminable(), held(layout), _scratch(layout), _opened(Setting(config, layout.scratch / "main")) as study:
+    with _terminable(), run_lock(layout), _scratch(layout), _opened(StudyContext(config, layout.scratch / "main")) as study:
         plan = _planned(study)
         _write_headers(config, layout)
         say(f"{config.name}: {len(plan)} trials, seed {config.seed}: {root}")
@@ -80,7 +80,7 @@ def replay(config: StudyConfig) -> int:
     with (
         _terminable(),
         tempfile.TemporaryDirectory(prefix=".replay-", dir=beside) as folder,
-        _opened(Setting(config, Path(folder) / "main")) as study,
+        _opened(StudyContext(config, Path(folder) / "main")) as study,
     ):
         found = {trial.key: trial for trial in study.plan()}
         if config.trial not in found:
@@ -94,7 +94,7 @@ def replay(config: StudyConfig) -> int:
 
 
 @contextmanager
-def _opened(setting: Setting) -> Iterator[Study]:
+def _opened(setting: StudyContext) -> Iterator[Study]:
     setting.scratch.mkdir(parents=True)
     study = make_study(setting)
     try:

@@ -49,7 +49,7 @@ class Skip:
 
 
 @dataclass(frozen=True)
-class Setting:
+class StudyContext:
     """What a study is built from. `scratch`: an empty folder of its own on the file system under test (one per worker)."""
 
     config: StudyConfig

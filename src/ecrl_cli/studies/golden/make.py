@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.hashing import tensor_sha256
-from ecrl_cli.checkpoint.format.image import DTYPES, Image, ImagePlan, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.image import DTYPES, CheckpointImage, CheckpointMeta, ImagePlan, PartPlace, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.names import FORMAT_VERSION, MODEL, OPTIMIZER, RNG, TRAIN, step_name
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 
@@ -45,14 +45,14 @@ def tensor_bytes(spec: TensorSpec, step: int) -> bytes:
     return (ramp % 2).astype(bool).tobytes() if kind == "bool" else ramp.astype(kind).tobytes()
 
 
-def image(layout: str, step: int) -> Image:
+def image(layout: str, step: int) -> CheckpointImage:
     plan = plan_image(specs() if layout == "group" else {"all": [spec for part in specs().values() for spec in part]})
     memory = bytearray(plan.nbytes)
     for offset, header in plan.headers:
         memory[offset : offset + len(header)] = header
     for place in plan.tensors:
         memory[place.offset : place.offset + place.spec.nbytes] = tensor_bytes(place.spec, step)
-    train = canonical({"schema_version": FORMAT_VERSION, "global_step": step, "line_chain": ["0" * 64, "1" * 64]})
+    train = canonical_json({"schema_version": FORMAT_VERSION, "global_step": step, "line_chain": ["0" * 64, "1" * 64]})
     parts = plan.parts
     if layout == "single":
         parts = (PartPlace(step_name(step) + ".safetensors", parts[0].offset, parts[0].nbytes, parts[0].tensors),)
@@ -60,7 +60,7 @@ def image(layout: str, step: int) -> Image:
         data = _torch_file(plan, memory, train)
         parts = (PartPlace(step_name(step) + ".pt", len(memory), len(data), parts[0].tensors),)
         memory += data
-    return Image(Stamp(RUN_ID, step, 1, 2, 3, 2), memoryview(memory), parts, {TRAIN: train})
+    return CheckpointImage(CheckpointMeta(RUN_ID, step, 1, 2, 3, 2), memoryview(memory), parts, {TRAIN: train})
 
 
 def _torch_file(plan: ImagePlan, memory: bytearray, train: bytes) -> bytes:

@@ -19,8 +19,18 @@ from ecrl_cli.linux import processes
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.fake_ranks.script import Part
-from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, START_S, Cue, Ending, Prompter, Stage, lineage_whole, settings, whole
+from ecrl_cli.studies.fake_ranks.script import FakeRankScript
+from ecrl_cli.studies.fake_ranks.supervisor_harness import (
+    LIMIT_S,
+    START_S,
+    Stage,
+    SupervisorOutcome,
+    Trigger,
+    TriggeringUI,
+    lineage_whole,
+    settings,
+    whole,
+)
 from ecrl_cli.studies.frame.leak_check import remaining
 from ecrl_cli.supervision.watch.hang_detector import SAVING
 
@@ -40,7 +50,7 @@ class Case:
     run: Callable[[Stage, random.Random], Found]
 
 
-def _ended(ending: Ending, layout: RunLayout) -> Found:
+def _ended(ending: SupervisorOutcome, layout: RunLayout) -> Found:
     """What every trial tells."""
     hung = [attempt for attempt in ending.attempts if attempt["outcome"] == "hung"]
     hangs = [attempt["hang"] for attempt in hung]
@@ -79,8 +89,8 @@ def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage,
 
     def run(stage: Stage, rng: random.Random) -> Found:
         step, config = rng.randrange(8, STEPS), settings(STEPS)
-        with stage.run(config, Part(deeds={f"0/{rank}/{step}": what for rank in victims})) as layout:
-            found = _ended(stage.supervise(config, layout, Prompter()), layout)
+        with stage.run(config, FakeRankScript(deeds={f"0/{rank}/{step}": what for rank in victims})) as layout:
+            found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
         named = what == "skip" or found["blamed"] == list(victims)  # who skipped one is ahead of the others, and nobody can see it
         recovered = found["outcomes"] == [expected, "completed"] and found["code"] == 0 and found["lineage"]
         return found | {"good": recovered and found["left"] == 0 and (expected != "hung" or (named and found["stacks"]))}
@@ -91,13 +101,13 @@ def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage,
 def writer_stopped(stage: Stage, rng: random.Random) -> Found:
     """The background writer stands still: it is replaced, the ranks train on."""
     config = settings(600, every=50, strategy="overlapped")
-    with stage.run(config, Part(step_s=0.004)) as layout:
+    with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
 
         def stop_it() -> None:
             (pid,) = [pid for pid in remaining(layout.root) if "supervision.writer_main" in _command(pid)]
             os.kill(pid, signal.SIGSTOP)
 
-        ending = stage.supervise(config, layout, Prompter(Cue("training", rng.randrange(5, 50)), stop_it))
+        ending = stage.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(5, 50)), stop_it))
         found = _ended(ending, layout)
     replaced = [note for note in ending.notes if "writer" in note and "replaced" in note]
     return found | {"good": found["outcomes"] == ["completed"] and len(replaced) == 1 and found["left"] == 0}
@@ -107,8 +117,8 @@ def slow_disk(stage: Stage, rng: random.Random) -> Found:
     """A save that takes several times the limit, a piece at a time: nobody hangs."""
     config = settings(12, every=6)
     slow = RunConfig(**{**config.__dict__, "storage": config.storage.__class__(bytes_per_s=6000.0)})
-    with stage.run(slow, Part()) as layout:
-        found = _ended(stage.supervise(slow, layout, Prompter()), layout)
+    with stage.run(slow, FakeRankScript()) as layout:
+        found = _ended(stage.supervise(slow, layout, TriggeringUI()), layout)
     return found | {"good": found["outcomes"] == ["completed"] and found["left"] == 0}
 
 
@@ -117,12 +127,12 @@ def agent(number: int, expected: list[str]) -> Callable[[Stage, random.Random], 
 
     def run(stage: Stage, rng: random.Random) -> Found:
         config = settings(200, every=20, launcher="torchrun", start_timeout_s=60.0)
-        with stage.run(config, Part(step_s=0.004)) as layout:
+        with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
 
             def strike() -> None:
                 os.kill(processes.parent(_some_rank(layout)), number)
 
-            found = _ended(stage.supervise(config, layout, Prompter(Cue("training", rng.randrange(10, 40)), strike), "torchrun"), layout)
+            found = _ended(stage.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(10, 40)), strike), "torchrun"), layout)
         return found | {"good": found["outcomes"] == expected and found["left"] == 0 and found["code"] == 0}
 
     return run
@@ -131,7 +141,7 @@ def agent(number: int, expected: list[str]) -> Callable[[Stage, random.Random], 
 def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
     """SIGKILL to the supervisor: within two seconds nothing of the run is left, and the next one goes on."""
     config = settings(400, every=20, start_timeout_s=60.0)
-    with stage.run(config, Part(step_s=0.004)) as layout:
+    with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
         lone = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.lone_supervisor", str(layout.root)], stdout=subprocess.PIPE, text=True)
         assert lone.stdout is not None
         with _ended_at_last(lone):
@@ -140,7 +150,7 @@ def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
         alive = processes.wait_all(fds, GONE_WITHIN_S)
         for fd in fds:
             os.close(fd)
-        found = _ended(stage.supervise(config, layout, Prompter()), layout)
+        found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
     good = len(fds) >= 2 and not alive and found["outcomes"][-1] == "completed" and found["lineage"] and found["left"] == 0
     return found | {"alive": len(alive), "good": good}
 
@@ -148,11 +158,11 @@ def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
 def zombie(stage: Stage, rng: random.Random) -> Found:
     """A writer of the first attempt stands still before its commit and wakes up when a newer attempt is done: it is fenced, nothing changes."""
     config = settings(STEPS)
-    with stage.run(config, Part(deeds={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})) as layout:
+    with stage.run(config, FakeRankScript(deeds={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})) as layout:
         late = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.late_writer", str(layout.root)], stdout=subprocess.PIPE, text=True)
         with _ended_at_last(late):
             os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            found = _ended(stage.supervise(config, layout, Prompter()), layout)
+            found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
             before = whole(layout)
             late.send_signal(signal.SIGCONT)
             said, _ = late.communicate(timeout=ANSWER_S)
@@ -163,8 +173,8 @@ def zombie(stage: Stage, rng: random.Random) -> Found:
 def crash_loop(stage: Stage, rng: random.Random) -> Found:
     """The same step fails each time: two attempts without a gain, and it is over; the step and the cause are named."""
     step, config = rng.randrange(8, STEPS), settings(STEPS)
-    with stage.run(config, Part(deeds={f"any/0/{step}": "raise"})) as layout:
-        found = _ended(stage.supervise(config, layout, Prompter()), layout)
+    with stage.run(config, FakeRankScript(deeds={f"any/0/{step}": "raise"})) as layout:
+        found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
     return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["died"] * 3, 7, 0)}
 
 
@@ -173,16 +183,16 @@ def budget(stage: Stage, rng: random.Random) -> Found:
     config, allowed = settings(STEPS, every=2), rng.randrange(1, 4)
     config = settings(STEPS, every=2, max_restarts=allowed)
     deeds = {f"{attempt}/{attempt % 2}/{9 + 4 * attempt}": "SIGKILL" for attempt in range(6)}
-    with stage.run(config, Part(deeds=deeds)) as layout:
-        found = _ended(stage.supervise(config, layout, Prompter()), layout)
+    with stage.run(config, FakeRankScript(deeds=deeds)) as layout:
+        found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
     return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["died"] * (allowed + 1), 7, 0)}
 
 
 def hang_loop(stage: Stage, rng: random.Random) -> Found:
     """The same step hangs each time: exit code 6."""
     config = settings(STEPS)
-    with stage.run(config, Part(deeds={f"any/1/{rng.randrange(8, STEPS)}": "spin"})) as layout:
-        found = _ended(stage.supervise(config, layout, Prompter()), layout)
+    with stage.run(config, FakeRankScript(deeds={f"any/1/{rng.randrange(8, STEPS)}": "spin"})) as layout:
+        found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
     return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["hung"] * 3, 6, 0)}
 
 
@@ -191,8 +201,8 @@ def overload(stage: Stage, rng: random.Random) -> Found:
     config = settings(400, every=40)
     busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))]
     try:
-        with stage.run(config, Part()) as layout:
-            found = _ended(stage.supervise(config, layout, Prompter()), layout)
+        with stage.run(config, FakeRankScript()) as layout:
+            found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
     finally:
         for process in busy:
             process.kill()

@@ -6,16 +6,16 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ecrl_cli.records.heartbeat_table import Beat
-from ecrl_cli.supervision.watch.hang_detector import Detector, Limits
+from ecrl_cli.records.heartbeat_table import Heartbeat
+from ecrl_cli.supervision.watch.hang_detector import HangDetector, HangTimeouts
 
-LIMITS = Limits(start_s=60.0, timeout_s=2.0, factor=10.0)
+LIMITS = HangTimeouts(start_s=60.0, timeout_s=2.0, factor=10.0)
 SLOW_STEPS = 1000
-Make = Callable[[float], Detector]
+Make = Callable[[float], HangDetector]
 
 
-def product(now: float) -> Detector:
-    return Detector(LIMITS, 0, now)
+def product(now: float) -> HangDetector:
+    return HangDetector(LIMITS, 0, now)
 
 
 class _Job:
@@ -23,19 +23,19 @@ class _Job:
 
     def __init__(self, make: Make) -> None:
         self.now, self.alarms = 1000.0, 0
-        self.beats = [Beat(0, "nowhere", 0.0, 0.0, 0)] * 2
-        self.writer = Beat(0, "done", 0.0, 0.0, 0)
+        self.beats = [Heartbeat(0, "nowhere", 0.0, 0.0, 0)] * 2
+        self.writer = Heartbeat(0, "done", 0.0, 0.0, 0)
         self.detector = make(self.now)
 
     def put(self, step: int, phase: str) -> None:
-        self.beats = [Beat(step, phase, self.now, 0.0, beat.beats + 1) for beat in self.beats]
+        self.beats = [Heartbeat(step, phase, self.now, 0.0, beat.beats + 1) for beat in self.beats]
 
     def passes(self, seconds: float, *, writer_moves: bool = False) -> None:
         end = self.now + seconds
         while self.now < end:
             self.now += LIMITS.look_every_s
             if writer_moves:
-                self.writer = Beat(0, "saving", self.now, 0.0, self.writer.beats + 1)
+                self.writer = Heartbeat(0, "saving", self.now, 0.0, self.writer.beats + 1)
             self.alarms += self.detector.look(self.now, self.beats, self.writer)
 
     def step(self, number: int, seconds: float) -> None:
@@ -80,15 +80,15 @@ def standing(make: Make, rng: random.Random) -> float | None:
     return (job.now - began) / limit if job.alarms else None
 
 
-class TrustsTheClock(Detector):
+class TrustsTheClock(HangDetector):
     """Counts the time since the last change, whether it was looking or not: as one does who compares the rank's clock with its own."""
 
-    def look(self, now: float, ranks: Sequence[Beat], writer: Beat | None = None) -> bool:
+    def look(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
         super().look(now, ranks, writer)
         return self.quiet.waited_s >= self.limit_s
 
 
-class NeverLearns(Detector):
+class NeverLearns(HangDetector):
     """A fixed timeout, however long steps take."""
 
     @property
@@ -96,10 +96,10 @@ class NeverLearns(Detector):
         return LIMITS.timeout_s if self.longest_step_s else LIMITS.start_s
 
 
-class HearsTheWriterAlways(Detector):
+class HearsTheWriterAlways(HangDetector):
     """Takes any sign of life for progress."""
 
-    def look(self, now: float, ranks: Sequence[Beat], writer: Beat | None = None) -> bool:
+    def look(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
         self._learn(now, ranks)
         return self.quiet.look(now, (*ranks, writer)) >= self.limit_s
 
@@ -109,11 +109,11 @@ class Planted:
     """A broken detector and the story that it does not pass."""
 
     name: str
-    make: type[Detector]
+    make: type[HangDetector]
     story: str
 
     def shown(self, rng: random.Random) -> bool:
-        def made(now: float) -> Detector:
+        def made(now: float) -> HangDetector:
             return self.make(LIMITS, 0, now)
 
         if self.story == "standing":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
-from ecrl_cli.studies.fake_ranks.supervisor_harness import Cue, Prompter, Stage
+from ecrl_cli.studies.fake_ranks.supervisor_harness import Stage, Trigger, TriggeringUI
 
 
 def main(root: Path) -> None:
@@ -19,7 +19,7 @@ def main(root: Path) -> None:
         sys.stdout.flush()
 
     with closing(Stage(root)) as stage:
-        stage.supervise(read_run_config(layout).config, layout, Prompter(Cue("training", 10), tell))
+        stage.supervise(read_run_config(layout).config, layout, TriggeringUI(Trigger("training", 10), tell))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from types import FrameType
 from typing import Any
 
 from ecrl_cli.config.studies import Hangs
-from ecrl_cli.studies.fake_ranks.script import Part
-from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, Prompter, Stage, settings
+from ecrl_cli.studies.fake_ranks.script import FakeRankScript
+from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, Stage, TriggeringUI, settings
 from ecrl_cli.studies.frame.leak_check import shared_memory
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs.cases import CASES, STEPS
 from ecrl_cli.studies.hangs.findings import findings
@@ -34,12 +34,12 @@ OVERDUE: dict[str, Any] = {
 }
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return HangsStudy(setting)
 
 
 class HangsStudy:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting, self._config = setting, setting.config.study
         assert isinstance(self._config, Hangs)
         self._stage = Stage(setting.scratch)
@@ -87,8 +87,8 @@ class HangsStudy:
     def _side_thread(self) -> bool:
         """A rank that spins is not found while a thread of its beats."""
         config = settings(STEPS)
-        with self._stage.run(config, Part(deeds={"0/1/20": "spin"}, side_thread=True)) as layout, _given_up_after(5 * LIMIT_S):
-            ending = self._stage.supervise(config, layout, Prompter())
+        with self._stage.run(config, FakeRankScript(deeds={"0/1/20": "spin"}, side_thread=True)) as layout, _given_up_after(5 * LIMIT_S):
+            ending = self._stage.supervise(config, layout, TriggeringUI())
         return [attempt["outcome"] for attempt in ending.attempts] == ["stopped"]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.names import MODEL
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
 from ecrl_cli.studies.hostile.store_fixture import MODEL_BYTES, Scene
@@ -80,7 +80,7 @@ def _raw(text: bytes, scene: Scene) -> None:
 def _claim(edit: Callable[[dict[str, Any]], object], scene: Scene) -> None:
     value = scene.manifest()
     edit(value["parts"][MODEL])
-    scene.put_manifest(canonical(value))
+    scene.put_manifest(canonical_json(value))
 
 
 def _large(scene: Scene) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, MODEL
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
 from ecrl_cli.studies.hostile.store_fixture import Scene
@@ -56,26 +56,26 @@ def inputs() -> list[MaliciousInput]:
 def _part(name: str, scene: Scene) -> None:
     value = scene.manifest()
     value["parts"][name] = value["parts"].pop(MODEL)
-    scene.put_manifest(canonical(value))
+    scene.put_manifest(canonical_json(value))
 
 
 def _also(name: str, scene: Scene) -> None:
     value = scene.manifest()
     value["parts"][name] = value["parts"][MODEL]
-    scene.put_manifest(canonical(value))
+    scene.put_manifest(canonical_json(value))
 
 
 def _many_parts(scene: Scene) -> None:
     value = scene.manifest()
     value["parts"] |= {f"part{number}": value["parts"][MODEL] for number in range(62)}
-    scene.put_manifest(canonical(value))
+    scene.put_manifest(canonical_json(value))
 
 
 def _tensor(name: str, scene: Scene) -> None:
     value = scene.manifest()
     tensors = value["parts"][MODEL]["tensors"]
     tensors[name] = tensors.pop("parameters.weight")
-    scene.put_manifest(canonical(value))
+    scene.put_manifest(canonical_json(value))
 
 
 def _odd(name: str, scene: Scene) -> None:

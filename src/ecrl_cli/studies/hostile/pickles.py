@@ -6,7 +6,7 @@ import json
 from functools import partial
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import chunk_sums
 from ecrl_cli.checkpoint.format.names import MODEL
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
@@ -58,6 +58,6 @@ def _committed(name: str, scene: Scene) -> None:
     parts = document["manifest"]["parts"]
     entry = parts.pop(scene.single.name)
     parts[target.name] = entry | {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "chunk_crc32": list(chunk_sums(data))}
-    body = document["commit"] | {"manifest_sha256": hashlib.sha256(canonical(document["manifest"])).hexdigest()}
+    body = document["commit"] | {"manifest_sha256": hashlib.sha256(canonical_json(document["manifest"])).hexdigest()}
     body.pop("self_sha256")
-    sidecar.write_bytes(canonical(document | {"commit": body | {"self_sha256": digest(body)}}))
+    sidecar.write_bytes(canonical_json(document | {"commit": body | {"self_sha256": digest(body)}}))

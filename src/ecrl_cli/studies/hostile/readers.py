@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.build import build
 from ecrl_cli.errors import EcrlError
@@ -22,9 +22,9 @@ from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.hostile.configurations import TREES
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
 from ecrl_cli.studies.hostile.store_fixture import GUARD, STEPS, Scene
-from ecrl_cli.studies.writers.store_fixture import Between
+from ecrl_cli.studies.writers.store_fixture import InterleavingFs
 from ecrl_cli.supervision.launch.child_environment import child_environment
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.run_lock import run_lock
 
 COMMAND_S = 60.0
 PROGRAMS = ("load", "command")  # looks that are programs of their own: of torch, of Hydra
@@ -53,14 +53,14 @@ def look(hostile: MaliciousInput, scene: Scene) -> Seen:
 
 
 def _guard(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
-    watched = Between(PosixFs(), hostile.at, lambda: hostile.during(scene) if hostile.during else None)
-    report = examine(scene.single if what == "single" else scene.group, GUARD, watched.fs)
+    watched = InterleavingFs(PosixFs(), hostile.at, lambda: hostile.during(scene) if hostile.during else None)
+    report = verify_checkpoint(scene.single if what == "single" else scene.group, GUARD, watched.fs)
     if report.ok and hostile.during:  # it was good when it was read: what it became then is the next look's business
         return Seen("detected", "nothing was wrong yet")
     return _of(report)
 
 
-def _of(report: GuardReport) -> Seen:
+def _of(report: IntegrityReport) -> Seen:
     return Seen("silent_wrong", "nobody") if report.ok else Seen("detected", report.layer, report.reason)
 
 
@@ -97,7 +97,7 @@ def _sweep(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
 
 
 def _lock(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
-    with held(scene.layout):
+    with run_lock(scene.layout):
         return Seen("silent_wrong", "nobody")
 
 

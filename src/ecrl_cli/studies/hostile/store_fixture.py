@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical, digest
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import chunk_sums
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL
 from ecrl_cli.checkpoint.store.integrity import GuardConfig
@@ -22,7 +22,7 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
-from ecrl_cli.records.events import SCHEMA_VERSION, Session, SupervisorRecord
+from ecrl_cli.records.events import SCHEMA_VERSION, SupervisorRecord, SupervisorSession
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
@@ -70,14 +70,14 @@ class Scene:
     def put_commit(self, body: dict[str, Any]) -> None:
         """A COMMIT that matches itself, whatever it says."""
         body = {key: value for key, value in body.items() if key != "self_sha256"}
-        (self.group / COMMIT).write_bytes(canonical(body | {"self_sha256": digest(body)}))
+        (self.group / COMMIT).write_bytes(canonical_json(body | {"self_sha256": digest(body)}))
 
     def put_part(self, name: str, data: bytes, **tensors: Any) -> None:
         """These bytes as a part, every record rewritten so that the hashes agree; `tensors` replaces the part's list of them."""
         (self.group / name).write_bytes(data)
         value = self.manifest()
         value["parts"][name] |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "chunk_crc32": list(chunk_sums(data)), **tensors}
-        self.put_manifest(canonical(value))
+        self.put_manifest(canonical_json(value))
 
 
 class Stage:
@@ -109,14 +109,14 @@ class Stage:
                 store.claim(0)
                 for step in STEPS:
                     image = synthetic_image(self._seed, step, plan)
-                    store.settle(store.save(image, 0), image)
+                    store.update_pointers_and_retire(store.save(image, 0), image)
         _records(run)
 
 
 def _records(run: RunLayout) -> None:
     """The documents of a run that has just begun."""
     write_run_config(run, build({}))
-    write_json(run.supervisor, encode(SupervisorRecord(SCHEMA_VERSION, RUN_ID, 9, "running", 0, (), (Session(1.0, 1.0, "boot"),))))
+    write_json(run.supervisor, encode(SupervisorRecord(SCHEMA_VERSION, RUN_ID, 9, "running", 0, (), (SupervisorSession(1.0, 1.0, "boot"),))))
     write_json(run.failures, [])
     run.fired.mkdir()
     folder = run.attempt(0).folder

@@ -10,7 +10,7 @@ from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.format.names import LEASE, STAGE_PREFIX, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import EcrlError, StorageError
-from ecrl_cli.storage.fault_injecting_fs import SHORT, ZERO, Fault, FaultyFs, Livelock
+from ecrl_cli.storage.fault_injecting_fs import SHORT, ZERO, Fault, FaultyFs, TooManyCalls
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import TEMPORARY
@@ -42,7 +42,7 @@ Wrapper = Callable[[Fs], Fs]
 
 
 @dataclass
-class Tally:
+class Counts:
     """What came of the cases of one trial. `errors`: typed ones; `successes`: legal ones; `stepped_back`: those of them in which recovery
     passed over a checkpoint that the disk refused to read, and said so. `first`: the first violation."""
 
@@ -83,9 +83,9 @@ class After:
         return stuck, any(s.path in (CHECKPOINTS, CHECKPOINTS / LEASE) for s in struck)
 
 
-def run_cases(operation: str, cell: Cell, fault: Fault, seen: Seen, wrap: Wrapper | None = None) -> Tally:
+def run_cases(operation: str, cell: Cell, fault: Fault, seen: Seen, wrap: Wrapper | None = None) -> Counts:
     """Let the first call fail, then the second, and so on until the operation is through untouched. With `wrap`, up to the first violation."""
-    tally = Tally()
+    tally = Counts()
     for at in range(1, CALLS + 1):
         after = run_case(OPERATIONS[operation], cell, replace(fault, at=at), wrap)
         struck, wrong = bool(after.fs.struck), judge(after, seen)
@@ -110,7 +110,7 @@ def run_case(operation: Operation, cell: Cell, fault: Fault, wrap: Wrapper | Non
     fs.arm(fault)
     try:
         after.gave = operation.act(store, cell)
-    except (Exception, Livelock) as error:
+    except (Exception, TooManyCalls) as error:
         after.error = error
     store.close()
     fs.fault = None
@@ -131,7 +131,7 @@ def judge(after: After, seen: Seen) -> list[str]:
 def _said(after: After) -> Iterator[str]:
     """The error names the call and the errno; nothing is acknowledged where a sync, or the close of a written file, failed."""
     error, struck = after.error, after.fs.struck
-    if isinstance(error, Livelock):
+    if isinstance(error, TooManyCalls):
         yield f"hung: {error}"
     elif isinstance(error, StorageError):
         yield from _misnamed(after, error)
@@ -162,7 +162,7 @@ def _left_behind(after: After) -> Iterator[str]:
     store = store_on(after.disk, after.cell)
     left = [name for name in after.disk.listdir(store.root) if name.startswith(_LITTER)]
     if not (unsure or after.operation.damaged):
-        left += [entry.path.name for entry in store.entries() if not store.examine(entry.path).ok]
+        left += [entry.path.name for entry in store.entries() if not store.verify(entry.path).ok]
     store.close()
     if left:
         yield f"left behind: {left[0]}"
@@ -186,10 +186,10 @@ def _recovered(store: CheckpointStore, after: After) -> Iterator[str]:
     if found < after.acknowledged:
         yield f"{'lost_ack' if found else 'lost_all'}: step {after.acknowledged} was acknowledged, step {found} is found"
     for entry in store.entries():
-        report = store.examine(entry.path)
+        report = store.verify(entry.path)
         if report.ok and report.manifest and components(report.manifest) != expected(after.cell.layout, entry.global_step):
             yield f"silent_wrong: step {entry.global_step} holds another state"
-    whole = [step for step in after.operation.intact if store.examine(store.root / after.cell.name(step)).ok]
+    whole = [step for step in after.operation.intact if store.verify(store.root / after.cell.name(step)).ok]
     if len(whole) < len(after.operation.intact):
         yield f"of the steps {after.operation.intact} only {whole} are still whole"
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import STAGE_PREFIX, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
@@ -108,7 +108,7 @@ def _attempt(folder: Path, room: Room) -> dict[str, Any]:
 
 
 @cache
-def _image(layout: str, payload: int, step: int) -> Image:
+def _image(layout: str, payload: int, step: int) -> CheckpointImage:
     return synthetic_image(1, step, synthetic_plan(payload * 2 // 3, payload // 3, single=layout == "single"))
 
 

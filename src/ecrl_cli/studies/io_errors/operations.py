@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Components
 from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, STAGE_PREFIX, TRASH_PREFIX, step_name
 from ecrl_cli.checkpoint.store.integrity import GuardConfig
@@ -69,7 +69,7 @@ class Operation:
 
 
 @cache
-def image(layout: str, step: int) -> Image:
+def image(layout: str, step: int) -> CheckpointImage:
     return synthetic_image(1, step, synthetic_plan(_MODEL_BYTES, _OPTIMIZER_BYTES, single=layout == "single"))
 
 
@@ -106,7 +106,7 @@ def _claim(store: CheckpointStore, cell: Cell) -> int:
 
 
 def _set_aside(store: CheckpointStore, cell: Cell) -> int:
-    store.set_aside(store.root / cell.name(NEWEST))
+    store.quarantine(store.root / cell.name(NEWEST))
     return 0
 
 

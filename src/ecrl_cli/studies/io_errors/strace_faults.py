@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import STAGE_PREFIX, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
@@ -82,7 +82,7 @@ def _retried(synced: list[tuple[str, int]]) -> int:
     return sum(count > 1 for path, count in Counter(path for path, _ in files).items() if path in refused)
 
 
-def _image(cell: Cell, step: int) -> Image:
+def _image(cell: Cell, step: int) -> CheckpointImage:
     return synthetic_image(1, step, synthetic_plan(_MODEL_BYTES, _OPTIMIZER_BYTES, single=cell.layout == "single"))
 
 

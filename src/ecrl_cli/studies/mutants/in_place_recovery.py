@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 
 _SURVIVORS = "ecrl_cli.recovery.fault_tolerant_allreduce"
 
@@ -78,10 +78,10 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
 @contextmanager
 def unburied(bug: str) -> Iterator[None]:
     """The supervisor is this process: what it does is spoilt here."""
-    bury = Board.bury
+    bury = HeartbeatTable.mark_dead
     if bug == "the dead are not buried":
-        Board.bury = lambda self, rank: None  # type: ignore[method-assign]
+        HeartbeatTable.mark_dead = lambda self, rank: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Board.bury = bury  # type: ignore[method-assign]
+        HeartbeatTable.mark_dead = bury  # type: ignore[method-assign]

@@ -8,31 +8,31 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN
 from ecrl_cli.checkpoint.store.atomic_install import sidecar_of
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, GuardReport, examine
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 
-Look = Callable[[Path, GuardConfig | None, Fs | None], GuardReport]
+Look = Callable[[Path, GuardConfig | None, Fs | None], IntegrityReport]
 
 
 def blind_at(layer: str) -> Look:
     """Whatever the guard would refuse at `layer` passes, unseen by the layers behind it."""
 
-    def look(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> GuardReport:
-        report = examine(path, config, fs)
+    def look(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+        report = verify_checkpoint(path, config, fs)
         return _passed(report) if report.layer == layer else report
 
     return look
 
 
-def sizes_only(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> GuardReport:
+def sizes_only(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
     """Records, names and sizes; the contents are believed."""
-    return examine(path, replace(config or GuardConfig(), contents=False), fs)
+    return verify_checkpoint(path, replace(config or GuardConfig(), contents=False), fs)
 
 
-def names_only(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> GuardReport:
+def names_only(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
     """Nothing is hashed, nothing is read: a checkpoint is what has all its files."""
-    fs, report = fs or PosixFs(), examine(path, config, fs)
+    fs, report = fs or PosixFs(), verify_checkpoint(path, config, fs)
     try:
         names = set(fs.listdir(path.parent if path.suffix else path))
     except StorageError:
@@ -41,7 +41,7 @@ def names_only(path: Path, config: GuardConfig | None = None, fs: Fs | None = No
     return _passed(report) if due <= names else replace(report, ok=False, layer="parts", reason="a file is missing")
 
 
-def _passed(report: GuardReport) -> GuardReport:
+def _passed(report: IntegrityReport) -> IntegrityReport:
     match = STEP_NAME.match(report.path.name)
     step = report.global_step if report.global_step is not None or match is None else int(match[1])
     return replace(report, ok=True, layer="", reason="", global_step=step)

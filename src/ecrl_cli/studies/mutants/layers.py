@@ -79,7 +79,7 @@ def _tensor_unchecked(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, set
     spec = place.spec
     data = b"".join(pieces(fs, fd, place.offset, place.offset + spec.nbytes))
     if must_be_finite(spec.name, setting) and not finite.all_finite(spec.dtype, data):
-        raise integrity.Refused("finite", "holds NaN or infinity")
+        raise integrity.CheckpointRejected("finite", "holds NaN or infinity")
 
 
 @contextmanager
@@ -87,10 +87,10 @@ def _layer_lets_through(name: str) -> Iterator[None]:
     yield
 
 
-def _newest_of_all(fs: Fs, root: Any, examine: Callable[[Any], integrity.GuardReport]) -> catalog.Choice:
+def _newest_of_all(fs: Fs, root: Any, examine: Callable[[Any], integrity.IntegrityReport]) -> catalog.ResumeChoice:
     """Believes the newest name."""
     found = catalog.entries(fs, root)
-    return replace(_newest_valid(fs, root, examine), report=examine(found[0].path)) if found else catalog.Choice(None, ())
+    return replace(_newest_valid(fs, root, examine), report=examine(found[0].path)) if found else catalog.ResumeChoice(None, ())
 
 
 def _nothing(*_: Any, **__: Any) -> None:

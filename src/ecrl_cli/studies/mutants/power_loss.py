@@ -6,13 +6,13 @@ import random
 from contextlib import closing
 from typing import Any
 
-from ecrl_cli.checkpoint.store.catalog import Choice
+from ecrl_cli.checkpoint.store.catalog import ResumeChoice
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.studies.mutants.registry import Planted
 from ecrl_cli.studies.power_loss.model_cell import Cell, Limits, broken
 from ecrl_cli.studies.power_loss.model_disk import MODELS
-from ecrl_cli.studies.power_loss.model_invariants import Judge
+from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle
 from ecrl_cli.studies.power_loss.tree_store import Forest
 from ecrl_cli.studies.power_loss.workloads import ROOT, Bench, played, store_config
 
@@ -25,7 +25,7 @@ def hunt(planted: Planted, seed: int, rng: random.Random, states: int = STATES) 
     for model in MODELS:
         single = planted.layout == "single"
         bench = played(planted.situation, Bench(planted.mode, single, seed, lambda fs, config: planted.store(ROOT, config, fs)))
-        cell = Cell(bench, model, Judge(Forest(), seed, single, planted.examine, recovery(planted)), Limits(states, 0), rng)
+        cell = Cell(bench, model, RecoveryOracle(Forest(), seed, single, planted.examine, recovery(planted)), Limits(states, 0), rng)
         for _, found in cell.judged():
             if broken(planted.mode, model, found):
                 return {"found": True, "model": model, "outcome": found, "state": cell.tally.examples[0], "tried": tried + len(cell.seen)}
@@ -38,7 +38,7 @@ def recovery(planted: Planted) -> Any:
     if planted.make_store.newest_valid is CheckpointStore.newest_valid:
         return None
 
-    def recover(fs: Fs) -> Choice:
+    def recover(fs: Fs) -> ResumeChoice:
         with closing(planted.store(ROOT, store_config(planted.mode), fs)) as store:
             return store.newest_valid()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STAGE_PREFIX, TRAIN
 from ecrl_cli.checkpoint.store.atomic_install import Points
-from ecrl_cli.checkpoint.store.integrity import examine
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.store import StoreConfig
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.studies.mutants.fs import ForgetsTheNewName, MakeFs, forgets_files, forgets_folders
@@ -46,7 +46,7 @@ class Planted:
     situation: str = "one"
     make_fs: MakeFs | None = None
     make_store: type[PlantedStore] = PlantedStore
-    examine: Look = examine
+    examine: Look = verify_checkpoint
 
     def wrapped(self, fs: Fs, root: Path) -> Fs:
         """The back end as the bug makes it; `fs` itself where the bug is elsewhere."""

@@ -10,18 +10,18 @@ from ecrl_cli.studies.corruption import random_faults, structural
 from ecrl_cli.studies.corruption.bytes_fs import look_at
 from ecrl_cli.studies.corruption.content import GUARD
 from ecrl_cli.studies.corruption.invariants import outcome
-from ecrl_cli.studies.frame.study import Setting, Trial
+from ecrl_cli.studies.frame.study import StudyContext, Trial
 from ecrl_cli.studies.mutants.layers import names, planted
 
 ARM = "planted"
 PER_FAULT = 10
 
 
-def trials(setting: Setting) -> list[Trial]:
+def trials(setting: StudyContext) -> list[Trial]:
     return [Trial(f"{ARM}/{name.replace(' ', '_')}", {"arm": ARM, "mutant": name}) for name in names()]
 
 
-def run(setting: Setting, trial: Trial) -> dict[str, Any]:
+def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     """What the mutant lets through, and what another layer than usual refuses. The same cases for every mutant."""
     mutant = str(trial.facts["mutant"])
     seen: Counter[str] = Counter()
@@ -49,12 +49,12 @@ def run(setting: Setting, trial: Trial) -> dict[str, Any]:
     }
 
 
-def _rows(setting: Setting) -> list[Trial]:
+def _rows(setting: StudyContext) -> list[Trial]:
     """Each row of the group layout, once."""
     return [trial for trial in structural.trials(setting) if trial.facts["layout"] == "group" and trial.key.endswith("/00")]
 
 
-def _random(setting: Setting, mutant: str, fault: str, seen: Counter[str], elsewhere: Counter[str], wrong: list[str]) -> None:
+def _random(setting: StudyContext, mutant: str, fault: str, seen: Counter[str], elsewhere: Counter[str], wrong: list[str]) -> None:
     rng = setting.rng(f"{ARM}/{fault}")
     name, files = random_faults.committed(setting, rng.getrandbits(48), single=False)
     for _ in range(PER_FAULT):

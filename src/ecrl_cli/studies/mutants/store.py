@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MANIFEST, STAGE_PREFIX, TRASH_PREFIX
 from ecrl_cli.checkpoint.store import catalog
-from ecrl_cli.checkpoint.store.atomic_install import GroupInstaller, SingleInstaller, Work
-from ecrl_cli.checkpoint.store.catalog import Choice, Entry
-from ecrl_cli.checkpoint.store.integrity import GuardReport, examine
+from ecrl_cli.checkpoint.store.atomic_install import CommitJob, GroupInstaller, SingleInstaller
+from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Retired, Saved
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER
@@ -25,16 +25,16 @@ from ecrl_cli.studies.mutants.integrity import Look
 class PlantedStore(CheckpointStore):
     """The store with the guard that it was given. What is overridden below it is the bug."""
 
-    look: Look = staticmethod(examine)
+    look: Look = staticmethod(verify_checkpoint)
 
-    def examine(self, path: Path) -> GuardReport:
+    def examine(self, path: Path) -> IntegrityReport:
         return self.look(path, self.config.guard, self.fs)
 
 
 class _Reordered(PlantedStore):
     """A save in short: no conflict, no fence. The steps are in the right order here."""
 
-    def save(self, image: Image, attempt: int) -> Saved:
+    def save(self, image: CheckpointImage, attempt: int) -> Saved:
         work, installer = self.begun(image, attempt)
         try:
             self.steps(work, installer)
@@ -43,17 +43,17 @@ class _Reordered(PlantedStore):
                 installer.undo()
         return self.done(work, installer)
 
-    def begun(self, image: Image, attempt: int) -> tuple[Work, GroupInstaller | SingleInstaller]:
-        work = Work(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, self._previous(image.stamp.global_step))
+    def begun(self, image: CheckpointImage, attempt: int) -> tuple[CommitJob, GroupInstaller | SingleInstaller]:
+        work = CommitJob(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, self._previous(image.stamp.global_step))
         return work, SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
 
-    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+    def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         installer.build()
         installer.install()
         self._sync(self.root)
         self.points("after_root_sync")
 
-    def done(self, work: Work, installer: GroupInstaller | SingleInstaller) -> Saved:
+    def done(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> Saved:
         assert work.commit is not None
         self._verified[installer.target.name] = work.commit.self_sha256
         return Saved(installer.target, work.commit.self_sha256, work.image.nbytes, 0.0, 0.0)
@@ -66,13 +66,13 @@ class _Owing(_Reordered):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.owed: Callable[[], None] = lambda: None
 
-    def settle(self, saved: Saved, image: Image) -> tuple[Retired, ...]:
+    def settle(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
         self.owed()
-        return super().settle(saved, image)
+        return super().update_pointers_and_retire(saved, image)
 
 
 class AcknowledgesBeforeTheRename(_Owing):
-    def save(self, image: Image, attempt: int) -> Saved:
+    def save(self, image: CheckpointImage, attempt: int) -> Saved:
         work, installer = self.begun(image, attempt)
         installer.build()
 
@@ -85,7 +85,7 @@ class AcknowledgesBeforeTheRename(_Owing):
 
 
 class AcknowledgesBeforeTheSync(_Owing):
-    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+    def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         installer.build()
         installer.install()
         self.owed = lambda: self._sync(self.root)
@@ -94,7 +94,7 @@ class AcknowledgesBeforeTheSync(_Owing):
 class _Greedy(_Reordered):
     """Keeps one checkpoint, and counts the one that is on its way."""
 
-    def settle(self, saved: Saved, image: Image) -> tuple[Retired, ...]:
+    def settle(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
         return ()
 
     def retire_older(self, step: int) -> None:
@@ -104,7 +104,7 @@ class _Greedy(_Reordered):
 
 
 class RetiresBeforeTheRename(_Greedy):
-    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+    def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         installer.build()
         self.retire_older(work.image.stamp.global_step)
         installer.install()
@@ -112,7 +112,7 @@ class RetiresBeforeTheRename(_Greedy):
 
 
 class RetiresBeforeTheSync(_Greedy):
-    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+    def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         installer.build()
         installer.install()
         self.retire_older(work.image.stamp.global_step)
@@ -156,7 +156,7 @@ class _Early(GroupInstaller):
 
 
 class RenamesBeforeTheManifest(_Reordered):
-    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+    def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         _Early(work).build()
         self._sync(self.root)
         self.points("after_root_sync")
@@ -165,7 +165,7 @@ class RenamesBeforeTheManifest(_Reordered):
 class CommitsBeforeTheParts(_Reordered):
     """MANIFEST and COMMIT first; the parts follow under the name."""
 
-    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+    def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         early = _Early(work)
         entries = ImageHasher(work.image, work.pool).entries()
         work.points("before_stage")
@@ -185,14 +185,14 @@ class CommitsBeforeTheParts(_Reordered):
 class TrustsThePointer(_Reordered):
     """Moves the pointer before the name is durable, and recovers what it names without a look at the folder."""
 
-    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+    def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         installer.build()
         installer.install()
         with suppress(StorageError):
             self.point(installer.target, {"global_step": work.image.stamp.global_step})
         self._sync(self.root)
 
-    def newest_valid(self) -> Choice:
+    def newest_valid(self) -> ResumeChoice:
         try:
             folder = self.fs.open(self.root, FOLDER)
             try:
@@ -204,24 +204,24 @@ class TrustsThePointer(_Reordered):
             finally:
                 self.fs.close(folder)
         except (StorageError, ValueError):
-            return Choice(None, ())
+            return ResumeChoice(None, ())
         report = self.examine(self.root / name)
-        return Choice(report if report.ok else None, ())
+        return ResumeChoice(report if report.ok else None, ())
 
 
 class SweepsWhatIsOld(PlantedStore):
     """The janitor leaves the newest name only, without asking whether it is any good."""
 
     def janitor(self) -> None:
-        super().janitor()
+        super().sweep_leftovers()
         for entry in self.entries()[1:]:
-            catalog.discard(self.fs, catalog.set_aside(self.fs, entry, TRASH_PREFIX))
+            catalog.discard(self.fs, catalog.quarantine(self.fs, entry, TRASH_PREFIX))
 
 
 class UnlinksThePartsFirst(PlantedStore):
     """Retention without the trash, COMMIT last: a half of it still has its commit."""
 
-    def _trash(self, entry: Entry) -> None:
+    def _trash(self, entry: CheckpointEntry) -> None:
         if entry.single:
             self.fs.unlink(entry.path)
             self.fs.unlink(entry.files[0])
@@ -247,7 +247,7 @@ class ReusesTheStage(_Reordered):
     def janitor(self) -> None:
         """A stage may still be of use."""
 
-    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+    def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         assert isinstance(installer, GroupInstaller)
         mine = f"{STAGE_PREFIX}{work.image.stamp.global_step:08d}"
         installer.stage = next((self.root / name for name in self.fs.listdir(self.root) if name.startswith(mine)), installer.stage)
@@ -259,7 +259,7 @@ class ReusesTheStage(_Reordered):
 class OverwritesInPlace(_Reordered):
     """Writes under the final name, over what it finds there."""
 
-    def steps(self, work: Work, installer: GroupInstaller | SingleInstaller) -> None:
+    def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         with suppress(StorageError):
             for name in self.fs.listdir(installer.target):
                 self.fs.unlink(installer.target / name)
@@ -268,7 +268,7 @@ class OverwritesInPlace(_Reordered):
         self.points("after_root_sync")
 
 
-def _fill(work: Work, folder: Path) -> None:
+def _fill(work: CommitJob, folder: Path) -> None:
     """All files of a group, in the right order, in a folder that may exist."""
     entries = ImageHasher(work.image, work.pool).entries()
     with _existing():

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.atomic_install import SingleInstaller
-from ecrl_cli.checkpoint.store.catalog import Choice, Entry
-from ecrl_cli.checkpoint.store.fencing import Lease
+from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice
+from ecrl_cli.checkpoint.store.fencing import FencingToken
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs
@@ -23,7 +23,7 @@ from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs, readers
 from ecrl_cli.studies.writers.store_fixture import PRODUCT, History, Kind
 
 
-class _LooksOnce(Lease):
+class _LooksOnce(FencingToken):
     """The fence is looked at before the build, and never again."""
 
     _looked = False
@@ -35,7 +35,7 @@ class _LooksOnce(Lease):
         return super().check(attempt)
 
 
-class _NeverLooks(Lease):
+class _NeverLooks(FencingToken):
     def check(self, attempt: int) -> int:
         return -1
 
@@ -55,18 +55,18 @@ class _NoFence(CheckpointStore):
 class _ByMtime(CheckpointStore):
     """What was touched last is the newest."""
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CheckpointEntry]:
         return sorted(super().entries(), key=lambda entry: entry.path.lstat().st_mtime, reverse=True)
 
-    def newest_valid(self) -> Choice:
-        return catalog._first_valid(self.entries(), self.root, self.examine)
+    def newest_valid(self) -> ResumeChoice:
+        return catalog._first_valid(self.entries(), self.root, self.verify)
 
 
 class _LooksAtTheFolderOnce(CheckpointStore):
     """One listing, one look at each: what moves or comes late meanwhile counts as refused."""
 
-    def newest_valid(self) -> Choice:
-        return catalog._first_valid(self.entries(), self.root, self.examine)
+    def newest_valid(self) -> ResumeChoice:
+        return catalog._first_valid(self.entries(), self.root, self.verify)
 
 
 class _Overwrites(ThroughFs):

@@ -8,13 +8,13 @@ from typing import Any
 
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.mutants.power_loss import hunt
 from ecrl_cli.studies.mutants.registry import PLANTED, Planted
 from ecrl_cli.studies.power_loss.model_cell import Cell, Limits
 from ecrl_cli.studies.power_loss.model_disk import MODELS
 from ecrl_cli.studies.power_loss.model_findings import findings
-from ecrl_cli.studies.power_loss.model_invariants import Judge
+from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle
 from ecrl_cli.studies.power_loss.model_published import published
 from ecrl_cli.studies.power_loss.tree_store import Forest
 from ecrl_cli.studies.power_loss.workloads import WORKLOADS, Bench, honest, played
@@ -27,7 +27,7 @@ _IN_FULL = 64  # so many times the limit of the others
 class ModelArm:
     """Trials `model/ours/...`, `model/published/...` and `model/planted/...`."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting, self._config = setting, setting.config.study
         self._planted = {each.name: each for each in PLANTED}
 
@@ -55,7 +55,7 @@ class ModelArm:
         facts = trial.facts
         single = facts["layout"] == "single"
         bench = played(facts["workload"], Bench(facts["mode"], single, seed, published if facts["arm"] == "published" else honest))
-        judge = Judge(Forest(), seed, single)
+        judge = RecoveryOracle(Forest(), seed, single)
         cell = Cell(bench, facts["model"], judge, self._limits(facts), rng)
         for _ in cell.judged():
             pass

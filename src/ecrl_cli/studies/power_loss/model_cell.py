@@ -11,12 +11,12 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX, STAGE_PREFIX, STEP_NAME, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.catalog import newest_valid
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, examine
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.storage.memory_fs_nodes import Folder, Link, Tree
 from ecrl_cli.studies.power_loss.model_disk import MARK, Disk
-from ecrl_cli.studies.power_loss.model_invariants import Judge, outcome
+from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle, outcome
 from ecrl_cli.studies.power_loss.tree_store import Forest
 from ecrl_cli.studies.power_loss.workloads import ROOT, Bench
 
@@ -40,7 +40,7 @@ def whole_commits(mode: str, model: str) -> bool:
 
 
 @dataclass
-class Tally:
+class Counts:
     """What the states of a cell came to. `calls`: after how many the power may go; `exhausted`: of these moments, those with every state tried;
     `deepest`: how many acknowledged steps, newest first, one state has lost at most."""
 
@@ -64,10 +64,10 @@ class Limits:
 class Cell:
     """A played workload, its disk and its judge."""
 
-    def __init__(self, bench: Bench, model: str, judge: Judge, limits: Limits, rng: random.Random) -> None:
+    def __init__(self, bench: Bench, model: str, judge: RecoveryOracle, limits: Limits, rng: random.Random) -> None:
         self.bench, self.model, self.judge, self.limits, self.rng = bench, model, judge, limits, rng
         self.forest: Forest = judge.forest
-        self.tally = Tally()
+        self.tally = Counts()
         self.seen: dict[tuple[int, int, int], str] = {}
         self._damaged = judge.halves(self.forest.plant(bench.begins_with))
 
@@ -188,7 +188,7 @@ def newest(noted: list[tuple[int, int]], calls: int) -> int:
 def recovered_from(run: Path) -> tuple[str, tuple[tuple[str, str], ...]]:
     """What the store's recovery with the real guard chooses in a real folder, and what it refuses."""
     fs, config = PosixFs(), GuardConfig(run_id=RUN_ID)
-    choice = newest_valid(fs, run / ROOT.name, lambda path: examine(path, config, fs))
+    choice = newest_valid(fs, run / ROOT.name, lambda path: verify_checkpoint(path, config, fs))
     rejected = tuple((Path(each.path).name, each.layer) for each in choice.rejected)
     return choice.report.path.name if choice.report else "", rejected
 

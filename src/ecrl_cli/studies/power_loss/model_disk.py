@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from math import prod
 
-from ecrl_cli.storage.memory_fs import Op
+from ecrl_cli.storage.memory_fs import FsOp
 from ecrl_cli.storage.memory_fs_nodes import ROOT, File, Link, Node
 from ecrl_cli.studies.power_loss.tree_store import Forest, Names
 
@@ -53,7 +53,7 @@ class _Folder:
     """A folder: its names to begin with, and every change since; those before `durable` have survived."""
 
     first: Names
-    changes: list[tuple[int, Op]] = field(default_factory=list)
+    changes: list[tuple[int, FsOp]] = field(default_factory=list)
     durable: int = 0
 
 
@@ -70,7 +70,7 @@ class Disk:
         self._room = limit  # under O it is shared by the cuts
         self._known: dict[object, Variants] = {}
 
-    def take(self, op: Op) -> None:
+    def take(self, op: FsOp) -> None:
         self._taken += 1
         if op.kind in ("write", "truncate", "fsync", "drop"):
             self._take_data(op)
@@ -110,7 +110,7 @@ class Disk:
         """`name` with its random mark replaced by a running number: the same in every run of a trial."""
         return MARK.sub(lambda match: self._marks.setdefault(match[0], f".{len(self._marks):08x}"), name)
 
-    def _take_data(self, op: Op) -> None:
+    def _take_data(self, op: FsOp) -> None:
         data = self._nodes[op.node]
         assert isinstance(data, _Data)
         data.version += 1
@@ -207,7 +207,7 @@ class Disk:
                 return list(found), False
         return list(found | subsets), True
 
-    def _chosen(self, pending: Sequence[Op]) -> Iterator[Sequence[Op]]:
+    def _chosen(self, pending: Sequence[FsOp]) -> Iterator[Sequence[FsOp]]:
         """Prefixes, all but one, all but two, one alone, and as many at random as the limit allows."""
         count = len(pending)
         yield from (pending[:end] for end in range(count + 1))
@@ -219,7 +219,7 @@ class Disk:
             yield [op for place, op in enumerate(pending) if bits >> place & 1]
 
 
-def _applied(names: Names, operations: Sequence[Op]) -> Names:
+def _applied(names: Names, operations: Sequence[FsOp]) -> Names:
     """`names` after these changes, each with its whole effect, whatever of the others has survived."""
     if not operations:
         return names

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Components, components
-from ecrl_cli.checkpoint.store.catalog import Choice, newest_valid
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, GuardReport, examine
+from ecrl_cli.checkpoint.store.catalog import ResumeChoice, newest_valid
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import Fs
@@ -26,7 +26,7 @@ from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, image_of
 _CALLS = 20_000  # of one recovery; a sound one makes a hundred
 _GUARD = GuardConfig(run_id=RUN_ID)
 
-Recover = Callable[[Fs], Choice]
+Recover = Callable[[Fs], ResumeChoice]
 
 
 class Hung(BaseException):
@@ -82,10 +82,10 @@ def outcome(found: Recovered, acked: int, begun: int) -> str:
     return "lost_ack" if found.step < acked else "new" if found.step >= begun else "previous"
 
 
-class Judge:
+class RecoveryOracle:
     """Judges the states of one disk. `look`: the guard. `recover`: the store's own way to choose, where it is not the catalogue's."""
 
-    def __init__(self, forest: Forest, seed: int, single: bool, look: Look = examine, recover: Recover | None = None) -> None:
+    def __init__(self, forest: Forest, seed: int, single: bool, look: Look = verify_checkpoint, recover: Recover | None = None) -> None:
         self.forest, self.seed, self.single = forest, seed, single
         self._look, self._recover = look, recover
         self._verdicts: list[Verdict] = []
@@ -146,7 +146,7 @@ class Judge:
         try:
             report = self._look(path, _GUARD, fs)
         except (Hung, Exception) as trouble:
-            return Verdict(GuardReport(path, ok=False), False, trouble)
+            return Verdict(IntegrityReport(path, ok=False), False, trouble)
         return Verdict(report, report.ok and self._right(number, report))
 
     def _try(self, state: int) -> Recovered:
@@ -169,13 +169,13 @@ class Judge:
         right = self._right(dict(below)[name], choice.report) if name in dict(below) else False
         return Recovered(choice.report.global_step, right, "", name, rejected)
 
-    def _known(self, below: Names, path: Path) -> GuardReport:
+    def _known(self, below: Names, path: Path) -> IntegrityReport:
         verdict = self._verdicts[self._verdict(below, path.name, dict(below)[path.name])]
         if verdict.trouble is not None:
             raise verdict.trouble
         return verdict.report
 
-    def _right(self, number: int, report: GuardReport) -> bool:
+    def _right(self, number: int, report: IntegrityReport) -> bool:
         """Is what was chosen what was saved: the digests that its manifest names, and the very bytes of its files?"""
         step = report.global_step
         if step is None:
@@ -192,7 +192,7 @@ class Judge:
 class Verdict:
     """What the guard said of a checkpoint, and whether what it let pass is right. `trouble`: what it raised."""
 
-    report: GuardReport
+    report: IntegrityReport
     right: bool
     trouble: BaseException | None = None
 
@@ -205,7 +205,7 @@ class Saved:
     components: Components
 
     @classmethod
-    def of(cls, image: Image, forest: Forest) -> Saved:
+    def of(cls, image: CheckpointImage, forest: Forest) -> Saved:
         files = {part.name: bytes(image.memory[part.offset : part.offset + part.nbytes]) for part in image.parts}
         if len(image.parts) > 1:  # a single file has its documents in the sidecar
             files |= image.documents

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, step_name
-from ecrl_cli.checkpoint.store.atomic_install import Work
+from ecrl_cli.checkpoint.store.atomic_install import CommitJob
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.storage.fs import Buffer
 from ecrl_cli.storage.memory_fs import ModelFs
@@ -19,8 +19,8 @@ from ecrl_cli.studies.power_loss.workloads import ROOT
 
 
 class PublishedStore(CheckpointStore):
-    def save(self, image: Image, attempt: int) -> Saved:
-        work = Work(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, None)
+    def save(self, image: CheckpointImage, attempt: int) -> Saved:
+        work = CommitJob(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, None)
         folder = self.root / step_name(image.stamp.global_step)
         self.fs.mkdir(folder)
         for part in image.parts:

@@ -8,14 +8,14 @@ from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.power_loss.model_arm import ModelArm
 from ecrl_cli.studies.power_loss.model_findings import model_classes
 
 REAL = ("shutdown", "blocks")
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     arms: dict[str, Study] = {}
     chosen = setting.config.study.arms
     if "model" in chosen:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.format.names import STAGE_PREFIX
 from ecrl_cli.checkpoint.store.integrity import GuardConfig
@@ -102,7 +102,7 @@ class StoreSubject:
         if not early:
             acknowledge(step)
         if self._variant == SETTLED:
-            self._store.settle(saved, image)
+            self._store.update_pointers_and_retire(saved, image)
 
     def recover(self, *, go_on: bool) -> Recovered:
         store = CheckpointStore(self._root, self._config)
@@ -119,7 +119,7 @@ class StoreSubject:
         image = self._image(step)
         try:
             store.claim(1)
-            store.settle(store.save(image, 1), image)
+            store.update_pointers_and_retire(store.save(image, 1), image)
         except EcrlError:
             return False
         report = store.newest_valid().report
@@ -130,7 +130,7 @@ class StoreSubject:
         if name == "before_stage":
             self._early()
 
-    def _image(self, step: int) -> Image:
+    def _image(self, step: int) -> CheckpointImage:
         return synthetic_image(self._payload.seed, step, self._plan)
 
     def _expected(self, step: int) -> object:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import COMMIT, MODEL, RNG, STAGE_PREFIX, TRASH_PREFIX, step_name
 from ecrl_cli.checkpoint.store.integrity import GuardConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
@@ -39,7 +39,7 @@ def store_config(mode: str) -> StoreConfig:
 
 
 @lru_cache(maxsize=64)
-def image_of(seed: int, step: int, single: bool) -> Image:
+def image_of(seed: int, step: int, single: bool) -> CheckpointImage:
     return synthetic_image(seed, step, synthetic_plan(MODEL_BYTES, OPTIMIZER_BYTES, single=single))
 
 
@@ -64,7 +64,7 @@ class Bench:
         self.begun, self.acked = [(0, step) for _, step in self.begun], [(0, step) for _, step in self.acked]
         self.store = self.make(self.fs, store_config(self.mode))
 
-    def save(self, step: int, attempt: int = 0) -> tuple[Saved, Image]:
+    def save(self, step: int, attempt: int = 0) -> tuple[Saved, CheckpointImage]:
         image = image_of(self.seed, step, self.single)
         self.begun.append((len(self.fs.log), step))
         saved = self.store.save(image, attempt)
@@ -72,13 +72,13 @@ class Bench:
         return saved, image
 
     def save_and_settle(self, step: int, attempt: int = 0) -> None:
-        self.store.settle(*self.save(step, attempt))
+        self.store.update_pointers_and_retire(*self.save(step, attempt))
 
     def recover(self, attempt: int) -> None:
         """What a supervisor does before it starts an attempt."""
         self.store.claim(attempt)
         for rejected in self.store.newest_valid().rejected:
-            self.store.set_aside(RUN / rejected.path)
+            self.store.quarantine(RUN / rejected.path)
 
     def tree(self, calls: int | None = None) -> dict[str, Any]:
         """The whole disk, after the first `calls` calls (all of them if None)."""

@@ -16,13 +16,13 @@ from typing import Any
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.studies import Signals
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.fake_ranks.script import Part
+from ecrl_cli.studies.fake_ranks.script import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import (
     TRIAL_S,
-    Cue,
-    Ending,
-    Prompter,
     Stage,
+    SupervisorOutcome,
+    Trigger,
+    TriggeringUI,
     heard_by_nobody_else,
     lineage_whole,
     settings,
@@ -30,7 +30,7 @@ from ecrl_cli.studies.fake_ranks.supervisor_harness import (
     whole,
 )
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.signals.findings import findings
 from ecrl_cli.supervision.attempts.stop_signals import ECHO_S
 
@@ -38,15 +38,15 @@ STEPS, EVERY, MOMENT_S = 40, 15, 0.02
 TERM, INT, HUP = "SIGTERM", "SIGINT", "SIGHUP"
 CODES = {TERM: 143, INT: 130, HUP: 143}
 # By phase: in which attempt, and from which step on; before the first step there is nothing to be saved.
-PHASES: dict[str, Cue] = {
-    "importing": Cue("importing"),
-    "rendezvous": Cue("rendezvous"),
-    "loading": Cue("loading"),
-    "first step": Cue("forward"),
-    "training": Cue("training"),
-    "saving": Cue("saving"),
-    "recovery": Cue("loading", attempt=1),
-    "replay": Cue("forward", attempt=1),
+PHASES: dict[str, Trigger] = {
+    "importing": Trigger("importing"),
+    "rendezvous": Trigger("rendezvous"),
+    "loading": Trigger("loading"),
+    "first step": Trigger("forward"),
+    "training": Trigger("training"),
+    "saving": Trigger("saving"),
+    "recovery": Trigger("loading", attempt=1),
+    "replay": Trigger("forward", attempt=1),
 }
 EARLY = ("importing", "rendezvous", "loading", "recovery")
 STORM = (TERM, INT, TERM, HUP, INT, TERM)
@@ -62,18 +62,18 @@ AGAIN_S = 1.25 * ECHO_S  # between two requests
 LAST_SAVE_S = 4 * AGAIN_S  # where there are two: the second comes in the middle of it
 USUAL = settings(STEPS, every=EVERY, grace_s=2 * LAST_SAVE_S, start_timeout_s=2 * LAST_SAVE_S)
 LITTLE = settings(STEPS, every=STEPS, grace_s=0.5)  # where no save is due, none but the stop's own can keep the last step
-PLANT_CUE = Cue("training", 10)
+PLANT_CUE = Trigger("training", 10)
 # What is on record of a trial that the study had to end.
 OVERDUE: dict[str, Any] = {"good": False, "shown": False, "graceful": False, "kept": False, "code": 0, "seconds": TRIAL_S}
 DEAF_PLANT, ALONE_PLANT = "ranks that ignore the word", "rank 0 stops without asking"
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return SignalsStudy(setting)
 
 
 class SignalsStudy:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting, self._config = setting, setting.config.study
         assert isinstance(self._config, Signals)
         self._stage = Stage(setting.scratch)
@@ -99,19 +99,19 @@ class SignalsStudy:
 
     def _planted(self, trial: Trial) -> dict[str, Any]:
         heeds = "no" if trial.facts["what"] == DEAF_PLANT else "alone"
-        return {"shown": not self._try(TERM, PLANT_CUE, Part(heeds=heeds), LITTLE, graceful=True)["good"]}
+        return {"shown": not self._try(TERM, PLANT_CUE, FakeRankScript(heeds=heeds), LITTLE, graceful=True)["good"]}
 
     def _control(self, trial: Trial) -> dict[str, Any]:
         """What is planted is not found because of the little grace that it has."""
-        return self._try(TERM, PLANT_CUE, Part(), LITTLE, graceful=True)
+        return self._try(TERM, PLANT_CUE, FakeRankScript(), LITTLE, graceful=True)
 
     def _case(self, trial: Trial) -> dict[str, Any]:
         phase = trial.facts["phase"]
         cue = PHASES[phase]
         if phase == "training":
-            cue = Cue("training", self._setting.rng(trial.key).randrange(2, STEPS - 5))
+            cue = Trigger("training", self._setting.rng(trial.key).randrange(2, STEPS - 5))
         word, last = trial.facts["word"], LAST_SAVE_S if len(WORDS[trial.facts["word"]]) > 1 else MOMENT_S
-        part = Part(start_s=MOMENT_S, save_s=MOMENT_S, last_save_s=last, deeds={"0/1/20": "exit1"} if cue.attempt else {})
+        part = FakeRankScript(start_s=MOMENT_S, save_s=MOMENT_S, last_save_s=last, deeds={"0/1/20": "exit1"} if cue.attempt else {})
         return self._try(word, cue, part, USUAL, graceful=phase not in EARLY)
 
     def findings(self, records: Sequence[Record]) -> Findings:
@@ -120,15 +120,15 @@ class SignalsStudy:
     def close(self) -> None:
         self._stage.close()
 
-    def _try(self, word: str, cue: Cue, part: Part, config: RunConfig, *, graceful: bool) -> dict[str, Any]:
+    def _try(self, word: str, cue: Trigger, part: FakeRankScript, config: RunConfig, *, graceful: bool) -> dict[str, Any]:
         with self._stage.run(config, part) as layout:
             with asking(WORDS[word]) as asked:
-                stopped = self._stage.supervise(config, layout, Prompter(cue, asked.again))
+                stopped = self._stage.supervise(config, layout, TriggeringUI(cue, asked.again))
             found = _judge(layout, stopped, asked, graceful=graceful)
             return found | self._resume(config, layout, found)
 
     def _resume(self, config: RunConfig, layout: RunLayout, found: dict[str, Any]) -> dict[str, Any]:
-        ending = self._stage.supervise(config, layout, Prompter())
+        ending = self._stage.supervise(config, layout, TriggeringUI())
         resumed = ending.attempts[-1]["outcome"] == "completed" and lineage_whole(layout) and ending.left == 0
         return {"resumed": resumed, "good": found["good"] and resumed}
 
@@ -172,7 +172,7 @@ def acknowledged(done: int) -> int:
     return max(0, done - 1) // EVERY * EVERY
 
 
-def _judge(layout: RunLayout, ending: Ending, asked: Asked, *, graceful: bool) -> dict[str, Any]:
+def _judge(layout: RunLayout, ending: SupervisorOutcome, asked: Asked, *, graceful: bool) -> dict[str, Any]:
     """`durable`: the newest whole checkpoint; `done`: the last step that any attempt's rank 0 logged; `last`: the last attempt's; `seconds`: since
     the last request. Once asked, and past the start, a run keeps the last step done; asked again, or before, it ends at once."""
     durable, attempt = max(whole(layout), default=0), ending.attempts[-1]

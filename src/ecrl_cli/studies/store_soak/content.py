@@ -7,11 +7,11 @@ import random
 from functools import cache
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical
-from ecrl_cli.checkpoint.format.image import Image, ImagePlan, PartPlace, Stamp, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
+from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, ImagePlan, PartPlace, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.manifest import Components, components
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN, step_name
-from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import READ, Fs
@@ -19,7 +19,7 @@ from ecrl_cli.studies.store_soak.model import Content
 
 
 @cache
-def image_of(content: Content, layout: str) -> Image:
+def image_of(content: Content, layout: str) -> CheckpointImage:
     """The snapshot of `content`; each rank has a generator of its own, so that another number of ranks is another image."""
     (step, ranks), single = content, layout == "single"
     plan = _plan(ranks, single)
@@ -35,7 +35,9 @@ def image_of(content: Content, layout: str) -> Image:
     parts = plan.parts
     if single:
         parts = (PartPlace(step_name(step) + ".safetensors", parts[0].offset, parts[0].nbytes, parts[0].tensors),)
-    return Image(Stamp(RUN_ID, step, 0, step, 1, ranks), memory, parts, {TRAIN: canonical({"global_step": step, "line_chain": [""] * ranks})})
+    return CheckpointImage(
+        CheckpointMeta(RUN_ID, step, 0, step, 1, ranks), memory, parts, {TRAIN: canonical_json({"global_step": step, "line_chain": [""] * ranks})}
+    )
 
 
 @cache
@@ -58,7 +60,7 @@ def _components(content: Content, layout: str) -> Components:
     return image_components(image_of(content, layout))
 
 
-def content_of(report: GuardReport, fs: Fs, layout: str) -> Content | None:
+def content_of(report: IntegrityReport, fs: Fs, layout: str) -> Content | None:
     """What really lies at a checkpoint that a guard let pass: by its bytes and the digests in its manifest; None where they are nobody's."""
     manifest, path = report.manifest, report.path
     if manifest is None or report.global_step is None or manifest.world_size not in (1, 2, 4):

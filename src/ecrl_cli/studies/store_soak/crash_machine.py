@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from ecrl_cli.checkpoint.format.names import LATEST, STEP_NAME
-from ecrl_cli.checkpoint.store.catalog import Entry, entries
+from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, entries
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
 from ecrl_cli.checkpoint.store.integrity import GuardConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
@@ -21,9 +21,9 @@ from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fault_injecting_fs import FaultyFs
-from ecrl_cli.storage.memory_fs import ModelFs, Op
+from ecrl_cli.storage.memory_fs import FsOp, ModelFs
 from ecrl_cli.storage.memory_fs_nodes import File
-from ecrl_cli.studies.crash_points.crashing_fs import DyingFs
+from ecrl_cli.studies.crash_points.crashing_fs import CrashingFs
 from ecrl_cli.studies.frame.write_modes import write_mode
 from ecrl_cli.studies.mutants.registry import Planted
 from ecrl_cli.studies.power_loss.model_disk import Disk
@@ -40,7 +40,7 @@ class Dead(BaseException):
     """The process does nothing more: not even what a `finally` asks for."""
 
 
-class MortalFs(DyingFs):
+class MortalFs(CrashingFs):
     """What a process sees: before its changing call number `last`, `event` happens to it. No time is twice the same: nothing may depend on one."""
 
     def __init__(self, disk: ModelFs, rng: random.Random) -> None:
@@ -126,7 +126,7 @@ class Machine:
         self._stores.append(store)
         return store
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CheckpointEntry]:
         """What claims to be a checkpoint, newest first; by the store's own eyes, which no bug is planted in."""
         return entries(self.disk, ROOT)
 
@@ -172,7 +172,7 @@ class Machine:
             if isinstance(node, File) and node.data:
                 if how == "remove":
                     self.disk.unlink(path)
-                    self.disk.log.append(Op("fsyncdir", folder))
+                    self.disk.log.append(FsOp("fsyncdir", folder))
                 else:
                     self._rewrite(number, node, _spoilt(bytes(node.data), how, rng))
                 return True
@@ -180,7 +180,7 @@ class Machine:
 
     def _rewrite(self, number: int, node: File, data: bytes) -> None:
         node.data = node.synced = data
-        self.disk.log += [Op("truncate", number), Op("write", number, data=data), Op("fsync", number)]
+        self.disk.log += [FsOp("truncate", number), FsOp("write", number, data=data), FsOp("fsync", number)]
 
 
 def _spoilt(data: bytes, how: str, rng: random.Random) -> bytes:

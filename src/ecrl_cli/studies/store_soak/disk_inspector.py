@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ecrl_cli.checkpoint.store.catalog import Entry
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, examine
+from ecrl_cli.checkpoint.store.catalog import CheckpointEntry
+from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import READ
@@ -34,7 +34,7 @@ class Observer:
     def __init__(self, layout: str) -> None:
         self._layout = layout
 
-    def look(self, disk: ModelFs, entry: Entry) -> Seen:
+    def look(self, disk: ModelFs, entry: CheckpointEntry) -> Seen:
         files = entry.files if entry.single else tuple(entry.path / name for name in disk.listdir(entry.path))
         return _examined(entry, self._layout, tuple((path.name, _bytes(disk, path)) for path in files))
 
@@ -51,11 +51,11 @@ def _bytes(disk: ModelFs, path: object) -> bytes | None:
 
 
 @lru_cache(4096)
-def _examined(entry: Entry, layout: str, files: Bytes) -> Seen:
+def _examined(entry: CheckpointEntry, layout: str, files: Bytes) -> Seen:
     held: dict[str, Tree] = {name: data for name, data in files if data is not None}
     root = entry.path.parent
     disk = ModelFs(root.parent, {root.name: held if entry.single else {entry.path.name: held}})
-    report = examine(entry.path, _GUARD, disk)
+    report = verify_checkpoint(entry.path, _GUARD, disk)
     if not report.ok:
         return Seen(None, report.commit_sha256 is not None, f"{report.layer}: {report.reason}")
     content = content_of(report, disk, layout)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrl_cli.checkpoint.store.catalog import Choice, entry_of
+from ecrl_cli.checkpoint.store.catalog import ResumeChoice, entry_of
 from ecrl_cli.checkpoint.store.save_and_log import save_and_record
 from ecrl_cli.errors import EcrlError, Fenced, StorageError
 from ecrl_cli.records.events import CheckpointLine
-from ecrl_cli.storage.fault_injecting_fs import Fault, Livelock
+from ecrl_cli.storage.fault_injecting_fs import Fault, TooManyCalls
 from ecrl_cli.studies.frame.write_modes import write_mode
 from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.store_soak.clocks import JumpingClock
@@ -143,13 +143,13 @@ class Game:
             choice = new.store.newest_valid()
             new.next = self._recovered(choice, new, op) + 1  # on record before anything is set aside
             for rejected in choice.rejected:
-                new.store.set_aside(ROOT.parent / rejected.path)
+                new.store.quarantine(ROOT.parent / rejected.path)
             return True
 
         if self._befallen(new, op, recover) and new.attempt == self.attempt:
             self.writer = new
 
-    def _recovered(self, choice: Choice, new: Process, op: Op) -> int:
+    def _recovered(self, choice: ResumeChoice, new: Process, op: Op) -> int:
         """Hold what a recovery chose against the reference; gives the step."""
         found = self._content(choice)
         excused = bool(new.fs.faulty.struck) and op.trouble not in _PASSING
@@ -162,7 +162,7 @@ class Game:
         self.met[f"recovered: {what}"] += 1
         return step
 
-    def _content(self, choice: Choice) -> Content | None:
+    def _content(self, choice: ResumeChoice) -> Content | None:
         if choice.report is None:
             return None
         content = content_of(choice.report, self.machine.disk, self.cell.layout)
@@ -222,7 +222,7 @@ class Game:
             return False
         except (Disagreement, AssertionError):
             raise
-        except (EcrlError, Livelock, Exception) as error:
+        except (EcrlError, TooManyCalls, Exception) as error:
             raise Disagreement(f"untyped: {type(error).__name__}: {error}") from error
         finally:
             self.struck = self.struck or bool(faulty.struck)
@@ -264,7 +264,7 @@ class Game:
         if lost := [step for step in self.model.required() if step > (found[0] or (0, 0))[0]]:
             raise Disagreement(f"verify: step {lost[0]} is due, {found[0]} is found")
 
-    def _looked(self) -> Choice:
+    def _looked(self) -> ResumeChoice:
         store = self.machine.store(self.machine.disk)
         return store.newest_valid()
 

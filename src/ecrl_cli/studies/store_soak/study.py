@@ -12,7 +12,7 @@ from typing import Any
 from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.studies.frame.replay_command import command
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.store_soak.findings import findings
 from ecrl_cli.studies.store_soak.operations import Op, encoded, program, unrivalled
@@ -22,12 +22,12 @@ from ecrl_cli.studies.store_soak.shrink import shortest
 PROGRAMS = 100  # until a planted bug is found, at most
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return _StoreSoak(setting)
 
 
 class _StoreSoak:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
         self._config: StoreSoak = setting.config.study
 

@@ -22,7 +22,7 @@ _DRAWS = 200
 
 
 @dataclass(frozen=True)
-class Course:
+class ElasticRunSpec:
     """`replicas` 0: plain data parallelism. `sizes`: (from which step on, how many ranks), the first from step 0."""
 
     model: str
@@ -50,7 +50,7 @@ class Course:
     def reference(self) -> dict[str, Any]:
         """With replicas one rank that does it all; without, the same sizes at the same steps, since they matter there."""
         sizes = ((0, 1),) if self.replicas else self.sizes
-        return Course(self.model, "blocking", self.replicas, sizes).keys()
+        return ElasticRunSpec(self.model, "blocking", self.replicas, sizes).keys()
 
     def typed(self, entries: tuple[str, ...]) -> str:
         """The run alone, as a command."""
@@ -67,13 +67,13 @@ class Course:
         return " ".join(["ecrl train", *words, "supervision=zygote", f"failure=listed 'failure.entries=[{','.join(entries)}]'"])
 
 
-def draw(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[int, ...]) -> tuple[Course, tuple[str, ...]]:
+def generate(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[int, ...]) -> tuple[ElasticRunSpec, tuple[str, ...]]:
     """A course and one to three kills of ranks that are there."""
     steps = sorted(rng.sample(range(2, TARGET - 1), rng.randint(1, 4)))
     sizes = [(0, rng.choice(SIZES))]
     for step in steps:
         sizes.append((step, rng.choice([size for size in SIZES if size != sizes[-1][1]])))
-    course = Course(rng.choice(tuple(MODELS)), rng.choice(strategies), rng.choice(replicas), tuple(sizes))
+    course = ElasticRunSpec(rng.choice(tuple(MODELS)), rng.choice(strategies), rng.choice(replicas), tuple(sizes))
     undisturbed, entries = build(course.keys()), tuple[str, ...]()
     wanted = rng.randint(1, 3)
     for _ in range(_DRAWS):

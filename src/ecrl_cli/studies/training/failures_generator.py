@@ -53,7 +53,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Setup:
+class FailureRunSpec:
     """The configuration of a trial, as far as it is drawn."""
 
     model: str
@@ -83,7 +83,7 @@ class Setup:
     @property
     def reference(self) -> dict[str, Any]:
         """The undisturbed run: neither strategy nor write mode matter to where it ends."""
-        return Setup(self.model, self.world_size, "blocking", "unsafe", "group").keys()
+        return FailureRunSpec(self.model, self.world_size, "blocking", "unsafe", "group").keys()
 
     def typed(self, entries: tuple[str, ...]) -> str:
         """The run alone, as a command."""
@@ -97,9 +97,9 @@ class Setup:
         return " ".join(["ecrl train", *words])
 
 
-def draw(rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, ...]) -> tuple[Setup, tuple[str, ...]]:
+def generate(rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, ...]) -> tuple[FailureRunSpec, tuple[str, ...]]:
     """A setup and two failures that it accepts: the second one somewhere later, or while the first is being recovered from."""
-    setup = Setup(
+    setup = FailureRunSpec(
         rng.choice(("small_cnn", "small_cnn", "vit")),
         rng.choices(WORLDS, (5, 2, 2))[0],
         rng.choice(strategies),
@@ -113,7 +113,7 @@ def draw(rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, ...]
 
 
 @cache
-def undisturbed(setup: Setup) -> RunConfig:
+def undisturbed(setup: FailureRunSpec) -> RunConfig:
     """The run without failures: what an entry is held against, built once."""
     return build(setup.keys())
 
@@ -125,7 +125,7 @@ def available(config: RunConfig, entries: tuple[str, ...]) -> None:
     plan(struck)
 
 
-def _accepted(drawn: Callable[[], Entry], setup: Setup, before: tuple[str, ...]) -> str:
+def _accepted(drawn: Callable[[], Entry], setup: FailureRunSpec, before: tuple[str, ...]) -> str:
     """The first that is drawn and available."""
     for _ in range(_DRAWS):
         entry = drawn()
@@ -162,7 +162,7 @@ def _damages_the_only_save(entries: tuple[Entry, ...]) -> bool:
     return any(made - sum(step <= made * EVERY for step in losses) < LEFT_TO_CHOOSE for made in saves)
 
 
-def _entry(rng: random.Random, setup: Setup, kinds: tuple[str, ...], step: int) -> Entry:
+def _entry(rng: random.Random, setup: FailureRunSpec, kinds: tuple[str, ...], step: int) -> Entry:
     what = rng.choices(kinds, [KINDS[kind][0] for kind in kinds])[0]
     moment = rng.choice(KINDS[what][1])
     if moment in _STARTING:
@@ -176,7 +176,7 @@ def _entry(rng: random.Random, setup: Setup, kinds: tuple[str, ...], step: int) 
     return Entry(what, step, moment, share, who, seconds, point)
 
 
-def _victims(rng: random.Random, setup: Setup, what: str, moment: str) -> tuple[int, ...] | str:
+def _victims(rng: random.Random, setup: FailureRunSpec, what: str, moment: str) -> tuple[int, ...] | str:
     if what not in ("kill", "raise", "oom", "nan", "slow_rank", "stop"):
         return ()
     if what in ("kill", "stop") and moment not in ("start", "rendezvous"):
@@ -188,14 +188,14 @@ def _victims(rng: random.Random, setup: Setup, what: str, moment: str) -> tuple[
     return (rng.randrange(setup.world_size),)
 
 
-def _ends_an_attempt(entry: str, setup: Setup) -> bool:
+def _ends_an_attempt(entry: str, setup: FailureRunSpec) -> bool:
     """At a known step, so that one knows what the next attempt begins behind."""
     first = parse(entry)
     alive = ("enospc", "eio", "slow_disk", "slow_rank", *(("writer",) if setup.strategy in BACKGROUND else ()))
     return first.what not in alive and first.moment != "wall"
 
 
-def _while_recovering(rng: random.Random, setup: Setup, first: Entry) -> Entry:
+def _while_recovering(rng: random.Random, setup: FailureRunSpec, first: Entry) -> Entry:
     """In the attempt behind the first failure: while it starts, joins, loads, or does again what was lost."""
     who = (rng.randrange(setup.world_size),)
     if rng.random() < 0.75:

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.mutants.recovery import BUGS
-from ecrl_cli.studies.training.failures_generator import Setup, draw
+from ecrl_cli.studies.training.failures_generator import FailureRunSpec, generate
 from ecrl_cli.studies.training.failures_tables import findings
 from ecrl_cli.studies.training.training_study import Campaign
 from ecrl_cli.studies.training.trial import Bench, search
@@ -22,7 +22,7 @@ from ecrl_cli.studies.training.trial import Bench, search
 _FATAL = ("kill",)
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return _Failures(setting)
 
 
@@ -42,13 +42,13 @@ class _Failures(Campaign):
     def drawn(self) -> Iterator[Trial]:
         for number in range(self._config.trials):
             key = f"run/{number:04d}"
-            setup, entries = draw(self._setting.rng(key), self._config.strategies, self._config.kinds)
+            setup, entries = generate(self._setting.rng(key), self._config.strategies, self._config.kinds)
             yield Trial(key, {"arm": "random", **asdict(setup), "entries": list(entries)})
 
     def search(self, trial: Trial) -> dict[str, Any]:
         rng = self._setting.rng(trial.key)
-        return search(self._setting.scratch / "planted", trial.facts["bug"], lambda: draw(rng, self._config.strategies, _FATAL))
+        return search(self._setting.scratch / "planted", trial.facts["bug"], lambda: generate(rng, self._config.strategies, _FATAL))
 
 
-def _setup(facts: dict[str, Any]) -> Setup:
-    return Setup(*(facts[name] for name in ("model", "world_size", "strategy", "mode", "layout")))
+def _setup(facts: dict[str, Any]) -> FailureRunSpec:
+    return FailureRunSpec(*(facts[name] for name in ("model", "world_size", "strategy", "mode", "layout")))

@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Course:
+class LiveRunSpec:
     """The configuration of a trial, as far as it is drawn."""
 
     recovery: str
@@ -79,10 +79,10 @@ def _around(world_size: int, strategy: str, dropout: float) -> dict[str, Any]:
     }
 
 
-def matrix(recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> Iterator[tuple[str, Course, tuple[str, ...]]]:
+def matrix(recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> Iterator[tuple[str, LiveRunSpec, tuple[str, ...]]]:
     """(name, course, failures): who dies in backward x number of ranks for each recovery, then what happens to a recovery itself."""
     for recovery in recoveries:
-        base = Course(recovery, 3, 0 if recovery == "lossy_forward" else 1, strategies[-1], 0.2)
+        base = LiveRunSpec(recovery, 3, 0 if recovery == "lossy_forward" else 1, strategies[-1], 0.2)
         for world_size in WORLDS:
             course = replace(base, world_size=world_size)
             yield f"{recovery}/{world_size}/leader", course, ("kill@5.backward/0.1:0",)
@@ -95,11 +95,11 @@ def matrix(recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> Iterator
         yield f"{recovery}/all", base, ("kill@6.backward/0.5:all", "kill@9.backward/0.5:1")
 
 
-def draw(rng: random.Random, recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> tuple[Course, tuple[str, ...]]:
+def generate(rng: random.Random, recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> tuple[LiveRunSpec, tuple[str, ...]]:
     """A course and one to four failures of ranks that are there."""
     recovery = rng.choice(recoveries)
     spares = rng.choice((0, 0, 1, 2)) if recovery == "lossy_forward" else rng.choice((1, 1, 2))
-    course = Course(recovery, rng.choice(WORLDS), spares, rng.choice(strategies), rng.choice((0.0, 0.2)))
+    course = LiveRunSpec(recovery, rng.choice(WORLDS), spares, rng.choice(strategies), rng.choice((0.0, 0.2)))
     wanted, entries, step = rng.choices((1, 2, 3, 4), (4, 4, 2, 1))[0], tuple[str, ...](), 0
     for _ in range(_DRAWS):
         there = present(course, entries)
@@ -118,12 +118,12 @@ def draw(rng: random.Random, recoveries: tuple[str, ...], strategies: tuple[str,
 
 
 @cache
-def undisturbed(course: Course) -> RunConfig:
+def undisturbed(course: LiveRunSpec) -> RunConfig:
     """The run without failures: what an entry is held against, built once."""
     return build(course.keys())
 
 
-def present(course: Course, entries: tuple[str, ...]) -> int:
+def present(course: LiveRunSpec, entries: tuple[str, ...]) -> int:
     """How many ranks are there behind `entries` at least: the dead are not replaced more often than there were spares at first."""
     size, spares = course.world_size, course.spares
     if course.recovery != "lossy_forward":
@@ -136,7 +136,7 @@ def present(course: Course, entries: tuple[str, ...]) -> int:
     return max(1, size)
 
 
-def _next(rng: random.Random, course: Course, entries: tuple[str, ...], there: int, step: int, last: bool) -> tuple[str, ...]:
+def _next(rng: random.Random, course: LiveRunSpec, entries: tuple[str, ...], there: int, step: int, last: bool) -> tuple[str, ...]:
     """One failure two or more steps behind the ones before; or one that strikes the recovery from the last of these; or two in one step."""
     if not entries and rng.random() < 0.05:
         return (str(Entry("kill", 0, rng.choice(("start", *_RECOVERING)), None, (rng.randrange(there),))),)
@@ -149,7 +149,7 @@ def _next(rng: random.Random, course: Course, entries: tuple[str, ...], there: i
     return (str(_alone(rng, course, there, begin, last)),)
 
 
-def _alone(rng: random.Random, course: Course, there: int, step: int, last: bool) -> Entry:
+def _alone(rng: random.Random, course: LiveRunSpec, there: int, step: int, last: bool) -> Entry:
     what = rng.choices(tuple(KINDS), [weight for weight, _ in KINDS.values()])[0]
     moment = rng.choice(KINDS[what][1])
     if what == "writer":
@@ -163,10 +163,10 @@ def _alone(rng: random.Random, course: Course, there: int, step: int, last: bool
     return Entry(what, step, "" if what == "backward" else moment, share, who)
 
 
-def facts(course: Course, entries: tuple[str, ...]) -> dict[str, Any]:
+def facts(course: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
     return {**asdict(course), "entries": list(entries)}
 
 
-def of_facts(found: dict[str, Any]) -> tuple[Course, tuple[str, ...]]:
+def of_facts(found: dict[str, Any]) -> tuple[LiveRunSpec, tuple[str, ...]]:
     """What `facts` was made of."""
-    return Course(*(found[name] for name in Course.__dataclass_fields__)), tuple(found["entries"])
+    return LiveRunSpec(*(found[name] for name in LiveRunSpec.__dataclass_fields__)), tuple(found["entries"])

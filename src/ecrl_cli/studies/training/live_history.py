@@ -9,10 +9,10 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import Ids, epoch_order, position, shard, steps_per_epoch, window
 from ecrl_cli.failures.fault_log import read_fired
 from ecrl_cli.failures.plan import read_plan
-from ecrl_cli.records.events import Attempt, Fired, PlannedFailure, RankLine
+from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure, RankLine
 from ecrl_cli.records.journal import read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.survivor_records import LedgerLine, Redone, Testimony
+from ecrl_cli.records.survivor_records import LostSamples, RedoneStep, SurvivorReport
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 
 NO_RANK = ("writer",)  # a planned failure that strikes a rank only where that rank writes
@@ -23,7 +23,7 @@ class Blow:
     """A planned failure that struck. `ranks`: of its attempt, that it took; `at_step`: the step that they were in or behind."""
 
     planned: PlannedFailure
-    fired: Fired
+    fired: InjectedFault
     ranks: frozenset[int]
 
     @property
@@ -32,14 +32,14 @@ class Blow:
 
 
 @dataclass(frozen=True)
-class Chapter:
+class AttemptHistory:
     """One attempt. `lines`: by rank. `testimonies`, `ledgers`: by rank, of those who left any; a testimony's seconds and instants are taken out,
     they differ between ranks."""
 
     attempt: Attempt
     lines: dict[int, tuple[RankLine, ...]]
-    testimonies: dict[int, Testimony]
-    ledgers: dict[int, tuple[LedgerLine, ...]]
+    testimonies: dict[int, SurvivorReport]
+    ledgers: dict[int, tuple[LostSamples, ...]]
     blows: tuple[Blow, ...]
 
     @property
@@ -47,7 +47,7 @@ class Chapter:
         return frozenset(rank for blow in self.blows for rank in blow.ranks)
 
     @property
-    def redone(self) -> tuple[Redone, ...]:
+    def redone(self) -> tuple[RedoneStep, ...]:
         """What its first testimony says."""
         return next((each.redone for each in self.testimonies.values()), ())
 
@@ -60,10 +60,10 @@ class Chapter:
 class Story:
     config: RunConfig
     size: int  # samples
-    chapters: tuple[Chapter, ...]
+    chapters: tuple[AttemptHistory, ...]
 
     @cached_property
-    def went_on(self) -> tuple[Chapter, ...]:
+    def went_on(self) -> tuple[AttemptHistory, ...]:
         """The attempts that others began with processes of."""
         return tuple(self.chapters[later.attempt.continues] for later in self.chapters if later.attempt.continues is not None)
 
@@ -79,29 +79,29 @@ def read_story(layout: RunLayout, config: RunConfig) -> Story:
     return Story(config, size, tuple(_chapter(layout, attempt, planned, fired) for attempt in read_record(layout).attempts))
 
 
-def _chapter(layout: RunLayout, attempt: Attempt, planned: tuple[PlannedFailure, ...], fired: tuple[Fired, ...]) -> Chapter:
+def _chapter(layout: RunLayout, attempt: Attempt, planned: tuple[PlannedFailure, ...], fired: tuple[InjectedFault, ...]) -> AttemptHistory:
     logs, ranks = layout.attempt(attempt.attempt), range(attempt.world_size)
     blows = tuple(_blow(planned[each.index], each) for each in fired if each.attempt == attempt.attempt)
-    spoken = {rank: read_journal(logs.testimony(rank), Testimony).events for rank in ranks}
-    return Chapter(
+    spoken = {rank: read_journal(logs.testimony(rank), SurvivorReport).events for rank in ranks}
+    return AttemptHistory(
         attempt,
         {rank: read_journal(logs.rank(rank), RankLine).events for rank in ranks},
         {rank: _timeless(said[-1]) for rank, said in spoken.items() if said},
-        {rank: read_journal(logs.ledger(rank), LedgerLine).events for rank in ranks if logs.ledger(rank).exists()},
+        {rank: read_journal(logs.ledger(rank), LostSamples).events for rank in ranks if logs.ledger(rank).exists()},
         blows,
     )
 
 
-def _blow(planned: PlannedFailure, fired: Fired) -> Blow:
+def _blow(planned: PlannedFailure, fired: InjectedFault) -> Blow:
     ranks = frozenset() if planned.kind in NO_RANK else frozenset((planned.rank, *planned.others))
     return Blow(planned, fired, ranks)
 
 
-def _timeless(said: Testimony) -> Testimony:
+def _timeless(said: SurvivorReport) -> SurvivorReport:
     return replace(said, at=0.0, time=0.0, redone=tuple(replace(each, seconds=0.0) for each in said.redone))
 
 
-def contributors(redone: tuple[Redone, ...], global_step: int, bucket: int, world_size: int) -> tuple[int, ...]:
+def contributors(redone: tuple[RedoneStep, ...], global_step: int, bucket: int, world_size: int) -> tuple[int, ...]:
     """Whose gradients `bucket` holds in the end, as the survivors say."""
     found = tuple(range(world_size))
     for each in redone:

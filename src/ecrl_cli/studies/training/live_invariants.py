@@ -8,8 +8,8 @@ from collections.abc import Callable
 from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.survivor_records import LOST, SURVIVED, SURVIVORS, LedgerLine, Testimony
-from ecrl_cli.studies.training.live_history import NO_RANK, Blow, Chapter, Story, contributors
+from ecrl_cli.records.survivor_records import LOST, SURVIVED, SURVIVORS, LostSamples, SurvivorReport
+from ecrl_cli.studies.training.live_history import NO_RANK, AttemptHistory, Blow, Story, contributors
 from ecrl_cli.studies.training.live_oracle import can_tell, foretold
 from ecrl_cli.studies.training.trial import ending
 
@@ -27,7 +27,7 @@ def apart(story: Story) -> str:
     return _silent(story)
 
 
-def _lines_apart(chapter: Chapter) -> str:
+def _lines_apart(chapter: AttemptHistory) -> str:
     digests: dict[int, set[str | None]] = {}
     for lines in chapter.lines.values():
         for line in lines:
@@ -36,7 +36,7 @@ def _lines_apart(chapter: Chapter) -> str:
     return f"the ranks differ behind step {several[0]}" if several else ""
 
 
-def _testimonies_apart(chapter: Chapter) -> str:
+def _testimonies_apart(chapter: AttemptHistory) -> str:
     said = list(chapter.testimonies.items())
     for rank, other in said[1:]:
         first_rank, first = said[0]
@@ -46,7 +46,7 @@ def _testimonies_apart(chapter: Chapter) -> str:
     return ""
 
 
-def _unlike_its_lines(story: Story, chapter: Chapter) -> str:
+def _unlike_its_lines(story: Story, chapter: AttemptHistory) -> str:
     """What a rank says of its state is what it logged behind that step, if it did the step in this attempt; else what was logged before."""
     for rank, said in chapter.testimonies.items():
         logged = [line.state_digest for line in chapter.lines[rank] if line.global_step == said.global_step]
@@ -59,7 +59,7 @@ def _unlike_its_lines(story: Story, chapter: Chapter) -> str:
     return ""
 
 
-def _logged_before(story: Story, chapter: Chapter, said: Testimony) -> list[str | None]:
+def _logged_before(story: Story, chapter: AttemptHistory, said: SurvivorReport) -> list[str | None]:
     before = (each for each in story.chapters if each.attempt.attempt < chapter.attempt.attempt)
     return [line.state_digest for each in before for lines in each.lines.values() for line in lines if line.global_step == said.global_step]
 
@@ -94,11 +94,11 @@ def restarted(story: Story) -> str:
     return ""
 
 
-def _left(chapter: Chapter) -> set[int]:
+def _left(chapter: AttemptHistory) -> set[int]:
     return set(range(chapter.attempt.world_size)) - chapter.dead
 
 
-def _excused(story: Story, chapter: Chapter) -> bool:
+def _excused(story: Story, chapter: AttemptHistory) -> bool:
     """Nobody was left who held the state, or those who were could not have gone on."""
     left, spares = _left(chapter), _spares(story, chapter)
     holders = left - set(chapter.attempt.joined) if any(_starting(blow) for blow in chapter.blows) else left
@@ -111,7 +111,7 @@ def _excused(story: Story, chapter: Chapter) -> bool:
     return len(left) + spares < story.config.world_size
 
 
-def _spares(story: Story, chapter: Chapter) -> int:
+def _spares(story: Story, chapter: AttemptHistory) -> int:
     """How many were ready at least: one that takes the place of a spare needs time to get ready."""
     since = [each for each in story.chapters if each.attempt.attempt <= chapter.attempt.attempt]
     return story.config.supervision.spares - sum(len(each.attempt.joined) for each in since)
@@ -135,7 +135,7 @@ def ledger(story: Story) -> str:
     return ""
 
 
-def _wrong(story: Story, chapter: Chapter) -> str:
+def _wrong(story: Story, chapter: AttemptHistory) -> str:
     found = next((_influences(lines) for lines in chapter.ledgers.values()), frozenset())
     due = _due(story, chapter)
     if found != due:
@@ -156,11 +156,11 @@ def _surely_lost(blow: Blow) -> bool:
     return planned.kind not in NO_RANK and (planned.moment == "forward" or (planned.moment == "backward" and planned.share <= SURE))
 
 
-def _influences(lines: tuple[LedgerLine, ...]) -> frozenset[Influence]:
+def _influences(lines: tuple[LostSamples, ...]) -> frozenset[Influence]:
     return frozenset((line.global_step, sample, layer) for line in lines if line.effect == LOST for sample in line.samples for layer in line.layers)
 
 
-def _due(story: Story, chapter: Chapter) -> frozenset[Influence]:
+def _due(story: Story, chapter: AttemptHistory) -> frozenset[Influence]:
     """What the testimonies come to: in each bucket, the samples of those whose gradients it does not hold."""
     world, found = chapter.attempt.world_size, set[Influence]()
     for step in {each.global_step for each in chapter.redone}:

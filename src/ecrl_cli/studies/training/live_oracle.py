@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from ecrl_cli.checkpoint.capture.rng import capture_rng, restore_rng
-from ecrl_cli.checkpoint.capture.train_state import StatePack
+from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.models import build as build_model
 from ecrl_cli.records.survivor_records import SURVIVORS
-from ecrl_cli.studies.training.live_history import Chapter, Story, contributors
+from ecrl_cli.studies.training.live_history import AttemptHistory, Story, contributors
 from ecrl_cli.training.optimization import build_optimizer, build_scheduler
 from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.session import make_deterministic
@@ -77,7 +77,7 @@ class Oracle:
         self.scheduler = build_scheduler(config.optimizer, self.optimizer, config.target_steps)
         self.sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
 
-    def begin(self, before: Chapter | None, chapter: Chapter) -> None:
+    def begin(self, before: AttemptHistory | None, chapter: AttemptHistory) -> None:
         """The attempt's ranks bring the generators that they had in the one before; newcomers begin with some of their own."""
         attempt, kept = chapter.attempt, self.generators
         self.generators = {}
@@ -89,7 +89,7 @@ class Oracle:
                 seed_rank(self.story.config.seed, rank, attempt.resumed_from_step)
                 self.generators[rank] = capture_rng(self.device)
 
-    def step(self, chapter: Chapter, global_step: int) -> None:
+    def step(self, chapter: AttemptHistory, global_step: int) -> None:
         world, redone = chapter.attempt.world_size, chapter.redone
         ranks = [self._learned(rank, world) for rank in range(world)]
         bucket_of = {name: number for number, layers in enumerate(chapter.layers) for name in layers}
@@ -121,7 +121,7 @@ class Oracle:
             buffer.copy_(values[name])
 
     def digests(self) -> str:
-        pack = StatePack(self.model, self.optimizer, self.scheduler, None, self.sampler, 0, 1)
+        pack = TrainState(self.model, self.optimizer, self.scheduler, None, self.sampler, 0, 1)
         found = pack.digests()
         return " ".join((found.parameters, found.buffers, found.optimizer))
 

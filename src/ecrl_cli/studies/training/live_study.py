@@ -15,9 +15,9 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
 from ecrl_cli.studies.mutants.in_place_recovery import LIVE_BUGS
-from ecrl_cli.studies.training.live_generator import Course, draw, facts, matrix, of_facts
+from ecrl_cli.studies.training.live_generator import LiveRunSpec, facts, generate, matrix, of_facts
 from ecrl_cli.studies.training.live_history import Story, read_story
 from ecrl_cli.studies.training.live_invariants import LOOKS, elsewhere, sockets
 from ecrl_cli.studies.training.live_tables import findings
@@ -34,7 +34,7 @@ SHOWS = {
 }
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return _LiveRecovery(setting)
 
 
@@ -59,7 +59,7 @@ class _LiveRecovery(Campaign):
     def _random(self) -> Iterator[Trial]:
         for number in range(self._config.trials):
             key = f"run/{number:04d}"
-            course, entries = draw(self._setting.rng(key), self._config.recoveries, self._config.strategies)
+            course, entries = generate(self._setting.rng(key), self._config.recoveries, self._config.strategies)
             yield Trial(key, {"arm": "random", **facts(course, entries)})
 
     def search(self, trial: Trial) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class _LiveRecovery(Campaign):
         return {"found": False, "runs": runs, "by": "", "beside": ""}
 
 
-def play(bench: Bench, course: Course, entries: tuple[str, ...]) -> dict[str, Any]:
+def play(bench: Bench, course: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
     """How the run came out; `seen`: what was found beside the verdict; `went_on`, `joined`, `redone`, `lost`: attempts that others went on from
     with their memory, spares that took a place, steps that were finished without the dead, samples on the ledger."""
     beside: dict[str, Any] = {"seen": "", "went_on": 0, "joined": 0, "redone": 0, "lost": 0}

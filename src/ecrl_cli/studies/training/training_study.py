@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ecrl_cli.studies.frame.replay_command import command
-from ecrl_cli.studies.frame.study import Setting, Skip, Trial
+from ecrl_cli.studies.frame.study import Skip, StudyContext, Trial
 from ecrl_cli.studies.training.trial import Bench
 
 
@@ -16,7 +16,7 @@ class Campaign(ABC):
 
     bugs: Iterable[str] = ()
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
         self._config: Any = setting.config.study
         self._bench: Bench | None = None

@@ -22,7 +22,7 @@ from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux import processes
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.runs.run import Desk, run
+from ecrl_cli.runs.run import RunContext, run
 from ecrl_cli.runs.supervisor_restarter import wanted
 from ecrl_cli.studies.frame.leak_check import reap, remaining, shared_memory
 from ecrl_cli.studies.frame.trial_timeout import Overdue, deadline
@@ -30,10 +30,10 @@ from ecrl_cli.studies.mutants.recovery import environment, planted
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.console import SilentUI
-from ecrl_cli.supervision.launch.launcher_cache import Launchers
-from ecrl_cli.supervision.run_lock import held
+from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
+from ecrl_cli.supervision.run_lock import run_lock
 from ecrl_cli.verify.verdict import VALID, Verdict
-from ecrl_cli.verify.verify_run import judge
+from ecrl_cli.verify.verify_run import verify_run
 
 STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
 RUN_S = 300.0  # a run that takes longer hangs, whatever its supervisor makes of it
@@ -71,7 +71,7 @@ class Bench:
 
     def __init__(self, scratch: Path, bug: str = "") -> None:
         self._scratch, self._bug = scratch.resolve(), bug
-        self._launchers: dict[str, Launchers] = {}
+        self._launchers: dict[str, LauncherCache] = {}
         self._references: dict[str, Path] = {}
 
     def play(self, keys: Keys, reference: Keys, hash_seed: str = "", look: Look | None = None) -> Run:
@@ -121,10 +121,10 @@ class Bench:
     def _run(self, config: RunConfig, root: Path, bug: str, hash_seed: str = "") -> int:
         delivered = StopSignals.delivered
         with environment(PYTHONHASHSEED=hash_seed), planted(bug, self._scratch / "bug"), unheard() if wanted(config) else nullcontext():
-            launchers = self._launchers.setdefault(f"{bug}/{hash_seed}", Launchers())
+            launchers = self._launchers.setdefault(f"{bug}/{hash_seed}", LauncherCache())
             try:
                 with deadline(RUN_S):
-                    code = run(config, root, Desk(_mute, launchers, show=lambda *given: SilentUI())).exit_code
+                    code = run(config, root, RunContext(_mute, launchers, show=lambda *given: SilentUI())).exit_code
             except Overdue:
                 self._close_launchers()  # they may have been what hung, and are dead
                 reap()
@@ -189,7 +189,7 @@ def _judged(found: Run, root: Path, reference: Path, config: RunConfig, alike: b
     found.digests = ending(layout)
     found.left += _held(layout)
     try:
-        verdict = judge(root, reference)
+        verdict = verify_run(root, reference)
     except EcrlError as error:
         found.outcome, found.why = "unknown", error.line()
         return
@@ -228,7 +228,7 @@ def ending(layout: RunLayout) -> str:
 
 def _held(layout: RunLayout) -> list[str]:
     try:
-        with held(layout):
+        with run_lock(layout):
             return []
     except RunHeld as error:
         return [error.fact]

@@ -16,7 +16,7 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES
 from ecrl_cli.errors import CheckpointConflict, EcrlError, Fenced
 from ecrl_cli.studies.frame.study import Trial
-from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, Between, History, Kind, Unsynced, content, image, judge
+from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, History, InterleavingFs, Kind, Unsynced, content, image, judge
 
 # What the newer writer does: claims only; saves the same state at the old one's step; another state there; a later step.
 FENCE, PUBLISH = ("claim", "same", "other", "later"), ("same", "other")
@@ -41,10 +41,10 @@ def trials(history: History, seed: int, scratch: Path, every: int = 1) -> list[T
 
 def calls_of(history: History, seed: int, scratch: Path, mode: str, layout: str) -> tuple[str, ...]:
     """The calls of one undisturbed save, pointers and retention included."""
-    watched = Between(Unsynced())
+    watched = InterleavingFs(Unsynced())
     with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, mode, watched.fs)) as store:
         one = image(seed, OLD, layout)
-        store.settle(store.save(one, 0), one)
+        store.update_pointers_and_retire(store.save(one, 0), one)
     return tuple(watched.calls)
 
 
@@ -58,7 +58,7 @@ def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: 
     """One interleaving: how both ended, and what recovery finds."""
     with history.copied(facts["layout"], folder) as root:
         meeting = _Meeting(root, facts, seed, kind)
-        watched = Between(Unsynced(), facts["at"], meeting.newer)
+        watched = InterleavingFs(Unsynced(), facts["at"], meeting.newer)
         with closing(kind.open(root, facts["mode"], watched.fs)) as old:
             meeting.old(old)
         outcome = judge(root, facts["mode"], meeting.acks(), meeting.known())
@@ -93,7 +93,7 @@ class _Meeting:
                 choice = store.newest_valid()
                 self.seen = choice.report.commit_sha256 if choice.report else None
                 for rejected in choice.rejected:
-                    store.set_aside(self.root.parent / rejected.path)
+                    store.quarantine(self.root.parent / rejected.path)
             if deed == "claim":
                 self.ends["newer"] = "claimed"
             else:
@@ -105,7 +105,7 @@ class _Meeting:
         try:
             self.saved[who] = saved = store.save(one, attempt)
             self.ends[who] = "saved"
-            store.settle(saved, one)
+            store.update_pointers_and_retire(saved, one)
         except Fenced:
             self.ends[who] = "fenced"
         except CheckpointConflict:

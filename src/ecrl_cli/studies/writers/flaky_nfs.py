@@ -88,7 +88,7 @@ def _act(root: Path, seed: int, layout: str, phase: str, fs: Fs, kind: Kind) -> 
             one = image(seed, OLD, layout)
             saved = store.save(one, 0)
             acks.append(Ack(OLD, saved.commit_sha256, content(seed, OLD, layout)))
-            store.settle(saved, one)
+            store.update_pointers_and_retire(saved, one)
         return (_recover(root, fs, kind, acks[-1]) if phase == "recovery" else "saved"), acks
     except EcrlError as error:
         return f"refused: {error.key}", acks
@@ -113,7 +113,7 @@ def _next_save(root: Path, seed: int, layout: str) -> str:
         with closing(PRODUCT.open(root, MODE)) as store:
             store.claim(2)
             for rejected in store.newest_valid().rejected:
-                store.set_aside(root.parent / rejected.path)
+                store.quarantine(root.parent / rejected.path)
             for step in (OLD, LATER):
                 store.save(image(seed, step, layout), 2)
     except EcrlError as error:

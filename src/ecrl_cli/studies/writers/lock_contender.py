@@ -16,7 +16,7 @@ from typing import Any
 
 from ecrl_cli.errors import RunHeld
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision.run_lock import RunLock, held
+from ecrl_cli.supervision.run_lock import RunLock, run_lock
 
 
 class Contestant:
@@ -42,7 +42,7 @@ class Contestant:
 
     def _try(self, root: Path) -> dict[str, Any]:
         try:
-            self._lock = self._stack.enter_context(held(RunLayout(root)))
+            self._lock = self._stack.enter_context(run_lock(RunLayout(root)))
         except RunHeld as error:
             return {"won": False, "code": error.exit_code, "said": error.line()}
         except Exception as error:

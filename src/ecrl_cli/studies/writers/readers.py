@@ -11,7 +11,7 @@ from ecrl_cli.checkpoint.store.catalog import entry_of
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.studies.frame.study import Trial
 from ecrl_cli.studies.writers.fencing import points
-from ecrl_cli.studies.writers.store_fixture import FIRST, PRODUCT, Between, History, Kind, Unsynced, image
+from ecrl_cli.studies.writers.store_fixture import FIRST, PRODUCT, History, InterleavingFs, Kind, Unsynced, image
 
 MODE, BURSTS = "atomic_dirsync", (1, 3)  # three saves retire all that the reader has listed
 
@@ -20,7 +20,7 @@ def trials(history: History, seed: int, scratch: Path, saves: int) -> list[Trial
     """Every call of a look at which the writer saves once or thrice, and one writer of `saves` checkpoints beside a reader, per layout."""
     found = []
     for layout in LAYOUTS:
-        watched = Between(Unsynced())
+        watched = InterleavingFs(Unsynced())
         with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, MODE, watched.fs)) as store:
             store.newest_valid()
         for burst in BURSTS:
@@ -35,7 +35,7 @@ def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: 
         writer = _Writer(root, seed, facts["layout"])
         if facts["at"] < 0:
             return _beside(root, writer, facts["saves"], kind)
-        watched = Between(Unsynced(), facts["at"], lambda: writer.save(facts["saves"]))
+        watched = InterleavingFs(Unsynced(), facts["at"], lambda: writer.save(facts["saves"]))
         return {"looks": 1, "misled": _look(root, kind, watched, writer)}
 
 
@@ -47,11 +47,11 @@ class _Writer:
         with closing(PRODUCT.open(self._root, MODE)) as store:
             for step in range(self.acked + 1, self.acked + 1 + count):
                 one = image(self._seed, step, self._layout)
-                store.settle(store.save(one, 0), one)
+                store.update_pointers_and_retire(store.save(one, 0), one)
                 self.acked = step
 
 
-def _look(root: Path, kind: Kind, watched: Between, writer: _Writer) -> str:
+def _look(root: Path, kind: Kind, watched: InterleavingFs, writer: _Writer) -> str:
     """Nothing, or how the reader was misled: by an exception, a refusal, or something older than what was acknowledged before it looked.
 
     A single file whose sidecar is still on its way may be refused: it does not count yet.
@@ -74,7 +74,7 @@ def _beside(root: Path, writer: _Writer, saves: int, kind: Kind) -> dict[str, An
     thread, looks, misled = threading.Thread(target=writer.save, args=(saves,)), 0, ""
     thread.start()
     while thread.is_alive() and not misled:
-        misled = _look(root, kind, Between(Unsynced()), writer)
+        misled = _look(root, kind, InterleavingFs(Unsynced()), writer)
         looks += 1
     thread.join()
     return {"looks": looks, "misled": misled or ("" if writer.acked == FIRST + saves else f"the writer came to {writer.acked}")}

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from ecrl_cli.checkpoint.format.image import Image
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Components, components
 from ecrl_cli.checkpoint.store.integrity import GuardConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
@@ -53,7 +53,7 @@ def config(mode: str) -> StoreConfig:
 
 
 @cache
-def image(seed: int, step: int, layout: str) -> Image:
+def image(seed: int, step: int, layout: str) -> CheckpointImage:
     return synthetic_image(seed, step, synthetic_plan(MODEL_BYTES, OPTIMIZER_BYTES, single=layout == "single"))
 
 
@@ -84,11 +84,11 @@ class History:
             with closing(CheckpointStore(folder / "checkpoints", config("atomic_dirsync"))) as store:
                 store.claim(0)
                 first = image(self._seed, FIRST, layout)
-                store.settle(store.save(first, 0), first)
+                store.update_pointers_and_retire(store.save(first, 0), first)
         return folder
 
 
-class Between:
+class InterleavingFs:
     """Passes every call on, and lets `act` run once, before the call numbered `at`. `calls`: the names of those made so far."""
 
     def __init__(self, fs: Fs, at: int = -1, act: Callable[[], None] = lambda: None) -> None:
@@ -134,7 +134,7 @@ def judge(root: Path, mode: str, acks: list[Ack], known: list[tuple[int, Compone
             return "silent_wrong"
         for ack in acks:
             if ack.step > FIRST:
-                found = next((store.examine(entry.path) for entry in store.entries() if entry.global_step == ack.step), None)
+                found = next((store.verify(entry.path) for entry in store.entries() if entry.global_step == ack.step), None)
                 if found is None or not found.ok or found.manifest is None or found.commit_sha256 != ack.commit_sha256:
                     return "lost_ack"
                 if components(found.manifest) != ack.content:

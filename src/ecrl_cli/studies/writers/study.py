@@ -9,7 +9,7 @@ from typing import Any
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.config.studies import Writers
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Setting, Skip, Study, Trial
+from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.mutants import writers
 from ecrl_cli.studies.writers import clock_lint, clocks, fencing, flaky_nfs, readers
 from ecrl_cli.studies.writers.findings import findings
@@ -17,12 +17,12 @@ from ecrl_cli.studies.writers.races import Races, stale_of
 from ecrl_cli.studies.writers.store_fixture import History
 
 
-def make(setting: Setting) -> Study:
+def make(setting: StudyContext) -> Study:
     return WritersStudy(setting)
 
 
 class WritersStudy:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StudyContext) -> None:
         self._setting, self._config, self._seed = setting, setting.config.study, setting.config.seed
         assert isinstance(self._config, Writers)
         self._history = History(setting.scratch / "history", self._seed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ecrl_cli.checkpoint.store.catalog import entry_of
-from ecrl_cli.checkpoint.store.integrity import GuardReport
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, Attempt, CheckpointLine
@@ -26,7 +26,7 @@ def unended(events: tuple[CheckpointLine, ...], began: str) -> tuple[CheckpointL
     return tuple(line for line in events if line.event == began and line.global_step not in ended)
 
 
-def close_books(layout: RunLayout, attempt: int, store: CheckpointStore) -> None:
+def reconcile_checkpoints(layout: RunLayout, attempt: int, store: CheckpointStore) -> None:
     """End what `attempt` left open, once none of its processes and no writer is at work: by what the store holds, not by what was meant."""
     open_lines = unended(lines(layout, attempt), "submitted")
     if open_lines:
@@ -63,7 +63,7 @@ def still_kept(layout: RunLayout, attempts: tuple[Attempt, ...]) -> dict[int, Ch
     return kept
 
 
-def acknowledge(layout: RunLayout, report: GuardReport) -> None:
+def acknowledge(layout: RunLayout, report: IntegrityReport) -> None:
     """Put the checkpoint of `report` on record as committed, in the attempt that wrote it, unless it is: before anything follows from it."""
     known = {line.commit_sha256 for attempt in layout.attempts() for line in lines(layout, attempt) if line.event == "committed"}
     if report.commit_sha256 in known or report.attempt is None or report.global_step is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ecrl_cli.errors import EcrlError, Fenced, Hung, InputError, NoProgress, NoValidCheckpoint, StorageError
-from ecrl_cli.records.events import Attempt, Session
-from ecrl_cli.records.messages import Trouble
+from ecrl_cli.records.events import Attempt, SupervisorSession
+from ecrl_cli.records.messages import RankError
 from ecrl_cli.records.survivor_records import SURVIVED
 
 STORM = 2  # attempts in a row that gain no step
@@ -37,7 +37,7 @@ class Decision:
         return self.error.exit_code if self.error else 0
 
 
-def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: Trouble | None, planned: frozenset[int] = frozenset()) -> Decision:
+def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError | None, planned: frozenset[int] = frozenset()) -> Decision:
     """What follows the last of `attempts` (those of `counted`). `trouble`: what its first casualty said before it ended. `planned`: the attempts
     that a planned failure struck.
 
@@ -97,7 +97,7 @@ def restarts(attempts: tuple[Attempt, ...]) -> int:
     return sum(before.outcome in RELAUNCHED for before in attempts[:-1])
 
 
-def counted(attempts: tuple[Attempt, ...], sessions: tuple[Session, ...]) -> tuple[Attempt, ...]:
+def counted(attempts: tuple[Attempt, ...], sessions: tuple[SupervisorSession, ...]) -> tuple[Attempt, ...]:
     """The attempts that the budget counts: those since a person last started the run.
 
     A supervisor that was killed (no `ended_at`) leaves its budget to its successor; one that ended by itself has said why, and

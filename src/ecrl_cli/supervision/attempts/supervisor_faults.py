@@ -14,7 +14,7 @@ from ecrl_cli.failures.signals import to_process
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.linux.clock import monotonic, wall
-from ecrl_cli.records.events import Attempt, Fired, PlannedFailure
+from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
 _AGAIN_S = 0.05  # between two looks for a rank whose time has come and who is not there yet
@@ -22,7 +22,7 @@ _TO_RANK = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _TO_SELF = {"supervisor": signal.SIGKILL, "term": signal.SIGTERM}
 
 
-class RestStrikes:
+class BetweenAttemptFaults:
     """What strikes before an attempt chooses what to resume from: the newest checkpoint is damaged, or the supervisor dies there."""
 
     def __init__(self, layout: RunLayout, store: CheckpointStore, seed: int) -> None:
@@ -40,7 +40,7 @@ class RestStrikes:
             if claim(self._layout, _fired(entry, attempt)):
                 os.kill(os.getpid(), _TO_SELF[entry.kind])
             return
-        reports = (self._store.examine(each.path) for each in self._store.entries())
+        reports = (self._store.verify(each.path) for each in self._store.entries())
         valid = [report.path for report in reports if report.ok]
         if len(valid) < LEFT_TO_CHOOSE:
             return  # later
@@ -49,7 +49,7 @@ class RestStrikes:
             inflict(damage)
 
 
-class WallStrikes:
+class WallClockFaults:
     """What strikes a running attempt once its time has come. `began`: of this supervisor's stay; `spent_s`: gives the seconds of those before."""
 
     def __init__(self, layout: RunLayout, attempt: int, began: float, spent_s: Callable[[], float]) -> None:
@@ -85,5 +85,5 @@ def _left(layout: RunLayout, moment: str) -> tuple[PlannedFailure, ...]:
     return tuple(entry for entry in pending(read_plan(layout), fired_indices(layout)) if entry.moment == moment)
 
 
-def _fired(entry: PlannedFailure, attempt: int, detail: str = "") -> Fired:
-    return Fired(entry.index, entry.kind, entry.rank, entry.global_step, attempt, monotonic(), wall(), detail=detail)
+def _fired(entry: PlannedFailure, attempt: int, detail: str = "") -> InjectedFault:
+    return InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, attempt, monotonic(), wall(), detail=detail)

@@ -11,7 +11,7 @@ from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import boot_id, monotonic, wall
-from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, RankLine, Session, SupervisorRecord
+from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, RankLine, SupervisorRecord, SupervisorSession
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config, write_run_config
@@ -23,7 +23,7 @@ from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts.restart_policy import restarts
 
 
-def take_up(config: RunConfig, layout: RunLayout) -> None:
+def refresh_run_config(config: RunConfig, layout: RunLayout) -> None:
     """The run goes on: its seal is broken, and config.json says where the data lies now and what else may have changed without making this
     another run. Only under the run's lock."""
     reopen(layout)
@@ -31,7 +31,7 @@ def take_up(config: RunConfig, layout: RunLayout) -> None:
         write_run_config(layout, config)
 
 
-class RecordKeeper:
+class SupervisorRecordWriter:
     """The record of this run. `begin` first: it appends the session and closes what a killed supervisor left open."""
 
     def __init__(self, layout: RunLayout, run_id: str, target_steps: int) -> None:
@@ -46,7 +46,7 @@ class RecordKeeper:
 
     def begin(self) -> None:
         attempts = tuple(self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts)
-        session = Session(monotonic(), wall(), boot_id(), code=source_sha256())
+        session = SupervisorSession(monotonic(), wall(), boot_id(), code=source_sha256())
         self._write(attempts=taken_along(attempts), sessions=(*self.record.sessions, session), terminal_status="running", reason="")
 
     def open(self, attempt: Attempt) -> None:

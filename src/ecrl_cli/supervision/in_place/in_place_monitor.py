@@ -5,23 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.messages import Hello, Left, Standby
+from ecrl_cli.records.messages import Hello, LeftAttempt, SpareReady
 from ecrl_cli.supervision.attempts.restart_policy import INCURABLE
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
-from ecrl_cli.supervision.in_place.worker_pool import Crew
+from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
-from ecrl_cli.supervision.watch.attempt_monitor import AttemptWatch, Companion, Ended, look
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptCompanion, AttemptMonitor, AttemptResult, look
 from ecrl_cli.supervision.watch.control_server import Connection, Message
 from ecrl_cli.supervision.watch.graceful_stop import stepping
-from ecrl_cli.supervision.watch.watchdog import Post
+from ecrl_cli.supervision.watch.watchdog import WatchdogContext
 
 
-class LiveWatch(AttemptWatch):
+class InPlaceMonitor(AttemptMonitor):
     """Over when every rank that lives has left, or ended well. As any other attempt where nobody is left, the store has gone with its process, a
     rank says what no recovery cures or that what all have in memory is spoilt, or the run is to stop and not all have left. Keeps the spares
     warm meanwhile."""
 
-    def __init__(self, running: ZygoteAttempt, crew: Crew, stop: StopSignals, companion: Companion | None, post: Post) -> None:
+    def __init__(
+        self, running: ZygoteAttempt, crew: WorkerPool, stop: StopSignals, companion: AttemptCompanion | None, post: WatchdogContext
+    ) -> None:
         super().__init__(running, post.order.attempt, crew.listener, stop, companion, post)
         self._live, self._crew, self._board = running, crew, post.board
         self._buried: frozenset[int] = frozenset()
@@ -40,7 +42,7 @@ class LiveWatch(AttemptWatch):
 
     def _bury(self, dead: frozenset[int]) -> None:
         for rank in sorted(dead):
-            self._board.bury(rank)
+            self._board.mark_dead(rank)
             self._crew.bury(rank)
             if self._vigil:
                 self._vigil.bury(rank)
@@ -63,7 +65,7 @@ class LiveWatch(AttemptWatch):
             spares.refill()
         self._watch.keep("spares", spares.watched(), look)
 
-    def _end(self) -> Ended:
+    def _end(self) -> AttemptResult:
         if self._live.orphaned or self._hopeless or not self._all_left or not self._crew.survivors:
             ended = super()._end()
             self._crew.dismiss()
@@ -73,14 +75,14 @@ class LiveWatch(AttemptWatch):
         self._reaped = True
         self._hear_what_is_left()
         stragglers = self._vigil.stragglers if self._vigil else ()
-        return Ended(replace(exits, noticed_at=monotonic()), self._explanation(exits.first), None, None, stragglers)
+        return AttemptResult(replace(exits, noticed_at=monotonic()), self._explanation(exits.first), None, None, stragglers)
 
     def _take(self, message: Message, connection: Connection) -> None:
-        if isinstance(message, Left):
+        if isinstance(message, LeftAttempt):
             if message.attempt == self._attempt and not self._reaped and self._running.pids().get(message.rank) == message.pid:
                 self._part(connection)
                 self._crew.leave(message, connection)
-        elif isinstance(message, Standby):
+        elif isinstance(message, SpareReady):
             self._part(connection)
             self._crew.spares.stand_by(message, connection)
         else:

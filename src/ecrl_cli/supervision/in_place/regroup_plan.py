@@ -10,7 +10,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.linux.clock import boot_id, monotonic, wall
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import SURVIVORS
@@ -18,7 +18,7 @@ from ecrl_cli.storage.files import write_json
 
 
 @dataclass(frozen=True)
-class GoingOn:
+class RegroupPlan:
     """`origins` and `joined`: as in `Attempt`. `step`: behind which the survivors left. `memory`: `survivors`, or empty where all go back to a
     checkpoint. `because`: why nobody goes on (then `origins` is empty), in words."""
 
@@ -32,22 +32,22 @@ class GoingOn:
         return bool(self.origins)
 
 
-def going_on(config: RunConfig, world_size: int, left: Mapping[int, int], spares: int) -> GoingOn:
+def going_on(config: RunConfig, world_size: int, left: Mapping[int, int], spares: int) -> RegroupPlan:
     """What follows an attempt of `world_size` ranks. `left`: by survivor, the step behind which it left; `spares`: how many stand by."""
     dead = [rank for rank in range(world_size) if rank not in left]
     filled = dead[:spares]
     places = tuple(sorted((*left, *filled)))
     lossy = config.recovery.name == "lossy_forward"
     if not left:
-        return GoingOn(because="nobody outlived it")
+        return RegroupPlan(because="nobody outlived it")
     if len(set(left.values())) > 1:
-        return GoingOn(because=f"the survivors left behind different steps ({', '.join(f'rank {r}: {s}' for r, s in sorted(left.items()))})")
+        return RegroupPlan(because=f"the survivors left behind different steps ({', '.join(f'rank {r}: {s}' for r, s in sorted(left.items()))})")
     if len(filled) < len(dead) and not lossy:
-        return GoingOn(because=f"{len(dead)} died and {_count(len(filled), 'spare')} stood by")
+        return RegroupPlan(because=f"{len(dead)} died and {_count(len(filled), 'spare')} stood by")
     if lossy and config.global_batch % len(places):
-        return GoingOn(because=f"{len(places)} ranks cannot share global_batch {config.global_batch} equally")
+        return RegroupPlan(because=f"{len(places)} ranks cannot share global_batch {config.global_batch} equally")
     memory = "" if config.recovery.name == "checkpoint_restart" else SURVIVORS
-    return GoingOn(next(iter(left.values())), memory, places, _ranks(places, filled))
+    return RegroupPlan(next(iter(left.values())), memory, places, _ranks(places, filled))
 
 
 def _ranks(places: tuple[int, ...], filled: Collection[int]) -> tuple[int, ...]:
@@ -55,15 +55,15 @@ def _ranks(places: tuple[int, ...], filled: Collection[int]) -> tuple[int, ...]:
     return tuple(rank for rank, place in enumerate(places) if place in filled)
 
 
-def order_on(layout: RunLayout, earlier: tuple[Attempt, ...], going: GoingOn) -> LaunchOrder:
+def write_regroup_launch(layout: RunLayout, earlier: tuple[Attempt, ...], going: RegroupPlan) -> AttemptSpec:
     """What the next attempt is to do with the state that is in memory; written to its launch.json, durably."""
     begun = begin(layout, earlier, len(going.origins), going.step)
     return write_order(layout, replace(begun, continues=begun.attempt - 1, memory=going.memory, origins=going.origins, joined=going.joined))
 
 
-def begin(layout: RunLayout, earlier: tuple[Attempt, ...], world_size: int, step: int) -> LaunchOrder:
+def begin(layout: RunLayout, earlier: tuple[Attempt, ...], world_size: int, step: int) -> AttemptSpec:
     """What every order for the attempt behind `earlier` says, wherever the state of `step` comes from."""
-    return LaunchOrder(
+    return AttemptSpec(
         attempt=len(earlier),
         world_size=world_size,
         resume_step=step,
@@ -73,7 +73,7 @@ def begin(layout: RunLayout, earlier: tuple[Attempt, ...], world_size: int, step
     )
 
 
-def write_order(layout: RunLayout, made: LaunchOrder) -> LaunchOrder:
+def write_order(layout: RunLayout, made: AttemptSpec) -> AttemptSpec:
     """Write launch.json, durably and dated."""
     made = replace(made, at=monotonic(), time=wall(), boot_id=boot_id())
     logs = layout.attempt(made.attempt)
@@ -82,7 +82,7 @@ def write_order(layout: RunLayout, made: LaunchOrder) -> LaunchOrder:
     return made
 
 
-def steps_of(attempt: Attempt, logged: tuple[int | None, int | None], going: GoingOn) -> tuple[int | None, int | None]:
+def steps_of(attempt: Attempt, logged: tuple[int | None, int | None], going: RegroupPlan) -> tuple[int | None, int | None]:
     """The first and the last step of `attempt`, of which rank 0 has `logged` so many: it may have died before the last one that others did."""
     first, last = logged
     if not going.memory or going.step <= attempt.resumed_from_step:
@@ -90,7 +90,7 @@ def steps_of(attempt: Attempt, logged: tuple[int | None, int | None], going: Goi
     return first or attempt.resumed_from_step + 1, max(going.step, last or 0)
 
 
-def words(death: str, world_size: int, going: GoingOn) -> str:
+def describe(death: str, world_size: int, going: RegroupPlan) -> str:
     """What happened and who goes on, in short."""
     if not going:
         return f"{death}; all begin anew: {going.because}" if going.because else death

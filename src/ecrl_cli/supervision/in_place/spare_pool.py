@@ -9,24 +9,24 @@ from dataclasses import dataclass
 
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.messages import Left, Standby
+from ecrl_cli.records.messages import LeftAttempt, SpareReady
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
-from ecrl_cli.supervision.watch.control_server import Connection, Listener
+from ecrl_cli.supervision.watch.control_server import Connection, ControlServer
 
 ANSWER_S = 10.0  # forking takes milliseconds
 STILLBORN = 3  # in a row that ended before they stood by: what cannot even start is not started for ever
 
 
 @dataclass(eq=False)
-class Hand:
+class IdleWorker:
     """A process that waits on `connection` for an Assignment; a spare that is not warm yet has none. `left`: what it said as it left an attempt."""
 
     pid: int
     pidfd: int
     connection: Connection | None = None
-    left: Left | None = None
+    left: LeftAttempt | None = None
 
     @property
     def ended(self) -> bool:
@@ -39,7 +39,7 @@ class Hand:
             self.connection.socket.close()
 
 
-def end(hands: list[Hand]) -> None:
+def end(hands: list[IdleWorker]) -> None:
     """Kill, wait, reap."""
     for hand in hands:
         processes.kill(hand.pidfd)
@@ -49,12 +49,12 @@ def end(hands: list[Hand]) -> None:
         hand.let_go()
 
 
-class Spares:
+class SparePool:
     """`wanted`: how many are kept. `tell`: one line for a person."""
 
     def __init__(self, wanted: int, tell: Callable[[str], None]) -> None:
         self.wanted, self._tell = wanted, tell
-        self._hands: list[Hand] = []
+        self._hands: list[IdleWorker] = []
         self._strangers: list[Connection] = []  # have connected and said nothing yet: these warm up
         self._source: ZygoteAttempt | None = None
         self._asked = self._stillborn = 0
@@ -104,7 +104,7 @@ class Spares:
         """One on which nobody has said anything yet."""
         self._strangers.append(connection)
 
-    def stand_by(self, standby: Standby, connection: Connection) -> None:
+    def stand_by(self, standby: SpareReady, connection: Connection) -> None:
         """One is warm; perhaps before the zygote has said that it is there."""
         if all(hand.pid != standby.pid for hand in self._hands):
             self.settle()
@@ -114,7 +114,7 @@ class Spares:
         else:
             hand.connection, self._stillborn = connection, 0
 
-    def gather(self, count: int, listener: Listener, stop: StopSignals, seconds: float) -> None:
+    def gather(self, count: int, listener: ControlServer, stop: StopSignals, seconds: float) -> None:
         """Wait until `count` stand by, or it is clear that they will not; at most `seconds`, and no longer than to a stop signal."""
         deadline = monotonic() + seconds
         while self.ready < count and not stop.received() and (left := deadline - monotonic()) > 0:
@@ -138,7 +138,7 @@ class Spares:
                 self._source.zygote.kill()
                 processes.wait_all([self._source.zygote.pidfd], GONE_WITHIN_S)
 
-    def take(self, count: int) -> list[Hand]:
+    def take(self, count: int) -> list[IdleWorker]:
         """Give so many that stand by: they are nobody's here any more."""
         taken = [hand for hand in self._hands if hand.connection is not None][:count]
         self._hands = [hand for hand in self._hands if hand not in taken]
@@ -156,11 +156,11 @@ class Spares:
         for message in self._source.zygote.heard("spares") if self._source else ():
             self._asked -= len(message["pids"])
             opened = [(pid, processes.open_pidfd(pid)) for pid in message["pids"]]
-            self._hands += [Hand(pid, pidfd) for pid, pidfd in opened if pidfd is not None]
+            self._hands += [IdleWorker(pid, pidfd) for pid, pidfd in opened if pidfd is not None]
 
     def _listen(self, stranger: Connection) -> None:
         messages, hung_up = stranger.receive()
-        standby = next((message for message in messages if isinstance(message, Standby)), None)
+        standby = next((message for message in messages if isinstance(message, SpareReady)), None)
         if standby or hung_up:
             self._strangers.remove(stranger)
         if standby:
@@ -168,7 +168,7 @@ class Spares:
         elif hung_up:
             stranger.socket.close()
 
-    def _count(self, dead: list[Hand]) -> None:
+    def _count(self, dead: list[IdleWorker]) -> None:
         self._stillborn += len(dead)
         if dead and self._stillborn - len(dead) < STILLBORN <= self._stillborn:
             self._tell("spares end before they stand by: no more of them are started, output.log says why")

@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ecrl_cli.linux import processes
-from ecrl_cli.records.attempt_spec import LaunchOrder
-from ecrl_cli.records.messages import Assignment, Left
+from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.records.messages import Assignment, LeftAttempt
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
-from ecrl_cli.supervision.in_place.checkpoint_prevalidation import LookAhead
-from ecrl_cli.supervision.in_place.spare_pool import Hand, Spares, end
+from ecrl_cli.supervision.in_place.checkpoint_prevalidation import CheckpointPrevalidator
+from ecrl_cli.supervision.in_place.spare_pool import IdleWorker, SparePool, end
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
-from ecrl_cli.supervision.watch.control_server import Connection, Listener
+from ecrl_cli.supervision.watch.control_server import Connection, ControlServer
 
 
-class Crew:
+class WorkerPool:
     """`spares`: how many are kept warm. `tell`: one line for a person. `ahead`: to be begun when a rank has died, where all go
     back to a checkpoint then."""
 
-    def __init__(self, listener: Listener, spares: int, tell: Callable[[str], None], ahead: LookAhead | None) -> None:
-        self.listener, self.spares, self.ahead = listener, Spares(spares, tell), ahead
-        self.survivors: dict[int, Hand] = {}
-        self._called: tuple[Hand, ...] = ()
+    def __init__(self, listener: ControlServer, spares: int, tell: Callable[[str], None], ahead: CheckpointPrevalidator | None) -> None:
+        self.listener, self.spares, self.ahead = listener, SparePool(spares, tell), ahead
+        self.survivors: dict[int, IdleWorker] = {}
+        self._called: tuple[IdleWorker, ...] = ()
 
     @property
     def pids(self) -> tuple[int, ...]:
         hands = (*self.survivors.values(), *self._called)
         return (*(hand.pid for hand in hands), *self.spares.pids)
 
-    def leave(self, left: Left, connection: Connection) -> None:
+    def leave(self, left: LeftAttempt, connection: Connection) -> None:
         """A rank has left its attempt and waits."""
         pidfd = processes.open_pidfd(left.pid)
         if pidfd is None or left.rank in self.survivors:
             connection.socket.close()
         else:
-            self.survivors[left.rank] = Hand(left.pid, pidfd, connection, left)
+            self.survivors[left.rank] = IdleWorker(left.pid, pidfd, connection, left)
 
     def bury(self, rank: int) -> None:
         """A rank of the running attempt has died, perhaps after it had left."""
@@ -62,7 +62,7 @@ class Crew:
         self._called = tuple(next(spares) if rank in joined else self.survivors.pop(origin) for rank, origin in enumerate(origins))
         return tuple(hand.pid for hand in self._called)
 
-    def assign(self, order: LaunchOrder, running: ZygoteAttempt) -> None:
+    def assign(self, order: AttemptSpec, running: ZygoteAttempt) -> None:
         """Tell those who were called; the processes are the attempt's from now on."""
         for rank, hand in enumerate(self._called):
             if hand.connection:

@@ -10,7 +10,7 @@ from typing import Protocol
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.layout import RunLayout
 
 WORKER = "ecrl_cli.training.worker"
@@ -28,7 +28,7 @@ class LaunchSpec:
     """
 
     layout: RunLayout
-    order: LaunchOrder
+    order: AttemptSpec
     threads: int = 1
     port: int = 0
     preload: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class RankExit:
 
 
 @dataclass(frozen=True)
-class Exits:
+class RankExits:
     """`first` is the casualty that ended the attempt (None: all ranks ended well), noticed at `noticed_at` (monotonic)."""
 
     ranks: tuple[RankExit, ...]
@@ -81,7 +81,7 @@ class RunningAttempt(Protocol):
     def kill(self) -> None:
         """SIGKILL to everything that is left. Nothing after `reap`."""
 
-    def reap(self) -> Exits:
+    def reap(self) -> RankExits:
         """Wait (milliseconds, after `check` was true or `kill` was called) until nothing is left; how everything ended; again the same."""
 
 
@@ -97,7 +97,7 @@ class Launcher(Protocol):
 
 
 @dataclass
-class Rank:
+class RankProcess:
     """A rank that is being watched. `status` is its wait status once it is known."""
 
     rank: int
@@ -112,10 +112,10 @@ class Rank:
 
 
 @dataclass
-class Ranks:
+class RankTable:
     """The ranks of an attempt, by pidfd; the book that both launchers keep."""
 
-    known: dict[int, Rank] = field(default_factory=dict)
+    known: dict[int, RankProcess] = field(default_factory=dict)
     first: RankExit | None = None
     noticed_at: float = 0.0
     closed: bool = False
@@ -125,12 +125,12 @@ class Ranks:
             return
         pidfd = processes.open_pidfd(pid)
         if pidfd is not None:
-            self.known[rank] = Rank(rank, pid, pidfd)
+            self.known[rank] = RankProcess(rank, pid, pidfd)
 
     def watched(self) -> list[int]:
         return [r.pidfd for r in self.known.values() if not r.over]
 
-    def newly_over(self) -> list[Rank]:
+    def newly_over(self) -> list[RankProcess]:
         """Mark and give the ranks that have ended since the last call, with those that are on their way out beside them.
 
         A dying rank closes its sockets before it has ended: a peer that ends because of that may be over sooner.
@@ -175,6 +175,6 @@ class Ranks:
             os.close(rank.pidfd)
         self.known = {number: rank for number, rank in self.known.items() if rank.over}
 
-    def exits(self) -> Exits:
+    def exits(self) -> RankExits:
         ranks = tuple(self.known[rank].exit() for rank in sorted(self.known))
-        return Exits(ranks, self.first, self.noticed_at or monotonic())
+        return RankExits(ranks, self.first, self.noticed_at or monotonic())

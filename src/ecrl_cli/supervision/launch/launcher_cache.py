@@ -16,7 +16,7 @@ LAUNCHERS: dict[str, Callable[[RunConfig], Launcher]] = {
 }
 
 
-class Launchers:
+class LauncherCache:
     """What the runs of one command share: at most one launcher of a kind, started when first wanted, so that a sweep has one zygote (and one
     more for the runs whose network is parted)."""
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ecrl_cli.linux import processes
-from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S, Exits, LaunchSpec, RankExit
+from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S, LaunchSpec, RankExit, RankExits
 from ecrl_cli.supervision.launch.slurm_allocation import slurm_environment, srun
 from ecrl_cli.supervision.launch.torchrun_agent import AgentAttempt, as_exit, root_cause
 
@@ -49,7 +49,7 @@ class NodesAttempt(AgentAttempt):
             assert self._agent.stdin is not None
             self._agent.stdin.close()
 
-    def reap(self) -> Exits:
+    def reap(self) -> RankExits:
         if self._ranks.closed:
             return self._ranks.exits()
         if self._ranks.first is not None and not self._killed:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.config.seats import seated
+from ecrl_cli.config.seats import place_ranks
 from ecrl_cli.errors import ConfigError, Stopped
 from ecrl_cli.linux import processes
 
@@ -21,7 +21,7 @@ _KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_CLUSTERS")
 
 
 @dataclass(frozen=True)
-class Seats:
+class NodePlacement:
     """Where the ranks of an attempt go: equally many on each of `nodes`, the first of which is the supervisor's own.
 
     `silent`: the nodes of the allocation that did not answer.
@@ -90,17 +90,17 @@ def srun(nodes: Sequence[str], command: Sequence[str]) -> list[str]:
     return [shutil.which("srun") or "srun", *shape, "--overlap", "--cpu-bind=none", "--label", *command]
 
 
-def seats(alive: Sequence[str], config: RunConfig, silent: Sequence[str] = ()) -> Seats:
+def seats(alive: Sequence[str], config: RunConfig, silent: Sequence[str] = ()) -> NodePlacement:
     """Where the ranks go: see `seated`. `alive` begins with the supervisor's own node; `silent`: those that do not answer."""
-    world_size, count = seated(config, len(alive))
-    return Seats(tuple(alive[:count]), world_size, tuple(silent))
+    world_size, count = place_ranks(config, len(alive))
+    return NodePlacement(tuple(alive[:count]), world_size, tuple(silent))
 
 
-def take_seats(config: RunConfig) -> Seats:
+def take_seats(config: RunConfig) -> NodePlacement:
     """The seats of the next attempt. Where nodes of the allocation have gone: with what is left (`shrink`), or not at all (`requeue`: the job
     is back in Slurm's queue, and Stopped is raised). ConfigError outside a fitting allocation."""
     if config.supervision.nodes == 1:
-        return Seats((), config.world_size)
+        return NodePlacement((), config.world_size)
     check_allocation(config)
     nodes = allocated()
     alive = (nodes[0], *answering(nodes[1:]))  # a supervisor that asks is answer enough for its own

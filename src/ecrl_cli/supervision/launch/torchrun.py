@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux import processes
-from ecrl_cli.supervision.launch.launcher import Exits, LaunchSpec, Rank, RankExit, RunningAttempt
+from ecrl_cli.supervision.launch.launcher import LaunchSpec, RankExit, RankExits, RankProcess, RunningAttempt
 from ecrl_cli.supervision.launch.multi_node import NodesAttempt
 from ecrl_cli.supervision.launch.torchrun_agent import AGENT, AgentAttempt, as_exit, root_cause
 
@@ -55,7 +55,7 @@ class TorchrunAttempt(AgentAttempt):
         processes.kill(self._agent_fd)
         self._ranks.kill()
 
-    def reap(self) -> Exits:
+    def reap(self) -> RankExits:
         """Reaping the agent first matters: only then are its workers our children, and known to be all of them."""
         if self._ranks.closed:
             return self._ranks.exits()
@@ -94,5 +94,5 @@ def first_failure(output: str) -> RankExit | None:
     return as_exit(int(found[1]), int(found[3]), int(found[2])) if found else None
 
 
-def _bad(rank: Rank) -> bool:
+def _bad(rank: RankProcess) -> bool:
     return rank.over and rank.status not in (None, 0)

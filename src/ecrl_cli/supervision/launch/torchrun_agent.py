@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ecrl_cli.linux import processes
 from ecrl_cli.supervision.launch.child_environment import child_environment
-from ecrl_cli.supervision.launch.launcher import LaunchSpec, RankExit, Ranks
+from ecrl_cli.supervision.launch.launcher import LaunchSpec, RankExit, RankTable
 from ecrl_cli.supervision.launch.netns_command import private
 from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
@@ -42,7 +42,7 @@ class AgentAttempt:
     def __init__(
         self, spec: LaunchSpec, command: Callable[[LaunchSpec, str, Path], list[str]], stdin: int, known: Mapping[str, str] | None = None
     ) -> None:
-        self._spec, self._ranks = spec, Ranks()
+        self._spec, self._ranks = spec, RankTable()
         self._meeting = f"ecrl-{secrets.token_hex(8)}"
         self._scratch = Path(spec.output).with_name(".torchelastic")
         launched = mortal_command(command(spec, self._meeting, self._scratch), deaf=self.deaf)

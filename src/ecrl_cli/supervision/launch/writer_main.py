@@ -15,7 +15,7 @@ from ecrl_cli.checkpoint.writer.server import NICE, Writer, die_of, die_with_par
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.faulty_store import store_for
 from ecrl_cli.failures.plan import pending, read_plan
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import close_received
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
     listener = socket.socket(fileno=int(argv[1])) if len(argv) > 1 else listen(layout.writer)
     store = store_of(layout)
     close_received(layout, store)
-    Writer(layout, store, listener, Board(int(argv[2])) if len(argv) > 2 else None).serve()
+    Writer(layout, store, listener, HeartbeatTable(int(argv[2])) if len(argv) > 2 else None).serve()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from contextlib import closing
 from ecrl_cli.checkpoint.writer.protocol import Channel, connect, listen
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.heartbeat_table import Board
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch.child_environment import child_environment
@@ -26,7 +26,7 @@ REPLACED_AT_MOST = 3  # times per attempt: one that cannot even start is not a c
 class Writer:
     """Started on demand, replaced when it dies."""
 
-    def __init__(self, layout: RunLayout, board: Board | None = None) -> None:
+    def __init__(self, layout: RunLayout, board: HeartbeatTable | None = None) -> None:
         self._layout, self._board = layout, board
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1

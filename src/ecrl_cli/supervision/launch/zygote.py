@@ -21,7 +21,7 @@ from typing import Any
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux import processes
 from ecrl_cli.supervision.launch.child_environment import child_environment
-from ecrl_cli.supervision.launch.launcher import WORKER, Exits, LaunchSpec, RankExit, Ranks
+from ecrl_cli.supervision.launch.launcher import WORKER, LaunchSpec, RankExit, RankExits, RankTable
 from ecrl_cli.supervision.launch.netns_command import private
 from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
@@ -148,7 +148,7 @@ class ZygoteAttempt:
     """Ranks forked for this attempt, or `spec.hands`: those of an earlier one, and spares."""
 
     def __init__(self, spec: LaunchSpec, zygote: ZygoteProcess) -> None:
-        self.spec, self.zygote, self._ranks = spec, zygote, Ranks()
+        self.spec, self.zygote, self._ranks = spec, zygote, RankTable()
         self.orphaned = False
         self.prefix = f"attempt{spec.order.attempt}-{secrets.token_hex(8)}"
         for rank, pid in enumerate(spec.hands):
@@ -196,7 +196,7 @@ class ZygoteAttempt:
             self.zygote.kill()
         self._ranks.kill()
 
-    def reap(self) -> Exits:
+    def reap(self) -> RankExits:
         if self._ranks.closed:
             return self._ranks.exits()
         self.kill()
@@ -215,7 +215,7 @@ class ZygoteAttempt:
         """Who has ended badly, as of the last `check`."""
         return self._ranks.dead()
 
-    def release(self) -> Exits:
+    def release(self) -> RankExits:
         """Instead of `reap`: those who live are somebody else's from now on."""
         self._ranks.release()
         return self._ranks.exits()

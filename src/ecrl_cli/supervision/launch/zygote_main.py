@@ -37,12 +37,12 @@ def main(argv: list[str]) -> None:
         request = json.loads(data)
         load(request["preload"])
         if "module" in request:
-            fork_ranks(request, Parents(line, supervisor, port))
+            fork_ranks(request, ZygoteHandles(line, supervisor, port))
         else:
             line.send(json.dumps({"warm": request["preload"]}).encode())
 
 
-class Parents:
+class ZygoteHandles:
     """What a rank needs of those it comes from, and must let go of."""
 
     def __init__(self, line: socket.socket, supervisor: int, port: int) -> None:
@@ -73,7 +73,7 @@ def start_store() -> int:
     return port
 
 
-def fork_ranks(request: dict[str, Any], parents: Parents) -> None:
+def fork_ranks(request: dict[str, Any], parents: ZygoteHandles) -> None:
     """Fork all ranks, or `spares` of them, through a process that ends at once, tell the supervisor their ids, then let them go.
 
     A rank waits for the word because only after its parent has been reaped is the supervisor its parent for good: a parent-death
@@ -96,7 +96,7 @@ def fork_ranks(request: dict[str, Any], parents: Parents) -> None:
     os.close(go_write)
 
 
-def fork_all(request: dict[str, Any], parents: Parents, go_read: int, pids: tuple[int, int]) -> NoReturn:
+def fork_all(request: dict[str, Any], parents: ZygoteHandles, go_read: int, pids: tuple[int, int]) -> NoReturn:
     """In the process between: write the ranks' ids to the pipe `pids` and end. Where a fork fails nothing is written."""
     try:
         count = request["spares"] if "spares" in request else request["world_size"]
@@ -107,7 +107,7 @@ def fork_all(request: dict[str, Any], parents: Parents, go_read: int, pids: tupl
         leave(error)
 
 
-def fork_rank(rank: int, go_read: int, pids: tuple[int, int], request: dict[str, Any], parents: Parents) -> int:
+def fork_rank(rank: int, go_read: int, pids: tuple[int, int], request: dict[str, Any], parents: ZygoteHandles) -> int:
     pid = os.fork()
     if pid:
         return pid

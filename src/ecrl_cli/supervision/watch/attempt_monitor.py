@@ -8,23 +8,23 @@ from typing import Protocol
 
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import Hang, Straggler
-from ecrl_cli.records.messages import Hello, Progress, Trouble
+from ecrl_cli.records.messages import Hello, Progress, RankError
 from ecrl_cli.supervision.attempts.restart_policy import INCURABLE
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
-from ecrl_cli.supervision.launch.launcher import Exits, RankExit, RunningAttempt
-from ecrl_cli.supervision.watch.control_server import Connection, Listener, Message
-from ecrl_cli.supervision.watch.event_loop import Watch
-from ecrl_cli.supervision.watch.graceful_stop import Farewell
-from ecrl_cli.supervision.watch.watchdog import Post, Vigil
+from ecrl_cli.supervision.launch.launcher import RankExit, RankExits, RunningAttempt
+from ecrl_cli.supervision.watch.control_server import Connection, ControlServer, Message
+from ecrl_cli.supervision.watch.event_loop import EventLoop
+from ecrl_cli.supervision.watch.graceful_stop import GracefulStop
+from ecrl_cli.supervision.watch.watchdog import AttemptWatchdog, WatchdogContext
 
 
 @dataclass(frozen=True)
-class Ended:
+class AttemptResult:
     """`trouble`: what explains the end, in a rank's own words; `stopped_by`: the signal that asked for it; `hang`: why it was ended by force.
     Each may be missing."""
 
-    exits: Exits
-    trouble: Trouble | None
+    exits: RankExits
+    trouble: RankError | None
     stopped_by: int | None
     hang: Hang | None = None
     stragglers: tuple[Straggler, ...] = ()
@@ -36,7 +36,7 @@ class Ended:
         return self.exits.first is None and not asked and all(rank.good for rank in self.exits.ranks)
 
 
-class Companion(Protocol):
+class AttemptCompanion(Protocol):
     """A process that serves the attempt and is replaced when it dies: the background writer."""
 
     @property
@@ -46,30 +46,30 @@ class Companion(Protocol):
     def give_up(self) -> None: ...
 
 
-class AttemptWatch:
+class AttemptMonitor:
     """Watches a running attempt: deaths, messages, stop signals; and, with a `post`, whether it still moves."""
 
     def __init__(
         self,
         running: RunningAttempt,
         attempt: int,
-        listener: Listener,
+        listener: ControlServer,
         stop: StopSignals,
-        companion: Companion | None = None,
-        post: Post | None = None,
+        companion: AttemptCompanion | None = None,
+        post: WatchdogContext | None = None,
     ) -> None:
         self._running, self._attempt, self._listener, self._stop = running, attempt, listener, stop
         self._companion, self._post = companion, post
-        self._vigil = Vigil(post, companion, monotonic()) if post else None
-        self._farewell = post.farewell(stop) if post else Farewell(stop, None, 0.0)
+        self._vigil = AttemptWatchdog(post, companion, monotonic()) if post else None
+        self._farewell = post.farewell(stop) if post else GracefulStop(stop, None, 0.0)
         self._hang: Hang | None = None
         self._connections: dict[int, Connection] = {}
-        self._troubles: list[Trouble] = []
+        self._troubles: list[RankError] = []
         self._on_progress: Callable[[Progress], None] = _nothing_to_show
         self._reaped = False
-        self._watch = Watch()
+        self._watch = EventLoop()
 
-    def run(self, on_progress: Callable[[Progress], None]) -> Ended:
+    def run(self, on_progress: Callable[[Progress], None]) -> AttemptResult:
         """Until the attempt is over or is to stop; then nothing of it is left."""
         self._on_progress = on_progress
         self._watch.add(self._listener, self._accept)
@@ -108,16 +108,16 @@ class AttemptWatch:
                 self._watch.keep("companion", (), look)  # its descriptor's number may be in use again
             self._watch.keep("companion", self._companion.watched(), look)
 
-    def _end(self) -> Ended:
+    def _end(self) -> AttemptResult:
         asked = self._stop.first
         self._watch.keep("attempt", (), look)
         if self._hang and self._vigil:
-            self._vigil.testify()
+            self._vigil.dump_stacks()
         exits = self._running.reap()
         self._reaped = True
         self._hear_what_is_left()
         stragglers = self._vigil.stragglers if self._vigil else ()
-        return Ended(exits, self._explanation(exits.first), asked, self._hang, stragglers)
+        return AttemptResult(exits, self._explanation(exits.first), asked, self._hang, stragglers)
 
     def _hear_what_is_left(self) -> None:
         """What a rank said before it ended is still in its socket, which may not even have been accepted."""
@@ -126,7 +126,7 @@ class AttemptWatch:
         for number in list(self._connections):
             self._hear(number)
 
-    def _explanation(self, first: RankExit | None) -> Trouble | None:
+    def _explanation(self, first: RankExit | None) -> RankError | None:
         """What no restart would cure; else the first casualty's own word. A survivor only knows that its peer is gone."""
         incurable = [t for t in self._troubles if t.exit_code in INCURABLE]
         own = [t for t in self._troubles if first is not None and t.rank == first.rank]
@@ -163,7 +163,7 @@ class AttemptWatch:
                 self._meet(message, connection)
         elif isinstance(message, Progress):
             self._on_progress(message)
-        elif isinstance(message, Trouble):
+        elif isinstance(message, RankError):
             self._troubles.append(message)
 
     def _meet(self, hello: Hello, connection: Connection) -> None:

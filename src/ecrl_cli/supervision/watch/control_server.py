@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from ecrl_cli.config.codec import decode
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, Left, Progress, Standby, Trouble
+from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, RankError, SpareReady
 
-Message = Hello | Progress | Trouble | Left | Standby
-KINDS: dict[str, type[Message]] = {"hello": Hello, "progress": Progress, "trouble": Trouble, "left": Left, "standby": Standby}
+Message = Hello | Progress | RankError | LeftAttempt | SpareReady
+KINDS: dict[str, type[Message]] = {"hello": Hello, "progress": Progress, "trouble": RankError, "left": LeftAttempt, "standby": SpareReady}
 LINE_BYTES = 65536
 
 
@@ -47,7 +47,7 @@ class Connection:
             self.socket.sendall(line_of(assignment))
 
 
-class Listener:
+class ControlServer:
     """Bound to the run directory's control socket while it lives. Only the holder of the run's lock may open one."""
 
     def __init__(self, layout: RunLayout) -> None:

@@ -11,7 +11,7 @@ class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
-class Watch:
+class EventLoop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._groups: dict[str, set[int]] = {}

@@ -16,7 +16,7 @@ from ecrl_cli.supervision.attempts.checkpoint_reconciliation import lines
 RECENT = 100  # steps
 
 
-class GraceArithmetic:
+class GraceBudget:
     """Compares `grace_s` with what the run has shown, as soon as it has shown it."""
 
     def __init__(self, layout: RunLayout, grace_s: float, tell: Callable[[str], None]) -> None:

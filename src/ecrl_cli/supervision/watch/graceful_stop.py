@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.records.heartbeat_table import PHASES, Board
+from ecrl_cli.records.heartbeat_table import PHASES, HeartbeatTable
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 
 _STEPPING = PHASES.index("forward")
 
 
-class Farewell:
+class GracefulStop:
     """The first signal asks the ranks to stop behind a step that they agree on, and to save it; the second, or `grace_s` after the first,
     ends everything at once. So does the first where no rank hears it, where nothing is saved, or before the ranks have begun to step, unless
     they have in memory (`carried`) what a new start would not find. The grace is one, however many attempts it takes.
@@ -20,7 +20,7 @@ class Farewell:
     """
 
     def __init__(
-        self, stop: StopSignals, board: Board | None, grace_s: float, tell: Callable[[str], None] = lambda line: None, carried: bool = False
+        self, stop: StopSignals, board: HeartbeatTable | None, grace_s: float, tell: Callable[[str], None] = lambda line: None, carried: bool = False
     ) -> None:
         self._stop, self._board, self._grace_s, self._tell, self._carried = stop, board, grace_s, tell, carried
         self._asked = False
@@ -46,12 +46,12 @@ class Farewell:
         return max(0.0, self._stop.asked_at + self._grace_s - now)
 
 
-def to_stop(stop: StopSignals, config: RunConfig, carried: bool) -> bool:
+def must_not_launch(stop: StopSignals, config: RunConfig, carried: bool) -> bool:
     """Whether no attempt is to begin any more: where one would carry what is nowhere else, and may save it, it is asked to stop instead."""
     saves = config.checkpoint.strategy != "none" and config.supervision.grace_s > 0
     return bool(stop.received()) and (not (carried and saves) or stop.again())
 
 
-def stepping(board: Board) -> bool:
+def stepping(board: HeartbeatTable) -> bool:
     """Whether rank 0, which chooses the step to stop behind, is past its start."""
     return PHASES.index(board.read(0).phase) >= _STEPPING

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.records.events import Hang
-from ecrl_cli.records.heartbeat_table import PHASES, Beat
+from ecrl_cli.records.heartbeat_table import PHASES, Heartbeat
 
 RECENT = 100  # steps whose time is remembered
 _DONE = PHASES.index("logging")  # from this phase on, the step itself is done
@@ -22,7 +22,7 @@ _COLLECTIVE = ("backward", "saving", "rendezvous")
 
 
 @dataclass(frozen=True)
-class Limits:
+class HangTimeouts:
     """Seconds without any progress: `start_s` until a step behind the first one, which warms up, has shown how long steps take; then `timeout_s`,
     or `factor` times the longest step."""
 
@@ -31,7 +31,7 @@ class Limits:
     factor: float
 
     @classmethod
-    def of(cls, config: SupervisionConfig) -> Limits:
+    def of(cls, config: SupervisionConfig) -> HangTimeouts:
         return cls(config.start_timeout_s, config.hang_timeout_s, config.hang_factor)
 
     @property
@@ -45,7 +45,7 @@ class Limits:
         return max(2 * self.look_every_s, self.timeout_s / 4)
 
 
-class Quiet:
+class StallTimer:
     """How long something has stayed the same. Only time in which this was looked at counts: a supervisor that was suspended, or waited for a
     processor, has seen nothing, and a machine that slept has stopped everybody."""
 
@@ -67,17 +67,17 @@ class Quiet:
         return self._looked - self._changed
 
 
-class Detector:
+class HangDetector:
     """Looks at the ranks' slots, and at the writer's while they may be waiting for it. `held`: whether a rank is known to be stopped."""
 
-    def __init__(self, limits: Limits, resume_step: int, now: float) -> None:
+    def __init__(self, limits: HangTimeouts, resume_step: int, now: float) -> None:
         self._limits, self._first = limits, resume_step
-        self.quiet = Quiet(limits.counted_s, now)
+        self.quiet = StallTimer(limits.counted_s, now)
         self._done, self._looked, self._spent_s = resume_step, now, 0.0
         self._steps: deque[float] = deque(maxlen=RECENT)
         self.held = self._patient = False
 
-    def look(self, now: float, ranks: Sequence[Beat], writer: Beat | None = None) -> bool:
+    def look(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
         """Whether nothing has moved for as long as is allowed: a save gets the time of a start, unless a rank is `held`."""
         self._learn(now, ranks)
         waiting = any(beat.phase in SAVING for beat in ranks)
@@ -108,7 +108,7 @@ class Detector:
         """Of those remembered; 0 while none is."""
         return max(self._steps, default=0.0)
 
-    def _learn(self, now: float, ranks: Sequence[Beat]) -> None:
+    def _learn(self, now: float, ranks: Sequence[Heartbeat]) -> None:
         """How long steps take: from one step that all have done to the next. Saves, which may take what they take, are no part of it, and
         neither is time in which nobody looked."""
         done = min(steps_done(beat) for beat in ranks)
@@ -123,19 +123,19 @@ class Detector:
             self._done, self._spent_s = done, 0.0
 
 
-def steps_done(beat: Beat) -> int:
+def steps_done(beat: Heartbeat) -> int:
     """The last step whose work is behind the rank; -1 before it has begun any."""
     return beat.global_step if PHASES.index(beat.phase) >= _DONE else beat.global_step - 1
 
 
 @dataclass(frozen=True)
-class Silence:
+class HangDiagnosis:
     """Nothing moves. `beats`: by rank, of those that can be seen; `states`: of those that have said hello, their letters of /proc/PID/stat;
     `launcher`: that of the process between the supervisor and the ranks."""
 
     waited_s: float
     limit_s: float
-    beats: Mapping[int, Beat]
+    beats: Mapping[int, Heartbeat]
     states: Mapping[int, str]
     launcher: str = ""
 
@@ -170,7 +170,7 @@ class Silence:
         return Hang(ranks, beat.phase, beat.global_step, self.waited_s, self.limit_s, f"{text}; {waited}")
 
 
-def _order(beat: Beat) -> tuple[int, int]:
+def _order(beat: Heartbeat) -> tuple[int, int]:
     return beat.global_step, PHASES.index(beat.phase)
 
 
@@ -178,7 +178,7 @@ def _named(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} are"
 
 
-def _place(beat: Beat) -> str:
+def _place(beat: Heartbeat) -> str:
     if beat.phase == "nowhere":
         return "the start"
     return f"{beat.phase} of step {beat.global_step}" if beat.global_step else beat.phase

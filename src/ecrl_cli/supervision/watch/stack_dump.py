@@ -19,7 +19,7 @@ LOOK_S = 0.02
 _STOPPED = ("T", "t")
 
 
-class Witness:
+class RankProbe:
     """Holds on to the process and to the memory file that its stacks would go to, so that both can be read whatever becomes of it."""
 
     def __init__(self, hello: Hello) -> None:
@@ -78,7 +78,7 @@ class Witness:
         self._pidfd = self._memory = None
 
 
-def testify(witnesses: Sequence[Witness], logs: AttemptLayout) -> None:
+def dump_stacks(witnesses: Sequence[RankProbe], logs: AttemptLayout) -> None:
     """Ask every rank for its stacks and write them down, beside what the kernel says.
 
     One that is stopped can only answer once it goes on; it may do nothing else then. So its peers are killed first, and it right afterwards.

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from statistics import median
 
 from ecrl_cli.records.events import Straggler
-from ecrl_cli.records.heartbeat_table import Beat
+from ecrl_cli.records.heartbeat_table import Heartbeat
 
 FACTOR, FLOOR_S = 2.0, 0.02
 IN_A_ROW = 5  # observations; the first steps of an attempt, which warm up, are not among them
 
 
-class Stragglers:
+class StragglerDetector:
     """Compares the seconds that each rank worked on its own in its last step, before it had to wait for anybody."""
 
     def __init__(self, resume_step: int) -> None:
@@ -20,7 +20,7 @@ class Stragglers:
         self._slow: dict[int, int] = {}
         self.found: list[Straggler] = []
 
-    def look(self, beats: Mapping[int, Beat]) -> list[Straggler]:
+    def look(self, beats: Mapping[int, Heartbeat]) -> list[Straggler]:
         """Those that are seen to straggle for the first time in this attempt."""
         step = min((beat.global_step for beat in beats.values()), default=0)
         if len(beats) < 2 or step <= self._step:
@@ -30,7 +30,7 @@ class Stragglers:
         self.found += new
         return new
 
-    def _judge(self, rank: int, step: int, beats: Mapping[int, Beat]) -> Straggler | None:
+    def _judge(self, rank: int, step: int, beats: Mapping[int, Heartbeat]) -> Straggler | None:
         own, others = beats[rank].own_s, median(beat.own_s for other, beat in beats.items() if other != rank)
         self._slow[rank] = self._slow.get(rank, 0) + 1 if own > FACTOR * others + FLOOR_S else 0
         if self._slow[rank] != IN_A_ROW or any(known.rank == rank for known in self.found):

@@ -7,25 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import Snapshots
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
 from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.linux import processes
-from ecrl_cli.records.attempt_spec import LaunchOrder
+from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Hang, Straggler
-from ecrl_cli.records.heartbeat_table import Beat, Board
+from ecrl_cli.records.heartbeat_table import Heartbeat, HeartbeatTable
 from ecrl_cli.records.layout import AttemptLayout
 from ecrl_cli.records.messages import Hello
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
-from ecrl_cli.supervision.attempts.supervisor_faults import WallStrikes
-from ecrl_cli.supervision.watch.graceful_stop import Farewell
-from ecrl_cli.supervision.watch.hang_detector import SAVING, Detector, Limits, Quiet, Silence
-from ecrl_cli.supervision.watch.stack_dump import Witness, testify
-from ecrl_cli.supervision.watch.straggler_detector import Stragglers
+from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults
+from ecrl_cli.supervision.watch.graceful_stop import GracefulStop
+from ecrl_cli.supervision.watch.hang_detector import SAVING, HangDetector, HangDiagnosis, HangTimeouts, StallTimer
+from ecrl_cli.supervision.watch.stack_dump import RankProbe, dump_stacks
+from ecrl_cli.supervision.watch.straggler_detector import StragglerDetector
 
 _HELD = ("T", "t")
 
 
-class Beside(Protocol):
+class Sidecar(Protocol):
     """The background writer: a process that ranks may have to wait for, and that can be replaced without them."""
 
     @property
@@ -34,18 +34,18 @@ class Beside(Protocol):
 
 
 @dataclass(frozen=True)
-class Post:
+class WatchdogContext:
     """What there is to watch by. `saves`: whether the attempt takes checkpoints. `tell`: one line for a person.
     `strikes`: what is planned to hit it after a time. `snapshots`: where it keeps its state beyond its ranks."""
 
-    board: Board
+    board: HeartbeatTable
     supervision: SupervisionConfig
-    order: LaunchOrder
+    order: AttemptSpec
     logs: AttemptLayout
     saves: bool = True
     tell: Callable[[str], None] = lambda line: None
-    strikes: WallStrikes | None = None
-    snapshots: Snapshots | None = None
+    strikes: WallClockFaults | None = None
+    snapshots: SnapshotPair | None = None
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -57,23 +57,23 @@ class Post:
         """How many are on this machine: the first ones, if there are several."""
         return self.order.world_size // max(1, len(self.order.nodes))
 
-    def farewell(self, stop: StopSignals) -> Farewell:
+    def farewell(self, stop: StopSignals) -> GracefulStop:
         """How this attempt is stopped."""
         heard = self.saves and not self.order.nodes  # ranks on another machine do not see the board
-        return Farewell(stop, self.board if heard else None, self.supervision.grace_s, self.tell, bool(self.order.memory))
+        return GracefulStop(stop, self.board if heard else None, self.supervision.grace_s, self.tell, bool(self.order.memory))
 
 
-class Vigil:
+class AttemptWatchdog:
     """`look` often: at each turn of the attempt's loop, at least every `every_s` seconds."""
 
-    def __init__(self, post: Post, beside: Beside | None, now: float) -> None:
+    def __init__(self, post: WatchdogContext, beside: Sidecar | None, now: float) -> None:
         self._post, self._beside = post, beside
-        limits = Limits.of(post.supervision)
+        limits = HangTimeouts.of(post.supervision)
         self.every_s = limits.look_every_s
-        self._detector = Detector(limits, post.order.resume_step, now)
-        self._writer_quiet = Quiet(limits.counted_s, now)
-        self._stragglers = Stragglers(post.order.resume_step)
-        self._witnesses: dict[int, Witness] = {}
+        self._detector = HangDetector(limits, post.order.resume_step, now)
+        self._writer_quiet = StallTimer(limits.counted_s, now)
+        self._stragglers = StragglerDetector(post.order.resume_step)
+        self._witnesses: dict[int, RankProbe] = {}
         self._buried: set[int] = set()
 
     @property
@@ -83,7 +83,7 @@ class Vigil:
     def meet(self, hello: Hello) -> None:
         """A rank has introduced itself."""
         if hello.rank not in self._witnesses and hello.rank not in self._buried:
-            self._witnesses[hello.rank] = Witness(hello)
+            self._witnesses[hello.rank] = RankProbe(hello)
 
     def bury(self, rank: int) -> None:
         """`rank` has died and the others go on: from now on it is looked at no more."""
@@ -102,25 +102,25 @@ class Vigil:
             return None
         return self._silence(beats).hang() if hangs else None
 
-    def testify(self) -> None:
+    def dump_stacks(self) -> None:
         """Have the stacks of all ranks written into the attempt's logs."""
-        testify([self._witnesses[rank] for rank in sorted(self._witnesses)], self._post.logs)
+        dump_stacks([self._witnesses[rank] for rank in sorted(self._witnesses)], self._post.logs)
 
     def close(self) -> None:
         for witness in self._witnesses.values():
             witness.close()
         self._witnesses = {}
 
-    def _beats(self) -> dict[int, Beat]:
+    def _beats(self) -> dict[int, Heartbeat]:
         return {rank: self._post.board.read(rank) for rank in range(self._post.ranks) if rank not in self._buried}
 
-    def _silence(self, beats: dict[int, Beat]) -> Silence:
+    def _silence(self, beats: dict[int, Heartbeat]) -> HangDiagnosis:
         states = {rank: witness.state for rank, witness in self._witnesses.items()}
         parents = {processes.parent(witness.pid) for witness in self._witnesses.values()} - {0, os.getpid()}
         launcher = next((processes.state(pid) for pid in sorted(parents)), "")
-        return Silence(self._detector.quiet.waited_s, self._detector.limit_s, beats, states, launcher)
+        return HangDiagnosis(self._detector.quiet.waited_s, self._detector.limit_s, beats, states, launcher)
 
-    def _writer_stuck(self, now: float, writer: Beat) -> bool:
+    def _writer_stuck(self, now: float, writer: Heartbeat) -> bool:
         """It is held for as long as a rank might be, or at work by its own word and has not moved for as long as a save might take."""
         pid = next(iter(self._beside.pids), 0) if self._beside else 0
         held = pid and processes.state(pid) in _HELD
