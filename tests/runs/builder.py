@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, parse
 from ecrl_cli.checkpoint.format.hashing import tensor_sha256
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.manifest import components, components_of
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.checkpoint.format.saved_state import saved_state, tensor_digests
 from ecrl_cli.checkpoint.format.train_document import rng_digest, train_digest
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import encode
@@ -45,7 +46,7 @@ from ecrl_cli.records.events import (
 )
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState
+from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState, RestoredState
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts.supervisor_record import with_phases
@@ -129,7 +130,7 @@ class RunBuilder:
         seen = max((a.last_step or 0 for a in self.attempts), default=0)
         armed = {entry.global_step: entry for entry in pending if entry.moment == "boundary" and entry.index not in self.harmless}
         worker = Worker(self, number, step, armed)
-        self.order(AttemptSpec(number, worker.ranks, step, resumed, seen, pending, worker.until), launched)
+        self.order(AttemptSpec(number, worker.ranks, step, resumed, seen, pending, worker.until, restored_digests=self.states), launched)
         self.store.claim(number)
         blow, last = worker.live()
         ended = self.tick(0.2)
@@ -145,6 +146,7 @@ class RunBuilder:
             resumed_from_step=step,
             resumed_from=resumed,
             rejected=rejected,
+            resumed_state=self.saved_in(resumed),
             first_step=step + 1,
             last_step=last,
             launched_at=launched,
@@ -164,6 +166,11 @@ class RunBuilder:
         if report is None or report.commit_sha256 is None:
             return None, choice.rejected
         return ResumedFrom(self.layout.relative(report.path), report.commit_sha256), choice.rejected
+
+    def saved_in(self, resumed: ResumedFrom | None) -> dict[str, str]:
+        """What the supervisor says that the checkpoint resumed from holds."""
+        report = self.store.verify(self.layout.root / resumed.path) if resumed and self.states else None
+        return saved_state(tensor_digests(report.manifest), parse(report.train)) if report and report.manifest else {}
 
     def order(self, order: AttemptSpec, launched: float) -> None:
         """Write launch.json, a few milliseconds before the launch."""
@@ -208,6 +215,8 @@ class Worker:
         self.run.tick(0.3)
         for category, seconds in (("import", 0.5), ("rendezvous", 0.1), ("load", 0.2)):
             self.spend(category, seconds, 0)
+        if self.run.states and self.step:
+            self.restored()
         blow = None
         while self.step < (self.until or self.run.config.target_steps) and blow is None:
             self.one_step()
@@ -262,6 +271,13 @@ class Worker:
         whole = digest([found[name] for name in ("parameters", "buffers", "optimizer")])
         rate = learning_rate(self.run.config, self.step)
         return {"components": found, "state_digest": whole, "lr": rate, "loss_scale": scaler[0], "growth_tracker": scaler[1]}
+
+    def restored(self) -> None:
+        """What each rank holds before its first step: what `image` held behind the step before."""
+        for rank in range(self.ranks):
+            state = self.rank_state(rank)
+            whole = digest([getattr(state, name) for name in ("parameters", "buffers", "optimizer")])
+            write_json(self.logs.restored(rank), encode(RestoredState(self.number, self.step, state, whole)))
 
     def loss_of(self, rank: int) -> float | tuple[float, ...]:
         replicas = self.run.config.elastic.replicas

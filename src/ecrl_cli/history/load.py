@@ -24,6 +24,7 @@ from ecrl_cli.records.events import (
 )
 from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout, is_folder
+from ecrl_cli.records.rank_state import RestoredState
 from ecrl_cli.records.run_config import StoredConfig, journal_bytes, read_run_config
 from ecrl_cli.records.state_digests import DigestInterval
 from ecrl_cli.records.survivor_records import LostSamples, SurvivorReport
@@ -43,7 +44,8 @@ class Unread:
 
 @dataclass(frozen=True)
 class AttemptRecords:
-    """The logs of one attempt; `ranks` by rank, `spans` of rank 0. `testimonies`, `ledgers`: by rank, of those who outlived others."""
+    """The logs of one attempt; `ranks` by rank, `spans` of rank 0. `testimonies`, `ledgers`: by rank, of those who outlived others.
+    `restored`: by rank, what it held right after it had taken up a state."""
 
     attempt: int
     ranks: dict[int, Lines[RankLine]]
@@ -53,6 +55,7 @@ class AttemptRecords:
     order: AttemptSpec | None
     testimonies: dict[int, Lines[SurvivorReport]] = field(default_factory=dict)
     ledgers: dict[int, Lines[LostSamples]] = field(default_factory=dict)
+    restored: dict[int, RestoredState] = field(default_factory=dict)
 
     @property
     def testimony(self) -> SurvivorReport | None:
@@ -137,6 +140,11 @@ class _Loader:
                 rank: self.journal(paths.testimony(rank), SurvivorReport) for rank in self.first(paths.testified(), self.most_ranks, paths.folder)
             },
             ledgers={rank: self.journal(paths.ledger(rank), LostSamples) for rank in self.first(paths.ledgered(), self.most_ranks, paths.folder)},
+            restored={
+                rank: state
+                for rank in self.first(paths.with_restored(), self.most_ranks, paths.folder)
+                if (state := self.document(paths.restored(rank), lambda value: decode(RestoredState, value)))
+            },
         )
 
     def fired(self, most: int) -> tuple[InjectedFault, ...]:

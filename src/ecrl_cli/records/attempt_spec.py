@@ -16,7 +16,8 @@ class AttemptSpec:
     `pending` are the planned failures that have not fired. `nodes`: where the ranks sit, in a run with several nodes; `silent`: which nodes
     of its allocation did not answer before the launch.
     `continues`, `memory`, `origins`, `joined`, `snapshot_sha256`: see `Attempt`. Where `memory` is `survivors`, the lowest rank that has not joined
-    has the state. `at`, `time`, `boot_id`: when the order was written, by both clocks, and the boot of the former; 0 and empty in older records.
+    has the state. `restored_digests`: each rank that resumes from something records what it then holds (`records.rank_state.RestoredState`); False in
+    older records. `at`, `time`, `boot_id`: when the order was written, by both clocks, and the boot of the former; 0 and empty in older records.
     """
 
     attempt: int
@@ -33,6 +34,7 @@ class AttemptSpec:
     origins: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
     snapshot_sha256: str = ""
+    restored_digests: bool = False
     at: float = 0.0
     time: float = 0.0
     boot_id: str = ""

@@ -234,6 +234,8 @@ class Attempt:
     takes); `joined`: the ranks that were warm spares. All empty where every process was started for this attempt.
     `snapshot_sha256`, `snapshot_state`: with memory `snapshot`, the SHA-256 of all that was gone on with, and the digest of parameters, buffers and
     optimizer in it (of the definition of a rank line's `state_digest`). `forgone`: snapshots that were whole, newer, and refused: never loaded.
+    `resumed_state`: what the checkpoint or snapshot holds, a digest per component (`checkpoint.format.saved_state`), as the supervisor read it;
+    empty where there was none, and in records of earlier versions.
     """
 
     attempt: int
@@ -260,6 +262,7 @@ class Attempt:
     snapshot_sha256: str = ""
     snapshot_state: str = ""
     forgone: tuple[SkippedSnapshot, ...] = ()
+    resumed_state: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

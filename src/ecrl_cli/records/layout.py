@@ -11,6 +11,7 @@ _RANK_LOG = re.compile(r"^rank([0-9]{1,9})\.jsonl\Z")
 _TESTIMONY = re.compile(r"^recovery_rank([0-9]{1,9})\.jsonl\Z")
 _LEDGER = re.compile(r"^ledger_rank([0-9]{1,9})\.jsonl\Z")
 _SPANS = re.compile(r"^spans_rank([0-9]{1,9})\.jsonl\Z")
+_RESTORED = re.compile(r"^restored_rank([0-9]{1,9})\.json\Z")
 
 
 REFERENCES = "references"  # beside runs: the undisturbed runs that were trained to hold them against; no arms of a comparison
@@ -62,6 +63,10 @@ class AttemptLayout:
         """Which samples lost their influence, or have too much: see `records.recovery.LedgerLine`."""
         return self.folder / f"ledger_rank{rank}.jsonl"
 
+    def restored(self, rank: int) -> Path:
+        """What the rank held right after it had taken up a state: see `records.rank_state.RestoredState`."""
+        return self.folder / f"restored_rank{rank}.json"
+
     def ranks(self) -> list[int]:
         """The ranks that left a log, in order."""
         return self._ranks_of(_RANK_LOG)
@@ -77,6 +82,10 @@ class AttemptLayout:
     def ledgered(self) -> list[int]:
         """The ranks that left a ledger, in order."""
         return self._ranks_of(_LEDGER)
+
+    def with_restored(self) -> list[int]:
+        """The ranks that recorded what they restored, in order."""
+        return self._ranks_of(_RESTORED)
 
     def _ranks_of(self, name: re.Pattern[str]) -> list[int]:
         names = (name.match(p.name) for p in self.folder.iterdir()) if is_folder(self.folder) else ()

@@ -22,3 +22,16 @@ class RankState:
     optimizer: str
     rng: str
     train: str
+
+
+@dataclass(frozen=True)
+class RestoredState:
+    """`logs/attempt-NN/restored_rankR.json`: what rank R holds behind `global_step`, right after it has taken up a state and before its first step.
+
+    `state_digest`: of parameters, buffers and optimizer, in the definition of a rank line's.
+    """
+
+    attempt: int
+    global_step: int
+    state: RankState
+    state_digest: str

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
+from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.names import step_name
+from ecrl_cli.checkpoint.format.saved_state import saved_state, tensor_digests
 from ecrl_cli.checkpoint.store.catalog import ResumeChoice, newest_valid
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -109,6 +111,16 @@ def order(
         joined=going.joined if going else (),
     )
     return write_order(layout, made)
+
+
+def state_of(choice: ResumeChoice) -> dict[str, str]:
+    """What is resumed from holds, a digest per component; empty where that is nothing."""
+    if choice.recalled:
+        return choice.recalled.content.state
+    if choice.report is None or choice.report.manifest is None:
+        return {}
+    train = parse(choice.report.train)
+    return saved_state(tensor_digests(choice.report.manifest), train if isinstance(train, dict) else {})
 
 
 def _refused(rejected: tuple[Rejected, ...], gone: tuple[Rejected, ...]) -> str:

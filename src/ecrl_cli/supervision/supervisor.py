@@ -39,7 +39,7 @@ from ecrl_cli.supervision.launch.netns_command import parts
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, take_seats
 from ecrl_cli.supervision.launch.writer_process import Writer
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt, preload
-from ecrl_cli.supervision.resume import choose, order, set_aside
+from ecrl_cli.supervision.resume import choose, order, set_aside, state_of
 from ecrl_cli.supervision.run_lock import RunLock, run_lock
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
 from ecrl_cli.supervision.watch.control_server import ControlServer
@@ -174,6 +174,7 @@ class Supervisor:
             snapshot_sha256=todo.snapshot_sha256,
             snapshot_state=choice.recalled.content.state_digest if choice.recalled else "",
             forgone=choice.forgone,
+            resumed_state=state_of(choice),
             origins=todo.origins,
             joined=todo.joined,
         )

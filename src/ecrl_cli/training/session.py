@@ -35,6 +35,7 @@ from ecrl_cli.records.events import DatasetRecord, FinalState
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.rank_state import RestoredState
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.storage.files import write_json
@@ -78,6 +79,7 @@ class Session:
         self.injector.at_start("load", self.order)
         self.report(self.order.resume_step, "loading")
         loop = self.loop = self.load()
+        self.record_restored(loop)
         loss = loop.run()
         if loop.until is None:
             self.finish(loop, loss)
@@ -191,6 +193,15 @@ class Session:
             return NOWHERE
         path = self.layout.root / self.order.resume_from.path
         return pack.restore(path, self.order.resume_from.commit_sha256, self.config.checkpoint.finite)
+
+    def record_restored(self, loop: TrainLoop) -> None:
+        """Put down what this rank now holds, where that came from somewhere: the judge holds it against what was saved."""
+        order = self.order
+        if not order.restored_digests or not (order.resume_from or order.memory):
+            return
+        found = loop.pack.rank_digests(loop.progress())
+        restored = RestoredState(order.attempt, loop.global_step, found.rank, found.state)
+        write_json(self.logs.restored(self.rank), encode(restored), durable=False)
 
     def agree_on(self, record: DatasetRecord) -> None:
         """Write dataset.json once; refuse a data set of another size later: the windows would not match."""

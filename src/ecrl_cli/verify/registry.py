@@ -17,6 +17,8 @@ from ecrl_cli.verify.seal import PROMISE as SEALED
 from ecrl_cli.verify.seal import records_sealed
 from ecrl_cli.verify.state_consistent import PROMISE as STATE
 from ecrl_cli.verify.state_consistent import state_consistent
+from ecrl_cli.verify.state_restored import PROMISE as RESTORED
+from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.time_accounting import PROMISE as TIME
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import PROMISE as TRAJECTORY
@@ -31,6 +33,7 @@ CHECKS: dict[str, Check] = {
     INPUT: same_input,
     TRAJECTORY: same_trajectory,
     STATE: state_consistent,
+    RESTORED: state_restored,
     TIME: time_conserved,
     NO_BAD: no_bad_checkpoint,
     NO_LOSS: no_acknowledged_loss,

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ecrl_cli.checkpoint.format.canonical_json import digest
+from ecrl_cli.checkpoint.format.canonical_json import digest, parse
 from ecrl_cli.checkpoint.format.finite import all_finite
 from ecrl_cli.checkpoint.format.hashing import tensor_sha256, workers
 from ecrl_cli.checkpoint.format.image import PartPlace, TensorPlace, round_up
 from ecrl_cli.checkpoint.format.names import must_be_finite
+from ecrl_cli.checkpoint.format.saved_state import saved_state
 from ecrl_cli.checkpoint.writer.protocol import decode_parts, encode_parts
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.writing import BLOCK
@@ -37,10 +38,11 @@ class InvalidSnapshot(Exception):
 @dataclass(frozen=True)
 class SnapshotContent:
     """What a snapshot holds, by hash. `sha256`: every tensor and train.json. `state_digest`: parameters, buffers and optimizer, in the definition of
-    a rank's line."""
+    a rank's line. `state`: each component, see `saved_state`."""
 
     sha256: str
     state_digest: str
+    state: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class Snapshot:
             sums = pool.map(lambda place: tensor_sha256(place.spec.dtype, place.spec.shape, self._bytes(place)), self.tensors)
             found = sorted([place.spec.name, sha] for place, sha in zip(self.tensors, sums, strict=True))
         state = [pair for pair in found if not pair[0].startswith("rng.")]
-        return SnapshotContent(digest([hashlib.sha256(self.train).hexdigest(), found]), digest(state))
+        document = parse(self.train)
+        saved = saved_state({pair[0]: pair[1] for pair in found}, document if isinstance(document, dict) else {})
+        return SnapshotContent(digest([hashlib.sha256(self.train).hexdigest(), found]), digest(state), saved)
 
     def refuse_what_is_not_finite(self, setting: str = "all") -> None:
         """Unsound, naming the tensor: what checkpoint.finite=`setting` forbids in a checkpoint is forbidden here too."""

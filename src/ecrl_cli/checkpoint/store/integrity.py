@@ -48,7 +48,7 @@ class GuardConfig:
 class IntegrityReport:
     """`layer` and `reason` say what a refused checkpoint failed at; the other fields are as far as they are known.
 
-    `unread`: what the file system said where it would not show a file, which need not be the checkpoint's fault.
+    `unread`: what the file system said where it would not show a file, which need not be the checkpoint's fault. `train`: train.json.
     """
 
     path: Path
@@ -61,6 +61,7 @@ class IntegrityReport:
     commit_sha256: str | None = None
     manifest: Manifest | None = None
     unread: StorageError | None = field(default=None, compare=False)
+    train: bytes = field(default=b"", repr=False)
 
 
 class CheckpointRejected(Exception):
@@ -293,4 +294,5 @@ def report_of(path: Path, found: OpenCheckpoint, refused: CheckpointRejected | N
         commit_sha256=commit.self_sha256 if commit else None,
         manifest=found.manifest,
         unread=refused.__cause__ if refused and isinstance(refused.__cause__, StorageError) else None,
+        train=found.train,
     )

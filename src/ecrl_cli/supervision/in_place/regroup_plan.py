@@ -70,6 +70,7 @@ def begin(layout: RunLayout, earlier: tuple[Attempt, ...], world_size: int, step
         resume_from=None,
         max_step_seen=max((a.last_step or 0 for a in earlier), default=0),
         pending=pending(read_plan(layout), fired_indices(layout)),
+        restored_digests=True,
     )
 
 

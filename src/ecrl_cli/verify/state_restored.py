@@ -1,0 +1,138 @@
+"""Each rank began with the state that it was to go on from. Held against what was saved or handed over, not against another run.
+
+What a checkpoint or snapshot held stands in supervisor.json (the supervisor read it before the launch) and, while it is there, in the
+checkpoint's manifest; what a rank held once it had restored, in `restored_rankR.json`. With another number of ranks the components that all
+ranks share must still be equal; a rank that was not there when the state was saved begins with generators of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ecrl_cli.checkpoint.format.saved_state import due_on_rank, saved_state, tensor_digests
+from ecrl_cli.errors import shown
+from ecrl_cli.history.lineage import committed_as
+from ecrl_cli.records.events import Attempt
+from ecrl_cli.records.rank_state import RANK_COMPONENTS, RestoredState
+from ecrl_cli.records.survivor_records import SURVIVORS
+from ecrl_cli.verify.rank_states import as_components
+from ecrl_cli.verify.verdict import Finding, FindingBuilder
+from ecrl_cli.verify.verification_input import Case
+
+PROMISE = "state-restored"
+_SHARED = ("parameters", "buffers", "optimizer", "train")  # what ranks that begin behind the same step have in common
+
+
+def state_restored(case: Case) -> Finding:
+    """Not checked where nothing was restored, and where the run's version did not record what its ranks restored."""
+    notes, compared = FindingBuilder(PROMISE), 0
+    for a in case.attempts:
+        if a.resumed_from is None and not a.memory:
+            if case.run.logs(a.attempt).restored:
+                notes.broken(f"attempt {a.attempt} began with nothing, and ranks of it say what they restored")
+            continue
+        _check_source(case, a, notes)
+        _check_present(case, a, notes)
+        compared += _check_ranks(case, a, notes)
+    if not compared:
+        return notes.finding("no rank restored a state, or none recorded what it held", checked=False)
+    return notes.finding(f"{compared} times a rank held what it was to resume from, before its first step")
+
+
+def _check_source(case: Case, a: Attempt, notes: FindingBuilder) -> None:
+    """What supervisor.json says of the state resumed from is what the checkpoint holds, if it is there, and what the ranks logged behind its step."""
+    if not a.resumed_state:
+        return
+    for path, stored in _on_disk(case, a).items():
+        if names := [name for name in a.resumed_state if stored.get(name) != a.resumed_state[name]]:
+            notes.broken(f"attempt {a.attempt} resumed from other {', '.join(names)} by supervisor.json than {path} holds")
+    parent = _parent(case, a)
+    for rank, logged in _logged(case, parent, a.resumed_from_step).items():
+        due = {name: value for name, value in due_on_rank(a.resumed_state, rank).items() if name != "buffers" or rank == 0}  # they are rank 0's
+        if names := _differing(due, logged):
+            step = a.resumed_from_step
+            notes.broken(f"attempt {a.attempt} resumed from other {', '.join(names)} than rank {rank} logged behind step {step} of attempt {parent}")
+
+
+def _on_disk(case: Case, a: Attempt) -> dict[str, dict[str, str]]:
+    """What the checkpoint that `a` resumed from holds, by its path; nothing where it is gone or cannot be read."""
+    sha256 = a.resumed_from.commit_sha256 if a.resumed_from else None
+    found = (c for c in case.disk if sha256 and c.report.ok and c.report.manifest and c.report.commit_sha256 == sha256)
+    return {c.path: saved_state(tensor_digests(c.report.manifest), c.train) for c in found if c.report.manifest}
+
+
+def _parent(case: Case, a: Attempt) -> int | None:
+    """The attempt whose state `a` went on from."""
+    if a.resumed_from is None:
+        return a.continues
+    committed = committed_as(case.run, a.resumed_from.commit_sha256, before=a.attempt)
+    return committed.attempt if committed else None
+
+
+def _logged(case: Case, attempt: int | None, step: int) -> dict[int, dict[str, str]]:
+    """By rank, the digests that it logged behind `step` of `attempt`, where it did."""
+    ranks = case.run.logs(attempt).ranks if attempt is not None else {}
+    return {rank: line.components for rank, lines in sorted(ranks.items()) for line in lines.events if line.global_step == step and line.components}
+
+
+def _check_present(case: Case, a: Attempt, notes: FindingBuilder) -> None:
+    """A rank that has done a step had recorded what it restored, if its order said so."""
+    logs = case.run.logs(a.attempt)
+    if logs.order is None or not logs.order.restored_digests:
+        return
+    absent = [rank for rank, lines in sorted(logs.ranks.items()) if lines.events and rank not in logs.restored]
+    if absent:
+        notes.missing(f"attempt {a.attempt}: ranks {absent} did steps, and nothing says what they had restored")
+    if a.memory != SURVIVORS and not a.resumed_state and logs.restored:
+        notes.missing(f"attempt {a.attempt}: supervisor.json does not say what the state resumed from holds")
+
+
+def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
+    """Gives how many ranks were held against something."""
+    restored, compared = case.run.logs(a.attempt).restored, 0
+    saved = a.resumed_state or next(iter(_on_disk(case, a).values()), {})
+    for rank, held in sorted(restored.items()):
+        place = (held.attempt, held.global_step, held.state.rank)
+        if place != (a.attempt, a.resumed_from_step, rank) or rank >= a.world_size:
+            notes.broken(f"restored_rank{rank}.json of attempt {a.attempt} is of attempt {place[0]}, step {shown(place[1])}, rank {shown(place[2])}")
+            continue
+        expected = _of_survivors(case, a, rank, notes) if a.memory == SURVIVORS else due_on_rank(saved, rank)
+        compared += bool(expected)
+        if names := _differing(expected, as_components(held.state)):
+            notes.broken(f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than {_source(a)} held")
+        if a.snapshot_state and held.state_digest != a.snapshot_state:
+            notes.broken(f"attempt {a.attempt} rank {rank} began with another state than {_source(a)} held")
+    return compared
+
+
+def _of_survivors(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> dict[str, str]:
+    """What `rank` must hold where the ranks that outlived others go on: what it had itself, or who joins, what the lowest of them had."""
+    origin = a.origins[rank] if rank < len(a.origins) else -1
+    own = _logged(case, a.continues, a.resumed_from_step).get(origin, {})
+    if rank in a.joined:
+        giver = next((each for each in range(a.world_size) if each not in a.joined), None)
+        given = case.run.logs(a.attempt).restored.get(giver) if giver is not None else None
+        shared = {name: getattr(given.state, name) for name in _SHARED} if given else {}
+        return shared | ({"rng": own["rng"]} if "rng" in own else {})  # who takes the place of a dead rank takes its generators
+    _check_carried(case, a, rank, origin, notes)
+    return {name: own[name] for name in RANK_COMPONENTS if name in own}
+
+
+def _check_carried(case: Case, a: Attempt, rank: int, origin: int, notes: FindingBuilder) -> None:
+    """A survivor left the attempt before with the state that it begins this one with."""
+    told = case.run.logs(a.continues).testimonies.get(origin) if a.continues is not None else None
+    held: RestoredState | None = case.run.logs(a.attempt).restored.get(rank)
+    for said in told.events if told else ():
+        if held and said.state_digest and said.state_digest != held.state_digest:
+            notes.broken(f"attempt {a.attempt} rank {rank} began with another state than it left attempt {a.continues} with")
+
+
+def _source(a: Attempt) -> str:
+    if a.resumed_from:
+        return a.resumed_from.path
+    return f"the ranks that outlived attempt {a.continues}" if a.memory == SURVIVORS else f"the snapshot of attempt {a.continues}"
+
+
+def _differing(expected: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
+    """The components, in order, of which something else is held than expected."""
+    return [name for name in RANK_COMPONENTS if name in expected and held.get(name) != expected[name]]
