@@ -32,7 +32,7 @@ def setting(tmp_path: Path) -> StudyContext:
 
 def gates(setting: StudyContext, choose: Callable[[str], bool] = lambda key: True) -> dict[str, str]:
     """The gates that fail, with their messages, of a study of the trials whose key is chosen."""
-    study = compat.make(setting)
+    study = compat.STUDY.open(setting)
     records = [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in study.plan() if choose(trial.key)]
     assert not list(setting.scratch.iterdir())
     found = study.findings(records)

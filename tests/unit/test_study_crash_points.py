@@ -28,7 +28,7 @@ from ecrl_cli.studies.crash_points.store_fixture import History, Payload, expect
 from ecrl_cli.studies.crash_points.study import make
 from ecrl_cli.studies.crash_points.trial import Bench
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 from ecrl_cli.studies.mutants.integrity import blind_at
 from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.mutants.store import PlantedStore
@@ -37,7 +37,7 @@ SMALL = CrashPoints(modes=("unsafe", "atomic_dirsync"), layouts=("group",), stra
 PAYLOAD = Payload(1, 16_384, 8_192)
 
 
-def study_of(keys: CrashPoints, scratch: Path, seed: int = 7) -> Study:
+def study_of(keys: CrashPoints, scratch: Path, seed: int = 7) -> PreparedStudy:
     return make(StudyContext(StudyConfig(keys, seed), scratch))
 
 

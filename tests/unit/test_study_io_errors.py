@@ -15,7 +15,7 @@ from ecrl_cli.config.studies import IoErrors
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.studies.frame.runner import run_study
-from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import run_cases
 from ecrl_cli.studies.io_errors.findings import ENOUGH, findings
@@ -27,14 +27,14 @@ STRICT = Cell("group", "atomic_dirsync")
 
 
 @contextmanager
-def study(folder: Path, **keys: Any) -> Iterator[Study]:
+def study(folder: Path, **keys: Any) -> Iterator[PreparedStudy]:
     made = make(StudyContext(StudyConfig(IoErrors(**keys)), folder))
     yield made
     made.close()
     assert list(folder.iterdir()) == []
 
 
-def records(made: Study, trials: list[Trial]) -> list[Record]:
+def records(made: PreparedStudy, trials: list[Trial]) -> list[Record]:
     return [Record(trial.key, trial.facts, made.run(trial), 0.0) for trial in trials]
 
 

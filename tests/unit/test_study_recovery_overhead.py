@@ -37,7 +37,7 @@ from ecrl_cli.report.build import report
 from ecrl_cli.report.figures.studies import draw
 from ecrl_cli.studies.frame.result import Figure, Series
 from ecrl_cli.studies.frame.runner import run_study
-from ecrl_cli.studies.frame.study import Record, Study, StudyContext
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext
 from tests.runs.builder import build_blk, build_clean, build_ref
 
 HOUR = 3600.0
@@ -391,7 +391,7 @@ def test_what_cannot_be_meant_is_refused(
 # --- the study --------------------------------------------------------------------------------------------------------------------------
 
 
-def study_of(config: RecoveryOverhead, scratch: Path) -> Study:
+def study_of(config: RecoveryOverhead, scratch: Path) -> PreparedStudy:
     return make(StudyContext(StudyConfig(config), scratch))
 
 

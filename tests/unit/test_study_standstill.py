@@ -17,7 +17,7 @@ from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.fake_ranks.supervisor_harness import Stage
 from ecrl_cli.studies.frame import leak_check
-from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs.cases import CASES, _found_after, _limit
 from ecrl_cli.studies.hangs.study import SIDE_THREAD, HangsStudy
@@ -45,7 +45,7 @@ def signals(stage: Stage, tmp_path: Path) -> SignalsStudy:
     return made
 
 
-def trial_of(study: Study, **facts: Any) -> Trial:
+def trial_of(study: PreparedStudy, **facts: Any) -> Trial:
     return next(trial for trial in study.plan() if facts.items() <= trial.facts.items())
 
 
@@ -124,7 +124,7 @@ CASE = {"outcomes": ["hung", "completed"], "found_after": 1.1, "left": 0, "good"
 STOP = {"overdue": False, "graceful": True, "kept": True, "good": True, "code": 143, "seconds": 0.2}
 
 
-def gates(study: Study, *records: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, bool]:
+def gates(study: PreparedStudy, *records: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, bool]:
     found = study.findings([Record(str(n), facts, told, 0.1) for n, (facts, told) in enumerate(records)])
     assert all(row.keys() == {column.key for column in table.columns} for table in found.tables for row in table.rows)
     return {gate.name: gate.passed for gate in found.gates}

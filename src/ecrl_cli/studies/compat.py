@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.names import COMMIT, FORMAT_VERSION, MANIFEST, step_name
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
+from ecrl_cli.config.studies import Compat
 from ecrl_cli.errors import StorageError
-from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.studies.frame.result import Column, Findings, Table
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.gates import all_of
+from ecrl_cli.studies.frame.study import Arm, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.tables import TableSpec, fact, found, value
 from ecrl_cli.studies.golden.make import EXPECTED, LAYOUTS, STEP
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -80,46 +82,42 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-def make(setting: StudyContext) -> Study:
-    return _Compat(setting)
+def _golden(context: StudyContext) -> list[Trial]:
+    """Every golden checkpoint."""
+    folders = sorted(path.name for path in GOLDEN.glob("v*"))
+    return [Trial(f"golden/{name}/{layout}", {"arm": "golden", "version": name, "layout": layout}) for name in folders for layout in LAYOUTS]
 
 
-class _Compat:
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting = setting
+def _changed(context: StudyContext) -> list[Trial]:
+    """Every variant of each layout of the current version."""
+    return [
+        Trial(f"refused/{layout}/{name.replace(' ', '_')}", {"arm": "refused", "layout": layout, "what": name})
+        for layout in LAYOUTS
+        for name in VARIANTS
+    ]
 
-    def plan(self) -> list[Trial]:
-        """Every golden checkpoint, then every variant of each layout of the current version."""
-        folders = sorted(path.name for path in GOLDEN.glob("v*"))
-        golden = [Trial(f"golden/{name}/{layout}", {"arm": "golden", "version": name, "layout": layout}) for name in folders for layout in LAYOUTS]
-        refused = [
-            Trial(f"refused/{layout}/{name.replace(' ', '_')}", {"arm": "refused", "layout": layout, "what": name})
-            for layout in LAYOUTS
-            for name in VARIANTS
-        ]
-        return golden + refused
 
-    def skips(self) -> list[Skip]:
-        return []
+@contextmanager
+def _copied(context: StudyContext, trial: Trial) -> Iterator[tuple[Path, Path]]:
+    """The golden folder of the trial's version, and its checkpoint copied: an installer may have linked the package's files, and a file of two
+    names is refused."""
+    root, layout = context.scratch / "checkpoints", str(trial.facts["layout"])
+    folder = GOLDEN / str(trial.facts.get("version", f"v{FORMAT_VERSION}"))
+    shutil.copytree(folder / layout, root)
+    try:
+        yield folder, root / (step_name(STEP) + SUFFIX[layout])
+    finally:
+        shutil.rmtree(root)
 
-    def run(self, trial: Trial) -> dict[str, Any]:
-        root, layout = self._setting.scratch / "checkpoints", str(trial.facts["layout"])
-        folder = GOLDEN / str(trial.facts.get("version", f"v{FORMAT_VERSION}"))
-        # copied, for an installer may have linked the package's files, and a file of two names is refused
-        shutil.copytree(folder / layout, root)
-        path = root / (step_name(STEP) + SUFFIX[layout])
-        try:
-            if trial.facts["arm"] == "golden":
-                return _read(path, json.loads((folder / EXPECTED).read_text(encoding="utf-8")), layout)
-            return _refused(path, VARIANTS[str(trial.facts["what"])])
-        finally:
-            shutil.rmtree(root)
 
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return _findings(records)
+def _read_golden(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    with _copied(context, trial) as (folder, path):
+        return _read(path, json.loads((folder / EXPECTED).read_text(encoding="utf-8")), str(trial.facts["layout"]))
 
-    def close(self) -> None:
-        """Nothing is kept between trials."""
+
+def _read_changed(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    with _copied(context, trial) as (_, path):
+        return _refused(path, VARIANTS[str(trial.facts["what"])])
 
 
 def _read(path: Path, expected: dict[str, Any], layout: str) -> dict[str, Any]:
@@ -215,26 +213,31 @@ def _edited(records: dict[str, Any], edit: Edit) -> dict[str, Any]:
     return records
 
 
-def _findings(records: Sequence[Record]) -> Findings:
-    golden = [r for r in records if r.facts["arm"] == "golden"]
-    refused = [r for r in records if r.facts["arm"] == "refused"]
-    read = [
-        {"version": r.facts["version"], "layout": r.facts["layout"], "tensors": r.found["tensors"], "wrong": r.found["wrong"] or None} for r in golden
-    ]
-    columns = (Column("version", "format"), Column("layout", "layout"), Column("tensors", "tensors, bit for bit", "count"), Column("wrong", "wrong"))
-    shown = [{"layout": r.facts["layout"], "what": r.facts["what"], **{key: r.found[key] for key in ("layer", "reason")}} for r in refused]
-    said = (Column("layout", "layout"), Column("what", "changed"), Column("layer", "refused by"), Column("reason", "in these words"))
-    tables = (
-        Table("golden", "Checkpoints of released formats", columns, tuple(read)),
-        Table("refused", "Checkpoints of formats that this ECRL does not know", said, tuple(shown)),
-    )
-    gates = (
-        _gate("golden", [r.key for r in golden if r.found["outcome"] != "new"], golden, "are read bit for bit"),
-        _gate("refused", [r.key for r in refused if not r.found["as_expected"]], refused, "are refused in words that help, from their records alone"),
-    )
-    return Findings(tables, (), gates)
-
-
-def _gate(name: str, failures: list[str], tried: Sequence[Record], kept: str) -> Gate:
-    passed = bool(tried) and not failures
-    return Gate(name, passed, f"{len(tried)} of {len(tried)} {kept}" if passed else f"{len(failures)} of {len(tried)} not: {', '.join(failures[:3])}")
+STUDY = Study(
+    keys=Compat,
+    description="Checkpoints of every released format version are read bit for bit; versions that do not exist are refused by name.",
+    arms=(Arm("golden", _golden, _read_golden), Arm("refused", _changed, _read_changed)),
+    tables=(
+        TableSpec(
+            "golden",
+            "Checkpoints of released formats",
+            ("golden",),
+            columns=(
+                fact("version", "format"),
+                fact("layout", "layout"),
+                value("tensors", "tensors, bit for bit", lambda r: r.found["tensors"], "count"),
+                value("wrong", "wrong", lambda r: r.found["wrong"] or None),
+            ),
+        ),
+        TableSpec(
+            "refused",
+            "Checkpoints of formats that this ECRL does not know",
+            ("refused",),
+            columns=(fact("layout", "layout"), fact("what", "changed"), found("layer", "refused by"), found("reason", "in these words")),
+        ),
+    ),
+    gates=(
+        all_of("golden", "golden", lambda r: r.found["outcome"] == "new", "are read bit for bit"),
+        all_of("refused", "refused", lambda r: r.found["as_expected"], "are refused in words that help, from their records alone"),
+    ),
+)

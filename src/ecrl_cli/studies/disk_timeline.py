@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from scipy import stats
-
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
@@ -25,79 +23,53 @@ from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.metrics.disk import Disk, DiskLine, DiskRate, Sampler, coarser, disk_of, rates, read_disk
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial
 from ecrl_cli.studies.frame.write_modes import write_mode
 
 _SYNCED = ("atomic_nodirsync", "atomic_dirsync")  # their saves return only when the disk has the bytes
 
 
-def make(setting: StudyContext) -> Study:
-    return _DiskTimeline(setting)
+def _disk(context: StudyContext) -> Disk:
+    return disk_of(context.scratch)
 
 
-class _DiskTimeline:
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting = setting
-        self._config: DiskTimeline = setting.config.study
-        self._plan = synthetic_plan(self._config.model_bytes, self._config.optimizer_bytes)
-        self._pause = threading.Event()
-        self._disk, self._skips = _disk(setting)
-
-    def plan(self) -> list[Trial]:
-        return [Trial(mode, {"mode": mode}) for mode in self._config.modes] if self._disk else []
-
-    def skips(self) -> list[Skip]:
-        return self._skips
-
-    def run(self, trial: Trial) -> dict[str, Any]:
-        """One stretch; instants in seconds since its first sample."""
-        assert self._disk is not None
-        disk, lines = self._disk, list[DiskLine]()
-        images = [synthetic_image(self._setting.config.seed, step, self._plan) for step in range(1, self._config.checkpoints + 1)]
-        root = self._setting.scratch / "stretch"
-        store = CheckpointStore(root, StoreConfig(mode=write_mode(trial.facts["mode"]), keep=2))
-        try:
-            store.claim(0)
-            with Sampler(self._config.fine_s, lambda: read_disk(disk), lines.append) as sampler:
-                saves = self._stretch(disk, store, images)
-            if sampler.trouble:
-                raise sampler.trouble
-        finally:
-            store.close()
-            shutil.rmtree(root, ignore_errors=True)
-        return {"disk": disk.name, "payload": images[0].nbytes, **_since(lines, saves)}
-
-    def _stretch(self, disk: Disk, store: CheckpointStore, images: Sequence[CheckpointImage]) -> list[tuple[DiskLine, DiskLine]]:
-        """Save each image in the middle of its own `every_s`; the counters at submission and acknowledgement."""
-        every_s, began, saves = self._config.every_s, monotonic(), []
-        for number, image in enumerate(images):
-            self._pause.wait(max(0.0, began + (number + 0.5) * every_s - monotonic()))
-            before = read_disk(disk)
-            saved = store.save(image, 0)
-            saves.append((before, read_disk(disk)))
-            store.update_pointers_and_retire(saved, image)
-        self._pause.wait(max(0.0, began + len(images) * every_s - monotonic()))
-        return saves
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        stretches = [Stretch(record, self._config) for record in records]
-        notes = (
-            "Published (iostat at 1 s, macOS, APFS): every group of files lines up with a clear burst of disk activity; no numbers were given.",
-            f"The counters are those of the whole device {stretches[0].disk}: what other programs did meanwhile is in them, too.",
-            *([self._disk.note] if self._disk and self._disk.note else []),
-        )
-        figures = tuple(stretch.figure() for stretch in stretches)
-        return Findings((_bursts(stretches), _saves(stretches)), (*figures, _written(stretches)), tuple(_gates(stretches)), notes)
-
-    def close(self) -> None:
-        self._pause.set()
-
-
-def _disk(setting: StudyContext) -> tuple[Disk | None, list[Skip]]:
+def _missing(context: StudyContext) -> str:
     try:
-        return disk_of(setting.scratch), []
+        context.shared(_disk)
     except EvidenceMissing as error:
-        return None, [Skip("every mode", f"{error.fact}; {error.remedy}")]
+        return f"{error.fact}; {error.remedy}"
+    return ""
+
+
+def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    """One stretch; instants in seconds since its first sample."""
+    disk, config, lines = context.shared(_disk), context.keys, list[DiskLine]()
+    plan, root = synthetic_plan(config.model_bytes, config.optimizer_bytes), context.scratch / "stretch"
+    images = [synthetic_image(context.seed, step, plan) for step in range(1, config.checkpoints + 1)]
+    store = CheckpointStore(root, StoreConfig(mode=write_mode(trial.facts["mode"]), keep=2))
+    try:
+        store.claim(0)
+        with Sampler(config.fine_s, lambda: read_disk(disk), lines.append) as sampler:
+            saves = _stretch(config.every_s, disk, store, images)
+        if sampler.trouble:
+            raise sampler.trouble
+    finally:
+        store.close()
+        shutil.rmtree(root, ignore_errors=True)
+    return {"disk": disk.name, "payload": images[0].nbytes, **_since(lines, saves)}
+
+
+def _stretch(every_s: float, disk: Disk, store: CheckpointStore, images: Sequence[CheckpointImage]) -> list[tuple[DiskLine, DiskLine]]:
+    """Save each image in the middle of its own `every_s`; the counters at submission and acknowledgement."""
+    pause, began, saves = threading.Event(), monotonic(), []
+    for number, image in enumerate(images):
+        pause.wait(max(0.0, began + (number + 0.5) * every_s - monotonic()))
+        before = read_disk(disk)
+        saved = store.save(image, 0)
+        saves.append((before, read_disk(disk)))
+        store.update_pointers_and_retire(saved, image)
+    pause.wait(max(0.0, began + len(images) * every_s - monotonic()))
+    return saves
 
 
 def _since(lines: Sequence[DiskLine], saves: Sequence[tuple[DiskLine, DiskLine]]) -> dict[str, Any]:
@@ -177,6 +149,8 @@ def _bursts(stretches: Sequence[Stretch]) -> Table:
 
 
 def _burst(stretch: Stretch, interval_s: float) -> dict[str, Any]:
+    from scipy import stats  # takes most of a second to import
+
     held, free = stretch.split(interval_s)
     row: dict[str, Any] = {"mode": stretch.mode, "interval": interval_s, "held": len(held), "free": len(free)}
     if not held or not free:
@@ -238,3 +212,24 @@ def _lined_up(stretch: Stretch) -> Gate:
     during, meanwhile = stretch.speeds()
     said = f"the disk wrote {during / 1e6:.3g} MB/s during a save, {meanwhile / 1e6:.3g} MB/s in {stretch.finest:g} s without one (medians)"
     return Gate(f"burst: {stretch.mode}", during > meanwhile, said)
+
+
+def _findings(results: Results) -> Findings:
+    stretches = [Stretch(record, results.keys) for record in results.records]
+    note = results.context.shared(_disk).note
+    notes = (
+        "Published (iostat at 1 s, macOS, APFS): every group of files lines up with a clear burst of disk activity; no numbers were given.",
+        f"The counters are those of the whole device {stretches[0].disk}: what other programs did meanwhile is in them, too.",
+        *([note] if note else []),
+    )
+    figures = (*(stretch.figure() for stretch in stretches), _written(stretches))
+    return Findings((_bursts(stretches), _saves(stretches)), figures, tuple(_gates(stretches)), notes)
+
+
+STUDY = Study(
+    keys=DiskTimeline,
+    description="What the disk does while checkpoints are written. Published Figure 6.",
+    arms=(Arm("every mode", lambda context: [Trial(mode, {"mode": mode}) for mode in context.keys.modes], _run, missing=_missing),),
+    findings=_findings,
+    alone=True,
+)

@@ -6,10 +6,7 @@ difference of the two (A/A) is the noise beside which every other difference has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
@@ -17,8 +14,11 @@ from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.studies import WriteLatency
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Arm, Results, Study, StudyContext, Trial
 from ecrl_cli.studies.frame.write_modes import write_mode
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 QUANTILES = (0.5, 0.9, 0.99)
 # Milliseconds on another machine (macOS 14.6, APFS): p50, p90, p99.
@@ -31,75 +31,79 @@ ADVICE = {
 _AGAIN = " (again)"
 
 
-def make(setting: StudyContext) -> Study:
-    return _WriteLatency(setting)
+def _arms(keys: Any) -> list[str]:
+    return [*keys.modes, keys.modes[0] + _AGAIN]
 
 
-class _WriteLatency:
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting = setting
-        self._config: WriteLatency = setting.config.study
-        self._plan = synthetic_plan(self._config.model_bytes, self._config.optimizer_bytes, single=self._config.layout == "single")
+def _plan(context: StudyContext) -> list[Trial]:
+    """Seed by seed, save by save; the order of the modes is drawn anew each time, so that no mode always follows the same other."""
+    found = []
+    for seed in range(context.keys.seeds):
+        for number in range(context.keys.checkpoints):
+            arms = _arms(context.keys)
+            context.rng(f"order/{seed}/{number}").shuffle(arms)
+            for arm in arms:
+                found.append(Trial(f"{seed:03d}/{number:04d}/{arm}", {"arm": arm, "seed": seed, "checkpoint": number + 1}))
+    return found
+
+
+class _Stores:
+    """A store per arm and seed, and the image that all arms save in turn."""
+
+    def __init__(self, context: StudyContext) -> None:
+        keys = context.keys
+        self._scratch, self._seed, self._arms = context.scratch, context.seed, _arms(keys)
+        self.plan = synthetic_plan(keys.model_bytes, keys.optimizer_bytes, single=keys.layout == "single")
         self._stores: dict[tuple[str, int], CheckpointStore] = {}
         self._image: tuple[tuple[int, int], CheckpointImage] | None = None
 
-    @property
-    def arms(self) -> list[str]:
-        return [*self._config.modes, self._config.modes[0] + _AGAIN]
+    def image(self, seed: int, step: int) -> CheckpointImage:
+        """The same content for every arm; made once per round, outside the clock."""
+        if self._image is None or self._image[0] != (seed, step):
+            self._image = ((seed, step), synthetic_image(self._seed + seed, step + 1, self.plan))
+        return self._image[1]
 
-    def plan(self) -> list[Trial]:
-        """Seed by seed, save by save; the order of the modes is drawn anew each time, so that no mode always follows the same other."""
-        found = []
-        for seed in range(self._config.seeds):
-            for number in range(self._config.checkpoints):
-                arms = self.arms
-                self._setting.rng(f"order/{seed}/{number}").shuffle(arms)
-                for arm in arms:
-                    found.append(Trial(f"{seed:03d}/{number:04d}/{arm}", {"arm": arm, "seed": seed, "checkpoint": number + 1}))
-        return found
-
-    def skips(self) -> list[Skip]:
-        return []
-
-    def run(self, trial: Trial) -> dict[str, Any]:
-        arm, seed, step = trial.facts["arm"], trial.facts["seed"], trial.facts["checkpoint"]
-        image = self._snapshot(seed, step)
-        store = self._store(arm, seed)
-        began = monotonic()
-        saved = store.save(image, 0)
-        done = monotonic()
-        store.update_pointers_and_retire(saved, image)
-        return {"latency_s": done - began, "write_s": saved.write_s, "commit_s": saved.commit_s, "settle_s": monotonic() - done}
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        frame = pd.DataFrame([{"arm": record.facts["arm"], **record.found} for record in records])
-        rows = _rows(frame, [arm for arm in self.arms if (frame["arm"] == arm).any()])
-        payload = sum(part.nbytes for part in self._plan.parts)
-        return Findings(
-            tables=(_latency(rows, payload), _deployment(rows)),
-            figures=(_percentiles(rows), _cdf(frame)),
-            notes=_notes(rows),
-        )
+    def store(self, arm: str, seed: int) -> CheckpointStore:
+        """In a folder of its own, in which one save has been made that nobody timed."""
+        if (arm, seed) not in self._stores:
+            mode = write_mode(arm.removesuffix(_AGAIN))
+            store = CheckpointStore(self._scratch / f"{self._arms.index(arm)}-{seed}", StoreConfig(mode=mode, keep=2))
+            store.claim(0)
+            store.save(synthetic_image(self._seed + seed, 1, self.plan), 0)
+            self._stores[arm, seed] = store
+        return self._stores[arm, seed]
 
     def close(self) -> None:
         for store in self._stores.values():
             store.close()
 
-    def _snapshot(self, seed: int, step: int) -> CheckpointImage:
-        """The same content for every arm; made once per round, outside the clock."""
-        if self._image is None or self._image[0] != (seed, step):
-            self._image = ((seed, step), synthetic_image(self._setting.config.seed + seed, step + 1, self._plan))
-        return self._image[1]
 
-    def _store(self, arm: str, seed: int) -> CheckpointStore:
-        """A folder per arm and seed, in which one save has been made that nobody timed."""
-        if (arm, seed) not in self._stores:
-            mode = arm.removesuffix(_AGAIN)
-            store = CheckpointStore(self._setting.scratch / f"{self.arms.index(arm)}-{seed}", StoreConfig(mode=write_mode(mode), keep=2))
-            store.claim(0)
-            store.save(synthetic_image(self._setting.config.seed + seed, 1, self._plan), 0)
-            self._stores[arm, seed] = store
-        return self._stores[arm, seed]
+def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    arm, seed, step = trial.facts["arm"], trial.facts["seed"], trial.facts["checkpoint"]
+    image, store = context.shared(_Stores).image(seed, step), context.shared(_Stores).store(arm, seed)
+    began = monotonic()
+    saved = store.save(image, 0)
+    done = monotonic()
+    store.update_pointers_and_retire(saved, image)
+    return {"latency_s": done - began, "write_s": saved.write_s, "commit_s": saved.commit_s, "settle_s": monotonic() - done}
+
+
+def _findings(results: Results) -> Findings:
+    import pandas as pd  # takes a second to import
+
+    frame = pd.DataFrame([{"arm": record.facts["arm"], **record.found} for record in results.records])
+    rows = _rows(frame, [arm for arm in _arms(results.keys) if (frame["arm"] == arm).any()])
+    payload = sum(part.nbytes for part in results.context.shared(_Stores).plan.parts)
+    return Findings((_latency(rows, payload), _deployment(rows)), (_percentiles(rows), _cdf(frame)), (), _notes(rows))
+
+
+STUDY = Study(
+    keys=WriteLatency,
+    description="How long a save takes in each write mode, until it is acknowledged. Published Table 1, Figures 1 and 2.",
+    arms=(Arm("saves", _plan, _run),),
+    findings=_findings,
+    alone=True,
+)
 
 
 def _rows(frame: pd.DataFrame, arms: list[str]) -> list[dict[str, Any]]:

@@ -31,13 +31,13 @@ from ecrl_cli.replication.mini_batch.simulated_trainer import Trainee
 from ecrl_cli.replication.mini_batch.sizes import SIZES, Size
 from ecrl_cli.replication.mini_batch.workers import Workers
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 
 POINTS = 20  # of the evolution
 _DATA_SETS = {"resnet50": "tinyimagenet", "nt3": "nt3"}
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return _MiniBatchFailure(setting)
 
 

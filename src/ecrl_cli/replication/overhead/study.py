@@ -24,10 +24,10 @@ from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts, typed, typed_a
 from ecrl_cli.replication.overhead.simulate import system_mtbf
 from ecrl_cli.replication.overhead.strategies import Loss, checkpoint_restart, waiting
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return _RecoveryOverhead(setting)
 
 

@@ -11,13 +11,13 @@ from ecrl_cli.studies.corruption.exhaustive import ARM as EXHAUSTIVE
 from ecrl_cli.studies.corruption.exhaustive import Exhaustive
 from ecrl_cli.studies.corruption.findings import findings
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.mutants import repair
 
 _ARMS = {arm.ARM: arm for arm in (published, random_faults, structural, recovery, clean, stock_loaders, repair)}
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return _Corruption(setting)
 
 

@@ -18,13 +18,13 @@ from ecrl_cli.studies.crash_points.search import search, unseen
 from ecrl_cli.studies.crash_points.store_fixture import Payload
 from ecrl_cli.studies.crash_points.trial import Bench
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.mutants.registry import PLANTED
 
 KILL_AFTER_S = (0.5e-3, 20e-3)  # uniform
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return _CrashPoints(setting)
 
 

@@ -16,12 +16,12 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.studies.frame.registry import make_study, parallel
-from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 
 _AHEAD = 4  # trials in the queue per worker
 
 
-def results(config: StudyConfig, scratch: Path, study: Study, trials: Sequence[Trial], say: Callable[[str], None]) -> Iterator[Record]:
+def results(config: StudyConfig, scratch: Path, study: PreparedStudy, trials: Sequence[Trial], say: Callable[[str], None]) -> Iterator[Record]:
     """The record of each trial as it comes in."""
     together = parallel(config)
     workers = min(config.workers or len(os.sched_getaffinity(0)), len(trials)) if together else 1
@@ -32,7 +32,7 @@ def results(config: StudyConfig, scratch: Path, study: Study, trials: Sequence[T
         yield from _shared(config, scratch, trials, workers, say)
 
 
-def timed(study: Study, trial: Trial) -> Record:
+def timed(study: PreparedStudy, trial: Trial) -> Record:
     """Run `trial` and say how long it took."""
     began = monotonic()
     found = study.run(trial)
@@ -61,7 +61,7 @@ def _shared(config: StudyConfig, scratch: Path, trials: Sequence[Trial], workers
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-_study: Study | None = None
+_study: PreparedStudy | None = None
 
 
 def _begin(config: StudyConfig, scratch: Path, parent: int) -> None:

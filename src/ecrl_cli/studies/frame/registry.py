@@ -8,19 +8,19 @@ from ecrl_cli.config.registry import Registry
 
 if TYPE_CHECKING:  # the names alone are wanted by `ecrl study --help`
     from ecrl_cli.config.study import StudyConfig
-    from ecrl_cli.studies.frame.study import Study, StudyContext
+    from ecrl_cli.studies.frame.study import PreparedStudy, StudyContext
 
-# Each names a `make(setting) -> Study`.
+# Each names a `Study`.
 _STUDIES = Registry(
     "study",
     "ecrl.studies",
     {
-        "write-latency": "ecrl_cli.studies.write_latency:make",
+        "write-latency": "ecrl_cli.studies.write_latency:STUDY",
         "crash-points": "ecrl_cli.studies.crash_points.study:make",
         "power-loss": "ecrl_cli.studies.power_loss.study:make",
         "corruption": "ecrl_cli.studies.corruption.study:make",
         "io-errors": "ecrl_cli.studies.io_errors.study:make",
-        "disk-timeline": "ecrl_cli.studies.disk_timeline:make",
+        "disk-timeline": "ecrl_cli.studies.disk_timeline:STUDY",
         "writers": "ecrl_cli.studies.writers.study:make",
         "hangs": "ecrl_cli.studies.hangs.study:make",
         "signals": "ecrl_cli.studies.signals.study:make",
@@ -29,13 +29,13 @@ _STUDIES = Registry(
         "failures": "ecrl_cli.studies.training.failures_study:make",
         "elastic": "ecrl_cli.studies.training.elastic_study:make",
         "live-recovery": "ecrl_cli.studies.training.live_study:make",
-        "compat": "ecrl_cli.studies.compat:make",
+        "compat": "ecrl_cli.studies.compat:STUDY",
         "recovery-overhead": "ecrl_cli.replication.overhead.study:make",
         "mini-batch-failure": "ecrl_cli.replication.mini_batch.study:make",
     },
 )
-# Timing suffers from a neighbour; these run one trial at a time.
-_ALONE = ("write-latency", "disk-timeline", "hangs", "signals")
+# Of those that are no Study yet, the ones that measure time.
+_ALONE = ("hangs", "signals")
 
 
 def names() -> tuple[str, ...]:
@@ -43,12 +43,19 @@ def names() -> tuple[str, ...]:
     return _STUDIES.names()
 
 
-def make_study(setting: StudyContext) -> Study:
-    """The study that `setting.config` names."""
-    made: Any = _STUDIES.load(setting.config.name)
-    study: Study = made(setting)
-    return study
+def load_study(name: str) -> Any:
+    """The Study of that name. ConfigError where there is none."""
+    return _STUDIES.load(name)
+
+
+def make_study(context: StudyContext) -> PreparedStudy:
+    """The study that `context.config` names, at work."""
+    found = load_study(context.config.name)
+    made: PreparedStudy = found(context) if callable(found) else found.open(context)
+    return made
 
 
 def parallel(config: StudyConfig) -> bool:
-    return config.name not in _ALONE
+    """Whether trials may run side by side: timing suffers from a neighbour."""
+    found = load_study(config.name)
+    return config.name not in _ALONE if callable(found) else not found.alone

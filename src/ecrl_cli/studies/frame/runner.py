@@ -25,7 +25,7 @@ from ecrl_cli.studies.frame.pool import results
 from ecrl_cli.studies.frame.progress import Progress
 from ecrl_cli.studies.frame.registry import make_study
 from ecrl_cli.studies.frame.result import SCHEMA_VERSION, Findings
-from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 from ecrl_cli.supervision.run_lock import run_lock
 
 Say = Callable[[str], None]
@@ -94,7 +94,7 @@ def replay(config: StudyConfig) -> int:
 
 
 @contextmanager
-def _opened(setting: StudyContext) -> Iterator[Study]:
+def _opened(setting: StudyContext) -> Iterator[PreparedStudy]:
     setting.scratch.mkdir(parents=True)
     study = make_study(setting)
     try:
@@ -145,14 +145,14 @@ def _write_headers(config: StudyConfig, layout: StudyLayout) -> None:
         write_json(layout.study, {"schema_version": SCHEMA_VERSION, "study_id": study_id(config), "code": code_revision(), **encode(config)})
 
 
-def _planned(study: Study) -> list[Trial]:
+def _planned(study: PreparedStudy) -> list[Trial]:
     plan = list(study.plan())
     if len({trial.key for trial in plan}) != len(plan):
         raise ValueError("two trials of a plan have the same key")
     return plan
 
 
-def _run_missing(config: StudyConfig, layout: StudyLayout, study: Study, plan: Sequence[Trial], say: Say) -> None:
+def _run_missing(config: StudyConfig, layout: StudyLayout, study: PreparedStudy, plan: Sequence[Trial], say: Say) -> None:
     done = _records(layout, plan)
     missing = [trial for trial in plan if trial.key not in done]
     journal, progress = Journal(layout.trials), Progress(config.name, len(plan), len(plan) - len(missing), say)
@@ -172,7 +172,7 @@ def _records(layout: StudyLayout, plan: Sequence[Trial]) -> dict[str, Record]:
     return {key: found[key] for key, facts in planned.items() if key in found and found[key].facts == facts}
 
 
-def _conclude(config: StudyConfig, layout: StudyLayout, study: Study, plan: Sequence[Trial]) -> dict[str, Any]:
+def _conclude(config: StudyConfig, layout: StudyLayout, study: PreparedStudy, plan: Sequence[Trial]) -> dict[str, Any]:
     """Write result.json from the records so far; gives it."""
     kept = list(_records(layout, plan).values())
     found = study.findings(kept) if kept else Findings()

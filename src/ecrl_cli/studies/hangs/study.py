@@ -17,7 +17,7 @@ from ecrl_cli.studies.fake_ranks.script import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, Stage, TriggeringUI, settings
 from ecrl_cli.studies.frame.leak_check import shared_memory
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs.cases import CASES, STEPS
 from ecrl_cli.studies.hangs.findings import findings
@@ -34,7 +34,7 @@ OVERDUE: dict[str, Any] = {
 }
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return HangsStudy(setting)
 
 

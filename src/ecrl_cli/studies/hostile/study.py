@@ -9,7 +9,7 @@ from typing import Any
 
 from ecrl_cli.config.studies import Hostile as Config
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.hostile import audit, canary_control
 from ecrl_cli.studies.hostile.findings import findings
 from ecrl_cli.studies.hostile.inputs import all_inputs
@@ -19,7 +19,7 @@ from ecrl_cli.studies.hostile.readers import COMMAND_S, PROGRAMS, measured
 from ecrl_cli.studies.hostile.store_fixture import Scene, Stage
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return HostileStudy(setting)
 
 

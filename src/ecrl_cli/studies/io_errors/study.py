@@ -14,7 +14,7 @@ from ecrl_cli.config.studies import IoErrors
 from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import FAULTS, Seen, run_cases
 from ecrl_cli.studies.io_errors.findings import findings
@@ -27,7 +27,7 @@ _INODES = 10  # one more than the files of a group and its folder
 _PERSISTENCE = ("once", "for ever")
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return _IoErrors(setting)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.config.studies import PowerLoss
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.power_loss.disk_mounts import DISKS
 from ecrl_cli.studies.power_loss.real_blocks import BlocksTrial
 from ecrl_cli.studies.power_loss.real_findings import real_findings
@@ -170,5 +170,5 @@ def _lacking_fuse() -> str:
     return "" if ctypes.util.find_library("fuse3") or ctypes.util.find_library("fuse") else "libfuse is not installed (apt-get install libfuse3-3)"
 
 
-def make_real_arms(setting: StudyContext) -> Study:
+def make_real_arms(setting: StudyContext) -> PreparedStudy:
     return RealArms(setting)

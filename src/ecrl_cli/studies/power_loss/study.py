@@ -8,15 +8,15 @@ from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.power_loss.model_arm import ModelArm
 from ecrl_cli.studies.power_loss.model_findings import model_classes
 
 REAL = ("shutdown", "blocks")
 
 
-def make(setting: StudyContext) -> Study:
-    arms: dict[str, Study] = {}
+def make(setting: StudyContext) -> PreparedStudy:
+    arms: dict[str, PreparedStudy] = {}
     chosen = setting.config.study.arms
     if "model" in chosen:
         arms["model"] = ModelArm(setting)
@@ -30,7 +30,7 @@ def make(setting: StudyContext) -> Study:
 class PowerLossStudy:
     """`arms`: who answers for the trials whose key begins with that word. Two words may have the same one."""
 
-    def __init__(self, arms: dict[str, Study]) -> None:
+    def __init__(self, arms: dict[str, PreparedStudy]) -> None:
         self._arms = arms
         self._each = list(dict.fromkeys(arms.values()))
 
@@ -56,7 +56,7 @@ class PowerLossStudy:
         for arm in self._each:
             arm.close()
 
-    def _of(self, key: str) -> Study:
+    def _of(self, key: str) -> PreparedStudy:
         return self._arms[key.partition("/")[0]]
 
 

@@ -30,7 +30,7 @@ from ecrl_cli.studies.fake_ranks.supervisor_harness import (
     whole,
 )
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.signals.findings import findings
 from ecrl_cli.supervision.attempts.stop_signals import ECHO_S
 
@@ -68,7 +68,7 @@ OVERDUE: dict[str, Any] = {"good": False, "shown": False, "graceful": False, "ke
 DEAF_PLANT, ALONE_PLANT = "ranks that ignore the word", "rank 0 stops without asking"
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return SignalsStudy(setting)
 
 

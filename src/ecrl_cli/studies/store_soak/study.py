@@ -12,7 +12,7 @@ from typing import Any
 from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.studies.frame.replay_command import command
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.store_soak.findings import findings
 from ecrl_cli.studies.store_soak.operations import Op, encoded, program, unrivalled
@@ -22,7 +22,7 @@ from ecrl_cli.studies.store_soak.shrink import shortest
 PROGRAMS = 100  # until a planted bug is found, at most
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return _StoreSoak(setting)
 
 

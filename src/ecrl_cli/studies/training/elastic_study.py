@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 from ecrl_cli.studies.mutants.recovery import BUGS, REPLICA_BUGS
 from ecrl_cli.studies.training.elastic_generator import ElasticRunSpec, generate
 from ecrl_cli.studies.training.elastic_tables import findings
@@ -23,7 +23,7 @@ REPLICAS = (*PLAIN, *FIXED)
 HASH_SEEDS = ("0", "1", "2", "3", "4")
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return _Elastic(setting)
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.mutants.recovery import BUGS
 from ecrl_cli.studies.training.failures_generator import FailureRunSpec, generate
 from ecrl_cli.studies.training.failures_tables import findings
@@ -22,7 +22,7 @@ from ecrl_cli.studies.training.trial import Bench, search
 _FATAL = ("kill",)
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return _Failures(setting)
 
 

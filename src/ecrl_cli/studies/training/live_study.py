@@ -15,7 +15,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 from ecrl_cli.studies.mutants.in_place_recovery import LIVE_BUGS
 from ecrl_cli.studies.training.live_generator import LiveRunSpec, facts, generate, matrix, of_facts
 from ecrl_cli.studies.training.live_history import Story, read_story
@@ -34,7 +34,7 @@ SHOWS = {
 }
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return _LiveRecovery(setting)
 
 

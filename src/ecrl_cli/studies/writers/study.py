@@ -9,7 +9,7 @@ from typing import Any
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.config.studies import Writers
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
 from ecrl_cli.studies.mutants import writers
 from ecrl_cli.studies.writers import clock_lint, clocks, fencing, flaky_nfs, readers
 from ecrl_cli.studies.writers.findings import findings
@@ -17,7 +17,7 @@ from ecrl_cli.studies.writers.races import Races, stale_of
 from ecrl_cli.studies.writers.store_fixture import History
 
 
-def make(setting: StudyContext) -> Study:
+def make(setting: StudyContext) -> PreparedStudy:
     return WritersStudy(setting)
 
 

@@ -1,0 +1,48 @@
+"""The targets of a study: each can fail, says how much was tried, and names the trials that miss it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.result import planted_gate
+from ecrl_cli.studies.frame.study import Record, Results
+
+GateRule = Callable[[Results], Iterable[Gate]]
+Test = Callable[[Record], object]
+
+
+def all_of(name: str, arms: str | Sequence[str], good: Test, what: str) -> GateRule:
+    """Passes where there are records of `arms` and each is `good`."""
+    return lambda results: (all_good(name, _records(results, arms), good, what),)
+
+
+def none_of(name: str, arms: str | Sequence[str], bad: Test, what: str, where: Test = lambda record: True) -> GateRule:
+    """Passes where there are records of `arms` that pass `where`, and none is `bad`."""
+    return lambda results: (none_bad(name, [record for record in _records(results, arms) if where(record)], bad, what),)
+
+
+def mutants_found(arm: str = "planted", bug: str = "bug", found: str = "found") -> GateRule:
+    """Passes where each planted bug was found. No gate where none was planted."""
+    return lambda results: planted_gate({record.facts[bug]: bool(record.found[found]) for record in results.of(arm)})
+
+
+def all_good(name: str, records: Sequence[Record], good: Test, what: str) -> Gate:
+    """`all_of`, of these records."""
+    bad = [record.key for record in records if not good(record)]
+    return Gate(name, bool(records) and not bad, f"{len(records) - len(bad)} of {len(records)} {what}" + (f"; not {bad[0]}" if bad else ""))
+
+
+def none_bad(name: str, records: Sequence[Record], bad: Test, what: str) -> Gate:
+    """`none_of`, of these records."""
+    wrong = [record for record in records if bad(record)]
+    return Gate(name, bool(records) and not wrong, f"{len(wrong)} of {len(records)} {what}{named(wrong)}")
+
+
+def named(records: Sequence[Record]) -> str:
+    """The first keys, to be read behind a count; nothing where there is none."""
+    return "".join((": ", ", ".join(record.key for record in records[:3]), ", ..." if len(records) > 3 else "")) if records else ""
+
+
+def _records(results: Results, arms: str | Sequence[str]) -> list[Record]:
+    return results.of(*((arms,) if isinstance(arms, str) else arms))

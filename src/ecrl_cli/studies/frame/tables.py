@@ -1,0 +1,121 @@
+"""Tables of a study, said as columns over groups of records: `TableSpec("cells", "...", by=(fact("mode", "write mode"),), columns=(...))`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ecrl_cli.studies.frame import result
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Table
+from ecrl_cli.studies.frame.study import Record, Results
+
+Group = Sequence[Record]
+Test = Callable[[Record], object]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One or more columns, and how their values are read off a group of records."""
+
+    columns: tuple[Column, ...]
+    read: Callable[[Group], Mapping[str, Any]]
+
+
+def cell(key: str, label: str, kind: str, read: Callable[[Group], Any]) -> Cells:
+    """One column, any value of a group."""
+    return Cells((Column(key, label, kind),), lambda group: {key: read(group)})
+
+
+def fact(key: str, label: str, kind: str = "text") -> Cells:
+    """What was tried, by the first of the group: all are alike in what they are grouped by."""
+    return cell(key, label, kind, lambda group: group[0].facts[key])
+
+
+def found(key: str, label: str, kind: str = "text") -> Cells:
+    """What was found, where a row is one record."""
+    return cell(key, label, kind, lambda group: group[0].found[key])
+
+
+def value(key: str, label: str, read: Callable[[Record], Any], kind: str = "text") -> Cells:
+    """Anything of the record, where a row is one."""
+    return cell(key, label, kind, lambda group: read(group[0]))
+
+
+def size(key: str = "n", label: str = "of") -> Cells:
+    """How many records the group has."""
+    return cell(key, label, "count", len)
+
+
+def count(key: str, label: str, test: Test) -> Cells:
+    """How many of them pass `test`."""
+    return cell(key, label, "count", lambda group: sum(map(bool, map(test, group))))
+
+
+def total(key: str, label: str) -> Cells:
+    """The sum of what was found under `key`."""
+    return cell(key, label, "count", lambda group: sum(record.found[key] for record in group))
+
+
+def most(key: str, label: str, kind: str = "count", of: str = "") -> Cells:
+    """The largest found under `of`, or `key`."""
+    return cell(key, label, kind, lambda group: max(record.found[of or key] for record in group))
+
+
+def outcomes(labels: Mapping[str, str]) -> Cells:
+    """How often each outcome of `labels` came up."""
+
+    def counted(group: Group) -> dict[str, int]:
+        times = Counter(record.found["outcome"] for record in group)
+        return {outcome: times[outcome] for outcome in labels}
+
+    return Cells(tuple(Column(outcome, label, "count") for outcome, label in labels.items()), counted)
+
+
+def proportion(test: Test, label: str = "count") -> Cells:
+    """The share that passes `test`, with its intervals."""
+    columns = (Column("k", label, "count"), *PROPORTION_COLUMNS[1:])
+    return Cells(columns, lambda group: result.proportion(sum(map(bool, map(test, group))), len(group)))
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table of the records of `arms` (none named: of all) that pass `where`: a row for each group of those alike in `by`, in the order of
+    first appearance; without `by`, a row for each record."""
+
+    name: str
+    title: str
+    arms: tuple[str, ...] = ()
+    by: tuple[Cells, ...] = ()
+    columns: tuple[Cells, ...] = ()
+    note: str | Callable[[Results], str] = ""
+    where: Test = lambda record: True
+
+    def __call__(self, results: Results) -> Table:
+        records = [record for record in results.of(*self.arms) if self.where(record)]
+        groups = grouped(records, self._key).values() if self.by else [[record] for record in records]
+        columns = tuple(column for cells in (*self.by, *self.columns) for column in cells.columns)
+        rows = tuple({key: value for cells in (*self.by, *self.columns) for key, value in cells.read(group).items()} for group in groups)
+        return Table(self.name, self.title, columns, rows, self.note if isinstance(self.note, str) else self.note(results))
+
+    def _key(self, record: Record) -> tuple[Any, ...]:
+        return tuple(value for cells in self.by for value in cells.read([record]).values())
+
+
+def grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
+    """The records by `key`, in the order of first appearance."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
+
+
+def mutants_table(columns: tuple[Cells, ...], title: str = "Planted bugs", arm: str = "planted", note: str = "") -> TableSpec:
+    """A row for each planted bug."""
+    return TableSpec("planted", title, (arm,), columns=columns, note=note)
+
+
+def yes(key: str, label: str, test: Test, words: tuple[str, str] = ("yes", "no")) -> Cells:
+    """Whether the record passes `test`, in words."""
+    return value(key, label, lambda record: words[0] if test(record) else words[1])
