@@ -25,6 +25,9 @@ NOT_REFERENCE = (
     "state_digests",
 )
 
+# Keys that a version added, and what the versions before did: with that value a configuration is the one that they recorded, under the same id.
+BEFORE = {"ddp": {"find_unused_parameters": True}}
+
 
 def run_id(config: RunConfig) -> str:
     """64 hex digits; equal for two runs exactly if nothing that changes a result differs."""
@@ -38,13 +41,20 @@ def reference_id(config: RunConfig) -> str:
 
 def run_id_of(recorded: dict[str, Any]) -> str:
     """`run_id` of a configuration as config.json holds it, of whatever version: a key that a later one added is not in it."""
-    return _digest(_without(recorded, NOT_IDENTITY))
+    return _digest(_without(_as_before(recorded), NOT_IDENTITY))
 
 
 def reference_id_of(recorded: dict[str, Any]) -> str:
     """`reference_id`, likewise."""
     leave_out = NOT_REFERENCE + (("world_size",) if recorded.get("elastic", {}).get("replicas") else ())
-    return _digest(_without(recorded, leave_out))
+    return _digest(_without(_as_before(recorded), leave_out))
+
+
+def _as_before(recorded: dict[str, Any]) -> dict[str, Any]:
+    """`recorded` in the form of the versions before: without keys that they did not have, where what they did stands there; switches as booleans."""
+    switches = {"true": True, "false": False}
+    kept = {key: value for key, value in recorded.items() if key not in BEFORE or value != BEFORE[key]}
+    return kept | {key: switches.get(str(kept[key]), kept[key]) for key in ("state_digests",) if key in kept}
 
 
 def _as_recorded(config: RunConfig) -> dict[str, Any]:

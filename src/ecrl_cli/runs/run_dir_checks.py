@@ -11,7 +11,7 @@ from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_bytes, snapshot_bytes
-from ecrl_cli.config.identity import NOT_IDENTITY, run_id
+from ecrl_cli.config.identity import BEFORE, NOT_IDENTITY, run_id
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, RecordError, RunDirectoryError, shown
 from ecrl_cli.records.events import SCHEMA_VERSION
@@ -128,7 +128,7 @@ def _check_contents(layout: RunLayout, config: RunConfig) -> None:
 
 
 def _another_run(layout: RunLayout, document: dict[str, Any], config: RunConfig) -> RunDirectoryError:
-    changes = ", ".join(differences(document["config"], encode(config), NOT_IDENTITY)[:3])
+    changes = ", ".join(differences({**BEFORE, **document["config"]}, encode(config), NOT_IDENTITY)[:3])
     fact = f"{layout.root} belongs to run {str(document.get('run_id'))[:8]}, this configuration is {run_id(config)[:8]}"
     return RunDirectoryError("run_dir", f"{fact} ({changes or 'config.json was edited'})", "set it back or choose another run_dir")
 
