@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 OUT ?= outputs/quickstart
 STUDIES ?= all
 
-.PHONY: help quickstart install test test-capabilities test-environments test-slow check bench studies soak clean
+.PHONY: help quickstart install test test-capabilities test-environments test-slow check docs bench studies soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,10 @@ test-environments: $(READY)  ## the tests that could depend on the machine, in o
 test-slow: $(READY)  ## what takes minutes and is not part of it
 	$(VENV)/bin/python -m pytest -m slow
 
-check: $(READY)  ## ruff, mypy strict, the architecture
+docs: $(READY)  ## the documentation as a site in site/; a broken link fails
+	$(VENV)/bin/python -m mkdocs build --strict --quiet
+
+check: $(READY) docs  ## ruff, mypy strict, the architecture, the documentation
 	$(VENV)/bin/ruff check src tests bench
 	$(VENV)/bin/ruff format --check src tests bench
 	$(VENV)/bin/mypy
@@ -63,4 +66,4 @@ soak: $(READY)  ## 500 runs of small models under two random failures each, 200 
 	$(ECRL) study study=store-soak study.planted=false run_dir=outputs/soak/store && exit $$code
 
 clean:  ## remove the environment and all outputs
-	rm -rf $(VENV) outputs/* build dist
+	rm -rf $(VENV) outputs/* build dist site

@@ -36,7 +36,7 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     if not command:
         raise ConfigError("COMMAND", "is missing", "write it behind --: ecrl audit -- python train.py --out {dir}")
     as_json = "--json" in keys
-    arguments = parse([_quoted(key) for key in keys if key != "--json"], PRIMARY)
+    arguments = parse([quoted(key) for key in keys if key != "--json"], PRIMARY)
     with initialized(PRIMARY):
         config = build_audit(compose(PRIMARY, [override.input_line or "" for override in arguments.overrides]))
     os.umask(0o077)
@@ -46,7 +46,7 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     return EXIT_CODES[verdict.status]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """Words of a command as one plain text: Hydra's grammar would read their dashes, braces and spaces otherwise."""
     from ecrl_cli.cli.compose import quote
 
@@ -57,14 +57,7 @@ def _quoted(text: str) -> str:
 def _judge(words: list[str]) -> int:
     from ecrl_cli.audit.audit import judge_folder, write_result
 
-    parser = _Parser(prog="ecrl audit", add_help=False, allow_abbrev=False)
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--state", action="store_true")
-    parser.add_argument("--reference", type=Path)
-    parser.add_argument("--order", choices=("auto", "declared", "free"), default="auto")
-    parser.add_argument("--junit", type=Path)
-    parser.add_argument("--json", action="store_true")
-    flags = parser.parse_args(words)
+    flags = parser().parse_args(words)
     if flags.state:
         return _compare_states(flags.folders)
     if len(flags.folders) != 1 or not flags.folders[0].is_dir():
@@ -76,6 +69,18 @@ def _judge(words: list[str]) -> int:
     if flags.junit:
         flags.junit.write_text(junit(verdict, folder.name), encoding="utf-8")
     return EXIT_CODES[verdict.status]
+
+
+def parser() -> argparse.ArgumentParser:
+    """What may be typed where no command is run."""
+    made = _Parser(prog="ecrl audit", add_help=False, allow_abbrev=False)
+    made.add_argument("folders", nargs="+", type=Path)
+    made.add_argument("--state", action="store_true")
+    made.add_argument("--reference", type=Path)
+    made.add_argument("--order", choices=("auto", "declared", "free"), default="auto")
+    made.add_argument("--junit", type=Path)
+    made.add_argument("--json", action="store_true")
+    return made
 
 
 class _Parser(argparse.ArgumentParser):

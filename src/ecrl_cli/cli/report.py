@@ -15,13 +15,7 @@ from ecrl_cli.report.formats import printable
 
 def report(argv: Sequence[str]) -> int:
     """Writes the report beside what it is about (or to --out) and says where the page is. 1: a gate failed; 3: a verdict or result is missing."""
-    parser = Parser(prog="ecrl report", add_help=False, allow_abbrev=False)
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--against", type=Path)
-    parser.add_argument("--judge", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    flags = parser.parse_args(list(argv))
+    flags = parser().parse_args(list(argv))
     other = checked(flags.against) if flags.against else None
     made = build_report([checked(folder) for folder in flags.folders], flags.out, other, flags.judge)
     for note in made.notes:
@@ -33,3 +27,14 @@ def report(argv: Sequence[str]) -> int:
     else:
         out(made.text.rstrip() + ("" if page in made.text else f"\n{page}"))
     return made.exit_code
+
+
+def parser() -> Parser:
+    """What may be typed."""
+    made = Parser(prog="ecrl report", add_help=False, allow_abbrev=False)
+    made.add_argument("folders", nargs="+", type=Path)
+    made.add_argument("--out", type=Path)
+    made.add_argument("--against", type=Path)
+    made.add_argument("--judge", action="store_true")
+    made.add_argument("--json", action="store_true")
+    return made

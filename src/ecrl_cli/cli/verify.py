@@ -37,7 +37,7 @@ _WORST_FIRST = (5, 4, 1, 2, 3, 0)
 def verify(argv: Sequence[str]) -> int:
     """0 if everything is valid; else the worst: 4 a folder has checkpoints and none is valid, 1 a run or a checkpoint is invalid, 2 a
     run's records cannot be read, 3 evidence is missing for one. 5 where a folder could not be looked at or a repaired copy not be written."""
-    flags = _parser().parse_args(list(argv))
+    flags = parser().parse_args(list(argv))
     reference = checked(flags.reference) if flags.reference else None
     key = read_key(str(flags.seal_key), "--seal-key") if flags.seal_key else b""
     runs, folders = sorted_out(flags.folders)
@@ -61,19 +61,20 @@ def verify(argv: Sequence[str]) -> int:
     return next(code for code in _WORST_FIRST if code in {answer.exit_code for answer in answers.values()})
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="ecrl verify", add_help=False, allow_abbrev=False)
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--reference", type=Path)
-    parser.add_argument("--with-reference", action="store_true")
-    parser.add_argument("--seal-key", type=Path)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--scrub", action="store_true")
-    parser.add_argument("--deep", action="store_true")
-    parser.add_argument("--sample", type=int, default=0)
-    parser.add_argument("--max-bytes", type=int, default=0)
-    parser.add_argument("--repair", type=Path)
-    return parser
+def parser() -> Parser:
+    """What may be typed."""
+    made = Parser(prog="ecrl verify", add_help=False, allow_abbrev=False)
+    made.add_argument("folders", nargs="+", type=Path)
+    made.add_argument("--reference", type=Path)
+    made.add_argument("--with-reference", action="store_true")
+    made.add_argument("--seal-key", type=Path)
+    made.add_argument("--json", action="store_true")
+    made.add_argument("--scrub", action="store_true")
+    made.add_argument("--deep", action="store_true")
+    made.add_argument("--sample", type=int, default=0)
+    made.add_argument("--max-bytes", type=int, default=0)
+    made.add_argument("--repair", type=Path)
+    return made
 
 
 def _guard(folder: Path, max_bytes: int) -> GuardConfig:

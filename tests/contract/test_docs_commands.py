@@ -1,0 +1,212 @@
+"""The documents hold: every command in them composes, every file that they name is there, every option and every study is listed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.cli import audit, report, verify
+from ecrl_cli.cli.arguments import Arguments, check_overrides, parse, read_overrides, typed
+from ecrl_cli.cli.compose import PRIMARY as TRAIN
+from ecrl_cli.cli.compose import compose, expand, initialized
+from ecrl_cli.cli.help_text import HELP
+from ecrl_cli.cli.main import main
+from ecrl_cli.config.audit import build_audit
+from ecrl_cli.config.build import build
+from ecrl_cli.config.conf_paths import conf_dir, groups
+from ecrl_cli.config.omegaconf_bridge import raw
+from ecrl_cli.config.scale import SCALED_IN_A_MATRIX
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.studies.frame.registry import names
+from ecrl_cli.verify.registry import CHECKS
+from tests.test_architecture import FLOORS, PACKAGE
+
+ROOT = Path(__file__).parents[2]
+TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+PAGES.append(ROOT / "docs" / "results" / "README.md")
+_BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"<!-- not run: \S.* -->")
+_SHELL = ("bash", "console", "sh")
+_COMMAND = re.compile(r"^(\$ )?(ecrl|make|pip|python|pytest|sbatch|mkdocs) ", re.MULTILINE)
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
+    """The line before each fenced block, its language and its body."""
+    for found in _BLOCK.finditer("\n" + page.read_text(encoding="utf-8")):
+        yield found["before"], found["language"], found["body"]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each command; a line may hold several, and may go on in the next one."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=";&|")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set(";&|"):
+                found.append(words)
+                words = []
+            else:
+                words.append(word)
+    return [words for words in found if words]
+
+
+def unmarked(page: Path) -> Iterator[tuple[str, ...]]:
+    for before, language, body in blocks(page):
+        if language in _SHELL and not _MARK.match(before):
+            yield from map(tuple, commands(body))
+
+
+CHECKED = sorted({words for page in PAGES for words in unmarked(page)})
+
+
+def check(words: tuple[str, ...]) -> None:
+    """Raises for a command that could not be given."""
+    program, rest = words[0], list(words[1:])
+    if program == "ecrl":
+        check_ecrl(rest)
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(rest) <= set(targets), f"no such target in {targets}"
+    elif program in ("python", ".venv/bin/python"):
+        module = rest[0] == "-m"
+        script = ROOT / (rest[1].replace(".", "/") + ".py" if module else rest[0])
+        assert script.is_file() or (script.with_suffix("") / "__main__.py").is_file(), script
+    elif program == "pytest":
+        assert all((ROOT / word).exists() for word in rest if "/" in word)
+    else:
+        pytest.fail(f"{' '.join(words)}: neither composed nor marked: put <!-- not run: WHY --> above its block")
+
+
+def check_ecrl(words: list[str]) -> None:
+    verb = words[0] if words[0] in HELP else "train"
+    rest = words[1:] if words[0] in HELP else words
+    if "--help" in words or verb == "completion":
+        assert main(words) == 0
+    elif verb == "verify":
+        verify.parser().parse_args(rest)
+    elif verb == "report":
+        report.parser().parse_args(rest)
+    elif "study=all" in words:
+        parse(rest, "study")  # what it composes is tested with the studies
+    elif verb == "study":
+        assert main(["study", *rest, *(["--cfg", "job"] if "--cfg" not in rest else [])]) == 0
+    elif verb == "audit" and "--" in rest:
+        keys = parse([audit.quoted(key) for key in rest[: rest.index("--")]], audit.PRIMARY)
+        with initialized(audit.PRIMARY):
+            build_audit(compose(audit.PRIMARY, [override.input_line or "" for override in keys.overrides]))
+        assert rest[rest.index("--") + 1 :]
+    elif verb == "audit":
+        audit.parser().parse_args(rest)
+    elif verb == "train":
+        check_train(parse([word for word in rest if word not in ("--yes", "--mix")]))
+
+
+@cache
+def default_groups() -> tuple[str, ...]:
+    return tuple(name for name in raw(compose(TRAIN, []).hydra)["runtime"]["choices"] if not name.startswith("hydra/"))
+
+
+def check_train(arguments: Arguments) -> None:
+    """The first and the last run of the grid: composing one takes a tenth of a second."""
+    with initialized(TRAIN):
+        check_overrides(arguments.overrides, groups([conf_dir()]), default_groups())
+        texts = [override.input_line or "" for override in arguments.overrides]
+        if matrix := [text for text in texts if text.startswith("+matrix=")]:
+            params = raw(compose(TRAIN, matrix).hydra)["sweeper"]["params"]
+            texts = [f"{key}={value}" for key, value in params.items()] + texts
+        jobs = expand(texts)
+        for job in jobs[:1] + jobs[1:][-1:]:
+            plan(build(compose(TRAIN, job), typed(read_overrides(job)) - SCALED_IN_A_MATRIX))
+
+
+@pytest.mark.parametrize("words", CHECKED, ids=" ".join)
+def test_a_command_in_the_documents_can_be_given(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    check(words)
+
+
+def test_a_wrong_command_would_be_found() -> None:
+    for text in (
+        "ecrl train dataset=digts",
+        "ecrl verify --depe RUN",
+        "ecrl study study=crash",
+        "make docz",
+        "python bench/no.py",
+        "curl example.org",
+    ):
+        with pytest.raises(BaseException):  # noqa: B017 - pytest.fail's and the parsers' own alike
+            check(tuple(shlex.split(text)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_stand_where_they_are_checked(page: Path) -> None:
+    """In a block that says its language: one without would be passed over."""
+    for _, language, body in blocks(page):
+        if language not in _SHELL:
+            assert not _COMMAND.search(body), body
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    """In `backquotes`: a path of the repository, or of a room of the package."""
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:src|tests|conf|docs|bench|examples)/[\w./-]+|(?:[a-z_]+/)+[a-z_]+\.py)`", text):
+        assert "NAME" in name or any((base / name).exists() for base in (ROOT, PACKAGE, ROOT / "src")), name
+
+
+def test_the_readme_fits_on_three_screens() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 120
+    first_screen = "\n".join(lines[:40])
+    assert "ecrl audit -- torchrun train.py" in first_screen and "ecrl train" in first_screen
+
+
+def test_the_page_of_configuration_lists_every_option_of_every_group() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    text = text.partition("## Groups")[2].partition("##")[0]
+    rows = {match[1]: match[0] for match in re.finditer(r"^\| `(\w+)`.*$", text, re.MULTILINE)}
+    for group, options in groups([conf_dir()]).items():
+        assert group in rows, group
+        missing = [option for option in options if f"`{option}`" not in rows[group]]
+        assert not missing or group == "study", (group, missing)  # the studies have a page of their own
+
+
+def test_the_page_of_commands_lists_every_promise() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("| promise |")[2].partition("The verdict of a run")[0]
+    assert re.findall(r"^\| ([\w-]+) \| [^-]", text, re.MULTILINE) == list(CHECKS)
+
+
+def test_the_page_of_studies_lists_every_study() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs" / "studies.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(set(rows)) == sorted(names())
+
+
+def test_the_page_of_the_architecture_lists_every_room() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("Beside them")[0]
+    drawing = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.MULTILINE)))
+    assert sorted(named) == sorted(FLOORS)
+    assert sorted(re.findall(r'font-weight="bold"[^>]*>(\w+)</text>', drawing)) == sorted(FLOORS)
+
+
+def test_the_glossary_has_each_word_once_and_in_order() -> None:
+    words = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8"), re.MULTILINE)[2:]
+    assert words == sorted(set(words))
+
+
+def test_every_decision_is_dated_and_in_the_list() -> None:
+    folder, row = ROOT / "docs" / "decisions", re.compile(r"^\| ([\d-]+) \| .*\(([\w-]+\.md)\) \|$", re.MULTILINE)
+    listed = {name: date for date, name in row.findall((folder / "README.md").read_text(encoding="utf-8"))}
+    dated = {}
+    for page in folder.glob("*.md"):
+        if page.name != "README.md":
+            date = re.match(r"# .*\n\n\*Decided (\d{4}-\d\d-\d\d)\.\*\n", page.read_text(encoding="utf-8"))
+            dated[page.name] = date[1] if date else "no date"
+    assert listed == dated
