@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, VALID, Finding, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
-from tests.runs.builder import build_blk
+from tests.runs.builder import build_blk, config_of
 from tests.runs.spoil import edit_json
-from tests.runs.spoilt_states import SPOILT_AUTO, SPOILT_STATES, SPOILT_TRAIN, STATE, build_states, logged, without_undue_digests
+from tests.runs.spoilt_states import SPOILT_AUTO, SPOILT_STATES, SPOILT_TRAIN, STATE, StateBuilder, build_states, logged, without_undue_digests
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +110,27 @@ def test_ranks_whose_buffers_the_strategy_makes_equal_must_end_with_equal_ones(s
     assert "differs from that of rank 0" not in told(found(verify_run(layout.root)))
     edit_json(layout.config, lambda stored: stored["config"]["elastic"].update(replicas=2))
     assert "the end of rank 1 differs from that of rank 0 in buffers" in told(found(verify_run(layout.root)))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("scheduler", lambda document: document.pop("scheduler")),
+        ("sampler", lambda document: document["sampler"].pop("cursor_step")),
+        ("optimizer", lambda document: document["optimizer"].pop("host_keys")),
+        ("scaler", lambda document: document.pop("scaler")),
+    ],
+)
+def test_a_whole_checkpoint_that_no_rank_could_restore_is_refused_and_recovery_falls_back(
+    tmp_path: Path, name: str, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    """Every hash is right. The attempt behind the death resumes from the checkpoint before, and the judge finds the refusal right."""
+    config = replace(config_of("blk", "kill", (9, 20), 1), state_digests="true")
+    run = StateBuilder(tmp_path / "blk", config, change=change, spoilt_step=18).build()
+    refused = json.loads(run.supervisor.read_text())["attempts"][2]
+    assert refused["resumed_from_step"] == 12 and refused["rejected"] == [
+        {"path": "checkpoints/step_00000018", "layer": "schema", "reason": f"train.json has no {name} that could be restored"}
+    ]
+    verdict = verify_run(run.root)
+    assert {f.promise for f in verdict.findings if f.status == INVALID} == set(), render(verdict)
+    assert found(verdict, "no-bad-checkpoint").message.endswith("1 refused")

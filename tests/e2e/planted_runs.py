@@ -43,6 +43,10 @@ class PlantedRuns:
         reference = self._run(f"ref-{_key(bug.model)}" + suite_of(name) * bug.in_model, bug.model, suite_of(name) if bug.in_model else "")
         return self._judged(suite_of(name), bug, reference, suite_of(name))
 
+    def resized(self, name: str) -> Path:
+        """Two ranks, then one, not struck, with that bug: any reference with the same sizes would have it too."""
+        return self._run(f"{suite_of(name)}-resized", self._bugs[name].model | {"elastic": {"schedule": {6: 1}}}, suite_of(name))
+
     def honest(self, bug: StateBug) -> tuple[Path, Verdict]:
         """The same run without the bug."""
         reference = self._run(f"ref-{_key(bug.model)}", bug.model, "")

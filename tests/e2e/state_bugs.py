@@ -56,12 +56,12 @@ def _last_train_json(change: str) -> str:
 def _after_restore(change: str) -> str:
     """`change` is done behind everything that a rank restores; `train`: what train.json said."""
     return f"""
-    rest = module.StatePack._restore_rest
+    rest = module.TrainState._restore_rest
     def spoilt(self, tensors, train):
         progress = rest(self, tensors, train)
         {change}
         return progress
-    module.StatePack._restore_rest = spoilt
+    module.TrainState._restore_rest = spoilt
 """
 
 
@@ -82,24 +82,24 @@ def _in_last_step_of_rank_1(before: str, after: str) -> str:
 def _newcomer(change: str) -> str:
     """What a rank that joins survivors makes of the state that it is given."""
     return f"""
-    take = module.take
+    take = module.unpack_state
     def spoilt(pack, header, data):
         progress = take(pack, header, data)
         {change}
         return progress
-    module.take = spoilt
+    module.unpack_state = spoilt
 """
 
 
 def _optimizer_entry(name: str, condition: str = "True") -> str:
     return f"""
-    restore = module.StatePack._restore_optimizer
+    restore = module.TrainState._restore_optimizer
     def spoilt(self, tensors, document):
         restore(self, tensors, document)
         for entries in self.optimizer.state.values():
             if {condition}:
                 entries["{name}"].zero_()
-    module.StatePack._restore_optimizer = spoilt
+    module.TrainState._restore_optimizer = spoilt
 """
 
 
@@ -136,10 +136,10 @@ STATE_BUGS: dict[str, StateBug] = {
     "the checkpoint holds other parameters": StateBug(
         "ecrl_cli.checkpoint.capture.staging_buffer",
         """
-    capture = module.Slot.capture
+    capture = module.StagingBuffer.capture
     def spoilt(self, tensors):
         capture(self, {name: tensor * 1.01 if name.startswith("parameters.") else tensor for name, tensor in tensors.items()})
-    module.Slot.capture = spoilt
+    module.StagingBuffer.capture = spoilt
 """,
         STATE,
         ("parameters",),

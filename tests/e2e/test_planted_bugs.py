@@ -6,19 +6,22 @@ own checks passed. Most bugs here are of that kind: the sample ids stay right, t
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ecrl_cli.studies.mutants.recovery import BUGS
-from ecrl_cli.verify.verdict import INVALID, VALID, render
+from ecrl_cli.verify.state_restored import PROMISE as RESTORED
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import run_ecrl
+from tests.contract.test_verify_whistle import found
 from tests.e2e.planted_runs import PlantedRuns
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import manifest, tiny
-from tests.e2e.state_bugs import STATE_BUGS, StateBug
+from tests.e2e.state_bugs import STATE_BUGS, TRAJECTORY, StateBug
 
 VIT = ("model=vit", "model.width=16", "model.depth=1", "model.dropout=0.2")
 SHAPE = tiny(*VIT, "target_steps=12", "failure.steps=[9]", "world_size=2", "state_digests=true")
@@ -74,6 +77,55 @@ def test_a_bug_in_the_training_state_is_found_by_default(runs: PlantedRuns, bug:
     assert all(words in told for words in planted.words), render(verdict)
 
 
+# What is lost at a restore, by component; all other bugs leave it as it was, and must not be taken for one.
+LOST = {
+    "the scaler is not restored": "train",
+    "the scaler is restored with half its scale": "train",
+    "the schedule is stepped once more per resume": "train",
+    "the learning rate begins anew": "train",
+    "weight decay is lost": "train",
+    "the momentum's factor is lost": "train",
+    "the seed is set after the state is restored": "rng",
+    "the generators of rank 1 are not restored": "rng",
+    "momentum of rank 1 is lost": "optimizer",
+    "exp_avg_sq is lost": "optimizer",
+    "Adam counts its steps anew": "optimizer",
+    "running statistics are lost": "buffers",
+    "parameters come back in half precision": "parameters",
+    "rank 1 resumes one window ahead": "train",
+    "the sampler's epoch begins anew": "train",
+    "training goes on from an average": "parameters",
+    "momentum is lost where nothing is done again": "optimizer",
+    "the newcomer has no momentum": "optimizer",
+    "the newcomer has twice the learning rate": "train",
+    "the newcomer has other parameters": "parameters",
+}
+
+
+@pytest.mark.parametrize("bug", STATE_BUGS)
+def test_what_is_lost_at_a_restore_is_named_without_a_reference(runs: PlantedRuns, bug: str) -> None:
+    _, verdict = runs.of(bug)
+    finding = found(verdict, RESTORED)
+    if bug in LOST:
+        assert finding.status == INVALID and f" began with other {LOST[bug]} than" in finding.message, render(verdict)
+    else:
+        assert finding.status in (VALID, UNKNOWN) and "began with" not in finding.message, render(verdict)
+
+
+def test_momentum_lost_in_a_lone_run_is_invalid(runs: PlantedRuns, tmp_path: Path) -> None:
+    run, _ = runs.of("momentum is lost where nothing is done again")
+    verdict = verify_run(Path(shutil.copytree(run, tmp_path / "alone", symlinks=True)))
+    assert verdict.status == INVALID and verdict.reference == "" and found(verdict, TRAJECTORY).status == UNKNOWN, render(verdict)
+    assert "attempt 1 rank 0 began with other optimizer than checkpoints/step_00000006 held" in found(verdict, RESTORED).message
+
+
+def test_momentum_lost_at_a_change_of_the_world_size_is_invalid_without_a_reference(runs: PlantedRuns, tmp_path: Path) -> None:
+    run = runs.resized("momentum is lost where nothing is done again")
+    verdict = verify_run(Path(shutil.copytree(run, tmp_path / "alone", symlinks=True)))
+    assert verdict.status == INVALID and verdict.reference == "" and found(verdict, TRAJECTORY).status == NOT_CHECKED, render(verdict)
+    assert "attempt 1 rank 0 began with other optimizer than checkpoints/step_00000006 held" in found(verdict, RESTORED).message
+
+
 def one_of_each() -> list[StateBug]:
     """A bug of each shape of run."""
     return list({(str(bug.model), bug.steps, bug.recovery): bug for bug in STATE_BUGS.values() if not bug.in_model}.values())
@@ -82,4 +134,4 @@ def one_of_each() -> list[StateBug]:
 @pytest.mark.parametrize("shape", one_of_each(), ids=lambda bug: f"{bug.recovery}-{bug.steps[0]}-{'-'.join(map(str, bug.model.values()))}"[:60])
 def test_without_the_bug_the_run_is_valid(runs: PlantedRuns, shape: StateBug) -> None:
     _, verdict = runs.honest(shape)
-    assert verdict.status == VALID, render(verdict)
+    assert verdict.status == found(verdict, RESTORED).status == VALID, render(verdict)

@@ -23,6 +23,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_ecrl(folder, "-m", "+matrix=recoveries", "scale=smoke", "run_dir=sweep", timeout=1700)
     said = run_ecrl(folder, "verify", "sweep").stdout
     assert said.count(": valid (") == said.count(" (against ") == len(OUTCOMES) + len(UNDISTURBED), said
+    assert said.count(" times a rank held what it was to resume from") == len(OUTCOMES), said  # checkpoints, snapshots, survivors, newcomers
     run_ecrl(folder, "report", "sweep")
     return folder / "sweep"
 

@@ -103,14 +103,14 @@ SPOILT = {
     "statistics per rank": (
         "ecrl_cli.training.replicas",
         """
-    take = module.Contribution.take
+    take = module.ReplicaGradient.take
     def own(self, mean):
         mine = [buffer.clone() for buffer in self._buffers()]
         loss = take(self, mean)
         for buffer, value in zip(self._buffers(), mine):
             buffer.copy_(value)
         return loss
-    module.Contribution.take = own
+    module.ReplicaGradient.take = own
 """,
     ),
     "streams per rank": (

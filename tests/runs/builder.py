@@ -114,7 +114,7 @@ class RunBuilder:
         while not self.attempts or self.attempts[-1].outcome != "completed":
             self.attempts.append(self.attempt(len(self.attempts)))
         deaths = sum(a.outcome == "died" for a in self.attempts)
-        session = SupervisorSession(began, began + WALL, BOOT, self.tick(0.05), signals=(), writer_deaths=0)
+        session = SupervisorSession(began, began + WALL, BOOT, self.tick(0.05), signals=(), writer_deaths=0, ended_time=self.now + WALL)
         record = SupervisorRecord(1, self.run_id, self.config.target_steps, "completed", deaths, tuple(self.attempts), (session,), "target reached")
         write_json(self.layout.supervisor, encode(record))
         write_json(self.layout.supervisor, encode(replace(record, attempts=with_phases(self.layout, record.attempts))))

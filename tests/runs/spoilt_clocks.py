@@ -48,7 +48,7 @@ def redate(run: RunLayout, at: Scale, wall: Scale = lambda time: time, seconds: 
     def changed(name: str, value: Any) -> Any:
         if isinstance(value, float) and name in _DATED:
             return at(value)
-        if isinstance(value, float) and name == "time":
+        if isinstance(value, float) and name in ("time", "ended_time"):
             return wall(value)
         if isinstance(value, float) and (name == "seconds" or name.endswith("_s")):
             return value * seconds
@@ -224,7 +224,7 @@ CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
         INVALID,
         "before what came before it was over",
     ),
-    "wall times of one rank an hour ahead": (lines(1, 1, shifted(3600.0, "time")), TIME, INVALID, "the wall clock and the monotonic one part"),
+    "wall times of one rank an hour ahead": (lines(1, 1, shifted(3600.0, "time")), TIME, INVALID, "has a wall time 3600.000 s late"),
     "a wall clock set to and fro": (to_and_fro, TIME, INVALID, "the wall clock and the monotonic one part 2 times"),
     "wall times that differ in stripes": (stripes, TIME, INVALID, "the wall clock and the monotonic one part"),
     "seconds a thousand times smaller": (
@@ -241,6 +241,19 @@ CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
     "a session without a length": (session(ended_at=BEGAN), TIME, INVALID, "session 0 began at 1000.000 s and ended at 1000.000 s"),
     "a session of less than nothing": (session(ended_at=BEGAN - 3), TIME, INVALID, "session 0 began at 1000.000 s and ended at 997.000 s"),
     "a session that ends before its attempt": (session(ended_at=1005.0), TIME, INVALID, "s after its session"),
+    "a session that ends later": (session(ended_at=1030.0), TIME, UNKNOWN, "by the monotonic clock, 0.260 s by the wall clock"),
+    "a last wall time that nobody lived to read": (
+        lambda run: edit_json(run.attempt(2).final, lambda document: document | {"time": document["time"] + 300}),
+        TIME,
+        INVALID,
+        "final.json of attempt 2 has a wall time 300.000 s late",
+    ),
+    "a wall time behind the death that it is of": (
+        lambda run: edit_json(run.fired_entry(0), lambda fired: fired | {"time": fired["time"] + 300}),
+        TIME,
+        INVALID,
+        "entry 0, fired, has a wall time 300.000 s late",
+    ),
     "an attempt ahead of its session": (attempt(0, launched_at=999.0), TIME, INVALID, "attempt 0 was launched 1.000 s before its session began"),
     "two sessions that overlap": (lambda run: two_sessions(run, 1003.0), TIME, INVALID, "session 1 began 0.500 s before session 0 was over"),
     "two boots of one instant": (lambda run: two_sessions(run, 1003.55, "other"), TIME, INVALID, "and their clocks began at the same instant"),

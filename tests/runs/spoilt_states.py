@@ -22,14 +22,16 @@ OTHER = "0" * 64
 
 @dataclass
 class StateBuilder(RunBuilder):
-    """`change`: made to train.json of step 24, the last, before it is saved."""
+    """`change`: made to train.json of `spoilt_step` before it is saved for the first time."""
 
     change: Callable[[dict[str, Any]], Any] = field(default=lambda document: None)
+    spoilt_step: int = 24
 
     def spoil_train(self, step: int, document: dict[str, Any]) -> dict[str, Any]:
         spoilt: dict[str, Any] = json.loads(json.dumps(document))
-        if step == 24:
+        if step == self.spoilt_step:
             self.change(spoilt)
+            self.spoilt_step = 0
         return spoilt
 
 
@@ -160,7 +162,7 @@ SPOILT_TRAIN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no momentum": (lambda d: d["optimizer"]["param_groups"][0].update(momentum=0.0), "momentum 0.0, not 0.9"),
     "no weight decay": (lambda d: d["optimizer"]["param_groups"][0].update(weight_decay=0.0), "weight_decay 0.0, not 0.0005"),
     "another first learning rate": (lambda d: d["optimizer"]["param_groups"][0].update(initial_lr=0.2), "initial_lr 0.2, not 0.1"),
-    "no group": (lambda d: d["optimizer"].update(param_groups=None), "weight_decay None, not 0.0005"),
+    "no group": (lambda d: d["optimizer"].update(param_groups=[]), "differs in train from what rank 0 logged behind step 24"),
     "an earlier place on the schedule": (lambda d: d["scheduler"].update(last_epoch=20), "last_epoch 20, not 24"),
     "a longer schedule": (lambda d: d["scheduler"].update(T_max=48), "T_max 48, not 24"),
     "a schedule that ends elsewhere": (lambda d: d["scheduler"].update(eta_min=0.01), "eta_min 0.01, not 1e-06"),

@@ -5,10 +5,21 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+_TRIES, _CLOSE_S = 20, 0.001
+
 
 def monotonic() -> float:
     """CLOCK_MONOTONIC in seconds: the same for every process of one boot."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def both_clocks() -> tuple[float, float]:
+    """One instant by `monotonic` and by `wall`. Read again, a few times at most, where the process was held up between the two."""
+    for _ in range(_TRIES):
+        before, time_, after = monotonic(), wall(), monotonic()
+        if after - before < _CLOSE_S:
+            break
+    return after, time_
 
 
 def processor() -> float:

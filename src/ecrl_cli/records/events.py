@@ -270,8 +270,8 @@ class SupervisorSession:
     """One supervisor's stay: monotonic `started_at`/`ended_at` (None: it was killed), wall `time`, `boot_id` of the clock.
     `code`: the SHA-256 of ECRL's source that ran (empty: its version did not record it).
 
-    Written at its end (None: it was killed, or its version did not record it): `signals`, the stop signals that it received, in order, and
-    `writer_deaths`, how many background writers died without being told to.
+    Written at its end (None: it was killed, or its version did not record it): `signals`, the stop signals that it received, in order,
+    `writer_deaths`, how many background writers died without being told to, and `ended_time`, the wall time at `ended_at`.
     """
 
     started_at: float
@@ -281,6 +281,7 @@ class SupervisorSession:
     signals: tuple[int, ...] | None = None
     writer_deaths: int | None = None
     code: str = ""
+    ended_time: float | None = None
 
 
 @dataclass(frozen=True)

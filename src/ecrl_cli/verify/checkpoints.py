@@ -24,6 +24,8 @@ def no_bad_checkpoint(case: Case) -> Finding:
     rejected = sum(len(a.rejected) for a in case.attempts)
     if len(case.attempts) < 2:
         return notes.finding("nothing was resumed", checked=False)
+    if not resumed:
+        return notes.finding(f"no attempt resumed from a checkpoint, and none had to; {rejected} refused")
     return notes.finding(f"{resumed} resumed from the newest checkpoint that was committed and not refused, {rejected} refused")
 
 

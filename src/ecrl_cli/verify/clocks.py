@@ -7,7 +7,7 @@ between them took. See docs/decisions/cross-checks.md for the tolerances and for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ecrl_cli.records.events import Attempt, CheckpointLine, SupervisorSession
@@ -25,12 +25,14 @@ EARLIEST = 1_704_067_200.0  # 2024-01-01: earlier than anything that could have 
 
 @dataclass(frozen=True)
 class Instant:
-    """One reading of both clocks. `process`: who read them; `what`: where it stands, in words."""
+    """One reading of both clocks. `process`: who read them; `what`: where it stands, in words; `until`: by when that process was over, which cannot
+    have read the second clock later."""
 
     at: float
     time: float
     process: tuple[int, int | str]
     what: str
+    until: float = float("inf")
 
     @property
     def offset(self) -> float:
@@ -53,6 +55,7 @@ def check_clocks(case: Case, notes: FindingBuilder) -> None:
         _check_line_order(case, a, notes)
         _check_save_order(case, a, notes)
     _check_starts(case, notes)
+    _check_ends(case, notes)
     _check_fired(case, notes)
     for clock, instants in sorted(_by_clock(case).items()):
         _check_agreement(clock, instants, notes)
@@ -92,6 +95,28 @@ def _check_starts(case: Case, notes: FindingBuilder) -> None:
         if abs(took - by_wall) > APART_S + SLEW * max(took, 0.0):
             notes.missing(
                 f"session {number} took {took:.3f} s to its first launch by the monotonic clock, {by_wall:.3f} s by the wall clock: "
+                "how long the run took is not known"
+            )
+
+
+def _check_ends(case: Case, notes: FindingBuilder) -> None:
+    """The end of a session is an instant of both clocks: they must agree on how long it was since the record before it.
+
+    The supervisor reads them within a millisecond of each other, and a moment lies between the two records: a wall clock that was set in it, or a
+    machine that was suspended, leaves the wall time of the run unknown.
+    """
+    instants = _by_clock(case)
+    for number, session in enumerate(case.run.supervisor.sessions if case.run.supervisor else ()):
+        if session.ended_at is None or session.ended_time is None:
+            continue
+        before = [each for each in instants.get(f"boot {session.boot_id[:8]}", []) if each.at < session.ended_at]
+        if not before:
+            continue
+        last = max(before, key=lambda each: each.at)
+        took, by_wall = session.ended_at - last.at, session.ended_time - last.time
+        if abs(took - by_wall) > APART_S + SLEW * took:
+            notes.missing(
+                f"session {number} ended {took:.3f} s after {last.what} by the monotonic clock, {by_wall:.3f} s by the wall clock: "
                 "how long the run took is not known"
             )
 
@@ -223,10 +248,15 @@ def _by_clock(case: Case) -> dict[str, list[Instant]]:
     for number, session in enumerate(sessions):
         begun = Instant(session.started_at, session.time, (-1, "supervisor"), f"session {number}")
         found.setdefault(f"boot {session.boot_id[:8]}", []).append(begun)
+        if session.ended_at is not None and session.ended_time is not None:
+            ended = Instant(session.ended_at, session.ended_time, (-1, "supervisor"), f"the end of session {number}", session.ended_at)
+            found[f"boot {session.boot_id[:8]}"].append(ended)
     for a in case.attempts:
         boot = f"boot {sessions[a.session].boot_id[:8]}" if 0 <= a.session < len(sessions) else f"session {a.session}"
         logs, order = case.run.logs(a.attempt), case.run.logs(a.attempt).order
-        found.setdefault(boot, []).extend(_of_ranks(case, a))
+        over = _until(case, a, next((b for b in case.attempts if b.attempt == a.attempt + 1 and b.session == a.session), None))
+        until = float("inf") if over is None else over
+        found.setdefault(boot, []).extend(replace(each, until=until) for each in _of_ranks(case, a))
         if order and order.at:
             found[boot].append(Instant(order.at, order.time, (-1, "supervisor"), f"launch.json of attempt {a.attempt}"))
         for line in logs.checkpoints.events:
@@ -234,7 +264,7 @@ def _by_clock(case: Case) -> dict[str, list[Instant]]:
                 what = f"the {line.event} line of step {line.global_step} of attempt {a.attempt}"
                 found[boot].append(Instant(line.at, line.time, (a.attempt, "writer"), what))
         for fired in (f for f in case.run.fired if f.attempt == a.attempt and f.rank < local_ranks(case, a.attempt)):
-            found[boot].append(Instant(fired.at, fired.time, (a.attempt, fired.rank), f"entry {fired.index}, fired,"))
+            found[boot].append(Instant(fired.at, fired.time, (a.attempt, fired.rank), f"entry {fired.index}, fired,", until))
         for rank, lines in logs.ranks.items():
             if rank >= local_ranks(case, a.attempt):
                 name = f"attempt {a.attempt} rank {rank}"
@@ -247,9 +277,11 @@ def _check_agreement(clock: str, instants: list[Instant], notes: FindingBuilder)
     if early := next((each for each in instants if each.time < EARLIEST), None):
         notes.missing(f"{early.what} is dated {early.time:.0f} s after 1970 by the wall clock, which had not been set")
     ordered = sorted(instants, key=lambda each: (each.at, each.time))
-    steps, late = _disagreements(ordered)
+    steps, late, impossible = _disagreements(ordered)
     if not ordered:
         return
+    for each, apart in impossible[:1]:
+        notes.broken(f"{clock}: {each.what} has a wall time {apart:.3f} s late, its process had gone on or was over by then ({len(impossible)} such)")
     allowed = STEPS + int((ordered[-1].at - ordered[0].at) / STEP_EVERY_S)
     large = [step for step in steps if abs(step[1]) > LARGE_STEP_S]
     if len(steps) > allowed or (any(by > 0 for _, by in large) and any(by < 0 for _, by in large)):
@@ -260,13 +292,15 @@ def _check_agreement(clock: str, instants: list[Instant], notes: FindingBuilder)
         notes.broken(f"{clock}: {len(late)} of {len(ordered)} instants have a wall time that was read late, the first is {late[0].what}")
 
 
-def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]], list[Instant]]:
-    """(where the wall clock was set, and by how much), and the instants whose wall time was read late.
+def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]], list[Instant], list[tuple[Instant, float]]]:
+    """(where the wall clock was set, and by how much), the instants whose wall time was read late, and (which of them have one that their process
+    did not live to read, and by how much).
 
     Greedy: an instant agrees with those since the last step, or was read late by a process that was held up until then, or is a step.
     """
     steps: list[tuple[Instant, float]] = []
     late: list[Instant] = []
+    impossible: list[tuple[Instant, float]] = []
     free_until = _next_of_process(ordered)
     base: Instant | None = None
     for number, each in enumerate(ordered):
@@ -279,19 +313,27 @@ def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]],
         if apart > 0 and each.at + apart <= free_until[number] + APART_S and _returns(ordered, number, base):
             late.append(each)
             continue
+        if apart > 0 and _between_two(ordered, number, base):
+            impossible.append((each, apart))
+            continue
         steps.append((each, apart))
         base = each
-    return steps, late
+    return steps, late, impossible
 
 
 def _next_of_process(ordered: list[Instant]) -> list[float]:
-    """For each instant, when its process read the clocks again: until then it may have been held up."""
+    """For each instant, when its process read the clocks again, or was over: until then it may have been held up."""
     following: dict[tuple[int, int | str], float] = {}
     found = []
     for each in reversed(ordered):
-        found.append(following.get(each.process, float("inf")))
+        found.append(following.get(each.process, each.until))
         following[each.process] = each.at
     return list(reversed(found))
+
+
+def _between_two(ordered: list[Instant], number: int, base: Instant) -> bool:
+    """Whether an instant behind `number` agrees with those before: the clock itself was not set. False at the end."""
+    return number + 1 < len(ordered) and _returns(ordered, number, base)
 
 
 def _returns(ordered: list[Instant], number: int, base: Instant) -> bool:

@@ -14,6 +14,7 @@ from ecrl_cli.errors import RecordError
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import is_folder
 from ecrl_cli.records.safe_read import parsed, read_whole
+from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.storage.fs import PosixFs
 
 
@@ -67,7 +68,14 @@ def _committed_step(path: Path) -> int | None:
 def guard_config(records: RunRecords, contents: bool) -> GuardConfig:
     """Whoever owns the files: a run that was copied from another machine is judged like any other."""
     checkpoint = records.stored.config.checkpoint
-    return GuardConfig(records.stored.run_id, checkpoint.max_bytes, trust_owner=True, contents=contents, finite=checkpoint.finite)
+    return GuardConfig(
+        run_id=records.stored.run_id,
+        max_bytes=checkpoint.max_bytes,
+        trust_owner=True,
+        contents=contents,
+        finite=checkpoint.finite,
+        restorable=recorded_by_rank(records.stored.config),  # earlier versions wrote less
+    )
 
 
 def tensor_digests(records: RunRecords) -> dict[int, dict[str, str]]:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import digest
+from ecrl_cli.checkpoint.format.canonical_json import digest, parse
 
 # What must be the same on all ranks and in every run that ends alike. The rest of train.json is one rank's (loss) or about the records (line_chain).
 TRAIN_STATE = ("global_step", "sampler", "scheduler", "scaler", "optimizer")
+
+# What a restore reads, and of what kind it must be.
+_RESTORED: dict[str, type | tuple[type, ...]] = {
+    "global_step": int,
+    "line_chain": list,
+    "sampler": dict,
+    "scheduler": dict,
+    "scaler": (dict, type(None)),
+    "optimizer": dict,
+}
 
 
 def train_digest(document: Mapping[str, Any]) -> str:
@@ -19,3 +29,19 @@ def train_digest(document: Mapping[str, Any]) -> str:
 def rng_digest(tensors: Mapping[str, str]) -> str:
     """One digest of a rank's generators, from the name (python, numpy, torch, cuda) and the SHA-256 of each."""
     return digest(sorted(tensors.items()))
+
+
+def check_train_document(data: bytes) -> dict[str, Any]:
+    """train.json as a document that a rank can restore from; ValueError, naming what it lacks, where it cannot."""
+    document = parse(data)
+    if not isinstance(document, dict):
+        raise ValueError("train.json is not an object")
+    for name, kind in _RESTORED.items():
+        if name not in document or not isinstance(document[name], kind):
+            raise ValueError(f"train.json has no {name} that could be restored")
+    groups = document["optimizer"].get("param_groups")
+    if not isinstance(groups, list) or not isinstance(document["optimizer"].get("scalars"), dict) or "host_keys" not in document["optimizer"]:
+        raise ValueError("train.json has no optimizer that could be restored")
+    if any(not isinstance(document["sampler"].get(name), int) for name in ("epoch", "cursor_step", "seed")):
+        raise ValueError("train.json has no sampler that could be restored")
+    return document

@@ -19,6 +19,7 @@ from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Commit, Manifest, PartEntry, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN, must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import TENSOR_FILES, tensor_table
+from ecrl_cli.checkpoint.format.train_document import check_train_document
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, fill, open_regular, pieces, read_small
@@ -33,7 +34,7 @@ class GuardConfig:
     """`run_id`: whose checkpoint it must be (empty: anyone's). `contents` False looks at names, sizes and records only.
 
     `hmac_key`: the key under which the commit record must carry a MAC (empty: a MAC is not looked at). `finite`: checkpoint.finite, which
-    tensors may hold neither NaN nor infinity.
+    tensors may hold neither NaN nor infinity. `restorable`: train.json must have what a rank restores from, as that of a training has.
     """
 
     run_id: str = ""
@@ -42,6 +43,7 @@ class GuardConfig:
     contents: bool = True
     hmac_key: bytes = field(default=b"", repr=False)
     finite: str = "all"
+    restorable: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def verify_checkpoint(path: Path, config: GuardConfig | None = None, fs: Fs | No
     try:
         with opened(path, config, fs, found):
             if config.contents:
-                _check_contents(fs, found, config.finite)
+                _check_contents(fs, found, config)
     except CheckpointRejected as refused:
         return report_of(path, found, refused)
     return report_of(path, found)
@@ -221,7 +223,7 @@ class _Reader:
             self.found.files[name] = fd
 
 
-def _check_contents(fs: Fs, found: OpenCheckpoint, finite: str) -> None:
+def _check_contents(fs: Fs, found: OpenCheckpoint, config: GuardConfig) -> None:
     """Hash every part, then read headers and tensors; one thread per part, as many at once as there are cores."""
     assert found.manifest is not None
     entries = found.manifest.parts
@@ -229,9 +231,9 @@ def _check_contents(fs: Fs, found: OpenCheckpoint, finite: str) -> None:
     with nullcontext() if small else ThreadPoolExecutor(workers()) as pool:
         _all(pool, [partial(_check_hash, fs, name, fd, entries[name]) for name, fd in found.files.items()])
         with layer("schema"):
-            parse(found.train)
+            (check_train_document if config.restorable else parse)(found.train)
         laid_out = [(fd, entries[name], tensor_places(fs, name, fd, entries[name], found.train)) for name, fd in tensor_files(found)]
-        _all(pool, [partial(_check_tensor, fs, fd, entry, place, finite) for fd, entry, found_places in laid_out for place in found_places])
+        _all(pool, [partial(_check_tensor, fs, fd, entry, place, config.finite) for fd, entry, found_places in laid_out for place in found_places])
 
 
 def _all(pool: ThreadPoolExecutor | None, jobs: list[Callable[[], None]]) -> None:

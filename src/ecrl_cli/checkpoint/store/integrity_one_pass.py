@@ -19,6 +19,7 @@ from ecrl_cli.checkpoint.format.hashing import workers
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace
 from ecrl_cli.checkpoint.format.manifest import PartEntry
 from ecrl_cli.checkpoint.format.names import must_be_finite
+from ecrl_cli.checkpoint.format.train_document import check_train_document
 from ecrl_cli.checkpoint.repair.damage import expected_places
 from ecrl_cli.checkpoint.store.integrity import (
     CheckpointRejected,
@@ -41,20 +42,20 @@ def examine_once(path: Path, config: GuardConfig | None = None, fs: Fs | None = 
     config, fs = config or GuardConfig(), fs or PosixFs()
     try:
         with opened(path, config, fs, found):
-            _check_contents(fs, found, config.finite)
+            _check_contents(fs, found, config)
     except CheckpointRejected as refused:
         return report_of(path, found, refused)
     return report_of(path, found)
 
 
-def _check_contents(fs: Fs, found: OpenCheckpoint, finite: str) -> None:
+def _check_contents(fs: Fs, found: OpenCheckpoint, config: GuardConfig) -> None:
     assert found.manifest is not None
-    entries = found.manifest.parts
+    entries, finite = found.manifest.parts, config.finite
     with ThreadPoolExecutor(workers()) as pool:
         looks = {name: pool.submit(partial(_look, fs, name, fd, entries[name], finite)) for name, fd in found.files.items()}
         guesses = {name: look.result() for name, look in looks.items()}
     with layer("schema"):
-        parse(found.train)
+        (check_train_document if config.restorable else parse)(found.train)
     laid_out = {name: tensor_places(fs, name, fd, entries[name], found.train) for name, fd in tensor_files(found)}
     for name, found_places in laid_out.items():
         wanted = [place for place in found_places if must_be_finite(place.spec.name, finite)]

@@ -50,7 +50,12 @@ class StoreConfig:
             mode=WriteMode(mode.sync_files, mode.atomic, mode.sync_directories),
             keep=checkpoint.keep,
             guard=GuardConfig(
-                run_id, checkpoint.max_bytes, checkpoint.trust_owner, hmac_key=read_key(checkpoint.hmac_key_file), finite=checkpoint.finite
+                run_id=run_id,
+                max_bytes=checkpoint.max_bytes,
+                trust_owner=checkpoint.trust_owner,
+                hmac_key=read_key(checkpoint.hmac_key_file),
+                finite=checkpoint.finite,
+                restorable=True,
             ),
             bytes_per_s=config.storage.bytes_per_s,
         )

@@ -14,7 +14,7 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
     "the bucket under way is taken as it stands": (
         _SURVIVORS,
         """
-    agree = module.Survivors._agree
+    agree = module.FaultTolerantGroup._agree
     def without_agreement(self):
         block = self._block
         under_way = [item.sent for item in block.items]
@@ -25,23 +25,24 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
             item.sent = under_way[block.done]
             block.done += 1
         return furthest
-    module.Survivors._agree = without_agreement
+    module.FaultTolerantGroup._agree = without_agreement
 """,
     ),
     "divided by the world": (
         _SURVIVORS,
         """
-    form, exchange = module.Survivors.form, module.Survivors._exchange
+    form, exchange = module.FaultTolerantGroup.form, module.FaultTolerantGroup._exchange
     def launched(self, ranks):
         self.launched = ranks
         form(self, ranks)
-    def scaled(self, item):
+    def scaled(self, place):
+        item = self._block.items[place]
         own = item.own
         if not item.led:
             item.own = own * (len(self.alive) / self.launched)
-        exchange(self, item)
+        exchange(self, place)
         item.own = own
-    module.Survivors.form, module.Survivors._exchange = launched, scaled
+    module.FaultTolerantGroup.form, module.FaultTolerantGroup._exchange = launched, scaled
 """,
     ),
     "a ledger that forgets a sample": (
@@ -54,24 +55,24 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
     "buffers left where the given-up step had them": (
         "ecrl_cli.training.fault_tolerant_train_step",
         """
-    roll_back = module.LiveLearner._roll_back
-    module.LiveLearner._roll_back = lambda self, before: roll_back(self, [buffer.clone() for buffer in self._buffers])
+    roll_back = module.FaultTolerantTrainStep._roll_back
+    module.FaultTolerantTrainStep._roll_back = lambda self, before: roll_back(self, [buffer.clone() for buffer in self._buffers])
 """,
     ),
     "newcomers with generators of their own": (
         "ecrl_cli.records.heartbeat_table",
         """
-    module.Board.kept = lambda self, rank, global_step: None
+    module.HeartbeatTable.load_rank_state = lambda self, rank, global_step: None
 """,
     ),
     "testimony by rote": (
         "ecrl_cli.training.survivor_report",
         """
-    witness = module.Testimony
-    module.Testimony = lambda *said: witness(*said[:6], "0" * 64, *said[7:])
+    witness = module.SurvivorReport
+    module.SurvivorReport = lambda *said: witness(*said[:6], "0" * 64, *said[7:])
 """,
     ),
-    "the dead are not buried": ("ecrl_cli.records.heartbeat_table", "\n    module.Board.bury = lambda self, rank: None\n"),
+    "the dead are not buried": ("ecrl_cli.records.heartbeat_table", "\n    module.HeartbeatTable.mark_dead = lambda self, rank: None\n"),
 }
 
 

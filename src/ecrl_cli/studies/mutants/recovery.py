@@ -37,23 +37,23 @@ sys.meta_path.insert(0, Plant())
 
 _STATE = "ecrl_cli.checkpoint.capture.train_state"
 _REST = """
-    rest = module.StatePack._restore_rest
+    rest = module.TrainState._restore_rest
     def spoilt(self, tensors, train):
         {before}
         progress = rest(self, tensors, train)
         {after}
         return progress
-    module.StatePack._restore_rest = spoilt
+    module.TrainState._restore_rest = spoilt
 """
 _OPTIMIZER = """
-    restore = module.StatePack._restore_optimizer
+    restore = module.TrainState._restore_optimizer
     def lose(self, tensors, document):
         restore(self, tensors, document)
         for entries in self.optimizer.state.values():
             for name in ("momentum_buffer", "{name}"):
                 if name in entries:
                     entries[name].zero_()
-    module.StatePack._restore_optimizer = lose
+    module.TrainState._restore_optimizer = lose
 """
 
 # By name: the module that is spoilt, and how.
@@ -62,15 +62,15 @@ BUGS: dict[str, tuple[str, str]] = {
     "rng of rank 0 for all": (
         _STATE,
         """
-    rest = module.StatePack._restore_rest
+    rest = module.TrainState._restore_rest
     def of_rank_0(self, tensors, train):
         rank, self.rank = self.rank, 0
         progress = rest(self, tensors, train)
         self.rank = rank
         chain = train["line_chain"]
         own = chain[rank] if rank < len(chain) else ""
-        return module.Progress(progress.global_step, progress.epoch, progress.cursor_step, progress.seed, own, progress.loss)
-    module.StatePack._restore_rest = of_rank_0
+        return module.TrainPosition(progress.global_step, progress.epoch, progress.cursor_step, progress.seed, own, progress.loss)
+    module.TrainState._restore_rest = of_rank_0
 """,
     ),
     "rng restored before the iterator draws": (
@@ -95,7 +95,7 @@ BUGS: dict[str, tuple[str, str]] = {
         _STATE,
         """
     import random
-    restore = module.StatePack._restore_optimizer
+    restore = module.TrainState._restore_optimizer
     def shuffled(self, tensors, document):
         restore(self, tensors, document)
         states = [entries for entries in self.optimizer.state.values() if entries]
@@ -107,7 +107,7 @@ BUGS: dict[str, tuple[str, str]] = {
                 held = [entries[name].clone() for entries in group]
                 for entries, other in zip(group, held[1:] + held[:1]):
                     entries[name].copy_(other)
-    module.StatePack._restore_optimizer = shuffled
+    module.TrainState._restore_optimizer = shuffled
 """,
     ),
 }
@@ -130,7 +130,7 @@ REPLICA_BUGS: dict[str, tuple[str, str]] = {
         "ecrl_cli.training.replica_allreduce",
         """
     import torch
-    module.BetweenRanks._completed = lambda self, received, piece: sum(torch.split(received, piece))
+    module.ReplicaAllreduce._completed = lambda self, received, piece: sum(torch.split(received, piece))
 """,
     ),
     "streams by position in the rank": (
@@ -141,7 +141,7 @@ REPLICA_BUGS: dict[str, tuple[str, str]] = {
         _REPLICAS,
         _STREAMS.replace("{body}", "replica < self.replicas and seed(number, step, replica)"),
     ),
-    "buffers not rewound": (_REPLICAS, "\n    module.Contribution.rewind = lambda self: None\n"),
+    "buffers not rewound": (_REPLICAS, "\n    module.ReplicaGradient.rewind = lambda self: None\n"),
 }
 
 

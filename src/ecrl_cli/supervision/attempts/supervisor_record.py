@@ -10,7 +10,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import phases, timeline
-from ecrl_cli.linux.clock import boot_id, monotonic, wall
+from ecrl_cli.linux.clock import boot_id, both_clocks, monotonic, wall
 from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, RankLine, SupervisorRecord, SupervisorSession
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
@@ -60,7 +60,8 @@ class SupervisorRecordWriter:
 
     def end(self, status: str, reason: str, signals: tuple[int, ...] | None = None, writer_deaths: int | None = None) -> SupervisorRecord:
         """The terminal status, the end of the session with what it received and lost, and the phases of every attempt, which nobody needed sooner."""
-        ended = replace(self.record.sessions[-1], ended_at=monotonic(), signals=signals, writer_deaths=writer_deaths)
+        at, time = both_clocks()
+        ended = replace(self.record.sessions[-1], ended_at=at, ended_time=time, signals=signals, writer_deaths=writer_deaths)
         sessions = (*self.record.sessions[:-1], ended)
         self._write(terminal_status=status, reason=self._layout.relative_text(reason), sessions=sessions, attempts=taken_along(self.record.attempts))
         self._write(attempts=with_phases(self._layout, self.record.attempts))
