@@ -149,6 +149,11 @@ def test_hydra_only_at_the_door() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_nothing_rests_on_the_inside_of_hydra() -> None:
+    named = [f"{path.relative_to(PACKAGE)}: {name}" for path in modules() for _, name in imported(ast.parse(path.read_text())) if "hydra._" in name]
+    assert not named, "\n".join(named)
+
+
 def test_nothing_unpickles_or_evaluates() -> None:
     wrong = []
     for path in modules():

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # the peer; the tool itself keeps to what is public
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from ecrl_cli.cli.arguments import parse, typed
-from ecrl_cli.cli.compose import Grid, compose_grid, quote
+from ecrl_cli.cli.compose import Grid, compose_grid, expand, initialized, quote
 from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.identity import reference_id, run_name
 from ecrl_cli.config.keys import leaves
@@ -97,6 +100,21 @@ def test_a_scale_leaves_alone_what_was_typed() -> None:
 def test_a_grid_is_every_combination_once() -> None:
     found = grid("-m +suite=digits-cnn,cifar10-r18-base variant=ref,blk,ovl seed=1,2")
     assert found.swept and len({run_name(cell.config) for cell in found.cells}) == len(found.cells) == 12
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["seed=1,2", "variant=ref,blk,ovl", "+suite=digits-cnn"],
+        ["seed=1,2,3", "variant=ref", "seed=9"],
+        ["seed=range(1,4)", "model=glob(*)", "optimizer.lr=choice(0.1,1e-3)", "failure.steps=[3,4]", "run_dir='a b,c'"],
+        [],
+    ],
+)
+def test_a_grid_is_in_the_order_of_hydras_own_sweeper(texts: list[str]) -> None:
+    with initialized("train"):
+        parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(texts)
+        assert expand(texts) == BasicSweeper.split_arguments(parsed, None)[0]
 
 
 def test_flags_may_stand_anywhere() -> None:

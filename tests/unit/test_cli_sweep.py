@@ -1,4 +1,4 @@
-"""`ecrl train` through Hydra's own main and our launcher, with a stand-in for the run itself."""
+"""`ecrl train` from the command line to its runs, with a stand-in for the run itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from ecrl_cli.cli import hydra_jobs
+from ecrl_cli.cli import compose, hydra_jobs
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import compose_grid
 from ecrl_cli.cli.main import main
@@ -97,6 +98,18 @@ def test_a_sweep_has_a_manifest_and_a_folder_per_run(started: list[RunConfig], t
     for row in rows:
         assert (sweep / row["run"] / ".hydra" / "overrides.yaml").exists() and row["run_id"].startswith(row["run"][-8:])
     assert sorted(item.name for item in sweep.iterdir()) == sorted([".hydra", ".lock", "manifest.csv", *(row["run"] for row in rows)])
+
+
+@pytest.mark.parametrize(("words", "composed"), [(["train", "seed=3"], 2), (["-m", "seed=3,4"], 4)])
+def test_hydra_composes_each_run_once(
+    words: list[str], composed: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside them only the command's own configuration, where it is more than one run's, and the one that nobody has touched."""
+    calls: list[object] = []
+    monkeypatch.setattr(compose, "compose", lambda *given, real=compose.compose: calls.append(given) or real(*given))
+    assert main(words) == 0 and len(calls) == composed
+    recorded = [yaml.safe_load(path.read_text()) for path in sorted(tmp_path.rglob(".hydra/config.yaml"))]
+    assert [document["seed"] for document in recorded] == sorted(config.seed for config in started)
 
 
 def test_the_same_sweep_finds_its_folder_again(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

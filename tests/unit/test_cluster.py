@@ -56,7 +56,7 @@ def test_the_two_engines_and_their_settings_are_kept_apart_from_what_describes_r
     texts = engine(SLURM, "hydra.launcher.partition=all", "hydra.launcher.timeout_min=5", "hydra.launcher.additional_parameters.no-kill=true")
     assert texts[:3] == [SLURM, "hydra.launcher.partition=all", "hydra.launcher.timeout_min=5"]
     assert texts[3] == "++hydra.launcher.additional_parameters.no-kill=true"
-    assert texts[-1] == "hydra.launcher._target_=hydra_plugins.ecrl_launcher.launcher.EcrlLauncher"
+    assert texts[-1] == "hydra.launcher.name=ecrl"
     assert engine("hydra/launcher=submitit_local")[0] == "hydra/launcher=submitit_local"
     assert engine() == []
 
@@ -288,8 +288,7 @@ def plan_of(folder: Path, *seeds: int) -> Plan:
 
 def submitted(plan: Plan, engine: Jobs) -> tuple[dict[str, RunResult], dict[str, tuple[str, str]], list[str]]:
     said: list[str] = []
-    overrides = {name: [f"seed={cell.config.seed}"] for name, cell in plan.cells.items()}
-    results = submission.submit(plan, engine, overrides, said.append)  # type: ignore[arg-type]
+    results = submission.submit(plan, engine, said.append)  # type: ignore[arg-type]
     with SweepLayout(plan.folder).manifest.open() as file:
         return results, {row["run"]: (row["status"], row["reason"]) for row in csv.DictReader(file)}, said
 

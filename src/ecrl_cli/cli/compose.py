@@ -1,22 +1,25 @@
-"""Hydra's composition, before Hydra may write anything: every cell of the grid, each failure in one line."""
+"""Hydra's composition, once for each run and before anything is written; what it composed is what is trained and recorded."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 
 from ecrl_cli.cli.arguments import Arguments, check_overrides, read_overrides, typed
+from ecrl_cli.cli.launcher_settings import overrides_for_hydra
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.conf_paths import conf_dir, groups
@@ -42,71 +45,73 @@ ConfigStore.instance().store(name="schema", node=encode(RunConfig()), provider="
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid: the overrides that Hydra's sweeper gives it, and what they make."""
+    """One run of the grid: its overrides, its checked configuration, and the plain values that Hydra composed for it (interpolations as written)."""
 
     overrides: tuple[str, ...]
     config: RunConfig
+    composed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """`swept`: whether anything asked for more than one run. `matrix`: the matrix file's name, or nothing."""
+    """`swept`: whether anything asked for more than one run. `matrix`: the matrix file's name, or nothing. `master`: the configuration that Hydra
+    composed for the whole command, its sweeps left open."""
 
     cells: tuple[Cell, ...]
     swept: bool
     matrix: str
+    master: Any
 
 
 def compose_grid(arguments: Arguments, say: Callable[[str], None] = lambda line: None) -> Grid:
     """Every run that `arguments` ask for, composed, converted and checked. Raises ConfigError; writes nothing."""
     known = groups([conf_dir(), *user_folders(arguments.search)])
     with initialized(PRIMARY):
-        composer = _Composer(arguments.search)
+        composer = _Composer(arguments)
         check_overrides(arguments.overrides, known, composer.defaults)
-        params = composer.params([o.input_line or "" for o in arguments.overrides if not o.is_sweep_override()])
+        texts = [override.input_line or "" for override in arguments.overrides]
+        master = composer.compose(texts, RunMode.MULTIRUN)
+        params = _params(master)
         check_overrides(read_overrides(f"{key}={value}" for key, value in params.items()), known, composer.defaults)
         own = frozenset(o.key_or_group for o in arguments.overrides)
-        jobs = _expand(params, arguments)
+        jobs = expand([*(f"{key}={value}" for key, value in params.items()), *texts])  # a matrix first: what was typed wins
         if len(jobs) >= _WORTH_SAYING:
             say(f"composing {len(jobs)} runs")
         notes: dict[str, None] = {}  # the arms of a sweep have the same ones
-        cells = tuple(composer.cell(overrides, params, own, notes) for overrides in jobs)
+        swept = arguments.multirun or bool(params) or any(o.is_sweep_override() for o in arguments.overrides)
+        cells = tuple(composer.cell(composer.compose(job) if swept else master, job, params, own, notes) for job in jobs)
     for note in notes:
         say(note)
-    swept = arguments.multirun or bool(params) or any(o.is_sweep_override() for o in arguments.overrides)
     matrix = next((str(o.value()) for o in arguments.overrides if o.key_or_group == "matrix"), "")
-    return Grid(cells, swept, matrix)
+    return Grid(cells, swept, matrix, master)
 
 
 class _Composer:
-    """Composes with the user's folders, and refuses what they change in Hydra's own working.
+    """Composes with the user's folders and the chosen launcher, and refuses what files change in Hydra's own working.
 
     `defaults`: the groups that train.yaml lists.
     """
 
-    def __init__(self, search: Sequence[str]) -> None:
-        bare = raw(compose(PRIMARY, []).hydra)
+    def __init__(self, arguments: Arguments) -> None:
+        launcher = overrides_for_hydra(arguments.engine)
+        bare = raw(compose(PRIMARY, launcher).hydra)
         self._settings = _settings(bare)
-        self._search = search_override(search)
+        self._common = [*search_override(arguments.search), *launcher]
         self.defaults = [str(name) for name in bare["runtime"]["choices"] if not str(name).startswith("hydra/")]
 
-    def params(self, overrides: list[str]) -> dict[str, str]:
-        """The sweep that a file (a matrix) carries: key to values."""
-        return _params(self._compose(overrides))
-
-    def cell(self, overrides: list[str], params: dict[str, str], own: frozenset[str], notes: dict[str, None]) -> Cell:
+    def cell(self, composed: Any, overrides: list[str], params: dict[str, str], own: frozenset[str], notes: dict[str, None]) -> Cell:
         """One run; refused where it carries a sweep beyond `params`, which nobody would run. `own`: the keys that the user typed, no matrix.
         `notes` takes what is worth saying of it."""
-        composed = self._compose(overrides)
         lost = _params(composed)
         if lost != params:
             fact = f"carries a sweep of its own ({', '.join(lost)}) and is itself swept over: its grid would be lost"
             raise ConfigError(_joined_group(overrides), fact, "start it alone, without sweeping over it")
         own_keys = typed(read_overrides(overrides)) - (SCALED_IN_A_MATRIX - own)
-        return Cell(tuple(overrides), build(composed, own_keys, lambda line: notes.update({line: None})))
+        config = build(composed, own_keys, lambda line: notes.update({line: None}))
+        return Cell(tuple(overrides), config, raw(composed))
 
-    def _compose(self, overrides: list[str]) -> Any:
-        composed = compose(PRIMARY, [*overrides, *self._search])
+    def compose(self, overrides: list[str], mode: RunMode = RunMode.RUN) -> Any:
+        composed = compose(PRIMARY, [*overrides, *self._common], mode)
         for key, value in _settings(raw(composed.hydra)).items():
             if value != self._settings[key]:
                 raise ConfigError(f"hydra.{key}", "is set by ECRL", "take it out of your file")
@@ -127,12 +132,12 @@ def _joined_group(overrides: list[str]) -> str:
     return next((text.partition("=")[0].lstrip("+") for text in overrides if text.startswith("+")), "hydra.sweeper.params")
 
 
-def compose(primary: str, overrides: list[str]) -> Any:
-    """What Hydra makes of `primary`.yaml and `overrides`; ConfigError, in one line, where it cannot."""
+def compose(primary: str, overrides: list[str], mode: RunMode = RunMode.RUN) -> Any:
+    """What Hydra makes of `primary`.yaml and `overrides`; ConfigError, in one line, where it cannot. MULTIRUN leaves sweeps open."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return hydra.compose(primary, overrides=overrides, return_hydra_config=True)
+            return GlobalHydra.instance().config_loader().load_configuration(primary, overrides, mode, from_shell=False)
     except Exception as error:
         raise explained(error) from error
 
@@ -159,18 +164,18 @@ def initialized(primary: str) -> Iterator[None]:
         yield
 
 
-def _expand(params: dict[str, str], arguments: Arguments) -> list[list[str]]:
-    """The grid as Hydra's own sweeper makes it: the matrix's parameters first, what was typed wins."""
-    return expand([f"{key}={value}" for key, value in params.items()] + [o.input_line or "" for o in arguments.overrides])
-
-
 def expand(texts: list[str]) -> list[list[str]]:
-    """Every combination of the values with commas, as Hydra's own sweeper makes it."""
-    parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(texts)
-    jobs = BasicSweeper.split_arguments(parsed, None)[0]
-    if not 0 < len(jobs) <= _MAX_CELLS:
-        raise ConfigError("sweep", f"makes {len(jobs)} runs, 1 to {_MAX_CELLS} can be started", "look at the values with commas")
-    return jobs
+    """Every combination of the values with commas, as Hydra's basic sweeper orders them: the last key changes first, and a key that comes again
+    replaces the one before, in its place."""
+    loader = GlobalHydra.instance().config_loader()
+    values: dict[str, list[str]] = {}
+    for override in OverridesParser.create(config_loader=loader).parse_overrides(texts):
+        each = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
+        values[override.get_key_element()] = [f"{override.get_key_element()}={value}" for value in each]
+    count = math.prod(map(len, values.values()))
+    if not 0 < count <= _MAX_CELLS:
+        raise ConfigError("sweep", f"makes {count} runs, 1 to {_MAX_CELLS} can be started", "look at the values with commas")
+    return [list(job) for job in itertools.product(*values.values())]
 
 
 def explained(error: Exception) -> ConfigError:

@@ -1,18 +1,17 @@
-"""The jobs that Hydra's sweeper hands to our launcher: each one a supervised run, in its own Hydra output folder."""
+"""The runs of a command, one after the other or as jobs of an engine, each with what Hydra composed for it in its `.hydra/`."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobReturn, run_job, setup_globals
-
-from ecrl_cli.cli.compose import quote
+from ecrl_cli.cli.compose import Cell
 from ecrl_cli.cli.prepare import Plan, Say
 from ecrl_cli.cli.submission import Engine, submit
+from ecrl_cli.config.omegaconf_bridge import yaml_text
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RunHeld
 from ecrl_cli.records.layout import REFERENCES, RunLayout, SweepLayout
@@ -21,12 +20,13 @@ from ecrl_cli.runs.run import RunContext, RunResult, failed, run
 from ecrl_cli.runs.run_dir_link import link_run_dir
 from ecrl_cli.runs.sweep import exit_code, sweep, todo
 from ecrl_cli.runs.sweep_progress import Board, LoggedSweepProgress
+from ecrl_cli.storage.files import write_whole
 from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
 from ecrl_cli.verify.reference import References
 
 
 class Jobs:
-    """The task function of @hydra.main, and what the launcher calls. Holds the plan, so that what was checked is what is run.
+    """What the command is to run. Holds the plan, so that what was checked is what is run.
 
     `results`: how each run ended, by name. `references`: by name, the folders of undisturbed runs that were trained beside them.
     """
@@ -37,32 +37,22 @@ class Jobs:
         self.references: dict[str, Path] = {}
         self._desk = RunContext(say, LauncherCache())
 
-    def __call__(self, composed: Any) -> None:
-        """Hydra wants a task function that it may call itself; only the launcher knows which run is meant."""
-        raise RuntimeError("runs go through hydra/launcher=ecrl")
-
-    def launch(self, context: Any, master: Any, job_overrides: Sequence[Sequence[str]], settings: Mapping[str, Any]) -> list[JobReturn]:
-        """Run every job; nothing is raised, `results` says how it went. `settings`: of the engine that runs them, where one was chosen."""
-        setup_globals()
-        names = {cell.overrides: name for name, cell in self._plan.cells.items()}
-        jobs = {names[key]: overrides for overrides in job_overrides if (key := tuple(overrides)) in names}  # not: the same run again
-
-        def start(name: str) -> RunResult:
-            return self._start(name, lambda: self._hydra_job(context, master, name, jobs[name]))
-
+    def run(self) -> None:
+        """Run every job; what is expected to go wrong is not raised, `results` says how it went."""
+        plan = self._plan
         try:
-            if settings:
-                engine = Engine(master.hydra.runtime.choices["hydra/launcher"], settings, context, master)
-                self.results = submit(self._plan, engine, jobs, self._say)
+            if not plan.swept:  # before .hydra/ is written into the folder: then it would be too late to put it elsewhere
+                link_run_dir(*next((cell.config, plan.folder) for cell in plan.cells.values()))
+            _write_yaml(plan.folder / ".hydra", {"multirun.yaml": plan.master})
+            if plan.engine:
+                self.results = submit(plan, Engine(plan.engine, plan.master), self._say)
             else:
-                configs = {name: self._plan.cells[name].config for name in jobs}
-                self.results = self._sweep(configs, start) if self._plan.swept else {name: start(name) for name in jobs}
+                self.results = self._sweep(plan.configs(), self._start) if plan.swept else {name: self._start(name) for name in plan.cells}
                 self._train_references()
         except (EcrlError, OSError) as error:
             self.results = {"sweep": self._failed(error)}
         finally:
             self._desk.launchers.close()
-        return []
 
     def _train_references(self) -> None:
         """Behind the runs, so that what was asked for comes first: the undisturbed runs that they lack. How these end is told like any run's."""
@@ -98,14 +88,24 @@ class Jobs:
         self._desk = replace(self._desk, above=board.table)
         return sweep(layout, do, start, LoggedSweepProgress(board, self._say))
 
-    def _start(self, name: str, job: Callable[[], RunResult]) -> RunResult:
-        self._say(f"{name}: {self._plan.run_dir(name)}")
+    def _start(self, name: str) -> RunResult:
+        folder, cell = RunLayout(self._plan.run_dir(name)), self._plan.cells[name]
+        self._say(f"{name}: {folder.root}")
         try:
-            return job()
+            link_run_dir(cell.config, folder.root)
+            self._record(folder, cell)
+            return run(cell.config, folder.root, self._desk)
         except KeyboardInterrupt:
             return RunResult(130, "stopped", "stopped by SIGINT")
-        except (EcrlError, OSError) as error:
+        except Exception as error:  # a defect in one run must not take the others with it
             return self._failed(error)
+
+    def _record(self, run: RunLayout, cell: Cell) -> None:
+        """What Hydra composed for the run, as Hydra's own jobs record it."""
+        hydra, values = cell.composed["hydra"], {key: value for key, value in cell.composed.items() if key != "hydra"}
+        sweep = {**hydra["sweep"], "dir": str(self._plan.folder / ".hydra"), "subdir": str(run.root)}
+        own = {**hydra, "sweep": sweep, "runtime": {**hydra["runtime"], "output_dir": str(run.root)}}
+        _write_yaml(run.hydra, {"config.yaml": values, "hydra.yaml": {"hydra": own}, "overrides.yaml": hydra["overrides"]["task"]})
 
     def _failed(self, error: Exception) -> RunResult:
         if self._debug:
@@ -116,19 +116,8 @@ class Jobs:
         self._say(f"ecrl: error: {reason}; a defect in ECRL: --debug shows the traceback")
         return RunResult(1, "failed", reason)
 
-    def _hydra_job(self, context: Any, master: Any, name: str, overrides: Sequence[str]) -> RunResult:
-        """One run inside Hydra's own job, so that .hydra/ lands in the run directory."""
-        folder = RunLayout(self._plan.run_dir(name))
-        config = self._plan.cells[name].config
-        link_run_dir(config, folder.root)
-        composed = context.config_loader.load_sweep_config(master, [*overrides, f"hydra.sweep.subdir={quote(str(folder.root))}"])
-        ended: list[RunResult] = []
 
-        def task(_: Any) -> None:
-            try:
-                ended.append(run(config, folder.root, self._desk))
-            except Exception as error:  # a defect in one run must not take the others with it
-                ended.append(self._failed(error))
-
-        run_job(task, composed, "hydra.sweep.dir", "hydra.sweep.subdir", context)
-        return ended[0]
+def _write_yaml(folder: Path, files: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name, value in files.items():
+        write_whole(folder / name, yaml_text(value).encode(), durable=False)

@@ -20,8 +20,6 @@ _SLURM = (
     *("mem_per_cpu", "signal_delay_s", "max_num_timeout", "array_parallelism", "additional_parameters"),
 )
 SETTINGS: dict[str, tuple[str, ...]] = {"submitit_local": _ANYWHERE, "submitit_slurm": (*_ANYWHERE, *_SLURM)}
-# The settings go to the plugin; Hydra gives the jobs to our launcher, which knows which of them are still to do.
-_OURS = "hydra.launcher._target_=hydra_plugins.ecrl_launcher.launcher.EcrlLauncher"
 
 
 def is_engine(key: str) -> bool:
@@ -89,4 +87,4 @@ def overrides_for_hydra(engine: Sequence[Override]) -> list[str]:
     """The engine's overrides as Hydra is given them; empty where there is none."""
     texts = [override.input_line or "" for override in engine]
     named = any(override.key_or_group == f"{PREFIX}name" for override in engine)
-    return [*texts, *(() if named else (f"{PREFIX}name=ecrl",)), _OURS] if texts else []
+    return [*texts, *(() if named else (f"{PREFIX}name=ecrl",))] if texts else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ecrl_cli.cli.arguments import Arguments
 from ecrl_cli.cli.compose import Cell, Grid, compose_grid
@@ -35,13 +36,16 @@ Say = Callable[[str], None]
 class Plan:
     """What will be run: `folder` of the run or of the sweep, and the cells by run name, in order.
 
-    `mixed`: by name, what sets a run that is there already apart from those that are started now.
+    `mixed`: by name, what sets a run that is there already apart from those that are started now. `engine`: whose jobs the runs are to be; empty:
+    they run here. `master`: what Hydra composed for the whole command, with the sweep's folder in it.
     """
 
     folder: Path
     swept: bool
     cells: dict[str, Cell]
     mixed: dict[str, str] = field(default_factory=dict)
+    engine: str = ""
+    master: Any = None
 
     def run_dir(self, name: str) -> Path:
         return self.folder / name if self.swept else self.folder
@@ -53,10 +57,10 @@ class Plan:
 def prepare(arguments: Arguments, say: Say) -> Plan:
     """The plan that `arguments` ask for, its data there unless it is only shown. Raises EcrlError with nothing written (a data set may have
     been downloaded)."""
-    grid = compose_grid(arguments, say)
-    plan = _plan(grid)
     engine = chosen(arguments.engine)
     check_engine(engine)
+    grid = compose_grid(arguments, say)
+    plan = replace(_plan(grid), engine=engine)
     check_shape(engine, arguments.engine, [cell.config for cell in grid.cells])
     for config in plan.configs().values():
         planned(config)  # refused here where a failure cannot strike that run
@@ -82,7 +86,9 @@ def _plan(grid: Grid) -> Plan:
             raise ConfigError("sweep", f"run {name} comes up twice", "look for a value that is listed twice")
     configs = [cell.config for cell in cells.values()]
     folder = sweep_directory(configs, grid.matrix) if grid.swept else run_directory(configs[0])
-    return Plan(folder.absolute(), grid.swept, cells)
+    folder = folder.absolute()
+    grid.master.hydra.sweep.dir = str(folder / ".hydra")
+    return Plan(folder, grid.swept, cells, master=grid.master)
 
 
 def _check_folders(plan: Plan) -> None:

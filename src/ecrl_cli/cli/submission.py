@@ -9,12 +9,16 @@ from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, Protocol
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
+from hydra.experimental.callback import Callback
+from hydra.types import HydraContext
 
-from ecrl_cli.cli.compose import quote
+from ecrl_cli.cli.compose import PRIMARY, initialized, quote
 from ecrl_cli.cli.prepare import Plan, Say
 from ecrl_cli.cli.slurm_queue import QUEUED, queued, remember
 from ecrl_cli.cli.submitit_job import AT_WORK, Job, recorded
+from ecrl_cli.config.omegaconf_bridge import resolved
 from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.errors import RunHeld
 from ecrl_cli.records.layout import RunLayout, SweepLayout
@@ -39,11 +43,9 @@ class Submitted(Protocol):
 
 @dataclass(frozen=True)
 class Engine:
-    """`settings`: the plugin's own, as Hydra resolved them. `context` and `master`: Hydra's, for composing in the jobs."""
+    """A launcher plugin of Hydra's. `master`: what Hydra composed for the command; `hydra.launcher` in it are the plugin's own settings."""
 
     name: str
-    settings: Mapping[str, Any]
-    context: Any
     master: Any
 
     def start(self, job: Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> Sequence[Submitted]:
@@ -55,12 +57,17 @@ class Engine:
         # Here and not above: the plugin is an extra, and the engine is loaded only where one was chosen.
         from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher, SlurmLauncher  # type: ignore[import-untyped]
 
+        settings = {key: value for key, value in resolved(self.master.hydra.launcher).items() if key != "_target_"}
         local = self.name == "submitit_local"
-        launcher = LocalLauncher(**self.settings) if local else SlurmLauncher(**slurm_settings(self.settings, nodes, spare))
-        launcher.setup(hydra_context=self.context, task_function=job, config=self.master)
-        state = Singleton.get_state()
-        calls = [(list(each), "hydra.sweep.dir", number, f"job_id_for_{number}", state) for number, each in enumerate(overrides)]
-        jobs: Sequence[Submitted] = _executor(launcher).map_array(launcher, *zip(*calls, strict=True))
+        launcher = LocalLauncher(**settings) if local else SlurmLauncher(**slurm_settings(settings, nodes, spare))
+        folder = f"hydra.sweep.dir={quote(str(self.master.hydra.sweep.dir))}"
+        with initialized(PRIMARY):  # each job composes its run on the machine that it finds itself on, with this very Hydra
+            callbacks: Any = Callback()  # none: files may not name any
+            context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)
+            launcher.setup(hydra_context=context, task_function=job, config=self.master)
+            state = Singleton.get_state()
+            calls = [([*each, folder], "hydra.sweep.dir", number, f"job_id_for_{number}", state) for number, each in enumerate(overrides)]
+            jobs: Sequence[Submitted] = _executor(launcher).map_array(launcher, *zip(*calls, strict=True))
         return jobs
 
 
@@ -85,12 +92,12 @@ def slurm_settings(settings: Mapping[str, Any], nodes: int, spare: bool) -> dict
     return {**settings, "nodes": 1, "additional_parameters": options, "srun_args": first}
 
 
-def submit(plan: Plan, engine: Engine, overrides: Mapping[str, Sequence[str]], say: Say) -> dict[str, RunResult]:
+def submit(plan: Plan, engine: Engine, say: Say) -> dict[str, RunResult]:
     """Run what is missing of `plan`, each in a job of its own, and give how every run stands once the jobs have ended.
 
     A run that a job of an earlier submission holds is left to it. RunHeld (exit 8) where another process submits into the same sweep.
     """
-    layouts = {name: RunLayout(plan.run_dir(name)) for name in fair_order({name: plan.cells[name].config for name in overrides})}
+    layouts = {name: RunLayout(plan.run_dir(name)) for name in fair_order(plan.configs())}
     plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with run_lock(SweepLayout(plan.folder)) if plan.swept else nullcontext():
         known = {name: result for name, layout in layouts.items() if (result := standing(layout))}
@@ -100,21 +107,21 @@ def submit(plan: Plan, engine: Engine, overrides: Mapping[str, Sequence[str]], s
         follower = ManifestUpdater(_manifest(plan, layouts), {name: layouts[name] for name in missing}, plan.mixed)
         follower.show(known)
         with follower:
-            reasons = _wait(plan, engine, {name: overrides[name] for name in missing}, say) if missing else {}
+            reasons = _wait(plan, engine, missing, say) if missing else {}
         ended = {name: known.get(name) or outcome(layout, reasons.get(name, "")) for name, layout in layouts.items()}
         follower.show(ended)
         return ended
 
 
-def _wait(plan: Plan, engine: Engine, overrides: Mapping[str, Sequence[str]], say: Say) -> dict[str, str]:
+def _wait(plan: Plan, engine: Engine, names: Sequence[str], say: Say) -> dict[str, str]:
     """Submit, and wait until every job has ended; gives why, for each run whose job gave no result."""
-    configs = {str(plan.run_dir(name)): plan.cells[name].config for name in overrides}
+    configs = {str(plan.run_dir(name)): plan.cells[name].config for name in names}
     nodes = max(config.supervision.nodes for config in configs.values())
-    placed = [[*each, f"hydra.sweep.subdir={quote(str(plan.run_dir(name)))}"] for name, each in overrides.items()]
+    placed = [[*plan.cells[name].overrides, f"hydra.sweep.subdir={quote(str(plan.run_dir(name)))}"] for name in names]
     say(f"{len(placed)} job(s) to {engine.name}; their logs: {plan.folder / '.hydra' / '.submitit'}")
     reasons: dict[str, str] = {}
     try:
-        jobs = dict(zip(overrides, engine.start(Job(configs), placed, nodes, any(map(may_shrink, configs.values()))), strict=True))
+        jobs = dict(zip(names, engine.start(Job(configs), placed, nodes, any(map(may_shrink, configs.values()))), strict=True))
         if engine.name == "submitit_slurm":
             for name, job in jobs.items():
                 remember(RunLayout(plan.run_dir(name)), job.job_id)
@@ -125,9 +132,9 @@ def _wait(plan: Plan, engine: Engine, overrides: Mapping[str, Sequence[str]], sa
                 reasons[name] = _lost(engine, error, say)
     except KeyboardInterrupt:
         say("stopped waiting; the jobs go on, and the same command finds them (scancel ends them)")
-        return dict.fromkeys(overrides, "nobody waited for its job") | reasons
+        return dict.fromkeys(names, "nobody waited for its job") | reasons
     except Exception as error:
-        return dict.fromkeys(overrides, _lost(engine, error, say))
+        return dict.fromkeys(names, _lost(engine, error, say))
     return reasons
 
 

@@ -1,4 +1,4 @@
-"""`ecrl train`: refuse what cannot run, then hand over to Hydra, whose sweeper comes back through our launcher."""
+"""`ecrl train`: refuse what cannot run, then run it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-import hydra
-
 from ecrl_cli.cli.arguments import parse
-from ecrl_cli.cli.compose import PRIMARY, VERSION_BASE, quote, search_override
-from ecrl_cli.cli.launcher_settings import chosen, overrides_for_hydra
+from ecrl_cli.cli.launcher_settings import chosen
 from ecrl_cli.cli.prepare import Plan, Say, estimate, expected_seconds, prepare, references
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.conf_paths import conf_dir
 from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.runs.reference import estimate_s
@@ -36,9 +32,7 @@ def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
         say(f"reference: {len(behind)} undisturbed run(s) behind them, to hold them against, roughly {trained}; reference=none leaves that out")
     if not arguments.yes and chosen(arguments.engine) != "submitit_slurm":
         confirm_long_run(expected_seconds(plan), say)
-    texts = [override.input_line or "" for override in arguments.overrides]
-    texts += [*search_override(arguments.search), *overrides_for_hydra(arguments.engine)]
-    return _hand_over(plan, texts, debug=debug, as_json=arguments.json, say=say)
+    return _run(plan, debug=debug, as_json=arguments.json, say=say)
 
 
 def confirm_long_run(expected_s: float, say: Say) -> None:
@@ -61,22 +55,16 @@ def _show(plan: Plan) -> None:
     sys.stdout.write(json.dumps({name: encode(config) for name, config in plan.configs().items()}, indent=2) + "\n")
 
 
-def _hand_over(plan: Plan, overrides: list[str], *, debug: bool, as_json: bool, say: Say) -> int:
+def _run(plan: Plan, *, debug: bool, as_json: bool, say: Say) -> int:
     # Here and not above: the supervising side (psutil, rich, numpy) loads in half a second that bad input need not wait for.
     from ecrl_cli.cli.hydra_jobs import Jobs
-    from ecrl_cli.runs.run_dir_link import link_run_dir
     from ecrl_cli.runs.sweep import exit_code
 
-    if not plan.swept:  # Hydra makes the folder, and then it is too late to put it elsewhere
-        link_run_dir(*next((cell.config, plan.folder) for cell in plan.cells.values()))
     jobs = Jobs(plan, say, debug)
-    mask, argv = os.umask(0o077), sys.argv
-    # Hydra's own file of the sweep goes into .hydra/, not beside the user's files.
-    sys.argv = [PRIMARY, *overrides, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quote(str(plan.folder / '.hydra'))}"]
+    mask = os.umask(0o077)
     try:
-        hydra.main(config_path=str(conf_dir()), config_name=PRIMARY, **VERSION_BASE)(jobs)()
+        jobs.run()
     finally:
-        sys.argv = argv
         os.umask(mask)
     if as_json:
         ended = {name: {"run_dir": str(jobs.references.get(name, plan.run_dir(name))), **encode(result)} for name, result in jobs.results.items()}

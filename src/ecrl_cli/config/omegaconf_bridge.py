@@ -20,6 +20,17 @@ def raw(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
 
 
+def resolved(node: Any) -> dict[str, Any]:
+    """A mapping of what Hydra composed as plain values, interpolations resolved against the whole. Raises OmegaConf's errors."""
+    values = OmegaConf.to_container(node, resolve=True)
+    return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
+
+
+def yaml_text(node: Any) -> str:
+    """`node`, composed or `raw`, as YAML: keys in order, interpolations as they are written."""
+    return OmegaConf.to_yaml(node if OmegaConf.is_config(node) else OmegaConf.create(node))
+
+
 def plain(composed: Mapping[str, Any]) -> dict[str, Any]:
     """The run's own part of what was composed, interpolations resolved.
 
