@@ -37,7 +37,7 @@ test-slow: $(READY)  ## what takes minutes and is not part of it
 	$(VENV)/bin/python -m pytest -m slow
 
 docs: $(READY)  ## the documentation as a site in site/; a broken link fails
-	$(VENV)/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 
 check: $(READY) docs  ## ruff, mypy strict, the architecture, the documentation
 	$(VENV)/bin/ruff check src tests bench

@@ -210,3 +210,26 @@ def test_every_decision_is_dated_and_in_the_list() -> None:
             date = re.match(r"# .*\n\n\*Decided (\d{4}-\d\d-\d\d)\.\*\n", page.read_text(encoding="utf-8"))
             dated[page.name] = date[1] if date else "no date"
     assert listed == dated
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [("[a page](nowhere.md)", True), ("[a title](cli.md#nowhere)", True), ('<img src="https://elsewhere.example/a.png">', True), ("plain", False)],
+)
+def test_the_site_is_not_built_over_a_broken_link_or_with_anything_from_elsewhere(text: str, wrong: bool, tmp_path: Path) -> None:
+    """A site of two of our pages, by our own configuration and hooks."""
+    from mkdocs.commands.build import build as build_site
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import MkDocsException
+
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "costs.md").write_text(f"# Page\n\n{text}\n")
+    (tmp_path / "docs" / "cli.md").write_text("# Page\n")
+    folders = {"docs_dir": str(tmp_path / "docs"), "site_dir": str(tmp_path / "site")}
+    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, nav=[{"One": "costs.md"}, {"Two": "cli.md"}], **folders)
+    config.hooks["mkdocs_hooks.py"].PAGES.clear()
+    if wrong:
+        with pytest.raises(MkDocsException):
+            build_site(config)
+    else:
+        build_site(config)
