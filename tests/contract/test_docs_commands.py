@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,10 @@ from ecrl_cli.config.build import build
 from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.omegaconf_bridge import raw
 from ecrl_cli.config.scale import SCALED_IN_A_MATRIX
+from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.studies.frame.registry import names
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.verify.registry import CHECKS
 from tests.test_architecture import FLOORS, PACKAGE
 
@@ -186,6 +189,20 @@ def test_the_page_of_commands_lists_every_promise() -> None:
 def test_the_page_of_studies_lists_every_study() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs" / "studies.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(set(rows)) == sorted(names())
+
+
+def test_the_study_on_the_page_of_studies_runs_and_finds_its_planted_bug(tmp_path: Path) -> None:
+    example: dict[str, Any] = {"__name__": "half_written"}
+    text = next(body for _, language, body in blocks(ROOT / "docs" / "studies.md") if language == "python")
+    exec(compile(text, "docs/studies.md", "exec", dont_inherit=True), example)
+    study = example["STUDY"].open(StudyContext(StudyConfig(example["HalfWritten"](), seed=1), tmp_path))
+    records = [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in study.plan()]
+    findings = study.findings(records)
+    assert [gate.passed for gate in findings.gates] == [True, True] and len(records) == 21
+    assert [(row["arm"], row["k"]) for row in findings.tables[0].rows] == [("rename", 0), ("planted", 1)]
+    torn = [Record(record.key, record.facts, {"torn": True, "found": False}, 0.0) for record in records]
+    assert [gate.passed for gate in study.findings(torn).gates] == [False, False]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_page_of_the_architecture_lists_every_room() -> None:
