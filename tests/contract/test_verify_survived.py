@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.history.membership import was_stopped
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.fault_effects import stopped
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_resized import said
@@ -77,8 +77,9 @@ def test_who_is_told_to_stop_may_leave_it_to_those_who_go_on() -> None:
     died = Attempt(0, 2, outcome="survived")
     on = Attempt(1, 1, continues=0, memory="survivors")
     for outcome, right in (("stopped", True), ("completed", True), ("died", False)):
-        assert stopped((died, replace(on, outcome=outcome)), died) == right
-    assert not stopped((died,), died) and not stopped((replace(died, outcome="died"), replace(on, outcome="stopped")), replace(died, outcome="died"))
+        assert was_stopped((died, replace(on, outcome=outcome)), died) == right
+    assert not was_stopped((died,), died)
+    assert not was_stopped((replace(died, outcome="died"), replace(on, outcome="stopped")), replace(died, outcome="died"))
 
 
 @pytest.mark.parametrize("logged", [True, False])

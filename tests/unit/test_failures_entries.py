@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ecrl_cli.config.build import build
-from ecrl_cli.config.fault_spec import MOMENTS, WHATS, Entry, parse
+from ecrl_cli.config.fault_spec import FAILURES, MOMENTS, Entry, parse
 from ecrl_cli.errors import ConfigError
 
 NUMBERS = st.floats(0, 1e6, allow_nan=False)
@@ -20,7 +20,7 @@ POINTS = st.sampled_from(["", "half_part", "half_part:model.safetensors", "after
 
 
 @given(
-    st.sampled_from(WHATS),
+    st.sampled_from(FAILURES.names()),
     st.integers(0, 10**9),
     st.sampled_from(("", *(m for m in MOMENTS if m != "wall"))),
     SHARES,

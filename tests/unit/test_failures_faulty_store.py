@@ -19,8 +19,7 @@ from ecrl_cli.config.schema import CheckpointConfig, RunConfig, WriteModeConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.failures.fault_log import fired_indices, read_fired
 from ecrl_cli.failures.faulty_store import FaultyRunStore, store_for
-from ecrl_cli.failures.registry import STRIKES
-from ecrl_cli.failures.storage_faults import POINTS, SLOW_SAVES, available, syncs, wrong_point
+from ecrl_cli.failures.storage_faults import POINTS, SLOW_SAVES, FailedSync, FullDisk
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import CheckpointLine, PlannedFailure
 from ecrl_cli.records.journal import Journal
@@ -85,17 +84,17 @@ def test_what_is_not_refused_fails_the_save_at_its_point_and_what_is_refused_wou
     settings = RunConfig(
         write_mode=WriteModeConfig("mode", *mode), checkpoint=CheckpointConfig(layout="single" if single else "group", every=1), target_steps=50
     )
-    for kind, refused in (("enospc", available), ("eio", syncs)):
+    for kind in (FullDisk(), FailedSync()):
         for point in POINTS[: POINTS.index("after_rename") + 1]:
-            root = tmp_path / f"{kind}-{point}"
+            root = tmp_path / f"{kind.name}-{point}"
             root.mkdir()
-            store = store_for(root, StoreConfig(WriteMode(*mode), guard=CONFIG.guard), RunLayout(root), (entry(kind, 1, point),))
+            store = store_for(root, StoreConfig(WriteMode(*mode), guard=CONFIG.guard), RunLayout(root), (entry(kind.name, 1, point),))
             store.claim(0)
             with suppress(StorageError):
                 store.save(image(1, single=single), 0)
             saved = store.newest_valid().report is not None
             store.close()
-            assert saved is bool(refused(settings) or wrong_point(kind, point, settings)), (kind, point)
+            assert saved is bool(kind.refuses(settings) or kind.wrong_point(point, settings)), (kind.name, point)
 
 
 def test_the_first_save_due_behind_its_step_is_struck_and_two_entries_take_two(tmp_path: Path) -> None:
@@ -141,5 +140,5 @@ def test_slow_saves_are_slow_and_then_no_longer(tmp_path: Path, monkeypatch: pyt
         counts.append(len(naps))
     each = [after - before for before, after in zip([0, *counts], counts, strict=False)]
     assert each[0] == 0 and all(each[1 : 1 + SLOW_SAVES]) and not any(each[1 + SLOW_SAVES :])
-    assert set(naps) == {0.125} and "slow_disk" in STRIKES
+    assert set(naps) == {0.125}
     strategist.close()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ecrl_cli.failures.fault_kind import FaultKind
 from ecrl_cli.failures.fault_log import fired_indices, read_fired
 from ecrl_cli.failures.injector import Injector
-from ecrl_cli.failures.registry import STRIKES
+from ecrl_cli.failures.rank_faults import Kill
 from ecrl_cli.linux import processes
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
@@ -97,7 +95,7 @@ def test_of_two_processes_that_strike_at_once_one_dies(tmp_path: Path) -> None:
 def test_the_claim_says_what_struck_and_is_there_before_the_blow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = RunLayout(tmp_path)
     claims = []
-    monkeypatch.setitem(STRIKES, "kill", _harmless(STRIKES["kill"], lambda: claims.append(read_fired(layout))))
+    monkeypatch.setattr(Kill, "inject", lambda kind, context: claims.append(read_fired(layout)))
     Injector(layout, 3, 1, (KILL,)).at_boundary(7, lambda: None)
     ((fired,),) = claims
     assert (fired.index, fired.kind, fired.rank, fired.global_step, fired.attempt) == (0, "kill", 1, 7, 3)
@@ -129,15 +127,11 @@ def test_a_claim_cut_off_by_its_own_blow_still_counts(tmp_path: Path) -> None:
     assert read_fired(layout) == ()
 
 
-def _harmless(strike: FaultKind, blow: Callable[[], object]) -> FaultKind:
-    return replace(strike, blow=lambda scene: blow())
-
-
 def test_the_folder_of_claims_is_durable_before_the_first_blow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr("ecrl_cli.failures.fault_log.sync_directory", synced.append)
     layout = RunLayout(tmp_path)
     layout.fired.mkdir()  # made by a process that died at once
-    monkeypatch.setitem(STRIKES, "kill", _harmless(STRIKES["kill"], lambda: synced.append(layout.fired_entry(0))))
+    monkeypatch.setattr(Kill, "inject", lambda kind, context: synced.append(layout.fired_entry(0)))
     Injector(layout, 0, 1, (KILL,)).at_boundary(7, lambda: None)
     assert synced == [tmp_path, layout.fired_entry(0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from ecrl_cli.failures import rank_faults, readonly, slow_rank
+from ecrl_cli.failures import readonly
 from ecrl_cli.failures.fault_kind import InjectionContext
 from ecrl_cli.failures.fault_log import fired_indices, read_fired
 from ecrl_cli.failures.injector import Injector
-from ecrl_cli.failures.raising import PlannedError
-from ecrl_cli.failures.registry import STRIKES
+from ecrl_cli.failures.rank_faults import Kill, OutOfMemory, PlannedError, SlowRank, Stop
 from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
@@ -31,7 +31,7 @@ ORDER = AttemptSpec(attempt=1, world_size=2, resume_step=20, resume_from=None, m
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What a kill finds where it strikes, instead of its blow."""
     found: list[Any] = []
-    monkeypatch.setitem(STRIKES, "kill", replace(STRIKES["kill"], blow=lambda scene: found.append(look[0]())))
+    monkeypatch.setattr(Kill, "inject", lambda kind, context: found.append(look[0]()))
     look[0] = lambda: None
     yield found
 
@@ -113,7 +113,7 @@ def test_the_update_is_struck_after_its_share_of_the_parameters(tmp_path: Path, 
 
 def test_what_its_victim_survives_leaves_the_update_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped rank may wake up again: half an update must not become the state that it goes on with."""
-    monkeypatch.setitem(STRIKES, "stop", replace(STRIKES["stop"], blow=lambda scene: None))
+    monkeypatch.setattr(Stop, "inject", lambda kind, context: None)
     plain = Run()
     plain.train(3)
     run = Run()
@@ -180,15 +180,15 @@ def test_nan_takes_the_place_of_one_output(tmp_path: Path) -> None:
 
 def test_a_slow_rank_is_slow_for_its_steps_and_claims_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     naps: list[float] = []
-    monkeypatch.setattr(slow_rank.time, "sleep", naps.append)
+    monkeypatch.setattr(time, "sleep", naps.append)
     run = Run()
     injector = armed(run, tmp_path, PlannedFailure(0, "slow_rank", 0, 2, "forward", seconds=0.25))
-    for _ in range(slow_rank.LASTS + 3):
+    for _ in range(SlowRank.lasts + 3):
         step(run, injector)
-    assert naps == [0.25] * slow_rank.LASTS
+    assert naps == [0.25] * SlowRank.lasts
     replayed = armed(Run(), tmp_path, PlannedFailure(0, "slow_rank", 0, 2, "forward", seconds=0.25))
     replayed.before_step(2)
-    assert len(naps) == slow_rank.LASTS
+    assert len(naps) == SlowRank.lasts
 
 
 def test_an_exception_comes_out_of_forward(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_an_exception_comes_out_of_forward(tmp_path: Path) -> None:
 def test_memory_really_runs_out_and_is_there_again(tmp_path: Path) -> None:
     scene = InjectionContext(RunLayout(tmp_path), kill("forward"))
     with pytest.raises(RuntimeError, match="memory"):
-        rank_faults.blow(scene)
+        OutOfMemory().inject(scene)
     assert torch.zeros(2**26, dtype=torch.uint8).sum() == 0
 
 

@@ -22,7 +22,7 @@ _REMEDIES = {
     "checkpoint.max_inflight": "checkpoint=blocking writes without any in flight",
 }
 
-_EXTENDED = {"dataset.name": "ecrl.datasets", "model.name": "ecrl.models"}
+_EXTENDED = {"dataset.name": "ecrl.datasets", "model.name": "ecrl.models", "failure.kind": "ecrl.failures"}
 
 
 def convert(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:

@@ -7,12 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ecrl_cli.config.elastic import ranks_at, sizes
-from ecrl_cli.config.fault_spec import KEY, STARTING, Entry, refused, typed_entries
+from ecrl_cli.config.failure_kinds import PLANS
+from ecrl_cli.config.fault_spec import FAILURES, KEY, STARTING, Entry, refused, typed_entries
 from ecrl_cli.config.schema import FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError
-
-# Kinds that strike rank 0, or no rank.
-_NO_RANK = ("exit", "readonly", "writer", "slow_disk", "enospc", "eio", "term", "supervisor")
 
 
 def check_failures(config: RunConfig) -> None:
@@ -39,7 +37,7 @@ def prune_unused_keys(failure: FailureConfig, typed: frozenset[str]) -> FailureC
     if failure.kind == "none" or not typed & {"failure", "failure.kind"}:
         return failure
     default, given = FailureConfig(), {key.removeprefix("failure.") for key in typed}
-    dropped = {"rank"} if failure.kind in (*_NO_RANK, "mtbf", "listed") else set()
+    dropped = set() if _takes_rank(failure.kind) else {"rank"}
     dropped |= {"steps"} if failure.kind in ("mtbf", "listed") else set()
     dropped |= set() if failure.kind == "mtbf" else {"mtbf_steps", "mtbf_s"}
     dropped |= set() if failure.kind == "listed" else {"entries"}
@@ -88,8 +86,11 @@ def _check_rank(config: RunConfig) -> None:
     if rank >= ranks:
         where = f" at step {step}" if len(sizes(config)) > 1 else ""
         raise ConfigError("failure.rank", f"rank {rank} does not exist with {ranks} ranks{where}", f"use 0 to {ranks - 1}")
-    if config.failure.kind == "exit" and rank != 0:
-        raise ConfigError("failure.rank", f"exit strikes rank 0 only, got {rank}", "set failure.rank=0 or use failure=kill")
+
+
+def _takes_rank(kind: str) -> bool:
+    """Whether `failure.rank` says something to this kind: its class knows (failures/fault_kind.py)."""
+    return kind not in PLANS and bool(FAILURES.load(kind)().takes_rank)
 
 
 def _check_listed(config: RunConfig) -> None:

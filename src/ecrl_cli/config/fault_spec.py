@@ -1,4 +1,4 @@
-"""The words in which a failure is planned: WHAT@STEP[.MOMENT][/SHARE][:WHO][*SECONDS][%POINT], one entry of `failure.entries`.
+"""How a failure is typed: WHAT@STEP[.MOMENT][/SHARE][:WHO][*SECONDS][%POINT], one entry of `failure.entries`.
 
 `kill@40:1`, `kill@40.backward/0.25:1`, `kill@40:0+2`, `kill@40:all`, `kill@40:node`, `writer@20%after_rename`, `slow_rank@30:1*0.05`,
 `kill@40.load:0` (in the first attempt that begins once step 40 has been seen), `kill@3.5s:1` (after 3.5 s of supervised time).
@@ -11,13 +11,15 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ecrl_cli.config.failure_kinds import BUILTIN, PLANS
 from ecrl_cli.config.keys import did_you_mean
-from ecrl_cli.config.schema import FAILURE_KINDS, FailureConfig
+from ecrl_cli.config.registry import Registry
+from ecrl_cli.config.schema import FailureConfig
 from ecrl_cli.errors import ConfigError, shown
 
 KEY = "failure.entries"
 FORM = "WHAT@STEP[.MOMENT][/SHARE][:WHO][*SECONDS][%POINT]"
-WHATS = tuple(kind for kind in FAILURE_KINDS if kind not in ("none", "mtbf", "listed"))
+FAILURES = Registry("failure", "ecrl.failures", BUILTIN)  # by name, the class of a kind (failures/fault_kind.py)
 
 # When a failure can strike. The first line: behind a step and inside it; then while its state is captured or saved; while an attempt starts;
 # between two attempts; after a wall time.
@@ -64,8 +66,9 @@ def parse(text: str) -> Entry:
     if found is None:
         raise refused(text, f"is no failure: expected {FORM}", "for example kill@40:1 or kill@40.backward/0.25:0")
     after, moment = found["after"], found["moment"] or ""
-    if found["what"] not in WHATS:
-        raise refused(text, f"unknown failure {found['what']!r}", f"{did_you_mean(found['what'], WHATS)} known: {', '.join(WHATS)}".strip())
+    what = found["what"]
+    if what not in BUILTIN and what not in (known := FAILURES.names()):
+        raise refused(text, f"unknown failure {what!r}", f"{did_you_mean(what, known)} known: {', '.join(known)}".strip())
     if moment and moment not in MOMENTS:
         raise refused(text, f"unknown moment {moment!r}", f"known: {', '.join(MOMENTS)}")
     if moment and (moment == "wall") != (after is not None):
@@ -76,7 +79,7 @@ def parse(text: str) -> Entry:
     if not all(math.isfinite(float(found[name] or 0)) for name in ("after", "seconds")):
         raise refused(text, "seconds must be a finite number")
     return Entry(
-        what=found["what"],
+        what=what,
         step=int(found["step"] or 0),
         moment="wall" if after is not None else moment,
         share=share,
@@ -88,10 +91,10 @@ def parse(text: str) -> Entry:
 
 
 def typed_entries(failure: FailureConfig) -> tuple[Entry, ...]:
-    """What `failure` plans, in the words of the grammar; nothing for kinds that draw (mtbf), and for none."""
+    """The entries that `failure` names; none where they are drawn (mtbf)."""
     if failure.kind == "listed":
         return tuple(parse(text) for text in failure.entries)
-    if failure.kind in ("none", "mtbf"):
+    if failure.kind in PLANS:
         return ()
     share = None if failure.share == FailureConfig().share else failure.share
     who: tuple[int, ...] | str = (failure.rank,) if failure.who == "rank" else failure.who

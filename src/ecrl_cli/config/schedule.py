@@ -8,7 +8,7 @@ from ecrl_cli.config.schema import FailureConfig, RunConfig, ScheduleConfig
 from ecrl_cli.errors import ConfigError
 
 DEFAULT_KIND = "exit"  # the failure of the published schedules, where none is named
-_WITHOUT_STEPS = ("mtbf", "listed")  # kinds that say themselves when they strike
+_WITHOUT_STEPS = ("mtbf", "listed")  # plans that say themselves when they strike
 _SHORT = {"resnet18": "r18", "resnet50": "r50", "resnet152": "r152"}  # as the published suites call them
 
 

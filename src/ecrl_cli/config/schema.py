@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ecrl_cli.config.failure_kinds import FAILURE_KINDS
+
 WRITE_MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
 STRATEGIES = ("none", "blocking", "overlapped", "in_memory")
 BACKGROUND = ("overlapped", "in_memory")  # whose checkpoints a process beside the ranks writes
@@ -22,10 +24,6 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 BACKENDS = ("auto", "nccl", "gloo")
 DEVICES = ("auto", "cpu", "cuda")
 STORAGES = ("disk", "tmpfs", "throttled")
-FAILURE_KINDS = (
-    *("none", "exit", "kill", "term", "stop", "raise", "oom", "nan", "slow_rank", "slow_disk", "enospc", "eio", "corrupt", "readonly"),
-    *("partition", "backward", "writer", "supervisor", "mtbf", "listed"),
-)
 VICTIMS = ("rank", "all", "node")
 INDIVISIBLE = ("refuse", "lower")
 RECOVERIES = ("checkpoint_restart", "immediate_rollback", "lossy_forward")

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ecrl_cli.config.counts import MOST, count, some_counts, some_of
+from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.mini_batch import MiniBatchFailure
-from ecrl_cli.config.schema import FAILURE_KINDS, LAYOUTS, RECOVERIES, WRITE_MODES, at_least, positive
+from ecrl_cli.config.schema import LAYOUTS, RECOVERIES, WRITE_MODES, at_least, positive
 
 WRITING = ("blocking", "overlapped")
 # first: checkpoints/ is not there yet. overlapped: two in flight. rejected: over a damaged one. again: a step saved twice. recovery: after a crash.
 POWER_LOSS_WORKLOADS = ("first", "one", "two", "pointer", "retention", "overlapped", "stale_stage", "rejected", "again", "recovery")
-# What strikes the runs of the study `failures`. A partition needs a network of its own.
-STRUCK = tuple(kind for kind in FAILURE_KINDS if kind not in ("none", "mtbf", "listed", "backward", "partition"))
+# What strikes the runs of the study `failures`. A partition needs a network of its own, backward is a kill.
+STRUCK = tuple(kind for kind in BUILTIN if kind not in ("backward", "partition"))
 
 
 @dataclass(frozen=True)

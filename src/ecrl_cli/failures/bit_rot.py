@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, TRAIN
+from ecrl_cli.config.fault_spec import Entry
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
+from ecrl_cli.failures.fault_kind import BetweenAttempts, Ends, FaultKind, Problem, RecordedFault, RefusedFault, Strike, Victim
+from ecrl_cli.failures.rank_faults import Kill
 
 MAX_FLIPS = 8  # bytes
-LEFT_TO_CHOOSE = 2  # valid checkpoints, or none is damaged: there must be one to fall back to
 
 
 @dataclass(frozen=True)
@@ -47,21 +50,53 @@ def inflict(damage: Damage) -> None:
     assert after == data and after != before, f"{damage.file} was not changed"
 
 
-def at_rest(scene: InjectionContext) -> None:
-    """The supervisor chooses the checkpoint and the damage itself: the claim says what it hits."""
-    raise AssertionError(f"{scene.entry.kind} has no blow of its own")
+class Corrupt(FaultKind):
+    """A kill and, before the next attempt, the damage; `corrupt@40.rest` is the damage alone."""
 
+    name = "corrupt"
+    description = "`failure.rank` is killed, and bytes of the newest checkpoint are flipped before the next attempt chooses what to resume from"
+    text = "is damaged"
+    moments = ("rest",)
+    victim = Victim.CHECKPOINT
+    needs_checkpoints = 2  # valid ones: one must be left to fall back to
+    ends = Ends.NOTHING
 
-def available(config: RunConfig) -> str | None:
-    return "damages a checkpoint, checkpoint=none makes none" if config.checkpoint.strategy == "none" else None
+    @property
+    def takes_rank(self) -> bool:
+        return True  # the kill's
 
+    def refuses(self, config: RunConfig) -> str | None:
+        return "damages a checkpoint, checkpoint=none makes none" if config.checkpoint.strategy == "none" else None
 
-def too_early(step: int, config: RunConfig) -> str | None:
-    """Why the newest checkpoint behind `step` has no earlier one to fall back to, or None."""
-    every = config.checkpoint.every
-    if step // every >= 2:
-        return None
-    return f"at step {step} there is no earlier checkpoint to fall back to with checkpoint.every={every}: strike at step {2 * every} or behind it"
+    def expand(self, entry: Entry, config: RunConfig) -> tuple[Entry, ...]:
+        step, every = entry.step, config.checkpoint.every
+        if step // every < self.needs_checkpoints:
+            reason = f"at step {step} there is no earlier checkpoint to fall back to with checkpoint.every={every}"
+            raise RefusedFault("steps", reason, f"strike at step {self.needs_checkpoints * every} or behind it")
+        damage = Entry(self.name, step, "rest")
+        return (damage,) if entry.moment == "rest" else (replace(entry, what=Kill.name), damage)
 
+    def strike_at_rest(self, between: BetweenAttempts) -> Strike | None:
+        """Waits for an attempt that goes back to a checkpoint, and for one that can be damaged."""
+        if not between.chooses:
+            return None
+        reports = (between.store.verify(each.path) for each in between.store.entries())
+        valid = [report.path for report in reports if report.ok]
+        if len(valid) < self.needs_checkpoints:
+            return None
+        damage = choose_damage(valid[0], between.seed)
+        return Strike(damage.text(between.root), partial(inflict, damage))
 
-STRIKE = FaultKind("is damaged", ("rest",), at_rest, ends=False, subject="the newest checkpoint", available=available)
+    def trace(self, fault: RecordedFault) -> Iterable[Problem]:
+        """What was damaged was refused by the attempt that came next, for the file that was damaged."""
+        fired = fault.fired
+        damaged = fired.detail.partition(":")[0]
+        after = [rejected for a in fault.attempts if a.attempt >= fired.attempt for rejected in a.rejected]
+        refused = [rejected for rejected in after if damaged == rejected.path or damaged.startswith(f"{rejected.path}/")]
+        name = damaged.rpartition("/")[2]
+        if not damaged:
+            yield Problem(f"entry {fired.index} does not say what it damaged", proven=False)
+        elif not refused and fault.attempt:
+            yield Problem(f"entry {fired.index} damaged {damaged}, and attempt {fired.attempt} did not refuse it")
+        elif refused and not any(name in rejected.reason or rejected.layer == "hash" for rejected in refused):
+            yield Problem(f"entry {fired.index} damaged {damaged}, which was refused for something else: {refused[0].layer}: {refused[0].reason}")

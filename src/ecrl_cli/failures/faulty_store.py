@@ -9,12 +9,11 @@ from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.failures.fault_kind import InjectionContext
 from ecrl_cli.failures.fault_log import claim
-from ecrl_cli.failures.registry import STRIKES
-from ecrl_cli.failures.storage_faults import FAULTS, SLOW_SAVES
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.events import InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.storage.fault_injecting_fs import FaultyFs
+from ecrl_cli.storage.fault_injecting_fs import Fault, FaultyFs
 from ecrl_cli.storage.fs import Buffer, Fs
 
 
@@ -77,9 +76,12 @@ class FaultyRunStore(CheckpointStore):
         step, attempt = self._saving
         if not claim(self._layout, InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, attempt, monotonic(), wall(), step)):
             return
-        if entry.kind in FAULTS:
-            self._faulty.arm(FAULTS[entry.kind])
-        elif entry.seconds:
-            self._faulty.delay_s, self._slow = entry.seconds, SLOW_SAVES
-        else:
-            STRIKES[entry.kind].inject(InjectionContext(self._layout, entry))
+        fault_kind(entry.kind).strike_save(self, InjectionContext(self._layout, entry))
+
+    def fail_next(self, fault: Fault) -> None:
+        """The save in progress meets `fault`."""
+        self._faulty.arm(fault)
+
+    def slow_down(self, seconds: float, saves: int) -> None:
+        """The save in progress and those behind it, `saves` in all, take so much longer over each write and sync."""
+        self._faulty.delay_s, self._slow = seconds, saves

@@ -10,7 +10,7 @@ from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.failures import step_hooks
 from ecrl_cli.failures.fault_kind import InjectionContext
 from ecrl_cli.failures.fault_log import claim
-from ecrl_cli.failures.registry import STRIKES
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import InjectedFault, PlannedFailure
@@ -54,7 +54,7 @@ class Injector:
     def before_step(self, global_step: int) -> None:
         """Arm what is planned inside `global_step`."""
         for entry in self._inside:
-            if entry.global_step <= global_step < entry.global_step + STRIKES[entry.kind].lasts:
+            if entry.global_step <= global_step < entry.global_step + fault_kind(entry.kind).lasts:
                 self._arm(entry, global_step)
 
     def before_save(self, global_step: int) -> None:
@@ -75,7 +75,7 @@ class Injector:
                 armed.disarm()
                 self._strike(entry, global_step)
         for entry in [each for each in self._boundary if each.global_step == global_step]:
-            if STRIKES[entry.kind].flushes:
+            if fault_kind(entry.kind).flushes:
                 flush()
             if entry.rank == self._rank:
                 self._strike(entry, global_step)
@@ -87,15 +87,15 @@ class Injector:
         self._armed = []
 
     def _arm(self, entry: PlannedFailure, global_step: int) -> None:
-        armed = step_hooks.ArmedFault(partial(self._strike, entry, global_step))
+        kind, armed = fault_kind(entry.kind), step_hooks.ArmedFault(partial(self._strike, entry, global_step))
         self._armed.append((entry, armed))
         if entry.moment == "capture":
             step_hooks.in_capture(armed, self._pack)
         elif entry.moment == "backward":
             step_hooks.in_backward(armed, self._model, self._optimizer, entry.share)
         elif entry.moment == "optimizer":
-            step_hooks.in_update(armed, self._optimizer, entry.share if STRIKES[entry.kind].ends else 1.0)
-        elif entry.kind == "nan":
+            step_hooks.in_update(armed, self._optimizer, entry.share if kind.may_cut_update else 1.0)
+        elif kind.replaces_output:
             step_hooks.on_output(armed, self._model)
         else:
             step_hooks.in_forward(armed, self._model, entry.share)
@@ -104,7 +104,7 @@ class Injector:
         """Claim the entry and do what it says; nothing where another process, or an earlier attempt, has claimed it."""
         if entry.index in self._claimed or self._claim(entry, at_step):
             self._claimed.add(entry.index)
-            return STRIKES[entry.kind].inject(InjectionContext(self._layout, entry, self._peers, output))
+            return fault_kind(entry.kind).inject(InjectionContext(self._layout, entry, self._peers, output))
         return None
 
     def _claim(self, entry: PlannedFailure, at_step: int) -> bool:

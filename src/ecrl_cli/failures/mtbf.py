@@ -14,19 +14,20 @@ from ecrl_cli.config.elastic import ranks_at, sizes
 from ecrl_cli.config.fault_spec import Entry
 from ecrl_cli.config.limits import MOST_FAILURES
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.failures.rank_faults import Kill
 
 STREAM = 0x6D746266  # "mtbf": a stream of the seed that nothing else draws from (epochs and ranks are small numbers)
 
 
-def available(config: RunConfig) -> str | None:
-    mean = config.failure.mtbf_steps
-    if mean >= 1 or config.failure.mtbf_s > 0:
-        return None
-    return f"kind mtbf needs a mean of at least one step, failure.mtbf_steps is {mean:g}"
-
-
 def entries(config: RunConfig) -> tuple[Entry, ...]:
-    """Kills in order, each of one rank. The gaps of one seed are the same draws whatever the mean: half the mean strikes at half the distances."""
+    """Kills in order, each of one rank. The gaps of one seed are the same draws whatever the mean: half the mean strikes at half the distances.
+
+    ConfigError where the mean is less than a step.
+    """
+    if config.failure.mtbf_steps < 1 and not config.failure.mtbf_s:
+        fact = f"kind mtbf needs a mean of at least one step, failure.mtbf_steps is {config.failure.mtbf_steps:g}"
+        raise ConfigError("failure", fact)
     return _by_time(config) if config.failure.mtbf_s else _by_steps(config)
 
 
@@ -41,7 +42,7 @@ def _by_steps(config: RunConfig) -> tuple[Entry, ...]:
         step = max(step + 1, math.ceil(instant))
         if step >= config.target_steps or len(found) > MOST_FAILURES:  # more are refused
             return tuple(found)
-        found.append(Entry("kill", step, who=(int(share * ranks_at(config, step)),)))
+        found.append(Entry(Kill.name, step, who=(int(share * ranks_at(config, step)),)))
 
 
 def _by_time(config: RunConfig) -> tuple[Entry, ...]:
@@ -51,7 +52,7 @@ def _by_time(config: RunConfig) -> tuple[Entry, ...]:
     instant = 0.0
     for _ in range(min(config.supervision.max_restarts, MOST_FAILURES)):
         instant += config.failure.mtbf_s * generator.exponential()
-        found.append(Entry("kill", moment="wall", who=(int(generator.random() * min(sizes(config))),), after_s=instant))
+        found.append(Entry(Kill.name, moment="wall", who=(int(generator.random() * min(sizes(config))),), after_s=instant))
     return tuple(found)
 
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ecrl_cli.config.codec import decode
-from ecrl_cli.config.fault_spec import STARTING
+from ecrl_cli.config.failure_kinds import PLANS
+from ecrl_cli.config.fault_spec import STARTING, Entry, typed_entries
 from ecrl_cli.config.limits import MOST_FAILURES
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, RecordError
+from ecrl_cli.failures import mtbf
 from ecrl_cli.failures.compile_spec import planned
-from ecrl_cli.failures.fault_kind import NON_FATAL
-from ecrl_cli.failures.registry import KINDS, STRIKES
+from ecrl_cli.failures.fault_kind import Ends
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.failures.remaining_ranks import check_sizes
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import read_json
@@ -44,15 +46,9 @@ def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
     name = config.failure.kind
     if name == "none" or not config.variant.failures:
         return ()
-    kind = KINDS.get(name)
-    if kind is None:
-        raise ConfigError("failure.kind", f"unknown kind {name!r}", f"known: {', '.join(['none', *KINDS])}")
     if max(len(config.failure.steps), len(config.failure.entries)) > MOST_FAILURES:
         raise too_many()
-    refused = kind.available(config)
-    if refused:
-        raise ConfigError("failure", refused)
-    entries = (each for entry in kind.entries(config) for each in planned(entry, config))
+    entries = (each for entry in _typed_or_drawn(config) for each in planned(entry, config))
     found = tuple(replace(entry, index=index) for index, entry in enumerate(islice(entries, MOST_FAILURES + 1)))
     if len(found) > MOST_FAILURES:
         raise too_many()
@@ -60,6 +56,14 @@ def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
         _check_occasion(entry, found, config)
     check_sizes(found, config)
     return found
+
+
+def _typed_or_drawn(config: RunConfig) -> tuple[Entry, ...]:
+    """ConfigError where `failure.kind` is unknown."""
+    name = config.failure.kind
+    if name in PLANS:
+        return mtbf.entries(config) if name == "mtbf" else typed_entries(config.failure)
+    return fault_kind(name).entries(config)
 
 
 def too_many() -> ConfigError:
@@ -70,7 +74,7 @@ def _check_occasion(entry: PlannedFailure, found: tuple[PlannedFailure, ...], co
     """What strikes where an attempt begins behind a step needs something that begins one there: else it never could."""
     if entry.moment not in ("rest", *STARTING) or not entry.global_step:
         return
-    others = (each for each in found if each is not entry and each.kind not in NON_FATAL and each.moment != "rest")
+    others = (each for each in found if each is not entry and fault_kind(each.kind).ends is not Ends.NOTHING and each.moment != "rest")
     ends = any(each.moment == "wall" or each.global_step >= entry.global_step for each in others)
     if not ends and not any(step >= entry.global_step for step in config.elastic.schedule):
         fact = f"{entry.kind} at {entry.moment} waits for an attempt that begins behind step {entry.global_step}, and nothing ends one there"
@@ -81,19 +85,18 @@ def describe(planned: tuple[PlannedFailure, ...]) -> tuple[str, ...]:
     """A line per entry, for people."""
     if not planned:
         return ("no failures planned",)
-    return tuple(f"failure {p.index + 1} of {len(planned)}: {_subject(p)} {_what(p)}, {_when(p)}" for p in planned)
+    return tuple(
+        f"failure {p.index + 1} of {len(planned)}: {_subject(p)} {fault_kind(p.kind).text.format(seconds=p.seconds)}, {_when(p)}" for p in planned
+    )
 
 
 def _subject(entry: PlannedFailure) -> str:
-    if subject := STRIKES[entry.kind].subject:
-        return subject
+    victim = fault_kind(entry.kind).victim
+    if not victim.is_rank:
+        return victim.value
     ranks = (entry.rank, *entry.others)
     whole = " and their agent" if entry.node else ""
     return f"rank {entry.rank}" if len(ranks) == 1 and not whole else f"each of ranks {', '.join(map(str, ranks))}{whole}"
-
-
-def _what(entry: PlannedFailure) -> str:
-    return STRIKES[entry.kind].text.format(seconds=entry.seconds)
 
 
 def _when(entry: PlannedFailure) -> str:

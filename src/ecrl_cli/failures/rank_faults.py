@@ -1,32 +1,107 @@
-"""`oom`: a rank runs out of memory: a real allocation is made to fail, and what it raises is not caught."""
+"""Failures that a rank brings on itself: it dies, raises, hangs, computes NaN, or is slow."""
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
-from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
+from ecrl_cli.config.fault_spec import IN_STEP, STARTING, Entry
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.failures.fault_kind import Death, Ends, FaultKind, InjectionContext, Problem, RecordedFault, RefusedFault, Victim
+from ecrl_cli.failures.signals import to_victims
+from ecrl_cli.records.events import PlannedFailure
 
 ASKED = 2**34  # bytes; never handed out
-_SPARE = 2**26  # what the process may still take: enough to say why it ends
+_SPARE = 2**26  # bytes that the process may still take: enough to say why it ends
 
 
-def blow(scene: InjectionContext) -> None:
-    """Raises what the allocator raises; the limit is lifted again, so that the rank can say so."""
-    del scene
-    # Here, where a rank strikes: the plan is made by a supervisor that has no torch.
-    import torch
+class Exit(FaultKind):
+    """The published protocol: the politest death."""
 
-    if torch.cuda.memory_allocated():
-        _exhaust_device()
-        return
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + _SPARE, before[1]))
-    try:
-        torch.empty(ASKED, dtype=torch.uint8)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+    name = "exit"
+    description = "rank 0 exits with code 137 after the final barrier of a step and a flush: the published protocol"
+    text = "exits with code 137 after a flush"
+    moments = (*IN_STEP, "capture", *STARTING)
+    victim = Victim.RANK_0
+    flushes = True
+    death = Death(exit_code=137)
+
+    def inject(self, context: InjectionContext) -> NoReturn:
+        del context
+        os._exit(137)
+
+
+class Kill(FaultKind):
+    name = "kill"
+    description = "SIGKILL of `failure.rank` behind a step, without a flush or a barrier; of several ranks or a node with `failure.who`"
+    text = "is killed by SIGKILL, without a flush"
+    moments: tuple[str, ...] = (*IN_STEP, "capture", *STARTING, "wall")
+    victim = Victim.RANKS
+    sends = signal.SIGKILL
+    death = Death(signal=signal.SIGKILL)
+
+    def inject(self, context: InjectionContext) -> NoReturn:
+        to_victims(context, signal.SIGKILL)
+        raise AssertionError("survived SIGKILL")
+
+
+class Backward(Kill):
+    """Another word for `kill` at moment `backward`: plans hold the kill."""
+
+    name = "backward"
+    description = "SIGKILL of `failure.rank` inside backward, after `failure.share` of its gradients have been accumulated"
+    moments = ("backward",)
+
+    def expand(self, entry: Entry, config: RunConfig) -> tuple[Entry, ...]:
+        if entry.moment not in ("", "backward"):
+            raise RefusedFault("moment", f"backward is a moment of its own, got {entry.moment}", "use kill")
+        return (replace(entry, what=Kill.name, moment="backward"),)
+
+
+class PlannedError(RuntimeError):
+    """Raised on purpose by failure=raise."""
+
+
+class Raise(FaultKind):
+    name = "raise"
+    description = "an exception in the code of `failure.rank`, in forward"
+    text = "raises an exception"
+    moments = ("forward", "boundary", "backward", "optimizer", "capture", *STARTING)
+    death = Death(exit_code=1)
+
+    def inject(self, context: InjectionContext) -> NoReturn:
+        raise PlannedError(f"planned failure {context.entry.index + 1}")
+
+
+class OutOfMemory(FaultKind):
+    name = "oom"
+    description = "`failure.rank` runs out of memory: an allocation that really fails"
+    text = "runs out of memory"
+    moments = ("forward", "backward", "load")
+    death = Death(exit_code=1)
+
+    def inject(self, context: InjectionContext) -> None:
+        """Raises what the allocator raises; the limit is lifted again, so that the rank can say so."""
+        del context
+        # Here, where a rank strikes: the plan is made by a supervisor that has no torch.
+        import torch
+
+        if torch.cuda.memory_allocated():
+            _exhaust_device()
+            return
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + _SPARE, before[1]))
+        try:
+            torch.empty(ASKED, dtype=torch.uint8)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _exhaust_device() -> None:
@@ -40,4 +115,67 @@ def _exhaust_device() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-STRIKE = FaultKind("runs out of memory", ("forward", "backward", "load"), blow)
+class NotANumber(FaultKind):
+    """NaN reaches every rank with the gradients: none can go on."""
+
+    name = "nan"
+    description = "the loss of `failure.rank` is NaN: refused before the step is logged or saved"
+    text = "computes a NaN loss"
+    moments = ("forward",)
+    share = 1.0  # the output of the whole model
+    takes_share = False
+    replaces_output = True
+    ends = Ends.ATTEMPT
+    death = Death(exit_code=1)
+
+    def inject(self, context: InjectionContext) -> Any:
+        return context.output * float("nan")
+
+
+class Stop(FaultKind):
+    name = "stop"
+    description = "SIGSTOP of `failure.rank`: it hangs, and only whoever watches its progress can tell"
+    text = "is stopped by SIGSTOP and hangs"
+    moments = (*IN_STEP, "capture", *STARTING, "wall")
+    victim = Victim.RANKS
+    sends = signal.SIGSTOP
+    ends = Ends.ATTEMPT
+    hangs = True
+
+    def inject(self, context: InjectionContext) -> None:
+        """Never returns: a rank that is woken to show its stacks shall not go on training meanwhile."""
+        to_victims(context, signal.SIGSTOP)
+        while True:
+            signal.pause()
+
+
+class SlowRank(FaultKind):
+    name = "slow_rank"
+    description = "`failure.rank` takes `failure.seconds` longer over each of ten steps: reported, not killed"
+    text = "takes {seconds:g} s longer over each of 10 steps"
+    moments = ("forward",)
+    seconds = 0.05
+    lasts = 10
+    ends = Ends.NOTHING
+
+    def check(self, entry: PlannedFailure, config: RunConfig) -> None:
+        limit = config.supervision.hang_timeout_s
+        if entry.seconds >= limit:
+            fact = f"{entry.seconds:g} s per step would be a hang: supervision.hang_timeout_s is {limit:g}"
+            raise RefusedFault("seconds", fact, "lower the seconds or raise the timeout")
+
+    def inject(self, context: InjectionContext) -> None:
+        time.sleep(context.entry.seconds)
+
+    def trace(self, fault: RecordedFault) -> Iterable[Problem]:
+        """Each of the steps that it lasts for took at least as long as the rank was held up, as far as the rank came."""
+        fired, entry = fault.fired, fault.planned
+        lines = fault.run.logs(fired.attempt).ranks.get(fired.rank)
+        first = fired.global_step if fired.at_step is None else fired.at_step
+        last = first if fired.at_step is None else entry.global_step + self.lasts - 1
+        took = {line.global_step: line.seconds for line in lines.events if first <= line.global_step <= last} if lines else {}
+        if lines and first not in took and any(line.global_step > first for line in lines.events):
+            yield Problem(f"entry {fired.index} held rank {fired.rank} up in step {first}, of which its log has no line", proven=False)
+        for step, seconds in took.items():
+            if seconds < entry.seconds:
+                yield Problem(f"entry {fired.index} held rank {fired.rank} up for {entry.seconds:g} s in step {step}, which took {seconds:.3f} s")

@@ -12,15 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
+from ecrl_cli.errors import StorageError
+from ecrl_cli.failures.fault_kind import Death, Ends, FaultKind, InjectionContext, Victim
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "symlink", "truncate")
 
 
-def blow(scene: InjectionContext) -> None:
-    seal(scene.layout.root)
+class ReadOnly(FaultKind):
+    name = "readonly"
+    description = "from a step on, rank 0 finds the run directory read-only: the run ends with exit code 5, and goes on once it is writable again"
+    text = "finds the run directory read-only"
+    victim = Victim.RANK_0
+    ends = Ends.ATTEMPT
+    death = Death(exit_code=StorageError.exit_code)
+    supervisor_exit = StorageError.exit_code
+
+    def inject(self, context: InjectionContext) -> None:
+        seal(context.layout.root)
 
 
 def seal(root: Path) -> Callable[[], None]:
@@ -56,10 +65,3 @@ def seal(root: Path) -> Callable[[], None]:
 def _put(calls: Mapping[str, Callable[..., Any]]) -> None:
     for name, call in calls.items():
         setattr(os, name, call)
-
-
-def available(config: RunConfig) -> str | None:
-    return "kind readonly always strikes rank 0, which writes; leave the rank out" if config.failure.rank else None
-
-
-STRIKE = FaultKind("finds the run directory read-only", ("boundary",), blow, ends=False, available=available)

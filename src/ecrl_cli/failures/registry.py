@@ -1,57 +1,44 @@
-"""The kinds of failure, a closed registry: one file per kind or family, its name here and nowhere else."""
+"""The kinds of failure by name: ours, and those of installed packages (entry points in the group `ecrl.failures`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
 
-from ecrl_cli.config.fault_spec import Entry, typed_entries
-from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures import (
-    bit_rot,
-    kill,
-    mtbf,
-    nan,
-    partition,
-    raising,
-    rank_faults,
-    readonly,
-    slow_rank,
-    stop,
-    storage_faults,
-    supervisor_and_network_faults,
-    term,
-)
-from ecrl_cli.failures import exit as planned_exit
-from ecrl_cli.failures.fault_kind import FaultKind, always
+from ecrl_cli.config.fault_spec import FAILURES
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.failures.fault_kind import Ends, FaultKind
 
 
-@dataclass(frozen=True)
-class FaultPlanner:
-    """What `failure.kind` can name: whom it takes when. `available`: why it cannot be planned for this configuration, or None."""
-
-    entries: Callable[[RunConfig], tuple[Entry, ...]]
-    available: Callable[[RunConfig], str | None] = always
+def kind_names() -> tuple[str, ...]:
+    """All kinds that can be planned: ours in their order, then the installed ones."""
+    return FAILURES.names()
 
 
-STRIKES: dict[str, FaultKind] = {
-    "exit": planned_exit.STRIKE,
-    "kill": kill.STRIKE,
-    "term": term.STRIKE,
-    "stop": stop.STRIKE,
-    "raise": raising.STRIKE,
-    "oom": rank_faults.STRIKE,
-    "nan": nan.STRIKE,
-    "slow_rank": slow_rank.STRIKE,
-    "slow_disk": storage_faults.SLOW_DISK,
-    "enospc": storage_faults.ENOSPC,
-    "eio": storage_faults.EIO,
-    "corrupt": bit_rot.STRIKE,
-    "readonly": readonly.STRIKE,
-    "partition": partition.STRIKE,
-    "writer": storage_faults.WRITER,
-    "supervisor": supervisor_and_network_faults.STRIKE,
-}
+@cache
+def fault_kind(name: str) -> FaultKind:
+    """The kind of that name. ConfigError where there is none, or where its package cannot be imported."""
+    found = FAILURES.load(name)
+    if not (isinstance(found, type) and issubclass(found, FaultKind)):
+        raise ConfigError("failure", f"failure {name!r} is no FaultKind ({found!r})", "reinstall its package")
+    return found()
 
-_AS_TYPED = FaultPlanner(lambda config: typed_entries(config.failure))
-KINDS: dict[str, FaultPlanner] = {**dict.fromkeys((*STRIKES, "backward", "listed"), _AS_TYPED), "mtbf": FaultPlanner(mtbf.entries, mtbf.available)}
+
+class _Unknown(FaultKind):
+    """Stands for a name in records that nobody knows here: ends its attempt in no known way."""
+
+    ends = Ends.ATTEMPT
+
+
+def recorded_kind(name: str) -> FaultKind:
+    """As `fault_kind`, for names in records, which may be any text."""
+    try:
+        return fault_kind(name)
+    except ConfigError:
+        return _Unknown()
+
+
+def table() -> str:
+    """All kinds in a Markdown table, for the docs."""
+    head = ("| `failure=` | what happens | moments |", "| --- | --- | --- |")
+    kinds = [fault_kind(name) for name in kind_names()]
+    return "\n".join((*head, *(f"| `{kind.name}` | {kind.description} | {', '.join(kind.moments)} |" for kind in kinds)))

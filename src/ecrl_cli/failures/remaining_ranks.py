@@ -7,10 +7,9 @@ from itertools import groupby
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
+from ecrl_cli.failures.fault_kind import Ends
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.records.events import PlannedFailure
-
-ENDING = ("exit", "kill", "raise", "oom")  # kinds that end their victims and leave the others
-ENDING_ALL = ("nan", "stop", "partition", "supervisor")  # kinds behind which all ranks are there again
 
 
 def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
@@ -47,8 +46,8 @@ class _Left:
             missing = next(entry for entry in together if entry not in there)
             fact = f"failure {missing.index + 1} strikes rank {missing.rank}, and only {self._size} ranks are left at step {missing.global_step}"
             raise ConfigError("failure", fact, f"strike rank 0 to {self._size - 1}, or add supervision.spares=1")
-        gone = {rank for entry in there if entry.kind in ENDING for rank in (entry.rank, *entry.others) if rank < self._size}
-        if any(entry.kind in ENDING_ALL for entry in there):
+        gone = {rank for entry in there if fault_kind(entry.kind).others_go_on for rank in (entry.rank, *entry.others) if rank < self._size}
+        if any(fault_kind(entry.kind).ends is Ends.ATTEMPT for entry in there):
             self._size = self._all
         elif gone:
             self._size = self._after(self._size, len(gone))
@@ -56,7 +55,7 @@ class _Left:
 
     def strike_whenever(self, entry: PlannedFailure) -> None:
         """By the clock: at any time, so at any size."""
-        if entry.kind in ENDING:
+        if fault_kind(entry.kind).others_go_on:
             for size in (self._all, *list(self.sizes)):
                 if entry.rank < size:
                     self.sizes.setdefault(self._after(size, 1), (1, entry))

@@ -1,17 +1,19 @@
-"""Failures of one save: `writer`, `enospc`, `eio`, `slow_disk`. They strike whichever process writes, at a point of the store's protocol."""
+"""Failures of one save. They strike whichever process writes, at a point of the store's protocol."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from typing import NoReturn
 
-from ecrl_cli.checkpoint.format.names import CRASH_POINTS, TRAIN
-from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
+from ecrl_cli.checkpoint.format.names import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.config.schema import BACKGROUND, RunConfig
+from ecrl_cli.failures.fault_kind import Death, Ends, FaultKind, InjectionContext, Problem, RecordedFault, SaveInProgress, Victim
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, PlannedFailure
 from ecrl_cli.storage.fault_injecting_fs import Fault
 
-HALF = "half_part"  # the default point: half of the first part is written
+HALF = "half_part"  # half of the first part is written
 SLOW_SAVES = 3
 
 # The protocol's points without the part that some of them name, and those from which a write or a sync is still to come in every save. Each file is
@@ -19,44 +21,150 @@ SLOW_SAVES = 3
 POINTS = tuple(dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS))
 _WRITES_FOLLOW = POINTS[: POINTS.index("after_commit")]
 _SYNCS_FOLLOW = POINTS[: POINTS.index("after_rename") + 1]
+_BEFORE_ACKNOWLEDGED = POINTS[: POINTS.index("after_root_sync") + 1]
 _TRASH = ("before_trash", "half_trash", "after_trash")
 
 
-def kill_writer(scene: InjectionContext) -> NoReturn:
-    del scene
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("survived SIGKILL")
+class SaveFault(FaultKind):
+    """Strikes one save."""
+
+    moments = ("save",)
+    victim = Victim.SAVE
+    point = HALF
+    ends = Ends.NOTHING
+
+    def refuses(self, config: RunConfig) -> str | None:
+        return "strikes a save, checkpoint=none makes none" if config.checkpoint.strategy == "none" else None
+
+    def wrong_point(self, point: str, config: RunConfig) -> str | None:
+        name, _, part = point.partition(":")
+        parted = name in (HALF, "after_part") and config.checkpoint.layout != "single" and part in (TRAIN, MODEL, OPTIMIZER, RNG)
+        if name not in POINTS or (part and not parted):
+            return f"unknown point {point!r}, known: {', '.join(CRASH_POINTS)}"
+        return self.point_too_late(name, config) or (f"point {point} does not occur: {why}" if (why := _absent(name, config)) else None)
+
+    def point_too_late(self, point: str, config: RunConfig) -> str | None:
+        """Why nothing that can fail need come behind `point` in a save, or None."""
+        del point, config
+        return None
+
+    def trace(self, fault: RecordedFault) -> Iterable[Problem]:
+        """The save that was struck has an end on record, and the end is its kind's."""
+        fired, a = fault.fired, fault.attempt
+        lines = fault.run.logs(fired.attempt).checkpoints.events
+        end = next((line for line in lines if line.global_step == fired.at_step and line.event in CHECKPOINT_ENDS), None)
+        who, save = f"entry {fired.index} ({self.name})", f"the save of step {fired.at_step} in attempt {fired.attempt}"
+        if end is None:
+            yield Problem(f"{who}: {save} has no end on record", proven=False)
+        elif a and (wrong := self.wrong_end(end, fault.planned, a.outcome == "completed")):
+            yield Problem(f"{who}: {save} {wrong}")
+
+    def wrong_end(self, end: CheckpointLine, entry: PlannedFailure, completed: bool) -> str | None:
+        """Why `end` is not how a save ends that was struck, or None. `completed`: whether its attempt did."""
+        raise NotImplementedError
 
 
-def armed(scene: InjectionContext) -> None:
-    """Nothing to do here: the store's file system has the fault, or the delay."""
+class KilledWriter(SaveFault):
+    name = "writer"
+    description = (
+        "SIGKILL of whoever writes, at `failure.point` of the first save due at `failure.steps`: rank 0 when blocking, else the background writer"
+    )
+    text = "is killed by SIGKILL"
+    victim = Victim.WRITER
+    ends = Ends.WRITER
+    death = Death(signal=signal.SIGKILL)
+
+    def ends_attempt(self, entry: PlannedFailure, config: RunConfig) -> bool:
+        return config.checkpoint.strategy not in BACKGROUND
+
+    def inject(self, context: InjectionContext) -> NoReturn:
+        del context
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("survived SIGKILL")
+
+    def trace(self, fault: RecordedFault) -> Iterable[Problem]:
+        return () if self.ends_attempt(fault.planned, fault.config) else super().trace(fault)
+
+    def wrong_end(self, end: CheckpointLine, entry: PlannedFailure, completed: bool) -> str | None:
+        committed = end.event == "committed" and end.reason is None
+        before = entry.point.partition(":")[0] in _BEFORE_ACKNOWLEDGED
+        return "was committed by the writer that had been killed" if before and committed else None
 
 
-def available(config: RunConfig) -> str | None:
-    return "strikes a save, checkpoint=none makes none" if config.checkpoint.strategy == "none" else None
+class FailedCall(SaveFault):
+    """The next call of its scope fails with an errno."""
+
+    fault: Fault
+
+    def strike_save(self, save: SaveInProgress, context: InjectionContext) -> None:
+        del context
+        save.fail_next(self.fault)
+
+    def wrong_end(self, end: CheckpointLine, entry: PlannedFailure, completed: bool) -> str | None:
+        failed = end.event == "failed" and self.fault.kind in (end.reason or "")
+        lost = end.event == "lost" and not completed
+        return None if failed or lost else f"ended as {end.event} ({end.reason}), not as failed with {self.fault.kind}"
 
 
-def syncs(config: RunConfig) -> str | None:
-    return available(config) or (None if config.write_mode.sync_files else f"fails a sync, write_mode={config.write_mode.name} makes none")
+class FullDisk(FailedCall):
+    name = "enospc"
+    description = "the first save due at `failure.steps` meets a full disk at `failure.point` of the store's protocol"
+    text = "meets a full disk (ENOSPC)"
+    fault = Fault("ENOSPC", 1, scope="write")
+
+    def point_too_late(self, point: str, config: RunConfig) -> str | None:
+        return None if point in _WRITES_FOLLOW else f"nothing need be written behind point {point}, use one up to {_WRITES_FOLLOW[-1]}"
 
 
-def wrong_point(kind: str, point: str, config: RunConfig) -> str | None:
-    """Why failure `kind` cannot strike at `point` in any save of this run, or None."""
-    name, _, part = point.partition(":")
-    if name not in POINTS or (part and (name not in (HALF, "after_part") or config.checkpoint.layout == "single" or not _is_part(part))):
-        return f"unknown point {point!r}, known: {', '.join(CRASH_POINTS)}"
-    if kind == "slow_disk":
-        return f"slow_disk slows down whole saves, it has no point, got {point!r}"
-    if kind == "enospc" and name not in _WRITES_FOLLOW:
-        return f"nothing need be written behind point {point}, use one up to {_WRITES_FOLLOW[-1]}"
-    synced = _SYNCS_FOLLOW if config.write_mode.sync_directories else _WRITES_FOLLOW
-    if kind == "eio" and name not in synced:
+class FailedSync(FailedCall):
+    name = "eio"
+    description = "the first save due at `failure.steps` meets a sync that fails, at `failure.point`"
+    text = "meets a sync that fails (EIO)"
+    fault = Fault("EIO", 1, scope="sync")
+
+    def refuses(self, config: RunConfig) -> str | None:
+        return super().refuses(config) or (None if config.write_mode.sync_files else f"fails a sync, write_mode={config.write_mode.name} makes none")
+
+    def point_too_late(self, point: str, config: RunConfig) -> str | None:
+        synced = _SYNCS_FOLLOW if config.write_mode.sync_directories else _WRITES_FOLLOW
+        if point in synced:
+            return None
         return f"with write_mode={config.write_mode.name} a save needs no sync behind point {point}, use one up to {synced[-1]}"
-    return f"point {point} does not occur: {why}" if (why := _absent(name, config)) else None
 
 
-def _is_part(part: str) -> bool:
-    return part == TRAIN or part in ("model.safetensors", "optimizer.safetensors", "rng.safetensors")
+class SlowDisk(SaveFault):
+    name = "slow_disk"
+    description = "three saves, from the first one due at `failure.steps` on, take `failure.seconds` longer over each write and sync"
+    text = f"and the {SLOW_SAVES - 1} behind it take {{seconds:g}} s longer over each write and sync"
+    point = ""
+    seconds = 0.02
+
+    def wrong_point(self, point: str, config: RunConfig) -> str | None:
+        del config
+        return f"slow_disk slows down whole saves, it has no point, got {point!r}"
+
+    def strike_save(self, save: SaveInProgress, context: InjectionContext) -> None:
+        save.slow_down(context.entry.seconds, SLOW_SAVES)
+
+    def wrong_end(self, end: CheckpointLine, entry: PlannedFailure, completed: bool) -> None:
+        """Any end will do; `trace` looks at the seconds."""
+
+    def trace(self, fault: RecordedFault) -> Iterable[Problem]:
+        """Each committed save took at least the delays of its own calls: one write per file, and one sync where files are synced.
+
+        The saves behind the first one only where rank 0 writes: a background writer that was replaced meanwhile is slow no more.
+        """
+        yield from super().trace(fault)
+        fired, config = fault.fired, fault.config
+        files = 6 if config.checkpoint.layout == "group" else 2
+        least = fault.planned.seconds * files * (2 if config.write_mode.sync_files else 1)
+        lines = fault.run.logs(fired.attempt).checkpoints.events
+        slow = sorted({line.global_step for line in lines if line.event == "submitted" and line.global_step >= (fired.at_step or 0)})
+        for step in slow[: 1 if config.checkpoint.strategy in BACKGROUND else SLOW_SAVES]:
+            end = next((line for line in lines if line.global_step == step and line.event in CHECKPOINT_ENDS), None)
+            if end and end.event == "committed" and end.reason is None and end.write_s + end.commit_s < least:
+                took = f"took {end.write_s + end.commit_s:.3f} s, its calls alone were held up for {least:g} s"
+                yield Problem(f"entry {fired.index} (slow_disk): the save of step {step} in attempt {fired.attempt} {took}")
 
 
 def _absent(name: str, config: RunConfig) -> str:
@@ -73,18 +181,3 @@ def _absent(name: str, config: RunConfig) -> str:
     if name in _TRASH and (config.target_steps - 1) // checkpoint.every <= checkpoint.keep:
         return f"nothing is retired, checkpoint.keep is {checkpoint.keep}"
     return ""
-
-
-WRITER = FaultKind("is killed by SIGKILL", ("save",), kill_writer, subject="whoever writes", available=available)
-ENOSPC = FaultKind("meets a full disk (ENOSPC)", ("save",), armed, False, subject="the save", available=available)
-EIO = FaultKind("meets a sync that fails (EIO)", ("save",), armed, False, subject="the save", available=syncs)
-SLOW_DISK = FaultKind(
-    f"and the {SLOW_SAVES - 1} behind it take {{seconds:g}} s longer over each write and sync",
-    ("save",),
-    armed,
-    ends=False,
-    subject="the save",
-    seconds=0.02,
-    available=available,
-)
-FAULTS = {"enospc": Fault("ENOSPC", 1, scope="write"), "eio": Fault("EIO", 1, scope="sync")}

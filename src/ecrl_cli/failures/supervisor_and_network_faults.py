@@ -1,25 +1,129 @@
-"""`supervisor`: SIGKILL of the supervisor. All its processes go down with it; the keeper starts a new one, which sweeps and goes on."""
+"""Failures of what stands above the ranks: the supervisor is killed or told to stop, the network between the ranks goes down."""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterable
+from itertools import pairwise
 
+from ecrl_cli.config.elastic import ranks_at
 from ecrl_cli.config.fault_spec import IN_STEP
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import FaultKind, InjectionContext
+from ecrl_cli.failures.fault_kind import (
+    BetweenAttempts,
+    Ends,
+    FaultKind,
+    InjectionContext,
+    Problem,
+    RecordedFault,
+    RefusedFault,
+    Strike,
+    Victim,
+    how_it_ended,
+)
 from ecrl_cli.failures.signals import supervisor_pid, to_process
+from ecrl_cli.history.membership import was_stopped
+from ecrl_cli.linux.netns import set_loopback
+from ecrl_cli.records.events import PlannedFailure
 
 
-def blow(scene: InjectionContext) -> None:
-    """In a rank: does not return, because the kernel takes the rank down with its supervisor."""
-    del scene
-    to_process(supervisor_pid(), signal.SIGKILL)
-    while True:
-        signal.pause()
+class KilledSupervisor(FaultKind):
+    """All its processes go down with it; a new supervisor (runs/supervisor_restarter.py) cleans up and goes on."""
+
+    name = "supervisor"
+    description = "SIGKILL of the supervisor at a step boundary: everything goes down with it, and a new one goes on"
+    text = "is killed by SIGKILL"
+    moments = (*IN_STEP, "capture", "load", "rest", "wall")
+    victim = Victim.SUPERVISOR
+    sends = signal.SIGKILL
+    ends = Ends.ATTEMPT
+    supervisor_exit = -signal.SIGKILL
+
+    @property
+    def may_cut_update(self) -> bool:
+        return True  # the kernel takes the ranks down
+
+    def refuses(self, config: RunConfig) -> str | None:
+        return "kind supervisor strikes from a rank beside it, supervision.nodes > 1" if config.supervision.nodes > 1 else None
+
+    def inject(self, context: InjectionContext) -> None:
+        """In a rank: does not return, because the kernel takes the rank down with its supervisor."""
+        del context
+        to_process(supervisor_pid(), signal.SIGKILL)
+        while True:
+            signal.pause()
+
+    def strike_at_rest(self, between: BetweenAttempts) -> Strike:
+        del between
+        return Strike("", lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    def trace(self, fault: RecordedFault) -> Iterable[Problem]:
+        """Between two attempts: the session that was struck has no end and began before, the next one began behind it."""
+        at = fault.fired.at
+        ended = any(one.ended_at is None and one.started_at <= at <= after.started_at for one, after in pairwise(fault.sessions))
+        if fault.planned.moment == "rest" and fault.completed and not ended:
+            yield Problem(f"entry {fault.fired.index} struck the supervisor, and its stay went on")
 
 
-def available(config: RunConfig) -> str | None:
-    return "kind supervisor strikes from a rank beside it, supervision.nodes > 1" if config.supervision.nodes > 1 else None
+class Term(FaultKind):
+    """As Slurm and Kubernetes preempt."""
+
+    name = "term"
+    description = "SIGTERM to the supervisor, as a scheduler preempts: a last checkpoint within `supervision.grace_s`, a clean end, the run goes on"
+    text = "is told to stop by SIGTERM"
+    moments = ("boundary", "forward", "backward", "load", "wall")
+    victim = Victim.SUPERVISOR
+    sends = signal.SIGTERM
+    ends = Ends.ATTEMPT
+    supervisor_exit = 128 + signal.SIGTERM
+    graceful = True
+
+    def refuses(self, config: RunConfig) -> str | None:
+        if config.supervision.nodes > 1:
+            return "kind term strikes from a rank beside the supervisor, supervision.nodes > 1"
+        return "kind term ends in a last checkpoint, checkpoint=none takes none" if config.checkpoint.strategy == "none" else None
+
+    def inject(self, context: InjectionContext) -> None:
+        del context
+        to_process(supervisor_pid(), signal.SIGTERM)
+
+    def trace(self, fault: RecordedFault) -> Iterable[Problem]:
+        """The supervisor received the signal, and the attempt was stopped by it unless it came to its end first."""
+        a = fault.attempt
+        if a is None:
+            return
+        who, session = f"entry {fault.fired.index} told the supervisor to stop", fault.session_of(a)
+        if session and session.signals is not None and signal.SIGTERM not in session.signals:
+            yield Problem(f"{who} in attempt {a.attempt}, and its stay received {list(session.signals) or 'no signal'}")
+        if not was_stopped(fault.attempts, a) and not fault.explained:
+            yield Problem(f"{who} in attempt {a.attempt}, which {a.outcome}: {how_it_ended(a)}")
+        elif a.outcome == "completed" and session and session.signals is None and session.ended_at is not None:
+            yield Problem(f"{who} in attempt {a.attempt}, which completed, and whether the signal came is on no record", proven=False)
 
 
-STRIKE = FaultKind("is killed by SIGKILL", (*IN_STEP, "capture", "load", "rest", "wall"), blow, subject="the supervisor", available=available)
+class Partition(FaultKind):
+    """Each attempt runs in a network namespace of its own, whose only device is taken down."""
+
+    name = "partition"
+    description = "the network between the ranks goes down (each attempt runs in a network namespace of its own)"
+    text = "loses the network to all others"
+    moments = ("boundary", "forward", "backward", "load")
+    needs_network = True
+    ends = Ends.ATTEMPT
+    hangs = True
+    stalls_exchange = True
+
+    def refuses(self, config: RunConfig) -> str | None:
+        if config.supervision.nodes > 1:
+            return "kind partition needs all ranks on one machine, supervision.nodes > 1"
+        return None if config.world_size > 1 else "kind partition needs two ranks to part, world_size is 1"
+
+    def check(self, entry: PlannedFailure, config: RunConfig) -> None:
+        if (there := ranks_at(config, entry.global_step)) < 2:
+            fact = f"partition needs two ranks to part, {there} there at step {entry.global_step}"
+            raise RefusedFault("kind", fact, "strike where there are more")
+
+    def inject(self, context: InjectionContext) -> None:
+        del context
+        set_loopback(up=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 from ecrl_cli.history.lineage import Lineage, ancestry
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.survivor_records import LOST, SURVIVORS, LostSamples
+from ecrl_cli.records.survivor_records import LOST, SURVIVED, SURVIVORS, LostSamples
 
 History = tuple[tuple[int, ...], ...]
 
@@ -28,6 +29,12 @@ def continuing_ranks(records: RunRecords, attempt: int) -> tuple[int, ...]:
     """The ranks of `attempt` that are ranks of the one behind it, whatever they are called there."""
     after = successor(records, attempt)
     return surviving_ranks(after) if after else ()
+
+
+def was_stopped(attempts: Sequence[Attempt], a: Attempt) -> bool:
+    """Whether `a` ended as one that is told to stop, or its survivors went on and did."""
+    later = [each for each in attempts if each.continues == a.attempt and a.outcome == SURVIVED]
+    return a.outcome in ("stopped", "completed") or any(was_stopped(attempts, each) for each in later)
 
 
 def lost_lines(records: RunRecords, path: Lineage) -> tuple[tuple[int, LostSamples], ...]:

@@ -1,12 +1,11 @@
-"""Keeps a run going whose plan ends its supervisor: the supervisor runs in a process of its own, and is started again when such an entry has
-struck and it ended as that entry ends it. Any other end is the run's, as it would be without a keeper."""
+"""Restarts a supervisor that the plan ends: it runs in a process of its own, and is started again when such an entry has struck and it ended
+as the entry's kind ends it. Any other end is the run's."""
 
 from __future__ import annotations
 
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,9 +15,10 @@ from io import FileIO
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import EcrlError, Stopped, StorageError
+from ecrl_cli.errors import EcrlError, Stopped
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals, held_back
@@ -26,8 +26,6 @@ from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
 KEPT = "ecrl_cli.runs.supervisor_main"
-# How a supervisor ends of an entry of this kind: its exit code, or minus the signal.
-ENDS = {"term": 128 + signal.SIGTERM, "supervisor": -signal.SIGKILL, "readonly": StorageError.exit_code}
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class SupervisorRun:
 
 def wanted(config: RunConfig) -> bool:
     """Whether the plan ends the supervisor."""
-    return any(entry.kind in ENDS for entry in plan(config))
+    return any(fault_kind(entry.kind).supervisor_exit is not None for entry in plan(config))
 
 
 def keep(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) -> SupervisorRecord:
@@ -53,7 +51,7 @@ def keep(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) -> Su
                 before = fired_indices(layout)
                 stay = _stay(config, layout, stop)
                 struck = {kinds[index] for index in fired_indices(layout) - before}
-                cause = next((kind for kind in sorted(struck) if ENDS.get(kind) == stay.code), None)
+                cause = next((kind for kind in sorted(struck) if fault_kind(kind).supervisor_exit == stay.code), None)
                 if cause is None or stop.received():
                     break
                 say(f"{layout.root.name}: the supervisor has ended of the planned failure {cause}; a new one goes on")

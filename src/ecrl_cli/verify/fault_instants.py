@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.schema import BACKGROUND
 from ecrl_cli.failures.fault_log import fired_indices
-from ecrl_cli.failures.registry import STRIKES
+from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.verify.verdict import FindingBuilder
@@ -94,7 +94,7 @@ def _check_step(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: 
     if entry.moment in ("capture", "save"):
         last = case.run.stored.config.target_steps
     elif entry.moment in INSIDE:
-        last = entry.global_step + (STRIKES[entry.kind].lasts if entry.kind in STRIKES else 1) - 1
+        last = entry.global_step + recorded_kind(entry.kind).lasts - 1
     elif entry.moment in STARTING:
         first = last = a.resumed_from_step if a else step
     if not first <= step <= last:
@@ -123,8 +123,8 @@ def _window(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt 
 def _is_the_death(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt) -> bool:
     """Whether nothing else can have ended the attempt, the way it ended: a signal or an exit code that is a planned failure's own."""
     alone = sum(other.attempt == fired.attempt for other in case.run.fired) == 1
-    kinds = {"kill": (None, 9), "exit": (137, None)}
-    return alone and a.outcome == "died" and kinds.get(entry.kind) == (a.exit_code, a.signal) and a.rank in (fired.rank, *entry.others)
+    kind = recorded_kind(entry.kind)
+    return alone and a.outcome == "died" and kind.death_tells and kind.death == (a.exit_code, a.signal) and a.rank in (fired.rank, *entry.others)
 
 
 def _boot(case: Case, a: Attempt) -> str | None:

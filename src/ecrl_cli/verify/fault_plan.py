@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ecrl_cli.config.seats import may_shrink
-from ecrl_cli.failures.bit_rot import LEFT_TO_CHOOSE
+from ecrl_cli.failures.fault_kind import how_it_ended
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS
-from ecrl_cli.verify.fault_effects import DEATHS, check_effect, check_writer_deaths, death, ends_attempt
+from ecrl_cli.verify.fault_effects import check_effect, check_writer_deaths, ends_attempt
 from ecrl_cli.verify.fault_instants import check_armed, check_files, check_instant
 from ecrl_cli.verify.survivor_membership import dead
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
@@ -86,12 +87,12 @@ def _never_chosen(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, st
     """Of the entries that never fired, by index and in words, those that damage what an attempt resumes from, where none behind their step chose a
     checkpoint (the survivors went on with what they had in memory), or had another one to fall back to."""
     told = {}
-    for entry in (each for each in unfired if each.kind == "corrupt"):
+    for entry in (each for each in unfired if recorded_kind(each.kind).needs_checkpoints):
         behind = [a for n, a in enumerate(case.attempts) if any((b.last_step or 0) >= entry.global_step for b in case.attempts[:n])]
         chose = [a for a in behind if a.memory != SURVIVORS]
         if behind and not chose:
             told[entry.index] = f"entry {entry.index} did not fire: no attempt behind step {entry.global_step} chose a checkpoint"
-        elif chose and all(len(case.checkpoints.left[a.attempt]) < LEFT_TO_CHOOSE for a in chose):
+        elif chose and all(len(case.checkpoints.left[a.attempt]) < recorded_kind(entry.kind).needs_checkpoints for a in chose):
             told[entry.index] = f"entry {entry.index} did not fire: there was no other checkpoint to fall back to behind step {entry.global_step}"
     return told
 
@@ -137,7 +138,8 @@ def _looks_like(case: Case, a: Attempt, fired: InjectedFault) -> bool:
     """Whether `a` ended as `fired` ends an attempt: the same death, told apart from others, of the same rank behind the same step."""
     lines = case.run.logs(a.attempt).ranks.get(fired.rank)
     behind = lines.events[-1].global_step if lines and lines.events else None
-    same_death = fired.kind in ("exit", "kill") and (a.exit_code, a.signal) == DEATHS[fired.kind] and a.rank == fired.rank
+    kind = recorded_kind(fired.kind)
+    same_death = kind.death_tells and (a.exit_code, a.signal) == kind.death and a.rank == fired.rank
     return a.outcome in ("died", SURVIVED) and same_death and behind == fired.global_step
 
 
@@ -145,4 +147,4 @@ def _unplanned(case: Case, by_index: dict[int, PlannedFailure]) -> list[str]:
     """Deaths that nobody planned are no broken promise; they are told."""
     struck = _struck(case, by_index)
     ends = {"died": "died unplanned", "hung": "hung unplanned", SURVIVED: "outlived an unplanned death"}
-    return [f"attempt {a.attempt} {ends[a.outcome]}: {death(a)}" for a in case.attempts if a.outcome in ends and a.attempt not in struck]
+    return [f"attempt {a.attempt} {ends[a.outcome]}: {how_it_ended(a)}" for a in case.attempts if a.outcome in ends and a.attempt not in struck]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
+from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.history.membership import continuing_ranks, successor
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS, AppliedSamples, RedoneStep, SurvivorReport
@@ -16,7 +17,6 @@ from ecrl_cli.verify.verification_input import Case
 
 Line = tuple[int, int, int]  # attempt, rank, step
 Told = dict[int, SurvivorReport]
-_AT_ONCE = ("exit", "kill", "raise", "oom")  # kinds whose victim does nothing more in the step
 # What survivors must agree on; how long each waited is its own.
 _AGREED: dict[str, Callable[[SurvivorReport], Any]] = {
     "how far they came": lambda t: t.global_step,
@@ -182,7 +182,9 @@ def _check_struck(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuild
     planned, losers, layers = {entry.index: entry for entry in case.run.plan or ()}, gave_nothing(a, t), sum(map(len, t.layers))
     for fired in case.run.fired:
         entry, step = planned.get(fired.index), fired.at_step
-        if fired.attempt != a.attempt or step is None or entry is None or entry.moment != "forward" or entry.kind not in _AT_ONCE:
+        if fired.attempt != a.attempt or step is None or entry is None or entry.moment != "forward":
+            continue
+        if not recorded_kind(entry.kind).others_go_on:
             continue
         if t.global_step >= step and not 0 < layers == len(losers.get(fired.rank, ())):
             who = f"rank {fired.rank} was struck in the forward pass of step {step} of attempt {a.attempt}"

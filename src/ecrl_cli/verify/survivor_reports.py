@@ -6,6 +6,7 @@ from collections import Counter
 
 from ecrl_cli.checkpoint.format.canonical_json import digest
 from ecrl_cli.checkpoint.format.manifest import Manifest
+from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.records.events import Attempt, RankLine
 from ecrl_cli.records.survivor_records import SURVIVED, SurvivorReport
 from ecrl_cli.verify.rank_spans import ROUNDING_S
@@ -13,7 +14,6 @@ from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _PARAMETER = "parameters."
-_DIES_AT_ONCE = ("exit", "kill", "raise", "oom")
 
 
 def check_reports(case: Case, a: Attempt, told: dict[int, SurvivorReport], notes: FindingBuilder) -> None:
@@ -32,7 +32,7 @@ def _check_living(case: Case, a: Attempt, who: str, report: SurvivorReport, note
     others = {entry.index: entry.others for entry in case.run.plan or ()}
     dead = {a.rank} if a.outcome == SURVIVED and a.rank is not None else set[int]()
     for fired in case.run.fired:
-        if fired.attempt == a.attempt and fired.kind in _DIES_AT_ONCE and fired.at < report.at:
+        if fired.attempt == a.attempt and recorded_kind(fired.kind).others_go_on and fired.at < report.at:
             victims = (fired.rank, *others.get(fired.index, ()))
             dead |= {victim for victim in victims if _silent_after(case, a, victim, fired.at)}
     if dead and dead <= set(report.alive):

@@ -14,9 +14,11 @@ from ecrl_cli.config.failures import check_failures
 from ecrl_cli.config.fault_spec import Entry, parse
 from ecrl_cli.config.schema import BACKGROUND, WRITE_MODES, FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.failures.bit_rot import LEFT_TO_CHOOSE
+from ecrl_cli.failures.compile_spec import planned
+from ecrl_cli.failures.fault_kind import Victim
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.failures.storage_faults import FAULTS
+from ecrl_cli.failures.registry import fault_kind
+from ecrl_cli.failures.storage_faults import FailedCall
 
 TARGET, EVERY = 14, 4  # steps, and steps between checkpoints
 BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or more than a run
@@ -144,10 +146,10 @@ def _takes_the_last_save(entries: tuple[Entry, ...], background: bool) -> bool:
     """Each failed save is of the first one due that is left: a run whose final state was not saved ends with that, and rightly. A background
     writer that dies takes along what waits for it, maybe every save but the last: a fault that is still to come then strikes that one."""
     left = list(range(EVERY, TARGET, EVERY))
-    for entry in sorted(entries, key=lambda entry: (-(-entry.step // EVERY), entry.what in FAULTS)):
-        if entry.what == "writer" and background:
+    for entry in sorted(entries, key=lambda entry: (-(-entry.step // EVERY), _fails_a_save(entry))):
+        if background and fault_kind(entry.what).victim is Victim.WRITER:
             left.clear()
-        if entry.what in FAULTS:
+        if _fails_a_save(entry):
             taken = next((step for step in left if step >= entry.step), None)
             if taken is None:
                 return True
@@ -157,9 +159,13 @@ def _takes_the_last_save(entries: tuple[Entry, ...], background: bool) -> bool:
 
 def _damages_the_only_save(entries: tuple[Entry, ...]) -> bool:
     """One that would have nothing to fall back to is not damaged: then nothing strikes."""
-    losses = [entry.step for entry in entries if entry.what in (*FAULTS, "writer")]
-    saves = [entry.step // EVERY for entry in entries if entry.what == "corrupt"]
-    return any(made - sum(step <= made * EVERY for step in losses) < LEFT_TO_CHOOSE for made in saves)
+    losses = [entry.step for entry in entries if _fails_a_save(entry) or fault_kind(entry.what).victim is Victim.WRITER]
+    saves = [(entry.step // EVERY, needed) for entry in entries if (needed := fault_kind(entry.what).needs_checkpoints)]
+    return any(made - sum(step <= made * EVERY for step in losses) < needed for made, needed in saves)
+
+
+def _fails_a_save(entry: Entry) -> bool:
+    return isinstance(fault_kind(entry.what), FailedCall)
 
 
 def _entry(rng: random.Random, setup: FailureRunSpec, kinds: tuple[str, ...], step: int) -> Entry:
@@ -170,29 +176,30 @@ def _entry(rng: random.Random, setup: FailureRunSpec, kinds: tuple[str, ...], st
     if moment == "wall":
         return Entry(what, moment=moment, who=(rng.randrange(setup.world_size),), after_s=round(rng.uniform(0.05, 0.6), 3))
     who = _victims(rng, setup, what, moment)
-    share = round(rng.random(), 2) if moment in _INSIDE and what not in ("nan", "slow_rank") else None
+    kind = fault_kind(what)
+    share = round(rng.random(), 2) if moment in _INSIDE and kind.takes_share and not kind.seconds else None
     seconds = {"slow_rank": 0.01, "slow_disk": 0.002}.get(what)
-    point = rng.choice(_POINTS) if what in ("writer", "enospc", "eio") else ""
+    point = rng.choice(_POINTS) if kind.point else ""
     return Entry(what, step, moment, share, who, seconds, point)
 
 
 def _victims(rng: random.Random, setup: FailureRunSpec, what: str, moment: str) -> tuple[int, ...] | str:
-    if what not in ("kill", "raise", "oom", "nan", "slow_rank", "stop"):
+    victim = fault_kind(what).victim
+    if victim not in (Victim.RANK, Victim.RANKS):
         return ()
-    if what in ("kill", "stop") and moment not in ("start", "rendezvous"):
-        kind = rng.random()
-        if kind < 0.15:
+    if victim is Victim.RANKS and moment not in ("start", "rendezvous"):
+        drawn = rng.random()
+        if drawn < 0.15:
             return "all"
-        if kind < 0.35:
+        if drawn < 0.35:
             return tuple(sorted(rng.sample(range(setup.world_size), 2)))
     return (rng.randrange(setup.world_size),)
 
 
 def _ends_an_attempt(entry: str, setup: FailureRunSpec) -> bool:
     """At a known step, so that one knows what the next attempt begins behind."""
-    first = parse(entry)
-    alive = ("enospc", "eio", "slow_disk", "slow_rank", *(("writer",) if setup.strategy in BACKGROUND else ()))
-    return first.what not in alive and first.moment != "wall"
+    config = undisturbed(setup)
+    return any(each.moment != "wall" and fault_kind(each.kind).ends_attempt(each, config) for each in planned(parse(entry), config))
 
 
 def _while_recovering(rng: random.Random, setup: FailureRunSpec, first: Entry) -> Entry:

@@ -7,15 +7,15 @@ from functools import cached_property
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import Ids, epoch_order, position, shard, steps_per_epoch, window
+from ecrl_cli.failures.fault_kind import Victim
 from ecrl_cli.failures.fault_log import read_fired
 from ecrl_cli.failures.plan import read_plan
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure, RankLine
 from ecrl_cli.records.journal import read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LostSamples, RedoneStep, SurvivorReport
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
-
-NO_RANK = ("writer",)  # a planned failure that strikes a rank only where that rank writes
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _chapter(layout: RunLayout, attempt: Attempt, planned: tuple[PlannedFailure,
 
 
 def _blow(planned: PlannedFailure, fired: InjectedFault) -> Blow:
-    ranks = frozenset() if planned.kind in NO_RANK else frozenset((planned.rank, *planned.others))
+    ranks = frozenset() if fault_kind(planned.kind).victim is Victim.WRITER else frozenset((planned.rank, *planned.others))
     return Blow(planned, fired, ranks)
 
 

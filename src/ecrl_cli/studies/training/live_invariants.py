@@ -9,7 +9,7 @@ from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, SURVIVED, SURVIVORS, LostSamples, SurvivorReport
-from ecrl_cli.studies.training.live_history import NO_RANK, AttemptHistory, Blow, Story, contributors
+from ecrl_cli.studies.training.live_history import AttemptHistory, Blow, Story, contributors
 from ecrl_cli.studies.training.live_oracle import can_tell, foretold
 from ecrl_cli.studies.training.trial import ending
 
@@ -153,7 +153,7 @@ def _wrong(story: Story, chapter: AttemptHistory) -> str:
 def _surely_lost(blow: Blow) -> bool:
     """The casualty's last bucket was not sent."""
     planned = blow.planned
-    return planned.kind not in NO_RANK and (planned.moment == "forward" or (planned.moment == "backward" and planned.share <= SURE))
+    return planned.moment == "forward" or (planned.moment == "backward" and planned.share <= SURE)
 
 
 def _influences(lines: tuple[LostSamples, ...]) -> frozenset[Influence]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Mapping
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.failures.bit_rot import LEFT_TO_CHOOSE, choose_damage, inflict
+from ecrl_cli.failures.fault_kind import BetweenAttempts, Victim
 from ecrl_cli.failures.fault_log import claim, fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.failures.signals import to_process
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import timeline
@@ -18,8 +18,6 @@ from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
 _AGAIN_S = 0.05  # between two looks for a rank whose time has come and who is not there yet
-_TO_RANK = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_TO_SELF = {"supervisor": signal.SIGKILL, "term": signal.SIGTERM}
 
 
 class BetweenAttemptFaults:
@@ -29,24 +27,14 @@ class BetweenAttemptFaults:
         self._layout, self._store, self._seed = layout, store, seed
 
     def strike(self, earlier: tuple[Attempt, ...], *, chooses: bool = True) -> None:
-        """Behind the attempts `earlier`, before the next one. `chooses`: whether that one goes back to a checkpoint; else none is damaged."""
+        """Behind the attempts `earlier`, before the next one. `chooses`: whether that one goes back to a checkpoint."""
         seen = max((a.last_step or 0 for a in earlier), default=0)
         for entry in _left(self._layout, "rest") if earlier else ():
-            if entry.global_step <= seen and (chooses or entry.kind in _TO_SELF):
-                self._deliver(entry, len(earlier))
-
-    def _deliver(self, entry: PlannedFailure, attempt: int) -> None:
-        if entry.kind in _TO_SELF:
-            if claim(self._layout, _fired(entry, attempt)):
-                os.kill(os.getpid(), _TO_SELF[entry.kind])
-            return
-        reports = (self._store.verify(each.path) for each in self._store.entries())
-        valid = [report.path for report in reports if report.ok]
-        if len(valid) < LEFT_TO_CHOOSE:
-            return  # later
-        damage = choose_damage(valid[0], self._seed + entry.index)
-        if claim(self._layout, _fired(entry, attempt, damage.text(self._layout.root))):
-            inflict(damage)
+            if entry.global_step > seen:
+                continue
+            strike = fault_kind(entry.kind).strike_at_rest(BetweenAttempts(self._layout.root, self._store, self._seed + entry.index, chooses))
+            if strike and claim(self._layout, _fired(entry, len(earlier), strike.detail)):
+                strike.inject()
 
 
 class WallClockFaults:
@@ -64,11 +52,12 @@ class WallClockFaults:
     def look(self, now: float, pids: Mapping[int, int]) -> None:
         """Strike what is due. A rank that is not known yet is struck as soon as it is."""
         for entry in [each for each in self._left if self._due_at(each) <= now]:
-            pid = os.getpid() if entry.kind in _TO_SELF else pids.get(entry.rank)
-            if pid is not None:
+            kind = fault_kind(entry.kind)
+            pid = os.getpid() if kind.victim is Victim.SUPERVISOR else pids.get(entry.rank)
+            if pid is not None and kind.sends is not None:
                 self._left.remove(entry)
                 if claim(self._layout, _fired(entry, self._attempt)):
-                    to_process(pid, (_TO_SELF | _TO_RANK)[entry.kind])
+                    to_process(pid, kind.sends)
 
     def _due_at(self, entry: PlannedFailure) -> float:
         return self._began + entry.seconds - self._spent_s

@@ -8,12 +8,13 @@ import sys
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.linux import netns
 
 
 def parts(config: RunConfig) -> bool:
-    """Whether a partition is planned."""
-    return any(entry.kind == "partition" for entry in plan(config))
+    """Whether a failure is planned for which each attempt needs a network of its own."""
+    return any(fault_kind(entry.kind).needs_network for entry in plan(config))
 
 
 def private(command: list[str]) -> list[str]:
