@@ -22,13 +22,12 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.corruption import clean, exhaustive, faults, published, random_faults, recovery, stock_loaders, structural
 from ecrl_cli.studies.corruption.bytes_fs import look_at, taken
 from ecrl_cli.studies.corruption.content import GUARD, image_of, store_in, training_specs
-from ecrl_cli.studies.corruption.findings import findings
 from ecrl_cli.studies.corruption.layer_ablation import seen_by
-from ecrl_cli.studies.corruption.study import make
+from ecrl_cli.studies.corruption.study import STUDY
 from ecrl_cli.studies.corruption.tables_faults import published_findings
 from ecrl_cli.studies.corruption.tables_other import anchor_findings, planted_findings
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Record, Results, StudyContext, Trial
 from ecrl_cli.studies.mutants import layers, repair
 
 SMALL = Corruption(trials=1, random=2, seeds=1, clean=4, flips=2)
@@ -44,7 +43,7 @@ def setting(tmp_path: Path) -> StudyContext:
 
 def records(setting: StudyContext, trials: Sequence[Trial], planting: Planting = nullcontext) -> list[Record]:
     """The trials, run under a planted bug or none."""
-    study, found = make(setting), []
+    study, found = STUDY.open(setting), []
     for trial in trials:
         with planting():
             found.append(Record(trial.key, trial.facts, study.run(trial), 0.0))
@@ -63,8 +62,12 @@ def tables_are_well_formed(found: Findings) -> None:
         json.dumps(table.rows, allow_nan=False)
 
 
+def findings(found: list[Record]) -> Findings:
+    return STUDY.concluded(Results(StudyContext(StudyConfig(SMALL), Path()), found))
+
+
 def of_arm(setting: StudyContext, arm: str) -> list[Trial]:
-    return [trial for trial in make(setting).plan() if trial.facts["arm"] == arm]
+    return [trial for trial in STUDY.open(setting).plan() if trial.facts["arm"] == arm]
 
 
 @pytest.fixture
@@ -77,15 +80,15 @@ def whole(tmp_path: Path) -> dict[str, bytes]:
 
 
 def test_the_plan_is_fixed_by_the_seed_and_every_key_is_its_own(setting: StudyContext) -> None:
-    plan = make(setting).plan()
-    assert plan == make(setting).plan() and len({trial.key for trial in plan}) == len(plan)
+    plan = STUDY.open(setting).plan()
+    assert plan == STUDY.open(setting).plan() and len({trial.key for trial in plan}) == len(plan)
     assert {trial.facts["arm"] for trial in plan} == {*SMALL.arms, repair.ARM}
     without = StudyContext(StudyConfig(replace(SMALL, arms=("published",), planted=False)), setting.scratch)
-    assert {trial.facts["arm"] for trial in make(without).plan()} == {"published"}
+    assert {trial.facts["arm"] for trial in STUDY.open(without).plan()} == {"published"}
 
 
 def test_the_default_is_the_published_number_and_at_least_what_is_asked_for(setting: StudyContext) -> None:
-    plan = make(StudyContext(StudyConfig(Corruption()), setting.scratch)).plan()
+    plan = STUDY.open(StudyContext(StudyConfig(Corruption()), setting.scratch)).plan()
     per_fault = {fault: sum(trial.facts.get("fault") == fault for trial in plan if trial.facts["arm"] == "published") for fault in published.FAULTS}
     assert set(per_fault.values()) == {400}
     assert sum(t.facts["stop"] - t.facts["start"] for t in plan if t.facts["arm"] == "exhaustive") >= 30_000
@@ -202,7 +205,7 @@ def test_the_rows_show_every_layer_and_the_accepted(setting: StudyContext) -> No
 def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structural, "able", lambda setting: frozenset({""}))
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    study = make(setting)
+    study = STUDY.open(setting)
     assert {skip.arm for skip in study.skips()} == {"structural: part a device", *(f"clean: copies by {name}" for name in clean.COMMANDS)}
     assert not [trial for trial in study.plan() if trial.facts.get("row") == "part a device"]
 
@@ -264,7 +267,7 @@ def test_an_exception_over_the_pointer_is_an_outcome(setting: StudyContext, monk
 
     (trial,) = [trial for trial in of_arm(setting, exhaustive.ARM) if trial.key == "exhaustive/group/latest.json/000000"]
     monkeypatch.setattr(exhaustive, "newest_valid", broken)
-    assert make(setting).run(trial)["untyped"] > 0
+    assert STUDY.open(setting).run(trial)["untyped"] > 0
 
 
 def test_a_study_without_no_ops_or_without_an_effect_fails_its_gates(setting: StudyContext) -> None:

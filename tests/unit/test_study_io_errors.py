@@ -14,13 +14,13 @@ import pytest
 from ecrl_cli.config.studies import IoErrors
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.storage.fault_injecting_fs import Fault
+from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.runner import run_study
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Results, StudyContext, Trial
 from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import run_cases
-from ecrl_cli.studies.io_errors.findings import ENOUGH, findings
 from ecrl_cli.studies.io_errors.operations import NEWEST, NEXT, Cell
-from ecrl_cli.studies.io_errors.study import make, syncs_of_a_save
+from ecrl_cli.studies.io_errors.study import ENOUGH, STUDY, syncs_of_a_save
 from ecrl_cli.studies.mutants.careless_fs import MUTANTS
 
 STRICT = Cell("group", "atomic_dirsync")
@@ -28,7 +28,7 @@ STRICT = Cell("group", "atomic_dirsync")
 
 @contextmanager
 def study(folder: Path, **keys: Any) -> Iterator[PreparedStudy]:
-    made = make(StudyContext(StudyConfig(IoErrors(**keys)), folder))
+    made = STUDY.open(StudyContext(StudyConfig(IoErrors(**keys)), folder))
     yield made
     made.close()
     assert list(folder.iterdir()) == []
@@ -89,8 +89,12 @@ GOOD = [
 ]
 
 
+def findings(kept: list[Record]) -> Findings:
+    return STUDY.concluded(Results(StudyContext(StudyConfig(IoErrors()), Path()), kept))
+
+
 def failed(kept: list[Record]) -> list[str]:
-    return [gate.name for gate in findings(IoErrors(), kept).gates if not gate.passed]
+    return [gate.name for gate in findings(kept).gates if not gate.passed]
 
 
 def test_every_gate_can_fail() -> None:
@@ -106,7 +110,7 @@ def test_every_gate_can_fail() -> None:
 
 def test_a_violation_is_shown_with_the_key_that_runs_it_again() -> None:
     broken = replace(GOOD[0], found=CALLS | {"violations": 2, "first": "call 7 (fsync): lost_ack"})
-    (table,) = [table for table in findings(IoErrors(), [broken]).tables if table.name == "violations"]
+    (table,) = [table for table in findings([broken]).tables if table.name == "violations"]
     assert table.rows == ({"trial": "calls/x", "count": 2, "first": "call 7 (fsync): lost_ack"},)
 
 

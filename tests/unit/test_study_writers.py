@@ -11,12 +11,12 @@ import pytest
 
 from ecrl_cli.config.studies import Writers
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.frame.study import Record, StudyContext
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.mutants import writers
 from ecrl_cli.studies.writers import clock_lint, clocks, fencing, flaky_nfs, races, readers
-from ecrl_cli.studies.writers.findings import findings
 from ecrl_cli.studies.writers.store_fixture import History
-from ecrl_cli.studies.writers.study import make
+from ecrl_cli.studies.writers.study import STUDY
 
 SMALL = Writers(races=2, every=60, lies=1, saves=3, planted=False)
 
@@ -27,7 +27,7 @@ def history(tmp_path: Path) -> History:
 
 
 def study_at(folder: Path, **changes: Any) -> Any:
-    return make(StudyContext(StudyConfig(replace(SMALL, **changes)), folder))
+    return STUDY.open(StudyContext(StudyConfig(replace(SMALL, **changes)), folder))
 
 
 def test_a_small_study_passes_its_gates_and_plans_the_same_again(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_small_study_passes_its_gates_and_plans_the_same_again(tmp_path: Path)
 
 
 def test_the_published_number_of_trials_is_the_default(tmp_path: Path) -> None:
-    study = make(StudyContext(StudyConfig(Writers()), tmp_path))
+    study = STUDY.open(StudyContext(StudyConfig(Writers()), tmp_path))
     arms = [trial.facts["arm"] for trial in study.plan()]
     study.close()
     assert (arms.count("race"), arms.count("clock"), arms.count("planted")) == (200, 100, len(writers.PLANTED))
@@ -146,6 +146,10 @@ def test_a_source_that_lets_a_clock_decide_is_seen(text: str) -> None:
 
 def test_a_source_that_records_a_time_is_not_accused() -> None:
     assert not clock_lint.offences("document = {'time': wall(), 'at': monotonic()}\nif step > 3:\n    save()")
+
+
+def findings(records: list[Record]) -> Findings:
+    return STUDY.concluded(Results(StudyContext(StudyConfig(SMALL), Path()), records))
 
 
 def good(arm: str) -> Record:

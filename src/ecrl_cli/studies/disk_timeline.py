@@ -230,6 +230,6 @@ STUDY = Study(
     keys=DiskTimeline,
     description="What the disk does while checkpoints are written. Published Figure 6.",
     arms=(Arm("every mode", lambda context: [Trial(mode, {"mode": mode}) for mode in context.keys.modes], _run, missing=_missing),),
-    findings=_findings,
+    findings=(_findings,),
     alone=True,
 )

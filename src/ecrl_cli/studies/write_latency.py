@@ -101,7 +101,7 @@ STUDY = Study(
     keys=WriteLatency,
     description="How long a save takes in each write mode, until it is acknowledged. Published Table 1, Figures 1 and 2.",
     arms=(Arm("saves", _plan, _run),),
-    findings=_findings,
+    findings=(_findings,),
     alone=True,
 )
 

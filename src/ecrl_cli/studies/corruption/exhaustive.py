@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MANIFEST
@@ -51,67 +50,65 @@ class Region:
         return put(self.data, place, bytes([self.data[place] ^ 1 << bit])), f"{self.name} byte {place} bit {bit}"
 
 
-class Exhaustive:
-    """Built in each process; the checkpoints, and so the mutations, are the same in all."""
+def _files(context: StudyContext) -> dict[str, dict[str, bytes]]:
+    """By layout, the files of a small store. The same in each process, and so are the mutations."""
+    return {layout: _committed(context, single=layout == "single") for layout in LAYOUTS}
 
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting = setting
 
-    @cached_property
-    def files(self) -> dict[str, dict[str, bytes]]:
-        return {layout: self._committed(single=layout == "single") for layout in LAYOUTS}
+def regions(context: StudyContext, layout: str) -> list[Region]:
+    """Records and pointer: every bit and length. Parts: first and last bit of each byte, every 7th length."""
+    found = []
+    for name, data in context.shared(_files)[layout].items():
+        record = name.endswith((MANIFEST, COMMIT, LATEST, _NAME + ".json"))
+        if name.startswith(_NAME) or name == LATEST:
+            found.append(Region(name, data, tuple(_ALL if record else _ENDS), 1 if name.endswith(".json") else 7))
+    return found
 
-    def regions(self, layout: str) -> list[Region]:
-        """Records and pointer: every bit and length. Parts: first and last bit of each byte, every 7th length."""
-        found = []
-        for name, data in self.files[layout].items():
-            record = name.endswith((MANIFEST, COMMIT, LATEST, _NAME + ".json"))
-            if name.startswith(_NAME) or name == LATEST:
-                found.append(Region(name, data, tuple(_ALL if record else _ENDS), 1 if name.endswith(".json") else 7))
-        return found
 
-    def trials(self) -> list[Trial]:
-        found = []
-        for layout in LAYOUTS:
-            for region in self.regions(layout):
-                for start in range(0, len(region), SLICE):
-                    facts = {"arm": ARM, "layout": layout, "file": region.name, "start": start, "stop": min(start + SLICE, len(region))}
-                    found.append(Trial(f"{ARM}/{layout}/{region.name.rpartition('/')[2]}/{start:06d}", facts))
-        return found
+def trials(context: StudyContext) -> list[Trial]:
+    found = []
+    for layout in LAYOUTS:
+        for region in regions(context, layout):
+            for start in range(0, len(region), SLICE):
+                facts = {"arm": ARM, "layout": layout, "file": region.name, "start": start, "stop": min(start + SLICE, len(region))}
+                found.append(Trial(f"{ARM}/{layout}/{region.name.rpartition('/')[2]}/{start:06d}", facts))
+    return found
 
-    def run(self, trial: Trial) -> dict[str, Any]:
-        layout, tally = str(trial.facts["layout"]), Counts()
-        region = next(region for region in self.regions(layout) if region.name == trial.facts["file"])
-        for number in range(trial.facts["start"], trial.facts["stop"]):
-            data, where = region.mutated(number)
-            look = self._look(layout, region.name, data)
-            # nobody reads the pointer to decide: whatever it says, recovery finds the newest checkpoint
-            changed = region.name != LATEST
-            tally.add(outcome(look, changed), look, changed, where)
-        return tally.found()
 
-    def _look(self, layout: str, name: str, data: bytes) -> Look:
-        files = self.files[layout] | {name: data}
-        newest = _NAME if layout == "group" else _NAME + ".safetensors"
-        if name != LATEST:
-            return look_at(files, newest, GUARD)
-        fs = ShelfFs(files)
+def run(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    layout, tally = str(trial.facts["layout"]), Counts()
+    region = next(region for region in regions(context, layout) if region.name == trial.facts["file"])
+    for number in range(trial.facts["start"], trial.facts["stop"]):
+        data, where = region.mutated(number)
+        look = _look(context.shared(_files)[layout] | {region.name: data}, layout, region.name)
+        # nobody reads the pointer to decide: whatever it says, recovery finds the newest checkpoint
+        changed = region.name != LATEST
+        tally.add(outcome(look, changed), look, changed, where)
+    return tally.found()
 
-        def chosen() -> IntegrityReport:
-            report = newest_valid(fs, ROOT, lambda path: verify_checkpoint(path, GUARD, fs)).report
-            right = report is not None and report.path.name == newest
-            return report if report and right else IntegrityReport(ROOT / newest, False, "pointer", "recovery chose another checkpoint")
 
-        return looked(chosen)
+def _look(files: dict[str, bytes], layout: str, name: str) -> Look:
+    newest = _NAME if layout == "group" else _NAME + ".safetensors"
+    if name != LATEST:
+        return look_at(files, newest, GUARD)
+    fs = ShelfFs(files)
 
-    def _committed(self, *, single: bool) -> dict[str, bytes]:
-        root = self._setting.scratch / "small"
-        store = store_in(root)
-        try:
-            for step in (10, 20):
-                saved = store.save(image_of(training_specs(*SMALL), self._setting.config.seed, step, single=single), 0)
-            pointer = {"path": saved.path.name, "epoch": 0, "global_step": 20, "world_size": 1, "timestamp": 0.0}
-            return taken(root / "checkpoints") | {LATEST: (json.dumps(pointer, sort_keys=True) + "\n").encode()}
-        finally:
-            store.close()
-            shutil.rmtree(root)
+    def chosen() -> IntegrityReport:
+        report = newest_valid(fs, ROOT, lambda path: verify_checkpoint(path, GUARD, fs)).report
+        right = report is not None and report.path.name == newest
+        return report if report and right else IntegrityReport(ROOT / newest, False, "pointer", "recovery chose another checkpoint")
+
+    return looked(chosen)
+
+
+def _committed(context: StudyContext, *, single: bool) -> dict[str, bytes]:
+    root = context.scratch / "small"
+    store = store_in(root)
+    try:
+        for step in (10, 20):
+            saved = store.save(image_of(training_specs(*SMALL), context.seed, step, single=single), 0)
+        pointer = {"path": saved.path.name, "epoch": 0, "global_step": 20, "world_size": 1, "timestamp": 0.0}
+        return taken(root / "checkpoints") | {LATEST: (json.dumps(pointer, sort_keys=True) + "\n").encode()}
+    finally:
+        store.close()
+        shutil.rmtree(root)

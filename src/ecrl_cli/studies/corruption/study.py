@@ -2,52 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from ecrl_cli.config.studies import Corruption
-from ecrl_cli.studies.corruption import clean, published, random_faults, recovery, stock_loaders, structural
-from ecrl_cli.studies.corruption.exhaustive import ARM as EXHAUSTIVE
-from ecrl_cli.studies.corruption.exhaustive import Exhaustive
-from ecrl_cli.studies.corruption.findings import findings
+from ecrl_cli.studies.corruption import clean, exhaustive, published, random_faults, recovery, stock_loaders, structural
+from ecrl_cli.studies.corruption.tables_faults import exhaustive_findings, published_findings, random_findings
+from ecrl_cli.studies.corruption.tables_other import anchor_findings, clean_findings, planted_findings, recovery_findings, structural_findings
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Arm, Results, Skip, Study, StudyContext, planted, shows
 from ecrl_cli.studies.mutants import repair
 
-_ARMS = {arm.ARM: arm for arm in (published, random_faults, structural, recovery, clean, stock_loaders, repair)}
+
+def _asked(arm: str, keys: Corruption) -> bool:
+    return arm in keys.arms
 
 
-def make(setting: StudyContext) -> PreparedStudy:
-    return _Corruption(setting)
+def _skips(context: StudyContext) -> list[Skip]:
+    found = structural.skips(context) if structural.ARM in context.keys.arms else []
+    return found + (clean.skips() if clean.ARM in context.keys.arms else [])
 
 
-class _Corruption:
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting = setting
-        self._config: Corruption = setting.config.study
-        self._exhaustive = Exhaustive(setting)
+def _anchors(results: Results) -> Findings:
+    """Stock loaders, and ours beside theirs."""
+    found = results.of(stock_loaders.ARM)
+    ours = [record for record in results.of(random_faults.ARM) if record.facts["fault"] == "bitflip"]
+    return anchor_findings([*found, *ours]) if found else Findings()
 
-    def plan(self) -> list[Trial]:
-        """Arm by arm; the long trials last would leave a core idle, so the short ones are."""
-        first = self._exhaustive.trials() if EXHAUSTIVE in self._config.arms else []
-        if self._config.planted:
-            first = [*repair.trials(self._setting), *first]
-        return [*first, *(trial for arm in self._arms for trial in _ARMS[arm].trials(self._setting))]
 
-    def skips(self) -> list[Skip]:
-        found = structural.skips(self._setting) if structural.ARM in self._arms else []
-        return found + (clean.skips() if clean.ARM in self._arms else [])
-
-    def run(self, trial: Trial) -> dict[str, Any]:
-        arm = str(trial.facts["arm"])
-        return self._exhaustive.run(trial) if arm == EXHAUSTIVE else _ARMS[arm].run(self._setting, trial)
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return findings(records)
-
-    def close(self) -> None:
-        """Nothing is kept between trials."""
-
-    @property
-    def _arms(self) -> list[str]:
-        return [arm for arm in self._config.arms if arm != EXHAUSTIVE]
+STUDY = Study(
+    keys=Corruption,
+    description="Committed checkpoints damaged in every way, and what the guard says. Published Table 3 and Figure 5, and beyond.",
+    arms=(  # the long ones first: last they would leave a core idle
+        Arm(repair.ARM, repair.trials, repair.run, planted),
+        *(
+            Arm(arm.ARM, arm.trials, arm.run, partial(_asked, arm.ARM))
+            for arm in (exhaustive, published, random_faults, structural, recovery, clean, stock_loaders)
+        ),
+    ),
+    findings=(
+        shows(published_findings, published.ARM),
+        shows(random_findings, random_faults.ARM),
+        shows(exhaustive_findings, exhaustive.ARM),
+        shows(structural_findings, structural.ARM),
+        shows(recovery_findings, recovery.ARM),
+        shows(clean_findings, clean.ARM),
+        _anchors,
+        shows(planted_findings, repair.ARM),
+    ),
+    notes=lambda results: (
+        "SHA-256 finds every change of what it covers by construction: these intervals measure the injector and bytes that nothing covers, not "
+        "SHA-256.",
+        "A consistent rewrite of part, manifest and commit passes any guard without a key; a checkpoint that is gone is missed by the records "
+        "outside the folder only, and with those rewritten or gone too, by nobody.",
+    ),
+    skips=_skips,
+)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.frame.result import planted_gate
 from ecrl_cli.studies.frame.study import Record, Results
 
 GateRule = Callable[[Results], Iterable[Gate]]
@@ -22,9 +21,16 @@ def none_of(name: str, arms: str | Sequence[str], bad: Test, what: str, where: T
     return lambda results: (none_bad(name, [record for record in _records(results, arms) if where(record)], bad, what),)
 
 
-def mutants_found(arm: str = "planted", bug: str = "bug", found: str = "found") -> GateRule:
-    """Passes where each planted bug was found. No gate where none was planted."""
-    return lambda results: planted_gate({record.facts[bug]: bool(record.found[found]) for record in results.of(arm)})
+def mutants_found(bug: str = "bug", found: str = "found") -> GateRule:
+    """Passes where each bug of the arm `planted` was found, of at least one. No gate where none was to be planted."""
+    return lambda results: mutants_gate({r.facts[bug]: bool(r.found[found]) for r in results.of("planted")}) if results.keys.planted else ()
+
+
+def mutants_gate(found: Mapping[str, bool]) -> tuple[Gate, ...]:
+    """Whether each planted bug was found, by its name."""
+    missed = [name for name, seen in found.items() if not seen]
+    message = f"planted {len(found) - len(missed)}/{len(found)} found" + (f"; not {', '.join(missed)}" if missed else "")
+    return (Gate("planted", bool(found) and not missed, message),)
 
 
 def all_good(name: str, records: Sequence[Record], good: Test, what: str) -> Gate:

@@ -141,8 +141,13 @@ class Results:
         return self.context.keys
 
     def of(self, *arms: str) -> list[Record]:
-        """The records of these arms; without a name, all."""
-        return [record for record in self.records if not arms or record.facts[self.fact] in arms]
+        """The records of these arms, arm by arm; without a name, all."""
+        return [record for arm in arms for record in self.records if record.facts[self.fact] == arm] if arms else list(self.records)
+
+
+def shows(find: Callable[[list[Record]], Findings], *arms: str) -> Callable[[Results], Findings]:
+    """For `Study.findings`: what `find` makes of the records of `arms`; nothing where there are none."""
+    return lambda results: find(found) if (found := results.of(*arms)) else Findings()
 
 
 @dataclass(frozen=True)
@@ -151,8 +156,8 @@ class Study:
 
     `keys`: the frozen dataclass of what the user may set under `study.`; the default of its `name` is the study's. `description`: one sentence.
     `arms`: in the order in which their trials are run. `fact`: which of a trial's facts names its arm, where there are several.
-    `tables`, `figures`, `gates`, `notes`: each gives its part of result.json; a table without rows and a figure without series are left out.
-    `findings`: gives all of it instead, where the parts share work. `skips`: what else cannot be tried on this machine.
+    `tables`, `figures`, `gates`, `notes`: each gives its part of result.json. `findings`: each gives several of them at once, where they share
+    work. A table without rows and a figure without series are left out. `skips`: what else cannot be tried on this machine.
     `alone`: it measures time, so trials must not run side by side.
     """
 
@@ -163,7 +168,7 @@ class Study:
     figures: Callable[[Results], Iterable[Figure]] = lambda results: ()
     gates: Sequence[Callable[[Results], Iterable[Gate]]] = ()
     notes: Callable[[Results], Iterable[str]] = lambda results: ()
-    findings: Callable[[Results], Findings] | None = None
+    findings: Sequence[Callable[[Results], Findings]] = ()
     skips: Callable[[StudyContext], Iterable[Skip]] = lambda context: ()
     fact: str = "arm"
     alone: bool = False
@@ -177,13 +182,14 @@ class Study:
 
     def concluded(self, results: Results) -> Findings:
         """What the records show."""
-        if self.findings is not None:
-            return self.findings(results)
+        parts = [find(results) for find in self.findings]
+        tables = [*(table for part in parts for table in part.tables), *(make(results) for make in self.tables)]
+        figures = [*(figure for part in parts for figure in part.figures), *self.figures(results)]
         return Findings(
-            tables=tuple(table for make in self.tables if (table := make(results)).rows),
-            figures=tuple(figure for figure in self.figures(results) if figure.series),
-            gates=tuple(gate for judged in self.gates for gate in judged(results)),
-            notes=tuple(self.notes(results)),
+            tables=tuple(table for table in tables if table.rows),
+            figures=tuple(figure for figure in figures if figure.series),
+            gates=(*(gate for part in parts for gate in part.gates), *(gate for judged in self.gates for gate in judged(results))),
+            notes=(*(note for part in parts for note in part.notes), *self.notes(results)),
         )
 
 

@@ -82,7 +82,7 @@ def proportion(test: Test, label: str = "count") -> Cells:
 @dataclass(frozen=True)
 class TableSpec:
     """A table of the records of `arms` (none named: of all) that pass `where`: a row for each group of those alike in `by`, in the order of
-    first appearance; without `by`, a row for each record."""
+    first appearance; without `by`, a row for each record. `most`: rows at most (0: all)."""
 
     name: str
     title: str
@@ -91,13 +91,16 @@ class TableSpec:
     columns: tuple[Cells, ...] = ()
     note: str | Callable[[Results], str] = ""
     where: Test = lambda record: True
+    most: int = 0
 
     def __call__(self, results: Results) -> Table:
         records = [record for record in results.of(*self.arms) if self.where(record)]
         groups = grouped(records, self._key).values() if self.by else [[record] for record in records]
         columns = tuple(column for cells in (*self.by, *self.columns) for column in cells.columns)
-        rows = tuple({key: value for cells in (*self.by, *self.columns) for key, value in cells.read(group).items()} for group in groups)
-        return Table(self.name, self.title, columns, rows, self.note if isinstance(self.note, str) else self.note(results))
+        rows = [{key: value for cells in (*self.by, *self.columns) for key, value in cells.read(group).items()} for group in groups]
+        return Table(
+            self.name, self.title, columns, tuple(rows[: self.most or None]), self.note if isinstance(self.note, str) else self.note(results)
+        )
 
     def _key(self, record: Record) -> tuple[Any, ...]:
         return tuple(value for cells in self.by for value in cells.read([record]).values())

@@ -51,6 +51,7 @@ class FullDisk:
     """The process that does the saves, as the study sees it."""
 
     def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
         scratch.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "ecrl_cli.studies.io_errors.full_disk", str(scratch)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -64,6 +65,7 @@ class FullDisk:
 
     def close(self) -> None:
         self._process.communicate()
+        self._scratch.rmdir()
 
 
 def serve(folder: Path) -> None:

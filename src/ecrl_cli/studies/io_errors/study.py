@@ -5,129 +5,105 @@ Three arms: in memory, where every call of every operation is tried; a tmpfs tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 from ecrl_cli.config.studies import IoErrors
+from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.storage.memory_fs import ModelFs
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
+from ecrl_cli.studies.frame.gates import mutants_found
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.tables import TableSpec, count, fact, mutants_table, size, total, value, yes
 from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import FAULTS, Seen, run_cases
-from ecrl_cli.studies.io_errors.findings import findings
 from ecrl_cli.studies.io_errors.full_disk import PAGE, FullDisk, Room
 from ecrl_cli.studies.io_errors.operations import ATTEMPT, MOUNT, NEWEST, NEXT, OPERATIONS, Cell, beginning, image, store_on
 from ecrl_cli.studies.mutants.careless_fs import MUTANTS
 
+ENOUGH = 5000  # cases in memory
+_SHOWN = 30  # violations in the table
 _OVERHEAD = 16  # pages that a save needs beside its payload, and a few to spare
 _INODES = 10  # one more than the files of a group and its folder
 _PERSISTENCE = ("once", "for ever")
+_REAL = {
+    "space": "a full disk: tmpfs with room for n pages",
+    "inodes": "a disk without inodes: tmpfs with room for n files",
+    "sync": "the kernel refuses the K-th fsync (strace)",
+}
 
 
-def make(setting: StudyContext) -> PreparedStudy:
-    return _IoErrors(setting)
+def _cells(context: StudyContext) -> list[Cell]:
+    return [Cell(layout, mode) for layout in context.keys.layouts for mode in context.keys.modes]
 
 
-class _IoErrors:
-    def __init__(self, setting: StudyContext) -> None:
-        self._config: IoErrors = setting.config.study
-        self._scratch = setting.scratch
-        self._seen: Seen = {}
-        self._disk: FullDisk | None = None
-
-    def plan(self) -> list[Trial]:
-        return [*self._calls(), *self._planted(), *self._full(), *self._refused()]
-
-    def skips(self) -> list[Skip]:
-        return [Skip(arm, reason) for arm, reason in self._against.items() if reason]
-
-    def run(self, trial: Trial) -> dict[str, Any]:
-        facts = trial.facts
-        if facts["arm"] == "calls":
-            return self._run_calls(facts)
-        if facts["arm"] == "planted":
-            return self._run_planted(facts)
-        cell = Cell(facts["layout"], facts["mode"])
-        if facts["arm"] == "sync":
-            found = strace_faults.refused_save(self._scratch / "refused", cell, facts["at"], facts["persistence"] != "once")
-        else:
-            self._disk = self._disk or FullDisk(self._scratch / "full")
-            found = self._disk.save(Room(cell.layout, cell.mode, facts["payload"], facts["left"], facts["arm"] == "inodes"))
-        wrong = _wrong(found)
-        return found | {"outcome": _outcome(found), "violations": len(wrong), "first": "; ".join(wrong)}
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return findings(self._config, records)
-
-    def close(self) -> None:
-        if self._disk is not None:
-            self._disk.close()
-            (self._scratch / "full").rmdir()
-            self._disk = None
-
-    def _cells(self) -> list[Cell]:
-        return [Cell(layout, mode) for layout in self._config.layouts for mode in self._config.modes]
-
-    def _calls(self) -> Iterator[Trial]:
-        if "calls" not in self._config.arms:
-            return
-        for name in self._config.operations:
-            for cell in self._cells() if OPERATIONS[name].modes else [Cell(layout, "atomic_dirsync") for layout in self._config.layouts]:
-                for scope, kind in ((scope, kind) for scope, kinds in FAULTS.items() for kind in kinds):
-                    for persistence in _PERSISTENCE:
-                        facts = {"operation": name, "layout": cell.layout, "mode": cell.mode, "scope": scope, "fault": kind}
-                        key = "/".join(["calls", *facts.values(), persistence]).replace(" ", "_")
-                        yield Trial(key, {"arm": "calls", **facts, "persistence": persistence})
-
-    def _planted(self) -> Iterator[Trial]:
-        for name in MUTANTS if self._config.planted else ():
-            yield Trial(f"planted/{name.replace(' ', '_')}", {"arm": "planted", "mutant": name})
-
-    def _full(self) -> Iterator[Trial]:
-        """The layouts and modes take turns; the payload is such that the last sizes suffice."""
-        cells = self._cells()
-        for arm, sizes in (("space", self._config.spaces), ("inodes", _INODES)):
-            payload = max(PAGE, (self._config.spaces - _OVERHEAD) * PAGE) if arm == "space" else 4 * PAGE
-            for left in range(sizes if arm in self._config.arms and not self._against[arm] else 0):
-                cell = cells[left % len(cells)]
-                facts = {"layout": cell.layout, "mode": cell.mode, "left": left, "payload": payload}
-                yield Trial(f"{arm}/{left:04d}", {"arm": arm, **facts})
-
-    def _refused(self) -> Iterator[Trial]:
-        """Up to one more than the save has, so that the last one goes through."""
-        if "sync" not in self._config.arms or self._against["sync"]:
-            return
-        for cell in [cell for cell in self._cells() if cell.mode != "unsafe"]:
-            for at in range(1, syncs_of_a_save(cell) + 2):
+def _call_trials(context: StudyContext) -> Iterator[Trial]:
+    for name in context.keys.operations:
+        for cell in _cells(context) if OPERATIONS[name].modes else [Cell(layout, "atomic_dirsync") for layout in context.keys.layouts]:
+            for scope, kind in ((scope, kind) for scope, kinds in FAULTS.items() for kind in kinds):
                 for persistence in _PERSISTENCE:
-                    facts = {"layout": cell.layout, "mode": cell.mode, "at": at, "persistence": persistence}
-                    yield Trial(f"sync/{cell.layout}/{cell.mode}/{at:02d}/{persistence.replace(' ', '_')}", {"arm": "sync", **facts})
+                    facts = {"operation": name, "layout": cell.layout, "mode": cell.mode, "scope": scope, "fault": kind}
+                    key = "/".join(["calls", *facts.values(), persistence]).replace(" ", "_")
+                    yield Trial(key, {"arm": "calls", **facts, "persistence": persistence})
 
-    @cached_property
-    def _against(self) -> dict[str, str]:
-        """Why an arm cannot run here; empty where it can, or is not asked for."""
-        full = full_disk.reason_against() if {"space", "inodes"} & set(self._config.arms) else ""
-        reasons = {"space": full, "inodes": full, "sync": strace_faults.reason_against() if "sync" in self._config.arms else ""}
-        return {arm: reason if arm in self._config.arms else "" for arm, reason in reasons.items()}
 
-    def _run_calls(self, facts: dict[str, Any]) -> dict[str, Any]:
-        fault = Fault(facts["fault"], 1, facts["persistence"] != "once", facts["scope"])
-        return asdict(run_cases(facts["operation"], Cell(facts["layout"], facts["mode"]), fault, self._seen))
+def _seen(context: StudyContext) -> Seen:
+    """What was found on disks that looked alike."""
+    return {}
 
-    def _run_planted(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """The fault that the bug must not survive, on a save under the strictest mode."""
-        wrap, scope, kind = MUTANTS[facts["mutant"]]
-        cases = 0
-        for persistence in _PERSISTENCE:
-            fault = Fault(kind, 1, persistence != "once", scope)
-            tally = run_cases("save", Cell("group", "atomic_dirsync"), fault, {}, wrap)
-            cases += tally.cases
-            if tally.violations:
-                return {"found": True, "cases": cases, "first": f"{kind} {persistence}, {tally.first}"}
-        return {"found": False, "cases": cases, "first": ""}
+
+def _run_calls(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    facts = trial.facts
+    fault = Fault(facts["fault"], 1, facts["persistence"] != "once", facts["scope"])
+    return asdict(run_cases(facts["operation"], Cell(facts["layout"], facts["mode"]), fault, context.shared(_seen)))
+
+
+def _run_planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    """The fault that the bug must not survive, on a save under the strictest mode."""
+    wrap, scope, kind = MUTANTS[trial.facts["mutant"]]
+    cases = 0
+    for persistence in _PERSISTENCE:
+        fault = Fault(kind, 1, persistence != "once", scope)
+        tally = run_cases("save", Cell("group", "atomic_dirsync"), fault, {}, wrap)
+        cases += tally.cases
+        if tally.violations:
+            return {"found": True, "cases": cases, "first": f"{kind} {persistence}, {tally.first}"}
+    return {"found": False, "cases": cases, "first": ""}
+
+
+def _full_trials(arm: str, context: StudyContext) -> Iterator[Trial]:
+    """The layouts and modes take turns; the payload is such that the last sizes suffice."""
+    cells, spaces = _cells(context), context.keys.spaces
+    payload = max(PAGE, (spaces - _OVERHEAD) * PAGE) if arm == "space" else 4 * PAGE
+    for left in range(spaces if arm == "space" else _INODES):
+        cell = cells[left % len(cells)]
+        yield Trial(f"{arm}/{left:04d}", {"arm": arm, "layout": cell.layout, "mode": cell.mode, "left": left, "payload": payload})
+
+
+def _disk(context: StudyContext) -> FullDisk:
+    return FullDisk(context.scratch / "full")
+
+
+def _run_full(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    facts = trial.facts
+    return _judged(context.shared(_disk).save(Room(facts["layout"], facts["mode"], facts["payload"], facts["left"], facts["arm"] == "inodes")))
+
+
+def _sync_trials(context: StudyContext) -> Iterator[Trial]:
+    """Up to one more than the save has, so that the last one goes through."""
+    for cell in [cell for cell in _cells(context) if cell.mode != "unsafe"]:
+        for at in range(1, syncs_of_a_save(cell) + 2):
+            for persistence in _PERSISTENCE:
+                facts = {"layout": cell.layout, "mode": cell.mode, "at": at, "persistence": persistence}
+                yield Trial(f"sync/{cell.layout}/{cell.mode}/{at:02d}/{persistence.replace(' ', '_')}", {"arm": "sync", **facts})
+
+
+def _run_sync(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    facts = trial.facts
+    cell = Cell(facts["layout"], facts["mode"])
+    return _judged(strace_faults.refused_save(context.scratch / "refused", cell, facts["at"], facts["persistence"] != "once"))
 
 
 def syncs_of_a_save(cell: Cell) -> int:
@@ -137,6 +113,11 @@ def syncs_of_a_save(cell: Cell) -> int:
     store.save(image(cell.layout, NEXT), ATTEMPT)
     store.close()
     return sum(op.kind in ("fsync", "fsyncdir") for op in disk.log)
+
+
+def _judged(found: dict[str, Any]) -> dict[str, Any]:
+    wrong = _wrong(found)
+    return found | {"outcome": _outcome(found), "violations": len(wrong), "first": "; ".join(wrong)}
 
 
 def _wrong(found: dict[str, Any]) -> list[str]:
@@ -167,3 +148,128 @@ def _outcome(found: dict[str, Any]) -> str:
     if found["recovered"] < found["acknowledged"]:
         return "lost_ack" if found["recovered"] else "lost_all"
     return "new" if found["recovered"] == NEXT else "previous"
+
+
+def _asked(arm: str, keys: IoErrors) -> bool:
+    return arm in keys.arms
+
+
+def _no_room(context: StudyContext) -> str:
+    return full_disk.reason_against()
+
+
+_COUNTS = (
+    total("cases", "cases"),
+    total("errors", "typed errors"),
+    total("successes", "legal successes"),
+    total("stepped_back", "recovery stepped back"),
+    total("violations", "violations"),
+)
+
+
+def _broken(record: Record) -> bool:
+    return bool(record.found.get("violations"))
+
+
+def _refused(record: Record) -> bool:
+    return bool(record.found["call"])
+
+
+def _shown_violations(results: Results) -> str:
+    broken = sum(map(_broken, results.records))
+    return f"The first {min(broken, _SHOWN)} of {broken} trials with a violation; `trial=KEY` runs one again."
+
+
+def _gates(results: Results) -> Iterator[Gate]:
+    broken, calls = [record for record in results.records if _broken(record)], results.of("calls")
+    first = f"; the first: {broken[0].key}: {broken[0].found['first']}" if broken else ""
+    yield Gate("violations", not broken, f"{sum(record.found['violations'] for record in broken)} violations{first}")
+    if "calls" in results.keys.arms:
+        cases = sum(record.found["cases"] for record in calls)
+        yield Gate("cases", cases >= ENOUGH, f"{cases} cases in memory, {ENOUGH} are due")
+    yield from mutants_found("mutant")(results)
+    for arm in _REAL:  # one in which nothing is refused, or nothing gets through, has tried nothing
+        if records := results.of(arm):
+            refused = sum(map(_refused, records))
+            yield Gate(arm, 0 < refused < len(records), f"{len(records)} saves: {refused} refused, {len(records) - refused} went through")
+
+
+def _notes(results: Results) -> Iterator[str]:
+    if calls := results.of("calls"):
+        cases, stepped = (sum(record.found[key] for record in calls) for key in ("cases", "stepped_back"))
+        yield f"{cases} cases are all calls of these operations on one small store in each fault: a count, not a sample, hence no interval."
+        yield (
+            f"In {stepped} cases recovery passed over a checkpoint that the disk would not show (EIO, ESTALE, ...), by name, and took an older one: "
+            "whether that file will ever be read again only the medium knows."
+        )
+    if bugs := results.of("planted"):
+        yield f"planted {sum(record.found['found'] for record in bugs)}/{len(bugs)} found."
+
+
+STUDY = Study(
+    keys=IoErrors,
+    description="The n-th file call fails, for every n, in every way, once and for ever; a disk that is really full; a sync refused by the kernel.",
+    arms=(
+        Arm("calls", _call_trials, _run_calls, partial(_asked, "calls")),
+        Arm(
+            "planted",
+            lambda context: [Trial(f"planted/{name.replace(' ', '_')}", {"arm": "planted", "mutant": name}) for name in MUTANTS],
+            _run_planted,
+            planted,
+        ),
+        *(Arm(arm, partial(_full_trials, arm), _run_full, partial(_asked, arm), _no_room) for arm in ("space", "inodes")),
+        Arm("sync", _sync_trials, _run_sync, partial(_asked, "sync"), lambda context: strace_faults.reason_against()),
+    ),
+    tables=(
+        TableSpec(
+            "calls",
+            "Each call refused, by operation and fault",
+            ("calls",),
+            by=(fact("operation", "operation"), fact("fault", "fault")),
+            columns=_COUNTS,
+            note="A case: one operation with its n-th call refused, once or from then on. In memory; a sync that fails drops what it should have "
+            "kept.",
+        ),
+        TableSpec(
+            "cells",
+            "Each call refused, by layout and write mode",
+            ("calls",),
+            by=(fact("layout", "layout"), fact("mode", "write mode"), fact("persistence", "refused")),
+            columns=_COUNTS,
+        ),
+        TableSpec(
+            "real",
+            "Refused by the real kernel",
+            tuple(_REAL),
+            by=(value("arm", "arm", lambda r: _REAL[r.facts["arm"]]),),
+            columns=(
+                size("cases", "cases"),
+                count("refused", "typed errors", _refused),
+                count("saved", "saved", lambda r: r.found["outcome"] == "new"),
+                total("violations", "violations"),
+            ),
+            note="The layouts and write modes take turns.",
+        ),
+        mutants_table(
+            (
+                fact("mutant", "a store that"),
+                yes("found", "found", lambda r: r.found["found"], ("found", "NOT FOUND")),
+                value("by", "by", lambda r: r.found["first"]),
+            )
+        ),
+        TableSpec(
+            "violations",
+            "Violations",
+            columns=(
+                value("trial", "trial", lambda r: r.key),
+                value("count", "violations", lambda r: r.found["violations"], "count"),
+                value("first", "the first", lambda r: r.found["first"]),
+            ),
+            note=_shown_violations,
+            where=_broken,
+            most=_SHOWN,
+        ),
+    ),
+    gates=(_gates,),
+    notes=_notes,
+)

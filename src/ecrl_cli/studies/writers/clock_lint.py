@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DECIDES = (
-    *(f"ecrl_cli.checkpoint.{name}" for name in ("catalog", "store", "install", "guard", "lease", "manifest", "saving")),
-    *(f"ecrl_cli.supervision.{name}" for name in ("policy", "resume", "books", "record")),
-    *("ecrl_cli.history.lineage", "ecrl_cli.failures.plan", "ecrl_cli.failures.fault_log", "ecrl_cli.recovery"),
+    *(f"ecrl_cli.checkpoint.store.{name}" for name in ("catalog", "store", "atomic_install", "integrity", "fencing", "save_and_log")),
+    *(f"ecrl_cli.supervision.attempts.{name}" for name in ("restart_policy", "checkpoint_reconciliation", "supervisor_record")),
+    *(f"ecrl_cli.{name}" for name in ("checkpoint.format.manifest", "supervision.resume", "history.lineage")),
+    *("ecrl_cli.failures.plan", "ecrl_cli.failures.fault_log", "ecrl_cli.recovery"),
 )
 _NEVER = {"getmtime", "getctime", "getatime", "utcnow", "now", "today"} | {f"st_{kind}time{unit}" for kind in "mca" for unit in ("", "_ns")}
 _CLOCKS = {"wall", "monotonic", "time", "time_ns", "clock_gettime"}

@@ -77,6 +77,9 @@ class History:
         finally:
             shutil.rmtree(target)
 
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def _made(self, layout: str) -> Path:
         folder = self._folder / layout
         if not folder.exists():
