@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,30 @@ import pytest
 
 from ecrl_cli.config.studies import Hangs, Signals
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.fake_ranks import supervisor_harness
-from ecrl_cli.studies.frame.study import Record, StudyContext
+from ecrl_cli.studies.fake_ranks.supervisor_harness import TRIAL_S
+from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
 from ecrl_cli.studies.frame.trial_timeout import Overdue, deadline
-from ecrl_cli.studies.hangs.study import HangsStudy
-from ecrl_cli.studies.signals.study import SignalsStudy
+from ecrl_cli.studies.hangs import study as hangs
+from ecrl_cli.studies.signals import study as signals
 
 SLEEP = ["sleep", "3600"]
 
 
-@pytest.mark.parametrize(("kind", "config"), [(HangsStudy, Hangs(slow=1)), (SignalsStudy, Signals())], ids=["hangs", "signals"])
-def test_a_trial_that_is_never_over_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, config: Any) -> None:
+@pytest.mark.parametrize(("kind", "config"), [(hangs.STUDY, Hangs(slow=1)), (signals.STUDY, Signals())], ids=["hangs", "signals"])
+def test_a_trial_that_is_never_over_is_ended_and_told(tmp_path: Path, kind: Study, config: Any) -> None:
     """Blocked for good in a read of a process that neither speaks nor dies; and on its way out it waits for that process again."""
     ended: list[int] = []
 
-    def wait_for_ever(self: Any, trial: Any) -> dict[str, Any]:
+    def wait_for_ever(context: StudyContext, trial: Trial) -> dict[str, Any]:
         with subprocess.Popen(SLEEP, stdout=subprocess.PIPE) as silent:
             try:
                 raise AssertionError(silent.communicate())
             finally:
                 ended.append(silent.wait())
 
-    monkeypatch.setattr(supervisor_harness, "TRIAL_S", 0.3)
-    monkeypatch.setattr(kind, "_case", wait_for_ever)
-    with closing(kind(StudyContext(StudyConfig(config), tmp_path))) as study:
+    assert all(arm.limit_s == TRIAL_S for arm in kind.arms)
+    blocked = replace(kind, arms=[replace(arm, run=wait_for_ever, limit_s=0.3) for arm in kind.arms])
+    with closing(blocked.open(StudyContext(StudyConfig(config), tmp_path))) as study:
         trial = next(trial for trial in study.plan() if trial.facts["arm"] == "case")
         found = study.run(trial)
         assert found["overdue"] and not found["good"] and ended == [-signal.SIGKILL]

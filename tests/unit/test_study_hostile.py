@@ -20,14 +20,14 @@ from ecrl_cli.errors import ConfigError, RecordError, StorageError
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.safe_read import read_whole
-from ecrl_cli.studies.frame.study import Record, StudyContext
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.hostile import audit, inputs, readers
-from ecrl_cli.studies.hostile.findings import GROWTH, findings
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.isolation import isolated
 from ecrl_cli.studies.hostile.payloads import payloads
 from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, GUARD, Scene, Stage
-from ecrl_cli.studies.hostile.study import make
+from ecrl_cli.studies.hostile.study import GROWTH, STUDY
 from ecrl_cli.supervision.run_lock import run_lock
 
 
@@ -50,7 +50,7 @@ def test_the_scene_is_good_before_the_adversary_comes(stage: Stage) -> None:
 
 
 def test_each_fifteenth_input_is_refused_by_name_and_runs_nothing(tmp_path: Path) -> None:
-    study = make(StudyContext(StudyConfig(Hostile(every=15)), tmp_path))
+    study = STUDY.open(StudyContext(StudyConfig(Hostile(every=15)), tmp_path))
     skipped = ("command", "load")
     plan = [t for t in study.plan() if t.facts["arm"] == "input" and t.facts["look"] not in skipped and "hundred thousand" not in t.key]
     records = [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]
@@ -79,7 +79,7 @@ def accepting(scene: Scene) -> None:
 def test_what_is_not_refused_is_called_taken_for_good(stage: Stage) -> None:
     for look, refusers in (("guard", ("hash",)), ("guard single", ("hash",)), ("records", ("config.json",)), ("lock", ("StorageError",))):
         with stage.scene() as scene:
-            seen = readers.look(inputs.Hostile("none", "nothing", look, refusers, accepting), scene)
+            seen = readers.look(inputs.MaliciousInput("none", "nothing", look, refusers, accepting), scene)
         assert seen.outcome == "silent_wrong", look
 
 
@@ -181,6 +181,10 @@ def test_text_that_only_looks_deep_is_read() -> None:
     assert parse(b'{"a":"[[[[[[[[[[[[[[[[[[[[","b":"\\"[[[[[[[[[[[[[[[[["}') == {"a": "[" * 20, "b": '"' + "[" * 17}
     with pytest.raises(ValueError, match="deeper"):
         parse(b'{"a\\\\":' + b"[" * 17)
+
+
+def findings(records: list[Record], whole: bool) -> Findings:
+    return STUDY.concluded(Results(StudyContext(StudyConfig(Hostile(every=1 if whole else 15)), Path()), records))
 
 
 def good(arm: str = "input") -> Record:

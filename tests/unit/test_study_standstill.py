@@ -15,13 +15,16 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies.fake_ranks import supervisor_harness
 from ecrl_cli.studies.fake_ranks.supervisor_harness import Stage
 from ecrl_cli.studies.frame import leak_check
 from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 from ecrl_cli.studies.hangs import detector_scenarios
+from ecrl_cli.studies.hangs import study as hangs_study
 from ecrl_cli.studies.hangs.cases import CASES, _found_after, _limit
-from ecrl_cli.studies.hangs.study import SIDE_THREAD, HangsStudy
-from ecrl_cli.studies.signals.study import ALONE_PLANT, DEAF_PLANT, EVERY, PHASES, WORDS, SignalsStudy, acknowledged
+from ecrl_cli.studies.hangs.study import SIDE_THREAD
+from ecrl_cli.studies.signals import study as signals_study
+from ecrl_cli.studies.signals.study import ALONE_PLANT, DEAF_PLANT, EVERY, PHASES, WORDS, acknowledged
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +35,17 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def hangs(stage: Stage, tmp_path: Path) -> HangsStudy:
-    made = HangsStudy(StudyContext(StudyConfig(Hangs(slow=1)), tmp_path))
-    made._stage = stage
-    return made
+def hangs(stage: Stage, tmp_path: Path) -> PreparedStudy:
+    context = StudyContext(StudyConfig(Hangs(slow=1)), tmp_path)
+    context._shared[supervisor_harness.stage] = stage
+    return hangs_study.STUDY.open(context)
 
 
 @pytest.fixture
-def signals(stage: Stage, tmp_path: Path) -> SignalsStudy:
-    made = SignalsStudy(StudyContext(StudyConfig(Signals()), tmp_path))
-    made._stage = stage
-    return made
+def signals(stage: Stage, tmp_path: Path) -> PreparedStudy:
+    context = StudyContext(StudyConfig(Signals()), tmp_path)
+    context._shared[supervisor_harness.stage] = stage
+    return signals_study.STUDY.open(context)
 
 
 def trial_of(study: PreparedStudy, **facts: Any) -> Trial:
@@ -50,12 +53,12 @@ def trial_of(study: PreparedStudy, **facts: Any) -> Trial:
 
 
 @pytest.mark.parametrize("what", ["one rank skips a collective", "os._exit(0) early", "SIGSEGV", "a late writer wakes up", "a slow disk"])
-def test_what_stands_still_or_dies_ends_as_promised(hangs: HangsStudy, what: str) -> None:
+def test_what_stands_still_or_dies_ends_as_promised(hangs: PreparedStudy, what: str) -> None:
     found = hangs.run(trial_of(hangs, arm="case", what=what))
     assert found["good"] and not found["shared_memory"], found
 
 
-def test_the_detector_passes_its_stories_and_broken_ones_do_not(hangs: HangsStudy) -> None:
+def test_the_detector_passes_its_stories_and_broken_ones_do_not(hangs: PreparedStudy) -> None:
     for story in ("slow", "suspended", "standing"):
         assert hangs.run(trial_of(hangs, arm="story", what=story))["good"]
     quickest = min(range(40), key=lambda seed: random.Random(seed).uniform(0.0, 1.0))  # where steps are far shorter than the timeout
@@ -91,7 +94,7 @@ def test_how_late_a_hang_was_found_is_told_by_the_ranks_and_not_by_the_superviso
 
 
 @pytest.mark.slow
-def test_a_heartbeat_from_a_side_thread_hides_a_hang(hangs: HangsStudy) -> None:
+def test_a_heartbeat_from_a_side_thread_hides_a_hang(hangs: PreparedStudy) -> None:
     assert hangs.run(trial_of(hangs, arm="planted", what=SIDE_THREAD))["shown"]
 
 
@@ -99,12 +102,12 @@ def test_a_heartbeat_from_a_side_thread_hides_a_hang(hangs: HangsStudy) -> None:
     ("word", "phase"),
     [("SIGTERM", "first step"), ("SIGHUP", "saving"), ("SIGINT", "recovery"), ("a storm", "training"), ("SIGINT twice", "training")],
 )
-def test_a_stop_keeps_what_was_done_and_the_run_goes_on(signals: SignalsStudy, word: str, phase: str) -> None:
+def test_a_stop_keeps_what_was_done_and_the_run_goes_on(signals: PreparedStudy, word: str, phase: str) -> None:
     found = signals.run(trial_of(signals, word=word, phase=phase))
     assert found["good"], found
 
 
-def test_planted_ranks_are_found(signals: SignalsStudy) -> None:
+def test_planted_ranks_are_found(signals: PreparedStudy) -> None:
     assert [signals.run(trial_of(signals, what=bug))["shown"] for bug in (DEAF_PLANT, ALONE_PLANT)] == [True, True]
     assert signals.run(trial_of(signals, arm="control"))["good"], "and not because of their little grace"
 
@@ -115,9 +118,9 @@ def test_a_checkpoint_was_acknowledged_before_the_next_step() -> None:
 
 def test_everything_is_planned_as_often_as_asked(tmp_path: Path) -> None:
     setting = StudyContext(StudyConfig(Hangs(each=2, slow=3, planted=False)), tmp_path)
-    assert len(HangsStudy(setting).plan()) == 2 * len(CASES) + 3 * 3
+    assert len(hangs_study.STUDY.open(setting).plan()) == 2 * len(CASES) + 3 * 3
     setting = StudyContext(StudyConfig(Signals(each=2, planted=False)), tmp_path)
-    assert len(SignalsStudy(setting).plan()) == 2 * len(WORDS) * len(PHASES)
+    assert len(signals_study.STUDY.open(setting).plan()) == 2 * len(WORDS) * len(PHASES)
 
 
 CASE = {"outcomes": ["hung", "completed"], "found_after": 1.1, "left": 0, "good": True, "shared_memory": [], "overdue": False}
@@ -130,7 +133,7 @@ def gates(study: PreparedStudy, *records: tuple[dict[str, Any], dict[str, Any]])
     return {gate.name: gate.passed for gate in found.gates}
 
 
-def test_every_gate_of_hangs_can_fail(hangs: HangsStudy) -> None:
+def test_every_gate_of_hangs_can_fail(hangs: PreparedStudy) -> None:
     case, story, bug = ({"arm": arm, "what": "x"} for arm in ("case", "story", "planted"))
     well = ((case, CASE), (story, {"good": True, "overdue": False}), (bug, {"shown": True, "overdue": False}))
     assert set(gates(hangs, *well).values()) == {True}
@@ -146,7 +149,7 @@ def test_every_gate_of_hangs_can_fail(hangs: HangsStudy) -> None:
         assert [gate for gate, passed in gates(hangs, *well, (facts, told)).items() if not passed] == [name]
 
 
-def test_every_gate_of_signals_can_fail(signals: SignalsStudy) -> None:
+def test_every_gate_of_signals_can_fail(signals: PreparedStudy) -> None:
     case, bug = {"arm": "case", "word": "SIGTERM", "phase": "training"}, {"arm": "planted", "what": "x"}
     control, missed = {"arm": "control"}, {"shown": False, "overdue": False}
     well = ((case, STOP), (control, STOP), (bug, {"shown": True, "overdue": False}))

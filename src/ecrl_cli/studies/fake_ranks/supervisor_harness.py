@@ -26,8 +26,7 @@ from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.studies.fake_ranks.script import FakeRankScript, write_part
 from ecrl_cli.studies.frame.leak_check import remaining
-from ecrl_cli.studies.frame.study import Trial
-from ecrl_cli.studies.frame.trial_timeout import Overdue, deadline
+from ecrl_cli.studies.frame.study import StudyContext
 from ecrl_cli.supervision.attempts.stop_signals import STOPPING
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.console import SilentUI
@@ -145,19 +144,15 @@ class Stage:
         attempts = [encode(attempt) for attempt in read_record(layout).attempts]
         return SupervisorOutcome(code, said, attempts, after, len(remaining(layout.root)), ui.notes)
 
-    def tried(self, arm: Callable[[Trial], dict[str, Any]], trial: Trial, overdue: dict[str, Any]) -> dict[str, Any]:
-        """What came of `trial`; `overdue` where it had to be ended."""
-        try:
-            with deadline(TRIAL_S):
-                return arm(trial) | {"overdue": False}
-        except Overdue:
-            self.close()  # its launchers may have been what hung, and are dead
-            return overdue | {"overdue": True}
-
     def close(self) -> None:
         for launcher in self._launchers.values():
             launcher.close()
         self._launchers = {}
+
+
+def stage(context: StudyContext) -> Stage:
+    """For `context.shared`."""
+    return Stage(context.scratch)
 
 
 def settings(target_steps: int, every: int = 5, strategy: str = "blocking", **supervision: Any) -> RunConfig:

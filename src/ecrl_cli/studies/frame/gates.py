@@ -21,6 +21,20 @@ def none_of(name: str, arms: str | Sequence[str], bad: Test, what: str, where: T
     return lambda results: (none_bad(name, [record for record in _records(results, arms) if where(record)], bad, what),)
 
 
+def _in_time(record: Record) -> bool:
+    return not record.found["overdue"]
+
+
+# For arms with a limit: no trial had to be ended.
+OVER = all_of("over", (), _in_time, "trials came to an end by themselves")
+
+
+def by_design(results: Results, what: str, arm: str = "case") -> str:
+    """How many are good, in words. No bound on a probability: these are cells that somebody designed, not draws of one thing."""
+    records = results.of(arm)
+    return f"{sum(bool(r.found['good']) for r in records)} of {len(records)} {what}: cells chosen by design, so no probability follows."
+
+
 def mutants_found(bug: str = "bug", found: str = "found") -> GateRule:
     """Passes where each bug of the arm `planted` was found, of at least one. No gate where none was to be planted."""
     return lambda results: mutants_gate({r.facts[bug]: bool(r.found[found]) for r in results.of("planted")}) if results.keys.planted else ()

@@ -22,9 +22,9 @@ _STUDIES = Registry(
         "io-errors": "ecrl_cli.studies.io_errors.study:STUDY",
         "disk-timeline": "ecrl_cli.studies.disk_timeline:STUDY",
         "writers": "ecrl_cli.studies.writers.study:STUDY",
-        "hangs": "ecrl_cli.studies.hangs.study:make",
-        "signals": "ecrl_cli.studies.signals.study:make",
-        "hostile": "ecrl_cli.studies.hostile.study:make",
+        "hangs": "ecrl_cli.studies.hangs.study:STUDY",
+        "signals": "ecrl_cli.studies.signals.study:STUDY",
+        "hostile": "ecrl_cli.studies.hostile.study:STUDY",
         "store-soak": "ecrl_cli.studies.store_soak.study:make",
         "failures": "ecrl_cli.studies.training.failures_study:make",
         "elastic": "ecrl_cli.studies.training.elastic_study:make",
@@ -34,8 +34,6 @@ _STUDIES = Registry(
         "mini-batch-failure": "ecrl_cli.replication.mini_batch.study:make",
     },
 )
-# Of those that are no Study yet, the ones that measure time.
-_ALONE = ("hangs", "signals")
 
 
 def names() -> tuple[str, ...]:
@@ -58,4 +56,4 @@ def make_study(context: StudyContext) -> PreparedStudy:
 def parallel(config: StudyConfig) -> bool:
     """Whether trials may run side by side: timing suffers from a neighbour."""
     found = load_study(config.name)
-    return config.name not in _ALONE if callable(found) else not found.alone
+    return callable(found) or not found.alone

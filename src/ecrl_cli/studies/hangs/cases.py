@@ -21,6 +21,7 @@ from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.fake_ranks.script import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import (
+    ACTOR,
     LIMIT_S,
     START_S,
     Stage,
@@ -39,6 +40,7 @@ GONE_WITHIN_S = 2.0
 ANSWER_S = 60.0  # of whoever has only one thing left to do
 IN_LIMITS = 3.0  # a hang is found sooner
 FEW = 6  # steps: of an attempt that did fewer it may not be known how long they take
+WRITER = "ecrl_cli.supervision.launch.writer_main"
 Found = dict[str, Any]
 
 
@@ -104,7 +106,7 @@ def writer_stopped(stage: Stage, rng: random.Random) -> Found:
     with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
 
         def stop_it() -> None:
-            (pid,) = [pid for pid in remaining(layout.root) if "supervision.writer_main" in _command(pid)]
+            (pid,) = [pid for pid in remaining(layout.root) if WRITER in _command(pid)]
             os.kill(pid, signal.SIGSTOP)
 
         ending = stage.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(5, 50)), stop_it))
@@ -254,4 +256,4 @@ def _command(pid: int) -> str:
 
 
 def _some_rank(layout: RunLayout) -> int:
-    return next(pid for pid in remaining(layout.root) if "studies.actors.actor" in _command(pid) and "torch.distributed" not in _command(pid))
+    return next(pid for pid in remaining(layout.root) if ACTOR in _command(pid) and "torch.distributed" not in _command(pid))

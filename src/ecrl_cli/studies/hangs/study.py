@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from ecrl_cli.config.studies import Hangs
+from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.fake_ranks.script import FakeRankScript
-from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, Stage, TriggeringUI, settings
+from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, TRIAL_S, Stage, TriggeringUI, settings, stage
+from ecrl_cli.studies.frame.gates import OVER, all_of, by_design, mutants_found
 from ecrl_cli.studies.frame.leak_check import shared_memory
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, most, mutants_table, size, yes
 from ecrl_cli.studies.hangs import detector_scenarios
-from ecrl_cli.studies.hangs.cases import CASES, STEPS
-from ecrl_cli.studies.hangs.findings import findings
+from ecrl_cli.studies.hangs.cases import CASES, IN_LIMITS, STEPS
 
 SIDE_THREAD = "a heartbeat from a side thread"
 # What is on record of a trial that the study had to end.
@@ -34,62 +35,44 @@ OVERDUE: dict[str, Any] = {
 }
 
 
-def make(setting: StudyContext) -> PreparedStudy:
-    return HangsStudy(setting)
+def _named(arm: str, what: str, n: int) -> Trial:
+    return Trial(f"{arm}/{what}/{n:03d}", {"arm": arm, "what": what})
 
 
-class HangsStudy:
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting, self._config = setting, setting.config.study
-        assert isinstance(self._config, Hangs)
-        self._stage = Stage(setting.scratch)
+def _case(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    case = next(case for case in CASES if case.what == trial.facts["what"])
+    before = shared_memory()
+    found = case.run(context.shared(stage), context.rng(trial.key))
+    return found | {"shared_memory": sorted(shared_memory() - before)}
 
-    def plan(self) -> list[Trial]:
-        trials = [Trial(f"case/{case.what}/{n:03d}", {"arm": "case", "what": case.what}) for n in range(self._config.each) for case in CASES]
-        for story in ("slow", "suspended", "standing"):
-            trials += [Trial(f"story/{story}/{n:03d}", {"arm": "story", "what": story}) for n in range(self._config.slow)]
-        bugs = (*(bug.name for bug in detector_scenarios.PLANTED), SIDE_THREAD) if self._config.planted else ()
-        return trials + [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in bugs]
 
-    def skips(self) -> Sequence[Skip]:
-        return ()
+def _story(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    rng = context.rng(trial.key)
+    if trial.facts["what"] == "standing":
+        found = detector_scenarios.standing(detector_scenarios.product, rng)
+        return {"waited": found, "good": found is not None and found < 3}
+    alarms = (detector_scenarios.slow if trial.facts["what"] == "slow" else detector_scenarios.suspended)(detector_scenarios.product, rng)
+    return {"alarms": alarms, "good": alarms == 0}
 
-    def run(self, trial: Trial) -> dict[str, Any]:
-        arms: dict[str, Callable[[Trial], dict[str, Any]]] = {"case": self._case, "story": self._story, "planted": self._planted}
-        return self._stage.tried(arms[trial.facts["arm"]], trial, OVERDUE)
 
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return findings(records)
+def _planted_trials(context: StudyContext) -> list[Trial]:
+    bugs = (*(bug.name for bug in detector_scenarios.PLANTED), SIDE_THREAD)
+    return [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in bugs]
 
-    def close(self) -> None:
-        self._stage.close()
 
-    def _case(self, trial: Trial) -> dict[str, Any]:
-        case = next(case for case in CASES if case.what == trial.facts["what"])
-        before = shared_memory()
-        found = case.run(self._stage, self._setting.rng(trial.key))
-        return found | {"shared_memory": sorted(shared_memory() - before)}
+def _planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    if trial.facts["what"] == SIDE_THREAD:
+        return {"shown": _side_thread(context.shared(stage))}
+    bug = next(bug for bug in detector_scenarios.PLANTED if bug.name == trial.facts["what"])
+    return {"shown": bug.shown(context.rng(trial.key))}
 
-    def _story(self, trial: Trial) -> dict[str, Any]:
-        rng = self._setting.rng(trial.key)
-        if trial.facts["what"] == "standing":
-            found = detector_scenarios.standing(detector_scenarios.product, rng)
-            return {"waited": found, "good": found is not None and found < 3}
-        alarms = (detector_scenarios.slow if trial.facts["what"] == "slow" else detector_scenarios.suspended)(detector_scenarios.product, rng)
-        return {"alarms": alarms, "good": alarms == 0}
 
-    def _planted(self, trial: Trial) -> dict[str, Any]:
-        if trial.facts["what"] == SIDE_THREAD:
-            return {"shown": self._side_thread()}
-        bug = next(bug for bug in detector_scenarios.PLANTED if bug.name == trial.facts["what"])
-        return {"shown": bug.shown(self._setting.rng(trial.key))}
-
-    def _side_thread(self) -> bool:
-        """A rank that spins is not found while a thread of its beats."""
-        config = settings(STEPS)
-        with self._stage.run(config, FakeRankScript(deeds={"0/1/20": "spin"}, side_thread=True)) as layout, _given_up_after(5 * LIMIT_S):
-            ending = self._stage.supervise(config, layout, TriggeringUI())
-        return [attempt["outcome"] for attempt in ending.attempts] == ["stopped"]
+def _side_thread(harness: Stage) -> bool:
+    """A rank that spins is not found while a thread of its beats."""
+    config = settings(STEPS)
+    with harness.run(config, FakeRankScript(deeds={"0/1/20": "spin"}, side_thread=True)) as layout, _given_up_after(5 * LIMIT_S):
+        ending = harness.supervise(config, layout, TriggeringUI())
+    return [attempt["outcome"] for attempt in ending.attempts] == ["stopped"]
 
 
 @contextmanager
@@ -107,3 +90,96 @@ def _given_up_after(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _good(record: Record) -> bool:
+    return bool(record.found["good"])
+
+
+def _ends(group: Group) -> str:
+    return " / ".join(dict.fromkeys(", ".join(record.found["outcomes"]) for record in group))
+
+
+def _in_time(results: Results) -> Iterator[Gate]:
+    hung = [record for record in results.of("case") if "hung" in record.found["outcomes"]]
+    longest = max((record.found["found_after"] for record in hung), default=0.0)
+    said = f"{len(hung)} trials with a hang, ended at most {longest:.2f} times its limit after the last step"
+    yield Gate("in_time", bool(hung) and longest < IN_LIMITS, f"{said}, by the ranks' own lines (target: below {IN_LIMITS:g})")
+
+
+def _notes(results: Results) -> tuple[str, ...]:
+    return (
+        by_design(results, "trials ended as promised"),
+        "Ranks are actors without torch that keep step through shared memory and save through the product's store; real training is struck in the "
+        "tests and by the failure group.",
+        "An agent that is stopped once its ranks have met is not needed any more: the run completes without a restart.",
+        "Not tried here: a process that SIGKILL does not end (it sits in the kernel), a partition between machines, a full disk, a run directory "
+        "that is deleted, renamed or replaced meanwhile, no descriptor left, no memory left (ENOMEM).",
+    )
+
+
+STUDY = Study(
+    keys=Hangs,
+    description="Ranks, writer and launcher that stand still, die or wake up late: found, ended, followed by the next attempt, nothing left.",
+    arms=(
+        Arm(
+            "case",
+            lambda context: [_named("case", case.what, n) for n in range(context.keys.each) for case in CASES],
+            _case,
+            limit_s=TRIAL_S,
+            overdue=OVERDUE,
+        ),
+        Arm(
+            "story",
+            lambda context: [_named("story", what, n) for what in ("slow", "suspended", "standing") for n in range(context.keys.slow)],
+            _story,
+            limit_s=TRIAL_S,
+            overdue=OVERDUE,
+        ),
+        Arm("planted", _planted_trials, _planted, planted, limit_s=TRIAL_S, overdue=OVERDUE),
+    ),
+    tables=(
+        TableSpec(
+            "cases",
+            "What stands still, dies or wakes up late",
+            ("case",),
+            by=(fact("what", "what happens"),),
+            columns=(
+                cell(
+                    "outcomes",
+                    "how the attempts ended",
+                    "text",
+                    lambda group: " / ".join(dict.fromkeys(", ".join(r.found["outcomes"]) for r in group)),
+                ),
+                most("waited", "longest wait, in limits", "number", of="found_after"),
+                count("good", "as promised", _good),
+                size(),
+            ),
+        ),
+        TableSpec(
+            "stories",
+            "What the detector makes of it",
+            ("story",),
+            by=(fact("what", "story"),),
+            columns=(count("bad", "count", lambda r: not _good(r)), size()),
+            note="slow: 1,000 steps, some as long as several timeouts. suspended: the supervisor is, for hours. standing: ranks stand, the writer "
+            "moves.",
+        ),
+        mutants_table((fact("what", "planted bug"), yes("shown", "found", lambda r: r.found["shown"]))),
+    ),
+    gates=(
+        OVER,
+        all_of("as_promised", "case", _good, "trials that ended as promised"),
+        all_of(
+            "nothing_left",
+            "case",
+            lambda r: not r.found["left"] and not r.found["shared_memory"],
+            "trials left no process and no shared memory",
+        ),
+        _in_time,
+        all_of("detector", "story", _good, "stories told to the detector by a clock of the study's own, as promised"),
+        mutants_found("what", "shown"),
+    ),
+    notes=_notes,
+    alone=True,
+)

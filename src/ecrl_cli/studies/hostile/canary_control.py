@@ -24,7 +24,6 @@ for path in sys.argv[1:]:
 
 def run(folder: Path) -> dict[str, Any]:
     """The names of the payloads that ran."""
-    folder.mkdir()
     files, canaries = [], {}
     for number, name in enumerate(payloads(Path("x"))):
         canaries[name] = folder / f"canary-{number}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from ecrl_cli.studies.hostile import configurations, files, headers, json_texts, names, pickles
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
 
 
+@cache
 def all_inputs() -> dict[str, MaliciousInput]:
     """By key, in a fixed order."""
     made = [one for module in (pickles, json_texts, names, headers, files, configurations) for one in module.inputs()]

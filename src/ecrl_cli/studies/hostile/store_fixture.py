@@ -98,6 +98,9 @@ class Stage:
         finally:
             shutil.rmtree(place)
 
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def _make(self, folder: Path) -> None:
         (folder / "outside").mkdir(parents=True)
         (folder / "outside" / "secret").write_bytes(b"{}")

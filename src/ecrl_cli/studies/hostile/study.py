@@ -3,82 +3,83 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from ecrl_cli.config.studies import Hostile as Config
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
+from ecrl_cli.config.studies import Hostile
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.gates import none_of
+from ecrl_cli.studies.frame.result import Column, Table
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, most, outcomes, size
 from ecrl_cli.studies.hostile import audit, canary_control
-from ecrl_cli.studies.hostile.findings import findings
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.isolation import ROOM, isolated
-from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
 from ecrl_cli.studies.hostile.readers import COMMAND_S, PROGRAMS, measured
 from ecrl_cli.studies.hostile.store_fixture import Scene, Stage
 
+INPUTS = 120  # at least so many
+GROWTH = 64 * 2**20  # bytes of memory beyond what is looked at
+READ = 64 * 2**20  # bytes read beyond twice what is looked at: the caps of the records, and Python's own files
 
-def make(setting: StudyContext) -> PreparedStudy:
-    return HostileStudy(setting)
+
+def _torch() -> bool:
+    return find_spec("torch") is not None
 
 
-class HostileStudy:
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting = setting
-        self._config: Config = setting.config.study
-        self._stage = Stage(setting.scratch / "stage", setting.config.seed)
-        self._inputs = all_inputs()
+def _strace() -> bool:
+    return shutil.which("strace") is not None
 
-    def plan(self) -> list[Trial]:
-        skipped = {skip.arm for skip in self.skips()}
-        trials = [
-            Trial(f"input/{key}", {"arm": "input", "input": key, "group": one.group, "look": one.look.split()[0]})
-            for key, one in list(self._inputs.items())[:: self._config.every]
-            if one.look != "load" or "torch" not in skipped
-        ]
-        arms = [("control", "torch"), ("audit", "strace")]
-        return trials + [Trial(arm, {"arm": arm}) for arm, needs in arms if needs not in skipped]
 
-    def skips(self) -> Sequence[Skip]:
-        found = []
-        if find_spec("torch") is None:
-            found.append(Skip("torch", "torch is not installed: the control and the format torch are not tried"))
-        if shutil.which("strace") is None:
-            found.append(Skip("strace", "strace is not installed: which files are opened is not audited"))
-        return found
+def _skips(context: StudyContext) -> Iterator[Skip]:
+    if not _torch():
+        yield Skip("torch", "torch is not installed: the control and the format torch are not tried")
+    if not _strace():
+        yield Skip("strace", "strace is not installed: which files are opened is not audited")
 
-    def run(self, trial: Trial) -> dict[str, Any]:
-        scratch = self._setting.scratch
-        if trial.facts["arm"] == "input":
-            return self._try(self._inputs[trial.facts["input"]])
-        folder = scratch / trial.facts["arm"]
-        try:
-            if trial.facts["arm"] == "control":
-                return canary_control.run(folder)
-            folder.mkdir()
-            return audit.run(folder, self._setting.config.seed, self._config.every)
-        finally:
-            shutil.rmtree(folder)
 
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return findings(records, self._config.every == 1)
+def _input_trials(context: StudyContext) -> Iterator[Trial]:
+    for key, one in list(all_inputs().items())[:: context.keys.every]:
+        if one.look != "load" or _torch():
+            yield Trial(f"input/{key}", {"arm": "input", "input": key, "group": one.group, "look": one.look.split()[0]})
 
-    def close(self) -> None:
-        shutil.rmtree(self._setting.scratch / "stage", ignore_errors=True)
 
-    def _try(self, hostile: MaliciousInput) -> dict[str, Any]:
-        with self._stage.scene() as scene:
-            payload = _bytes(scene)
-            hostile.act(scene)
-            payload = min(max(payload, _bytes(scene)), 2**30)
-            before = _names(scene)
-            alone = hostile.look in PROGRAMS
-            seconds = 2 * COMMAND_S if alone else self._config.deadline_s
-            found = isolated(lambda: measured(hostile, scene), seconds, 0 if alone else ROOM)
-            expected = found["by"] in hostile.refusers
-            escaped = sorted(set(_names(scene)) ^ set(before)) if not hostile.during else []
-            return found | {"payload": payload, "expected": expected, "canary": scene.canary.exists(), "escaped": escaped}
+def _stage(context: StudyContext) -> Stage:
+    return Stage(context.scratch / "stage", context.seed)
+
+
+def _try(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    hostile = all_inputs()[trial.facts["input"]]
+    with context.shared(_stage).scene() as scene:
+        payload = _bytes(scene)
+        hostile.act(scene)
+        payload = min(max(payload, _bytes(scene)), 2**30)
+        before = _names(scene)
+        alone = hostile.look in PROGRAMS
+        seconds = 2 * COMMAND_S if alone else context.keys.deadline_s
+        found = isolated(lambda: measured(hostile, scene), seconds, 0 if alone else ROOM)
+        expected = found["by"] in hostile.refusers
+        escaped = sorted(set(_names(scene)) ^ set(before)) if not hostile.during else []
+        return found | {"payload": payload, "expected": expected, "canary": scene.canary.exists(), "escaped": escaped}
+
+
+def _control(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    return _in_folder(context.scratch / "control", canary_control.run)
+
+
+def _audit(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    return _in_folder(context.scratch / "audit", lambda folder: audit.run(folder, context.seed, context.keys.every))
+
+
+def _in_folder(folder: Path, run: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    folder.mkdir()
+    try:
+        return run(folder)
+    finally:
+        shutil.rmtree(folder)
 
 
 def _names(scene: Scene) -> list[str]:
@@ -89,3 +90,112 @@ def _bytes(scene: Scene) -> int:
     """What the checkpoint and the run's records really hold: what reading all of it once would read."""
     files = (path for path in scene.root.rglob("*") if path.is_file() and not path.is_symlink())
     return sum(min(path.lstat().st_size, path.lstat().st_blocks * 512 + 4096) for path in files)
+
+
+def _measured(record: Record) -> bool:
+    """A program of its own (ecrl, torch) is watched for its end and its answer only."""
+    return record.facts["look"] not in PROGRAMS and "grown" in record.found
+
+
+def _ended(outcome: str) -> Callable[[Record], bool]:
+    return lambda record: bool(record.found["outcome"] == outcome)
+
+
+def _by(group: Group) -> str:
+    return ", ".join(f"{name} {times}" for name, times in Counter(record.found["by"] for record in group).most_common())
+
+
+_WORDS = {"detected": "refused", "silent_wrong": "taken for good", "untyped": "untyped error", "hung": "hung"}
+
+_TABLES = (
+    TableSpec(
+        "hostile",
+        "Hostile inputs, by group",
+        ("input",),
+        by=(fact("group", "hostile input"),),
+        columns=(
+            size("n", "inputs"),
+            cell("by", "refused by", "text", _by),
+            outcomes(_WORDS),
+            count("expected", "by whom it is to be", lambda r: r.found["expected"]),
+            count("canary", "canary made", lambda r: r.found["canary"]),
+        ),
+        note="A fixed list, each input once: no interval.",
+    ),
+    TableSpec(
+        "costs",
+        "What refusing costs",
+        ("input",),
+        by=(fact("group", "hostile input"),),
+        columns=(
+            most("grown", "most memory taken", "bytes"),
+            most("read", "most bytes read", "bytes"),
+            most("calls", "most read calls"),
+            most("payload", "largest that was looked at", "bytes"),
+        ),
+        note="Of looks within a process; a program of its own (ecrl, torch) is watched for its end and its answer only.",
+        where=_measured,
+    ),
+)
+
+
+def _control_table(results: Results) -> Table:
+    columns = (Column("payload", "payload"), Column("ran", "ran under torch.load(weights_only=False)"))
+    rows = tuple({"payload": name, "ran": "yes" if name in r.found["ran"] else "no"} for r in results.of("control") for name in r.found["of"])
+    return Table("control", "The same payloads, unpickled without restriction", columns, rows)
+
+
+def _enough(results: Results) -> Iterator[Gate]:
+    tried = len(results.of("input"))
+    yield Gate("inputs", tried >= INPUTS or results.keys.every > 1, f"{tried} hostile inputs, {INPUTS} at least")
+
+
+def _controls(results: Results) -> Iterator[Gate]:
+    """Each where it ran."""
+    for found in (record.found for record in results.of("control")):
+        message = f"{len(found['ran'])} of {len(found['of'])} payloads ran under torch.load without restriction: else the canary would be blind"
+        yield Gate("control", len(found["ran"]) == len(found["of"]) > 0, message)
+    for found in (record.found for record in results.of("audit")):
+        message = f"{len(found['outside'])} files outside the run touched in {found['looks']} looks ({found['opened']} opened inside)"
+        message += f": {found['outside'][0]}" if found["outside"] else ""
+        yield Gate("audit", not found["outside"] and found["looks"] > 0 and found["opened"] > 0, message)
+
+
+def _notes(results: Results) -> Iterator[str]:
+    yield f"{len(results.of('input'))} prepared inputs; they show that these are refused, not that no other input exists."
+    yield "The adversary may write the run directory, not the configuration, the code or the key, and has not the user's own uid while a run goes on."
+    yield "Whoever rewrites part, manifest, commit and chain alike is not seen without checkpoint.hmac_key_file."
+    if not results.of("audit"):
+        yield "Which files are opened was not audited here (no strace)."
+
+
+STUDY = Study(
+    keys=Hostile,
+    description="Checkpoints and records prepared by an adversary: refused by name, in few calls, and nothing of them is ever run.",
+    arms=(
+        Arm("input", _input_trials, _try),
+        Arm("control", lambda context: [Trial("control", {"arm": "control"})] if _torch() else [], _control),
+        Arm("audit", lambda context: [Trial("audit", {"arm": "audit"})] if _strace() else [], _audit),
+    ),
+    tables=(*_TABLES, _control_table),
+    gates=(
+        _enough,
+        none_of("executed", "input", lambda r: r.found["canary"], "ran code"),
+        none_of("untyped", "input", _ended("untyped"), "ended in an error that nobody raised on purpose"),
+        none_of("hung", "input", _ended("hung"), "did not come to an end"),
+        none_of("accepted", "input", _ended("silent_wrong"), "were taken for good"),
+        none_of("named", "input", lambda r: not r.found["expected"], "were refused by another layer than the one that is to name them"),
+        none_of("escaped", "input", lambda r: r.found["escaped"], "left something outside the run"),
+        none_of(
+            "memory",
+            "input",
+            lambda r: r.found["grown"] > GROWTH + r.found["payload"],
+            "took more memory than 64 MiB and what they hold",
+            _measured,
+        ),
+        none_of("read", "input", lambda r: r.found["read"] > READ + 2 * r.found["payload"], "were read further than the caps", _measured),
+        _controls,
+    ),
+    notes=_notes,
+    skips=_skips,
+)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.studies import Signals
+from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.fake_ranks.script import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import (
@@ -26,15 +28,17 @@ from ecrl_cli.studies.fake_ranks.supervisor_harness import (
     heard_by_nobody_else,
     lineage_whole,
     settings,
+    stage,
     steps,
     whole,
 )
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
-from ecrl_cli.studies.signals.findings import findings
+from ecrl_cli.studies.frame.gates import OVER, all_good, all_of, by_design, mutants_found
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.tables import TableSpec, cell, count, fact, most, mutants_table, size, yes
 from ecrl_cli.supervision.attempts.stop_signals import ECHO_S
 
 STEPS, EVERY, MOMENT_S = 40, 15, 0.02
+TARGET = 0.95  # of the trials with one signal between the first step and the last: the last step done is durable
 TERM, INT, HUP = "SIGTERM", "SIGINT", "SIGHUP"
 CODES = {TERM: 143, INT: 130, HUP: 143}
 # By phase: in which attempt, and from which step on; before the first step there is nothing to be saved.
@@ -68,69 +72,44 @@ OVERDUE: dict[str, Any] = {"good": False, "shown": False, "graceful": False, "ke
 DEAF_PLANT, ALONE_PLANT = "ranks that ignore the word", "rank 0 stops without asking"
 
 
-def make(setting: StudyContext) -> PreparedStudy:
-    return SignalsStudy(setting)
+def _case_trials(context: StudyContext) -> list[Trial]:
+    return [
+        Trial(f"{word}/{phase}/{n:03d}", {"arm": "case", "word": word, "phase": phase})
+        for n in range(context.keys.each)
+        for word in WORDS
+        for phase in PHASES
+    ]
 
 
-class SignalsStudy:
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting, self._config = setting, setting.config.study
-        assert isinstance(self._config, Signals)
-        self._stage = Stage(setting.scratch)
+def _case(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    word, phase = trial.facts["word"], trial.facts["phase"]
+    cue = PHASES[phase]
+    if phase == "training":
+        cue = Trigger("training", context.rng(trial.key).randrange(2, STEPS - 5))
+    last = LAST_SAVE_S if len(WORDS[word]) > 1 else MOMENT_S
+    part = FakeRankScript(start_s=MOMENT_S, save_s=MOMENT_S, last_save_s=last, deeds={"0/1/20": "exit1"} if cue.attempt else {})
+    return _try(context.shared(stage), word, cue, part, USUAL, graceful=phase not in EARLY)
 
-    def plan(self) -> list[Trial]:
-        trials = [
-            Trial(f"{word}/{phase}/{n:03d}", {"arm": "case", "word": word, "phase": phase})
-            for n in range(self._config.each)
-            for word in WORDS
-            for phase in PHASES
-        ]
-        if not self._config.planted:
-            return trials
-        planted = [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in (DEAF_PLANT, ALONE_PLANT)]
-        return [*trials, Trial("control/little grace", {"arm": "control"}), *planted]
 
-    def skips(self) -> Sequence[Skip]:
-        return ()
+def _control(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    """What is planted is not found because of the little grace that it has."""
+    return _try(context.shared(stage), TERM, PLANT_CUE, FakeRankScript(), LITTLE, graceful=True)
 
-    def run(self, trial: Trial) -> dict[str, Any]:
-        arms = {"case": self._case, "control": self._control, "planted": self._planted}
-        return self._stage.tried(arms[trial.facts["arm"]], trial, OVERDUE)
 
-    def _planted(self, trial: Trial) -> dict[str, Any]:
-        heeds = "no" if trial.facts["what"] == DEAF_PLANT else "alone"
-        return {"shown": not self._try(TERM, PLANT_CUE, FakeRankScript(heeds=heeds), LITTLE, graceful=True)["good"]}
+def _planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    heeds = "no" if trial.facts["what"] == DEAF_PLANT else "alone"
+    return {"shown": not _try(context.shared(stage), TERM, PLANT_CUE, FakeRankScript(heeds=heeds), LITTLE, graceful=True)["good"]}
 
-    def _control(self, trial: Trial) -> dict[str, Any]:
-        """What is planted is not found because of the little grace that it has."""
-        return self._try(TERM, PLANT_CUE, FakeRankScript(), LITTLE, graceful=True)
 
-    def _case(self, trial: Trial) -> dict[str, Any]:
-        phase = trial.facts["phase"]
-        cue = PHASES[phase]
-        if phase == "training":
-            cue = Trigger("training", self._setting.rng(trial.key).randrange(2, STEPS - 5))
-        word, last = trial.facts["word"], LAST_SAVE_S if len(WORDS[trial.facts["word"]]) > 1 else MOMENT_S
-        part = FakeRankScript(start_s=MOMENT_S, save_s=MOMENT_S, last_save_s=last, deeds={"0/1/20": "exit1"} if cue.attempt else {})
-        return self._try(word, cue, part, USUAL, graceful=phase not in EARLY)
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return findings(records)
-
-    def close(self) -> None:
-        self._stage.close()
-
-    def _try(self, word: str, cue: Trigger, part: FakeRankScript, config: RunConfig, *, graceful: bool) -> dict[str, Any]:
-        with self._stage.run(config, part) as layout:
-            with asking(WORDS[word]) as asked:
-                stopped = self._stage.supervise(config, layout, TriggeringUI(cue, asked.again))
-            found = _judge(layout, stopped, asked, graceful=graceful)
-            return found | self._resume(config, layout, found)
-
-    def _resume(self, config: RunConfig, layout: RunLayout, found: dict[str, Any]) -> dict[str, Any]:
-        ending = self._stage.supervise(config, layout, TriggeringUI())
+def _try(harness: Stage, word: str, cue: Trigger, part: FakeRankScript, config: RunConfig, *, graceful: bool) -> dict[str, Any]:
+    """Stop a run, judge how it stopped, start it again."""
+    with harness.run(config, part) as layout:
+        with asking(WORDS[word]) as asked:
+            stopped = harness.supervise(config, layout, TriggeringUI(cue, asked.again))
+        found = _judge(layout, stopped, asked, graceful=graceful)
+        ending = harness.supervise(config, layout, TriggeringUI())
         resumed = ending.attempts[-1]["outcome"] == "completed" and lineage_whole(layout) and ending.left == 0
-        return {"resumed": resumed, "good": found["good"] and resumed}
+        return found | {"resumed": resumed, "good": found["good"] and resumed}
 
 
 class Asked:
@@ -198,3 +177,82 @@ def _judge(layout: RunLayout, ending: SupervisorOutcome, asked: Asked, *, gracef
         "said": ending.said,
         "good": good,
     }
+
+
+def _good(record: Record) -> bool:
+    return bool(record.found["good"])
+
+
+def _kept(record: Record) -> bool:
+    return bool(record.found["kept"])
+
+
+def _gates(results: Results) -> Iterator[Gate]:
+    graceful = [record for record in results.of("case") if record.found["graceful"]]
+    kept = sum(map(_kept, graceful))
+    yield Gate("durable", bool(graceful) and kept >= TARGET * len(graceful), f"{kept} of {len(graceful)} kept the last step done (target 95%)")
+    if results.keys.planted:
+        what = "stops of honest ranks that have as little grace as the planted ones, as promised"
+        yield all_good("control", results.of("control"), _good, what)
+
+
+def _notes(results: Results) -> tuple[str, ...]:
+    return (
+        by_design(results, "stops ended as promised"),
+        "Signals go to the supervisor. Ranks, agent, zygote and writer ignore SIGTERM, SIGINT and SIGHUP: sent to them alone, they do nothing.",
+        "Ranks are actors without torch; what stops real training is in the tests.",
+        "Not tried here: SIGUSR1, by which a cluster asks.",
+    )
+
+
+STUDY = Study(
+    keys=Signals,
+    description="What asks a run to stop, in every phase: the step being done is finished by all, saved, durable; the run resumes from it.",
+    arms=(
+        Arm("case", _case_trials, _case, limit_s=TRIAL_S, overdue=OVERDUE),
+        Arm("control", lambda context: [Trial("control/little grace", {"arm": "control"})], _control, planted, limit_s=TRIAL_S, overdue=OVERDUE),
+        Arm(
+            "planted",
+            lambda context: [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in (DEAF_PLANT, ALONE_PLANT)],
+            _planted,
+            planted,
+            limit_s=TRIAL_S,
+            overdue=OVERDUE,
+        ),
+    ),
+    tables=(
+        TableSpec(
+            "words",
+            "What asks a run to stop",
+            ("case",),
+            by=(fact("word", "signal"), fact("phase", "phase")),
+            columns=(
+                cell("codes", "exit code", "text", lambda group: ", ".join(sorted({str(r.found["code"]) for r in group}))),
+                count("kept", "last step durable", _kept),
+                count("good", "as promised", _good),
+                size(),
+            ),
+            note="Before the first step, and when it is asked again, a run stops at once. A storm of signals at one moment is one request.",
+        ),
+        TableSpec(
+            "latency",
+            "From the last request to the supervisor's end",
+            ("case",),
+            by=(fact("phase", "phase"),),
+            columns=(
+                cell("half", "median", "seconds", lambda group: median(r.found["seconds"] for r in group)),
+                most("most", "longest", "seconds", of="seconds"),
+                size(),
+            ),
+        ),
+        mutants_table((fact("what", "planted bug"), yes("shown", "found", lambda r: r.found["shown"]))),
+    ),
+    gates=(
+        OVER,
+        all_of("as_promised", "case", _good, "stops that ended as promised, and a run that completed when started again"),
+        _gates,
+        mutants_found("what", "shown"),
+    ),
+    notes=_notes,
+    alone=True,
+)
