@@ -12,14 +12,13 @@ import pytest
 
 from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.frame.study import Record, StudyContext
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.mutants.registry import PLANTED
-from ecrl_cli.studies.store_soak.findings import findings
 from ecrl_cli.studies.store_soak.model import Model
 from ecrl_cli.studies.store_soak.operations import Op, decoded, encoded, program, unrivalled
-from ecrl_cli.studies.store_soak.program import Cell, play
-from ecrl_cli.studies.store_soak.shrink import shortest
-from ecrl_cli.studies.store_soak.study import make
+from ecrl_cli.studies.store_soak.program import Cell, play, shortest
+from ecrl_cli.studies.store_soak.study import STUDY
 
 STRICT = Cell("atomic_dirsync", "group")
 
@@ -137,23 +136,27 @@ QUICK = ("no_fsync_commit", "no_stage_sync", "stage_reused", "overwrite_in_place
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_is_found(tmp_path: Path, name: str) -> None:
-    study = make(StudyContext(StudyConfig(StoreSoak()), tmp_path))
+    study = STUDY.open(StudyContext(StudyConfig(StoreSoak()), tmp_path))
     (trial,) = [trial for trial in study.plan() if trial.key == f"planted/{name}"]
     assert study.run(trial)["found"]
 
 
 @pytest.mark.slow
 def test_all_planted_bugs_are_found(tmp_path: Path) -> None:
-    study = make(StudyContext(StudyConfig(StoreSoak()), tmp_path))
+    study = STUDY.open(StudyContext(StudyConfig(StoreSoak()), tmp_path))
     found = {trial.facts["bug"]: study.run(trial)["found"] for trial in study.plan() if trial.facts["arm"] == "planted"}
     assert [name for name, shown in found.items() if not shown] == [] and len(found) == len(PLANTED)
 
 
 def records(tmp_path: Path) -> list[Record]:
-    study = make(StudyContext(StudyConfig(StoreSoak(ops=50, length=20)), tmp_path))
+    study = STUDY.open(StudyContext(StudyConfig(StoreSoak(ops=50, length=20)), tmp_path))
     plan = [trial for trial in study.plan() if trial.facts["arm"] == "programs" or trial.key == "planted/overwrite_in_place"]
     assert [trial.facts["ops"] for trial in plan[:-1]] == [20, 20, 10], "all operations that were asked for"
     return [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]
+
+
+def findings(kept: Sequence[Record]) -> Findings:
+    return STUDY.concluded(Results(StudyContext(StudyConfig(StoreSoak()), Path()), kept))
 
 
 def failed(kept: Sequence[Record]) -> dict[str, str]:

@@ -25,7 +25,7 @@ _STUDIES = Registry(
         "hangs": "ecrl_cli.studies.hangs.study:STUDY",
         "signals": "ecrl_cli.studies.signals.study:STUDY",
         "hostile": "ecrl_cli.studies.hostile.study:STUDY",
-        "store-soak": "ecrl_cli.studies.store_soak.study:make",
+        "store-soak": "ecrl_cli.studies.store_soak.study:STUDY",
         "failures": "ecrl_cli.studies.training.failures_study:make",
         "elastic": "ecrl_cli.studies.training.elastic_study:make",
         "live-recovery": "ecrl_cli.studies.training.live_study:make",

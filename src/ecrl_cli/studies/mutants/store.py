@@ -27,7 +27,7 @@ class PlantedStore(CheckpointStore):
 
     look: Look = staticmethod(verify_checkpoint)
 
-    def examine(self, path: Path) -> IntegrityReport:
+    def verify(self, path: Path) -> IntegrityReport:
         return self.look(path, self.config.guard, self.fs)
 
 
@@ -60,13 +60,13 @@ class _Reordered(PlantedStore):
 
 
 class _Owing(_Reordered):
-    """Acknowledges first and does the rest when it is asked to settle."""
+    """Acknowledges first and does the rest when it is to move the pointers."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.owed: Callable[[], None] = lambda: None
 
-    def settle(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
+    def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
         self.owed()
         return super().update_pointers_and_retire(saved, image)
 
@@ -94,7 +94,7 @@ class AcknowledgesBeforeTheSync(_Owing):
 class _Greedy(_Reordered):
     """Keeps one checkpoint, and counts the one that is on its way."""
 
-    def settle(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
+    def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
         return ()
 
     def retire_older(self, step: int) -> None:
@@ -205,14 +205,14 @@ class TrustsThePointer(_Reordered):
                 self.fs.close(folder)
         except (StorageError, ValueError):
             return ResumeChoice(None, ())
-        report = self.examine(self.root / name)
+        report = self.verify(self.root / name)
         return ResumeChoice(report if report.ok else None, ())
 
 
 class SweepsWhatIsOld(PlantedStore):
     """The janitor leaves the newest name only, without asking whether it is any good."""
 
-    def janitor(self) -> None:
+    def sweep_leftovers(self) -> None:
         super().sweep_leftovers()
         for entry in self.entries()[1:]:
             catalog.discard(self.fs, catalog.quarantine(self.fs, entry, TRASH_PREFIX))
@@ -244,7 +244,7 @@ def _existing() -> Iterator[None]:
 class ReusesTheStage(_Reordered):
     """Goes on with a stage that lies there: a file that is in it counts as written."""
 
-    def janitor(self) -> None:
+    def sweep_leftovers(self) -> None:
         """A stage may still be of use."""
 
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:

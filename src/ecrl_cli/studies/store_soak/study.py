@@ -6,80 +6,159 @@ and the reference disagree, the program is shrunk to the shortest one that still
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ecrl_cli.config.studies import StoreSoak
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.replay_command import command
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
+from ecrl_cli.studies.frame.result import Column, Table, upper_bound
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, found, mutants_table, size, total, value, yes
 from ecrl_cli.studies.mutants.registry import PLANTED
-from ecrl_cli.studies.store_soak.findings import findings
-from ecrl_cli.studies.store_soak.operations import Op, encoded, program, unrivalled
-from ecrl_cli.studies.store_soak.program import Cell, play
-from ecrl_cli.studies.store_soak.shrink import shortest
+from ecrl_cli.studies.store_soak.operations import SHARES, Op, encoded, program, unrivalled
+from ecrl_cli.studies.store_soak.program import Cell, play, shortest
 
 PROGRAMS = 100  # until a planted bug is found, at most
+ENOUGH = 20  # times that everything must have been done and met, in a study of a thousand operations and more
+_THOUSAND = 1000
+_TROUBLES = {
+    "met kill": "killed between two calls",
+    "met O": "power lost between two calls (O: names in order)",
+    "met X": "power lost between two calls (X: what POSIX promises)",
+    "met rival": "a newer attempt began between two calls",
+    "met a fault": "a call was refused",
+}
 
 
-def make(setting: StudyContext) -> PreparedStudy:
-    return _StoreSoak(setting)
+def _programs(context: StudyContext) -> Iterator[Trial]:
+    keys = context.keys
+    cells = [(mode, layout) for mode in keys.modes for layout in keys.layouts]
+    whole, rest = divmod(keys.ops, keys.length)
+    for number, length in enumerate([keys.length] * whole + ([rest] if rest else [])):
+        mode, layout = cells[number % len(cells)]
+        yield Trial(f"{mode}/{layout}/{number:05d}", {"arm": "programs", "mode": mode, "layout": layout, "ops": length})
 
 
-class _StoreSoak:
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting = setting
-        self._config: StoreSoak = setting.config.study
-
-    def plan(self) -> list[Trial]:
-        return [*self._programs(), *self._planted()]
-
-    def skips(self) -> list[Skip]:
-        return []
-
-    def run(self, trial: Trial) -> dict[str, Any]:
-        if trial.facts["arm"] == "planted":
-            return self._search(trial)
-        cell = Cell(trial.facts["mode"], trial.facts["layout"])
-        ops = program(self._setting.rng(trial.key), trial.facts["ops"])
-        played = play(ops, cell)
-        found: dict[str, Any] = {"ops": len(ops), "wrong": played.wrong, "met": dict(sorted(played.met.items()))}
-        if played.wrong:
-            few = _shrunk(ops[: played.at + 1], cell, played.wrong)
-            found |= {"shortest": [str(op) for op in few], "program": encoded(few), "replay": command(self._setting.config, trial.key)}
-        return found
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return findings(records)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def _programs(self) -> Iterator[Trial]:
-        cells = [(mode, layout) for mode in self._config.modes for layout in self._config.layouts]
-        whole, rest = divmod(self._config.ops, self._config.length)
-        for number, length in enumerate([self._config.length] * whole + ([rest] if rest else [])):
-            mode, layout = cells[number % len(cells)]
-            yield Trial(f"{mode}/{layout}/{number:05d}", {"arm": "programs", "mode": mode, "layout": layout, "ops": length})
-
-    def _planted(self) -> Iterator[Trial]:
-        for planted in PLANTED if self._config.planted else ():
-            yield Trial(f"planted/{planted.name}", {"arm": "planted", "bug": planted.name, "step": planted.step})
-
-    def _search(self, trial: Trial) -> dict[str, Any]:
-        """One program after the other on the store with the bug, until they disagree."""
-        bug = next(planted for planted in PLANTED if planted.name == trial.facts["bug"])
-        cell, rng, ops = Cell(bug.mode, bug.layout, bug.name), self._setting.rng(trial.key), 0
-        for _ in range(PROGRAMS):
-            tried = unrivalled(program(rng, self._config.length))
-            played = play(tried, cell)
-            ops += len(tried) if played.at < 0 else played.at + 1
-            if played.wrong:
-                return {"found": True, "ops": ops, "wrong": played.wrong, "by": str(tried[played.at])}
-        return {"found": False, "ops": ops, "wrong": "", "by": ""}
+def _play(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    store = Cell(trial.facts["mode"], trial.facts["layout"])
+    ops = program(context.rng(trial.key), trial.facts["ops"])
+    played = play(ops, store)
+    result: dict[str, Any] = {"ops": len(ops), "wrong": played.wrong, "met": dict(sorted(played.met.items()))}
+    if played.wrong:
+        few = _shrunk(ops[: played.at + 1], store, played.wrong)
+        result |= {"shortest": [str(op) for op in few], "program": encoded(few), "replay": command(context.config, trial.key)}
+    return result
 
 
-def _shrunk(ops: Sequence[Op], cell: Cell, wrong: str) -> tuple[Op, ...]:
+def _shrunk(ops: Sequence[Op], store: Cell, wrong: str) -> tuple[Op, ...]:
     """The shortest program that ends in the same kind of disagreement."""
     kind = wrong.partition(":")[0]
-    return shortest(ops, lambda candidate: play(candidate, cell).wrong.partition(":")[0] == kind)
+    return shortest(ops, lambda candidate: play(candidate, store).wrong.partition(":")[0] == kind)
+
+
+def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    """One program after the other on the store with the bug, until they disagree."""
+    bug = next(each for each in PLANTED if each.name == trial.facts["bug"])
+    store, rng, ops = Cell(bug.mode, bug.layout, bug.name), context.rng(trial.key), 0
+    for _ in range(PROGRAMS):
+        tried = unrivalled(program(rng, context.keys.length))
+        played = play(tried, store)
+        ops += len(tried) if played.at < 0 else played.at + 1
+        if played.wrong:
+            return {"found": True, "ops": ops, "wrong": played.wrong, "by": str(tried[played.at])}
+    return {"found": False, "ops": ops, "wrong": "", "by": ""}
+
+
+def _wrong(record: Record) -> bool:
+    return bool(record.found["wrong"])
+
+
+def _acknowledged(group: Group) -> int:
+    return sum(record.found["met"].get("acknowledged", 0) for record in group)
+
+
+def _met(results: Results) -> Counter[str]:
+    return sum((Counter(record.found["met"]) for record in results.of("programs")), Counter[str]())
+
+
+def _met_table(results: Results) -> Table:
+    met, said = _met(results), {**{do: f"{do} (operation)" for do in SHARES}, **_TROUBLES}
+    rows = tuple({"what": said.get(what, what), "n": met[what]} for what in (*said, *sorted(what for what in met if what.startswith("recovered"))))
+    return Table("met", "What was done, and what befell it", (Column("what", "what"), Column("n", "times", "count")), rows)
+
+
+def _gates(results: Results) -> Iterator[Gate]:
+    programs, met = results.of("programs"), _met(results)
+    ops, wrong = sum(record.found["ops"] for record in programs), [record.found for record in programs if _wrong(record)]
+    first = f"; the first: {wrong[0]['wrong']}: {' | '.join(wrong[0]['shortest'])}: {wrong[0]['replay']}" if wrong else ""
+    yield Gate("agreed", bool(programs) and not wrong, f"{len(wrong)} disagreements in {ops} operations{first}")
+    if ops >= _THOUSAND:
+        rare = [what for what in (*SHARES, *_TROUBLES) if met[what] < ENOUGH]
+        yield Gate("met", not rare, f"each operation and each trouble at least {ENOUGH} times" + (f"; not {', '.join(rare)}" if rare else ""))
+
+
+def _notes(results: Results) -> Iterator[str]:
+    programs = results.of("programs")
+    if programs and not any(map(_wrong, programs)):
+        yield (
+            f"0 disagreements in {sum(record.found['ops'] for record in programs)} operations of {len(programs)} programs, each from an empty disk "
+            f"on: a program of this make that disagrees is rarer than {upper_bound(len(programs)):.2%} (one-sided exact 95%). Two supervisors at "
+            "once are not among the operations: the run's lock, for which the study writers races, lets one in at a time."
+        )
+
+
+STUDY = Study(
+    keys=StoreSoak,
+    description="Random programs of saves, deaths, power losses, faults, damage and late writers, against a reference of what may be recovered.",
+    arms=(
+        Arm("programs", _programs, _play),
+        Arm(
+            "planted",
+            lambda context: [Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name, "step": bug.step}) for bug in PLANTED],
+            _search,
+            planted,
+        ),
+    ),
+    tables=(
+        TableSpec(
+            "programs",
+            "Random programs against the reference",
+            ("programs",),
+            by=(fact("mode", "write mode"), fact("layout", "layout")),
+            columns=(
+                size("programs", "programs"),
+                total("ops", "operations"),
+                cell("acknowledged", "saves acknowledged", "count", _acknowledged),
+                count("wrong", "disagreements", _wrong),
+            ),
+        ),
+        _met_table,
+        TableSpec(
+            "disagreements",
+            "Disagreements",
+            ("programs",),
+            columns=(
+                value("trial", "trial", lambda r: r.key),
+                found("wrong", "the store"),
+                value("ops", "shortest program", lambda r: " | ".join(r.found["shortest"])),
+                found("replay", "again"),
+            ),
+            where=_wrong,
+        ),
+        mutants_table(
+            (
+                fact("bug", "planted bug"),
+                fact("step", "step of the protocol"),
+                yes("answer", "answer", lambda r: r.found["found"], ("found", "NOT FOUND")),
+                found("ops", "operations until then", "count"),
+                found("wrong", "what showed it"),
+            ),
+            "Is the study blind? Bugs planted in the store",
+        ),
+    ),
+    gates=(_gates, mutants_found()),
+    notes=_notes,
+)
