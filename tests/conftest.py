@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -132,12 +132,13 @@ def comes_true(condition: Callable[[], bool], seconds: float = 240) -> bool:
     return True
 
 
-def processes_of(folder: Path) -> list[str]:
-    """Every living process whose command line or working environment names `folder`, this one excepted."""
+def processes_of(folder: Path, besides: Collection[int] = ()) -> list[str]:
+    """Every living process whose command line or working environment names `folder`, this one and `besides` excepted."""
     found = []
-    for process in psutil.process_iter():
+    for pid in {*psutil.pids()} - {os.getpid(), *besides}:
         try:
-            words = [*process.cmdline(), *process.environ().values()] if process.pid != os.getpid() else []
+            process = psutil.Process(pid)
+            words = [*process.cmdline(), *process.environ().values()]
             if process.status() != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in words):
                 found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
         except psutil.Error:
@@ -145,12 +146,20 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
+@pytest.fixture(scope="session", autouse=True)
+def the_shared_zygote_ends() -> Iterator[None]:
+    """With the tests of this process, if there is one."""
+    yield
+    if (in_process := sys.modules.get("tests.in_process")) is not None:
+        in_process.SHARED.end()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     """After each test no process works in its folder, and no shared-memory object has come to stay."""
-    before = {path.name for path in Path("/dev/shm").iterdir()}
+    before, older = {path.name for path in Path("/dev/shm").iterdir()}, psutil.pids()  # looking at these too would cost seconds in all
     yield
-    left = processes_of(tmp_path)
+    left = processes_of(tmp_path, older)
     for line in left:
         os.kill(int(line.split()[0]), signal.SIGKILL)
     assert not left, f"processes left behind: {left}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from ecrl_cli.errors import EvidenceMissing, RecordError, RunDirectoryError
 from ecrl_cli.records.events import FOUND, GONE
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk, build_clean, build_ref, build_refused
@@ -34,6 +37,32 @@ def sweep(recorded: Path, tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
+@pytest.fixture(scope="module")
+def verdict_on(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Verdict]:
+    """The verdict on the struck run spoilt in the way of that name: each is judged once, beside good runs that stay and are judged once too."""
+    sweep = tmp_path_factory.mktemp("spoilt") / "sweep"
+    shutil.copytree(recorded, sweep, symlinks=True)
+    beside, known = ("ref", "clean", "refused"), References()
+    untouched = stamps(sweep, beside)
+
+    @cache
+    def verdict(name: str) -> Verdict:
+        for left in (path for path in sweep.iterdir() if path.name not in beside):
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        shutil.copytree(recorded / "blk", sweep / "blk", symlinks=True)
+        SPOILT[name][0](RunLayout(sweep / "blk"))
+        made = verify_run(sweep / "blk", known=known)
+        assert stamps(sweep, beside) == untouched, "a run that every verdict here relies on was spoilt"
+        return made
+
+    return verdict
+
+
+def stamps(sweep: Path, runs: tuple[str, ...]) -> dict[Path, tuple[int, int]]:
+    """Size and time of the last change of every file."""
+    return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for name in runs for path in (sweep / name).rglob("*")}
+
+
 def found(verdict: Verdict, promise: str) -> Finding:
     return next(finding for finding in verdict.findings if finding.promise == promise)
 
@@ -53,10 +82,9 @@ def test_an_untouched_run_is_valid(sweep: Path, name: str, alone: bool) -> None:
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_a_spoilt_run_is_caught_by_the_promise_it_broke(sweep: Path, name: str) -> None:
-    spoil, promise, status = SPOILT[name]
-    spoil(RunLayout(sweep / "blk"))
-    verdict = verify_run(sweep / "blk")
+def test_a_spoilt_run_is_caught_by_the_promise_it_broke(verdict_on: Callable[[str], Verdict], name: str) -> None:
+    _, promise, status = SPOILT[name]
+    verdict = verdict_on(name)
     finding = found(verdict, promise)
     assert finding.status == status, render(verdict)
     assert verdict.status == (INVALID if name in ALSO_BROKEN else status), render(verdict)
@@ -67,11 +95,13 @@ def test_a_spoilt_run_is_caught_by_the_promise_it_broke(sweep: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", [name for name in SPOILT if name not in WORDS])  # those look at no reference
-def test_it_is_caught_without_a_reference_too(sweep: Path, tmp_path: Path, name: str) -> None:
+def test_it_is_caught_without_a_reference_too(recorded: Path, tmp_path: Path, name: str) -> None:
     """Some other promise may have to catch it: the chain of lines, the end state in the last checkpoint."""
     spoil, promise, status = SPOILT[name]
-    spoil(RunLayout(sweep / "blk"))
-    verdict = verify_run(Path(shutil.move(sweep / "blk", tmp_path / "alone")))
+    copied = Path(shutil.copytree(recorded / "blk", tmp_path / "sweep" / "blk", symlinks=True))
+    (tmp_path / "sweep" / "ref").symlink_to(recorded / "ref")  # some take a part of another run
+    spoil(RunLayout(copied))
+    verdict = verify_run(Path(shutil.move(copied, tmp_path / "alone")))
     assert found(verdict, promise).status == ALONE.get(name, status), render(verdict)
     assert verdict.status == (INVALID if name in ALSO_BROKEN else status), render(verdict)
 
@@ -125,9 +155,8 @@ def test_a_line_torn_by_the_blow_is_no_broken_promise(sweep: Path, rank: int) ->
 
 
 @pytest.mark.parametrize(("name", "said"), SAID)
-def test_the_verdict_says_what_was_found(sweep: Path, name: str, said: str) -> None:
-    SPOILT[name][0](RunLayout(sweep / "blk"))
-    verdict = verify_run(sweep / "blk")
+def test_the_verdict_says_what_was_found(verdict_on: Callable[[str], Verdict], name: str, said: str) -> None:
+    verdict = verdict_on(name)
     told = [text for finding in verdict.findings for text in (finding.message, *finding.evidence)]
     assert any(said in text for text in told), render(verdict)
 

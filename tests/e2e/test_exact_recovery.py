@@ -11,8 +11,9 @@ import pytest
 
 from ecrl_cli.verify.verdict import VALID, render
 from ecrl_cli.verify.verify_run import verify_run
-from tests.conftest import Ecrl, run_ecrl
+from tests.conftest import Ecrl
 from tests.e2e.runs import end_state, last_losses, metrics, supervisor, tiny
+from tests.in_process import ecrl_in_process
 
 ARMS = "variant=ref,blk,ovl"
 # Which suites each arm takes part in: what belongs to one strategy shows in two suites, and a run takes seconds.
@@ -83,7 +84,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pat
         for keys in (("model=small_cnn", "model.width=8"), ()):
             named = ",".join(suite for suite in suites if ("model" in SUITES[suite]) != bool(keys))
             if named:
-                run_ecrl(folder, "-m", "--config-dir", "conf", *common, *keys, f"+suite={named}", f"variant={arm}", "run_dir=sweep", timeout=1700)
+                ecrl_in_process(folder, "-m", "--config-dir", "conf", *common, *keys, f"+suite={named}", f"variant={arm}", "run_dir=sweep")
     return runs_of(folder / "sweep")
 
 

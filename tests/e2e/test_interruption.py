@@ -14,8 +14,9 @@ from ecrl_cli.checkpoint.format.names import MODEL
 from ecrl_cli.linux.processes import printing_to
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.attempts.stop_signals import ECHO_S
-from tests.conftest import Ecrl, comes_true, command, processes_of, run_ecrl
+from tests.conftest import comes_true, command, processes_of
 from tests.e2e.runs import end_state, metrics, steps_logged, supervisor, tiny
+from tests.in_process import ecrl_in_process
 
 LONG = tiny("target_steps=60", "failure=none", "failure.steps=", "failure.rank=", "supervision.launcher=")
 SELDOM = [key if key != "checkpoint.every=6" else "checkpoint.every=25" for key in LONG]
@@ -28,7 +29,7 @@ UNDISTURBED = [*LONG, "supervision.launcher=zygote", "variant=ref", "run_dir=ref
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every run here must end, whatever starts its ranks."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    run_ecrl(folder, "train", *UNDISTURBED)
+    ecrl_in_process(folder, "train", *UNDISTURBED)
     return folder / "reference"
 
 
@@ -50,17 +51,17 @@ def gone(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "zygote"])
-def test_a_killed_supervisor_leaves_nothing_and_the_run_goes_on(ecrl: Ecrl, tmp_path: Path, reference: Path, launcher: str) -> None:
+def test_a_killed_supervisor_leaves_nothing_and_the_run_goes_on(tmp_path: Path, reference: Path, launcher: str) -> None:
     arguments = [*LONG, f"supervision.launcher={launcher}", "variant=ovl", "run_dir=run"]
     process = start(tmp_path, *arguments)
     wait_for_step(tmp_path / "run", 20, process)
     process.kill()
     process.communicate()
     assert gone(tmp_path / "run"), processes_of(tmp_path)
-    ecrl("train", *arguments)
+    ecrl_in_process(tmp_path, "train", *arguments)
     assert end_state(tmp_path / "run") == end_state(reference)
     assert len(supervisor(tmp_path / "run")["sessions"]) == 2
-    ecrl("verify", "run", "--reference", str(reference))
+    ecrl_in_process(tmp_path, "verify", "run", "--reference", str(reference))
 
 
 def ranks_of(run: Path, attempt: int) -> list[int]:
@@ -70,7 +71,7 @@ def ranks_of(run: Path, attempt: int) -> list[int]:
 
 
 @pytest.mark.parametrize("strategy", ["ovl", pytest.param("blk", marks=pytest.mark.slow)])
-def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(ecrl: Ecrl, tmp_path: Path, reference: Path, strategy: str) -> None:
+def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(tmp_path: Path, reference: Path, strategy: str) -> None:
     """A rank is stopped: found, named, the job goes on. Ctrl-C: the last step done is durable, and the run ends as if nothing had been."""
     run = tmp_path / "run"
     arguments = [*SELDOM, "supervision.launcher=zygote", "supervision.hang_timeout_s=2", f"variant={strategy}", "run_dir=run"]
@@ -89,17 +90,19 @@ def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(ecrl: Ecrl, t
     assert "learner.py" in RunLayout(run).attempt(0).stacks(1).read_text() or "step.py" in RunLayout(run).attempt(0).stacks(1).read_text()
     assert f"step {stopped['last_step']} is durable" in said, "all that was done is kept"
     assert stopped["last_step"] % 25, "the stop's own checkpoint, not one that was due"
-    ecrl("train", *arguments)
+    ecrl_in_process(tmp_path, "train", *arguments)
     assert supervisor(run)["attempts"][2]["resumed_from_step"] == stopped["last_step"]
     assert end_state(run) == end_state(reference)
-    ecrl("verify", "run", "--reference", str(reference))
+    ecrl_in_process(tmp_path, "verify", "run", "--reference", str(reference))
 
 
-def test_the_second_ctrl_c_ends_everything_at_once_and_the_run_resumes(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:
+def test_a_second_supervisor_is_turned_away_and_a_second_ctrl_c_ends_all_at_once(tmp_path: Path, reference: Path) -> None:
+    """And the run resumes."""
     arguments = [*LONG, "supervision.launcher=zygote", "supervision.grace_s=3600", "supervision.hang_timeout_s=3600", "variant=ovl", "run_dir=run"]
     process = start(tmp_path, *arguments)
     wait_for_step(tmp_path / "run", 20, process)
     os.kill(ranks_of(tmp_path / "run", 0)[1], signal.SIGSTOP)  # the first one is heard by nobody
+    assert str(process.pid) in ecrl_in_process(tmp_path, "train", *arguments, check=8).stderr
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)  # at once: the same request, said again
     assert process.stdout is not None
@@ -112,13 +115,14 @@ def test_the_second_ctrl_c_ends_everything_at_once_and_the_run_resumes(ecrl: Ecr
     assert not processes_of(tmp_path / "run")
     assert supervisor(tmp_path / "run")["terminal_status"] == "stopped"
     assert "Traceback" not in said
-    assert "records-sealed: sealed" in ecrl("verify", "run", check=3).stdout  # also a run that was stopped; going on breaks the seal
-    ecrl("train", *arguments)
+    sealed = ecrl_in_process(tmp_path, "verify", "run", check=3).stdout
+    assert "records-sealed: sealed" in sealed  # also a run that was stopped; going on breaks the seal
+    ecrl_in_process(tmp_path, "train", *arguments)
     assert metrics(tmp_path / "run")["committed_steps"] == 60
-    assert "records-sealed: sealed" in ecrl("verify", "run", "--reference", str(reference)).stdout
+    assert "records-sealed: sealed" in ecrl_in_process(tmp_path, "verify", "run", "--reference", str(reference)).stdout
 
 
-def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(ecrl: Ecrl, tmp_path: Path, reference: Path) -> None:
+def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(tmp_path: Path, reference: Path) -> None:
     arguments = [*LONG, "supervision.launcher=zygote", "variant=ref", "run_dir=run"]
     process = start(tmp_path, *arguments)
     wait_for_step(tmp_path / "run", 20, process)
@@ -127,10 +131,10 @@ def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(ecrl: Ecr
     assert process.returncode == 143
     newest = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))[-1]
     damage(newest / MODEL)
-    ecrl("train", *arguments)
+    ecrl_in_process(tmp_path, "train", *arguments)
     rejected = [r for a in supervisor(tmp_path / "run")["attempts"] for r in a["rejected"]]
     assert [newest.name in r["path"] and r["layer"] == "hash" for r in rejected] == [True]
-    ecrl("verify", "run", "--reference", str(reference))
+    ecrl_in_process(tmp_path, "verify", "run", "--reference", str(reference))
     assert end_state(tmp_path / "run") == end_state(reference)
 
 
@@ -141,24 +145,18 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_second_supervisor_is_turned_away(ecrl: Ecrl, tmp_path: Path) -> None:
-    long_enough = tiny("target_steps=5000", "checkpoint.every=1000", "failure=", "failure.steps=", "failure.rank=")
-    arguments = [*long_enough, "variant=ref", "run_dir=run"]
-    process = start(tmp_path, *arguments)
-    wait_for_step(tmp_path / "run", 3, process)
-    second = ecrl("train", *arguments, check=8)
-    assert str(process.pid) in second.stderr + second.stdout
-    process.terminate()
-    process.communicate(timeout=180)
-
-
 def test_a_finished_run_has_nothing_to_do(reference: Path) -> None:
-    assert "nothing to do" in run_ecrl(reference.parent, "train", *UNDISTURBED).stderr
+    assert "nothing to do" in ecrl_in_process(reference.parent, "train", *UNDISTURBED).stderr
 
 
-def test_when_the_restarts_are_spent_it_says_why(ecrl: Ecrl, tmp_path: Path) -> None:
-    result = ecrl(
-        "train", *tiny("failure.steps=[3,5,7]", "checkpoint=none", "checkpoint.every="), "supervision.max_restarts=1", "run_dir=run", check=7
+def test_when_the_restarts_are_spent_it_says_why(tmp_path: Path) -> None:
+    result = ecrl_in_process(
+        tmp_path,
+        "train",
+        *tiny("failure.steps=[3,5,7]", "checkpoint=none", "checkpoint.every="),
+        "supervision.max_restarts=1",
+        "run_dir=run",
+        check=7,
     )
     assert "restart" in result.stderr
     assert supervisor(tmp_path / "run")["terminal_status"] == "gave_up"

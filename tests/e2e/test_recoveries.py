@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_ecrl
 from tests.e2e.runs import end_state, manifest, metrics, supervisor
+from tests.in_process import ecrl_in_process
 
 DIED, SURVIVED = ["died"] * 3 + ["completed"], ["survived"] * 3 + ["completed"]
 OUTCOMES = {"blk": DIED, "spares": DIED, "mem": DIED, "rollback": SURVIVED, "forward": SURVIVED}
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.timeout(1800)
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Judged and reported on."""
     folder = tmp_path_factory.mktemp("recoveries")
-    run_ecrl(folder, "-m", "+matrix=recoveries", "scale=smoke", "run_dir=sweep", timeout=1700)
-    said = run_ecrl(folder, "verify", "sweep").stdout
+    ecrl_in_process(folder, "-m", "+matrix=recoveries", "scale=smoke", "run_dir=sweep")
+    said = ecrl_in_process(folder, "verify", "sweep").stdout
     assert said.count(": valid (") == said.count(" (against ") == len(OUTCOMES) + len(UNDISTURBED), said
     assert said.count(" times a rank held what it was to resume from") == len(OUTCOMES), said  # checkpoints, snapshots, survivors, newcomers
-    run_ecrl(folder, "report", "sweep")
+    ecrl_in_process(folder, "report", "sweep")
     return folder / "sweep"
 
 

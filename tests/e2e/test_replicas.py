@@ -18,6 +18,7 @@ from tests.conftest import Ecrl, run_ecrl
 from tests.contract.test_verify_whistle import found
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import end_state, metrics, supervisor, tiny
+from tests.in_process import ecrl_in_process
 
 # Eight replicas of six samples, BatchNorm and dropout; 8 (or 3) -> 2 -> 4 -> 1 ranks, killed in three of the four phases, off every boundary.
 SHAPE = ("elastic.replicas=8", "model.dropout=0.3", "target_steps=10", "checkpoint.every=4", "state_digests=true")
@@ -60,7 +61,7 @@ def last_tensors(run: Path) -> dict[str, str]:
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Undisturbed and changing under kills, each begun with 3 and with 8 ranks; 3 does not divide 8."""
     folder = tmp_path_factory.mktemp("replicas")
-    run_ecrl(folder, "-m", *CHANGING, "world_size=3,8", "variant=ref,ovl", "run_dir=sweep")
+    ecrl_in_process(folder, "-m", *CHANGING, "world_size=3,8", "variant=ref,ovl", "run_dir=sweep")
     return folder / "sweep"
 
 

@@ -12,9 +12,10 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.disk_state import tensor_digests
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
-from tests.conftest import Ecrl, run_ecrl
+from tests.conftest import Ecrl
 from tests.contract.test_verify_whistle import found
 from tests.e2e.runs import end_state, last_losses, manifest, metrics, supervisor, tiny
+from tests.in_process import ecrl_in_process
 from tests.runs.spoil import at_step, edit_lines
 
 SCHEDULE = "elastic.schedule={14: 1, 20: 2}"
@@ -28,8 +29,8 @@ UNSTRUCK = tiny("world_size=2", *UNSTRUCK_KEYS, SCHEDULE)
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A constant reference; the schedule under kills, blocking and overlapped; the schedule undisturbed."""
     folder = tmp_path_factory.mktemp("resizing")
-    run_ecrl(folder, "-m", *KILLS, "variant=ref,blk,ovl", "run_dir=sweep")
-    run_ecrl(folder, "-m", *UNSTRUCK, "variant=elastic", "run_dir=sweep")
+    ecrl_in_process(folder, "-m", *KILLS, "variant=ref,blk,ovl", "run_dir=sweep")
+    ecrl_in_process(folder, "-m", *UNSTRUCK, "variant=elastic", "run_dir=sweep")
     return folder / "sweep"
 
 
@@ -67,12 +68,12 @@ def test_against_the_constant_size_it_is_equal_up_to_the_change_and_says_how_far
     assert "6 windows look the same cut for another number of ranks" in found(verdict, "same-input").message
 
 
-def test_the_line_of_a_rank_that_left_is_still_vouched_for(sweep: Path, tmp_path: Path, ecrl: Ecrl) -> None:
+def test_the_line_of_a_rank_that_left_is_still_vouched_for(sweep: Path, tmp_path: Path) -> None:
     """Alone, and after every checkpoint of its own time is gone: only the chain that was carried along knows."""
     run = tmp_path / "alone"
     manifest(sweep)["ovl"].rename(run)
     try:
-        assert "not proven: no undisturbed run to compare with" in ecrl("verify", str(run), check=3).stdout
+        assert "not proven: no undisturbed run to compare with" in ecrl_in_process(tmp_path, "verify", str(run), check=3).stdout
         log = RunLayout(run).attempt(1).rank(1)
         before = log.read_text()
         edit_lines(log, at_step(12, loss=0.5))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # the peer; the tool itself keeps to what is public
@@ -10,10 +13,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from ecrl_cli.cli.arguments import parse, typed
-from ecrl_cli.cli.compose import Grid, compose_grid, expand, initialized, quote
+from ecrl_cli.cli.compose import PRIMARY, Grid, compose, compose_grid, expand, initialized, quote
+from ecrl_cli.config.build import build
 from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.identity import reference_id, run_name
 from ecrl_cli.config.keys import leaves
+from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 
@@ -40,17 +45,51 @@ def test_every_key_of_the_schema_can_be_typed(key: str) -> None:
     assert caught.value.key == key, "the key did not reach config.build"
 
 
+ARMS = ("clean", "ref", "ref2", "blk", "ovl")
+SCALES = ("paper", "cpu", "smoke")
+
+
+@pytest.fixture(scope="module")
+def scales() -> dict[str, Any]:
+    """What each option of `scale` composes."""
+    with initialized(PRIMARY):
+        return {scale: plain(compose(PRIMARY, [f"scale={scale}"]))["scale"] for scale in SCALES}
+
+
+@pytest.fixture(scope="module")
+def composed() -> Callable[[str], dict[str, Any]]:
+    """The arms of a suite as Hydra composes them, once for all scales: a scale changes its own node, and `build` does the rest."""
+
+    @cache
+    def arms(suite: str) -> dict[str, Any]:
+        with initialized(PRIMARY):
+            return {arm: plain(compose(PRIMARY, [f"+suite={suite}", f"variant={arm}"])) for arm in ARMS}
+
+    return arms
+
+
 @pytest.mark.parametrize("suite", SUITES)
-@pytest.mark.parametrize("scale", ["paper", "cpu", "smoke"])
-def test_the_arms_of_every_suite_must_end_alike_at_every_scale(suite: str, scale: str) -> None:
-    cells = grid(f"-m +suite={suite} scale={scale} variant=clean,ref,ref2,blk,ovl").cells
-    assert len({reference_id(cell.config) for cell in cells}) == 1
-    plans = {cell.config.variant.name: cell.config.failure.steps for cell in cells}
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_arms_of_every_suite_must_end_alike_at_every_scale(
+    scales: dict[str, Any], composed: Callable[[str], dict[str, Any]], suite: str, scale: str
+) -> None:
+    typed = frozenset(("suite", "scale", "variant"))
+    configs = [build(arm | {"scale": scales[scale]}, typed) for arm in composed(suite).values()]
+    assert len({reference_id(config) for config in configs}) == 1
+    plans = {config.variant.name: config.failure.steps for config in configs}
     assert plans["clean"] == plans["ref"] == plans["ref2"] == ()
     assert len(plans["blk"]) == {"exp2": 0, "mtbf": 0, "digits-replicas": 3}.get(suite, 2) and plans["blk"] == plans["ovl"]
-    assert len({cell.config.world_size for cell in cells}) == 1
-    strategies = [cell.config.checkpoint.strategy for cell in cells]
+    assert len({config.world_size for config in configs}) == 1
+    strategies = [config.checkpoint.strategy for config in configs]
     assert strategies == ["none", "blocking", "blocking", "blocking", "overlapped"]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_typed_scale_makes_the_same_runs(scales: dict[str, Any], composed: Callable[[str], dict[str, Any]], scale: str) -> None:
+    """As those of the test before."""
+    typed = [cell.config for cell in grid(f"-m +suite=digits-cnn scale={scale} variant=ref,blk").cells]
+    arms = composed("digits-cnn")
+    assert typed == [build(arms[arm] | {"scale": scales[scale]}, frozenset(("suite", "scale", "variant"))) for arm in ("ref", "blk")]
 
 
 def test_a_published_suite_is_the_published_protocol() -> None:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class _Composer:
 
     def __init__(self, arguments: Arguments) -> None:
         launcher = overrides_for_hydra(arguments.engine)
-        bare = raw(compose(PRIMARY, launcher).hydra)
+        bare = _bare(tuple(launcher))
         self._settings = _settings(bare)
         self._common = [*search_override(arguments.search), *launcher]
         self.defaults = [str(name) for name in bare["runtime"]["choices"] if not str(name).startswith("hydra/")]
@@ -116,6 +117,13 @@ class _Composer:
             if value != self._settings[key]:
                 raise ConfigError(f"hydra.{key}", "is set by ECRL", "take it out of your file")
         return composed
+
+
+@cache
+def _bare(launcher: tuple[str, ...]) -> dict[str, Any]:
+    """Hydra's own node where nothing else is overridden: of ECRL's files alone, which do not change while it runs."""
+    node: dict[str, Any] = raw(compose(PRIMARY, list(launcher)).hydra)
+    return node
 
 
 def _settings(node: dict[str, Any]) -> dict[str, Any]:
