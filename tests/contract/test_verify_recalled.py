@@ -11,9 +11,10 @@ import pytest
 
 from ecrl_cli.config.schema import CheckpointConfig
 from ecrl_cli.history.load import AttemptRecords, RunRecords, load
-from ecrl_cli.records.events import RankLine
+from ecrl_cli.records.events import RankLine, SkippedSnapshot, Span
+from ecrl_cli.verify.rank_spans import SpanAccount
 from ecrl_cli.verify.snapshot_resume import check_recalled
-from ecrl_cli.verify.verdict import FindingBuilder
+from ecrl_cli.verify.verdict import INVALID, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk
 
@@ -96,3 +97,26 @@ SPOILT: dict[str, tuple[Records, str]] = {
 def test_what_cannot_be_is_told(records: RunRecords, name: str) -> None:
     spoil, text = SPOILT[name]
     assert any(text in line for line in said(spoil(records)))
+
+
+def with_snapshots(records: RunRecords, *steps: int) -> Case:
+    """Rank 0 of attempt 0 booked snapshots of these steps."""
+    spans = tuple(Span("snapshot", 1000.0 + step, 1000.1 + step, 0, step) for step in steps)
+    case = Case(records)
+    case.__dict__["spans"] = replace(case.spans, accounts=case.spans.accounts | {(0, 0): SpanAccount(spans)})
+    return case
+
+
+def newest(case: Case) -> Finding:
+    notes = FindingBuilder("it")
+    for a in case.attempts:
+        check_recalled(case, a, notes)
+    return notes.finding("")
+
+
+def test_the_newest_snapshot_is_gone_on_with_or_its_refusal_is_on_record(records: RunRecords) -> None:
+    assert newest(with_snapshots(records, 5, 6)).status == VALID
+    stale = newest(with_snapshots(records, 6, 8))
+    assert stale.status == INVALID and "attempt 1 went on behind step 6: attempt 0 had taken a snapshot of step 8, and no refusal" in stale.message
+    refused = attempts(records, 1, forgone=(SkippedSnapshot(8, 0, "holds a NaN"),))
+    assert newest(with_snapshots(refused, 6, 8)).status == VALID

@@ -134,3 +134,16 @@ def test_a_whole_checkpoint_that_no_rank_could_restore_is_refused_and_recovery_f
     verdict = verify_run(run.root)
     assert {f.promise for f in verdict.findings if f.status == INVALID} == set(), render(verdict)
     assert found(verdict, "no-bad-checkpoint").message.endswith("1 refused")
+
+
+def test_the_first_differing_step_is_named_before_what_replayed_steps_say(sweep: Path) -> None:
+    """Twenty replayed steps contradict their first pass: more than are shown."""
+    for step in range(7, 10):
+        for rank in range(2):
+            logged(step, rank, run_attempt=0, train="0" * 64, rng=f"{step}" * 64, optimizer="1" * 64)(RunLayout(sweep / "blk"))
+    for step in range(13, 21):
+        logged(step, 0, 1, run_attempt=1, train="0" * 64)(RunLayout(sweep / "blk"))
+    logged(8, 1, run_attempt=1, rng="0" * 64)(RunLayout(sweep / "blk"))
+    finding = found(verify_run(sweep / "blk", sweep / "ref"), "same-trajectory")
+    assert finding.status == INVALID and "the first differing step is step 8, component state (rank 1: rng)" in finding.message, finding
+    assert any("the state in attempt 1 is not that in attempt 0" in text for text in finding.evidence)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.records.digests import record_files
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
@@ -66,3 +67,10 @@ def last_losses(run: Path, rank: int) -> dict[int, float]:
     layout = RunLayout(run)
     lines = [line for a in layout.attempts() for line in read_journal(layout.attempt(a).rank(rank), RankLine).events]
     return {line.global_step: line.loss for line in lines}
+
+
+def records_naming(run: Path, folder: Path) -> list[str]:
+    """The record files of `run`, relative to it, in which `folder` is written: none may be, so that a run that is moved stays what it was."""
+    wanted = str(folder).encode()
+    found = [path for path in record_files(RunLayout(run)) if path.suffix in (".json", ".jsonl") and wanted in path.read_bytes()]
+    return [path.relative_to(run).as_posix() for path in found]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import end_state, manifest, metrics, supervisor
+from tests.e2e.runs import end_state, manifest, metrics, records_naming, supervisor
 from tests.in_process import ecrl_in_process
 
 DIED, SURVIVED = ["died"] * 3 + ["completed"], ["survived"] * 3 + ["completed"]
@@ -24,7 +24,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = ecrl_in_process(folder, "verify", "sweep").stdout
     assert said.count(": valid (") == said.count(" (against ") == len(OUTCOMES) + len(UNDISTURBED), said
     assert said.count(" times a rank held what it was to resume from") == len(OUTCOMES), said  # checkpoints, snapshots, survivors, newcomers
-    ecrl_in_process(folder, "report", "sweep")
+    reported = ecrl_in_process(folder, "report", "sweep")
+    assert "Warning" not in reported.stderr and "Traceback" not in reported.stderr, reported.stderr
     return folder / "sweep"
 
 
@@ -38,6 +39,11 @@ def test_each_recovery_ends_as_it_promises(sweep: Path) -> None:
     assert ways == {"blk": {"checkpoint"}, "spares": {"checkpoint"}, "mem": {"snapshot"}, "rollback": {"survivors"}, "forward": {"survivors"}}
     joined = {arm: [recovery["joined"] for recovery in metrics(runs[arm])["recoveries"]] for arm in OUTCOMES}
     assert joined == {arm: [0 if arm in ("blk", "mem") else 1] * 3 for arm in OUTCOMES}
+
+
+def test_no_record_names_the_folder_that_the_run_lies_in(sweep: Path) -> None:
+    """Blocking saves, snapshots in memory, survivors and newcomers."""
+    assert {arm: named for arm, run in manifest(sweep).items() if (named := records_naming(run, sweep.parent))} == {}
 
 
 def test_one_report_has_the_goodput_of_all(sweep: Path) -> None:

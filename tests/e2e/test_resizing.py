@@ -14,7 +14,7 @@ from ecrl_cli.verify.verdict import INVALID, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import Ecrl
 from tests.contract.test_verify_whistle import found
-from tests.e2e.runs import end_state, last_losses, manifest, metrics, supervisor, tiny
+from tests.e2e.runs import end_state, last_losses, manifest, metrics, records_naming, supervisor, tiny
 from tests.in_process import ecrl_in_process
 from tests.runs.spoil import at_step, edit_lines
 
@@ -56,6 +56,8 @@ def test_under_kills_it_ends_where_the_same_sizes_end_undisturbed(sweep: Path, a
     assert "24 steps, 1152 samples in the committed sequence: duplicates 0, missing 0, extra 0" in found(verdict, "exactly-once").message
     assert "equal to" in found(verdict, "same-trajectory").message and "and in the final state" in found(verdict, "same-trajectory").message
     assert "3 checkpoints vouch for the lines" in found(verdict, "records-consistent").message
+    assert "6 times a rank held" in found(verdict, "state-restored").message  # 2 + 1 + 1 + 2 ranks resumed
+    assert records_naming(runs[arm], sweep.parent) == []
 
 
 def test_against_the_constant_size_it_is_equal_up_to_the_change_and_says_how_far_it_comes_apart(sweep: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.survivor_records import SNAPSHOT
+from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVORS
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
@@ -13,6 +13,7 @@ def check_recalled(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     who, order = f"attempt {a.attempt}", case.run.logs(a.attempt).order
     if order and order.snapshot_sha256 != a.snapshot_sha256:
         notes.broken(f"{who} was ordered to load a snapshot that hashes to {order.snapshot_sha256[:8]}, supervisor.json says {a.snapshot_sha256[:8]}")
+    _check_newest(case, a, notes)
     if a.memory != SNAPSHOT:
         if a.snapshot_sha256 or a.snapshot_state:
             notes.broken(f"{who} says what a snapshot held, and went on from none")
@@ -25,6 +26,23 @@ def check_recalled(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     if before.session != a.session:
         notes.broken(f"{who} went on from a snapshot of attempt {before.attempt}, which went down with its supervisor")
     _check_state(case, a, before, notes)
+
+
+def _check_newest(case: Case, a: Attempt, notes: FindingBuilder) -> None:
+    """The newest snapshot that the attempt before had taken is what was gone on with, or its refusal is on record, or something durable is as new.
+
+    Rank 0 closes the span of a snapshot once it is whole; it writes the next one over the older of two, so that this one stays.
+    """
+    before = case.attempt(a.attempt - 1)
+    if case.run.stored.config.checkpoint.strategy != "in_memory" or before is None or before.session != a.session or a.memory == SURVIVORS:
+        return
+    account = case.spans.of(before.attempt, 0)
+    taken = [span.global_step for span in (account.spans if account else ()) if span.category == "snapshot"]
+    newest = max((step for step in taken if step > before.resumed_from_step), default=0)
+    refused = {(each.attempt, each.global_step) for each in a.forgone}
+    if newest > a.resumed_from_step and (before.attempt, newest) not in refused:
+        text = f"attempt {before.attempt} had taken a snapshot of step {newest}, and no refusal of it is on record"
+        notes.broken(f"attempt {a.attempt} went on behind step {a.resumed_from_step}: {text}")
 
 
 def _check_state(case: Case, a: Attempt, before: Attempt, notes: FindingBuilder) -> None:

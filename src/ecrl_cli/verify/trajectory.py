@@ -36,12 +36,12 @@ def same_trajectory(case: Case) -> Finding:
     A recovery behind that step is not proven: a reference with the same changes of the world size would tell.
     It ends, too, before the first step that was finished without samples of ranks that died in it (lossy_forward).
     """
-    notes = FindingBuilder(PROMISE)
-    replayed = _check_replays(case, notes)
+    replays = FindingBuilder(PROMISE)
+    replayed = _check_replays(case, replays)
     again = f"{replayed} replayed lines repeated their losses"
     if case.reference is None:
-        return _alone(case, notes, again)
-    finding = _compare(case, case.reference, notes, again)
+        return _alone(case, replays, again)
+    finding = _compare(case, case.reference, replays, again)
     for other in case.others:
         if said := disagreement(case.reference, other):
             return _torn(case, finding, other, said)
@@ -79,7 +79,9 @@ def _torn(case: Case, finding: Finding, other: RunRecords, said: str) -> Finding
     return Finding(PROMISE, UNKNOWN, f"Cannot tell: {PROMISE} - {text}", (finding.message, second.message))
 
 
-def _compare(case: Case, reference: RunRecords, notes: FindingBuilder, again: str) -> Finding:
+def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: str) -> Finding:
+    """`replays`: what replayed steps say; it comes behind the first step that differs from the reference's."""
+    notes = FindingBuilder(PROMISE)
     theirs = lineage(reference)
     for gap in theirs.gaps:
         notes.missing(f"the reference: {gap}")
@@ -88,6 +90,7 @@ def _compare(case: Case, reference: RunRecords, notes: FindingBuilder, again: st
     lost = first_loss(case.run, case.path)
     claimed = claimed if lost is None else min(claimed, lost - 1)
     _check_steps(case, reference, theirs, claimed, notes)
+    notes.add_all(replays)
     _check_checkpoints(case, reference, claimed, notes)
     name = reference.layout.root.name
     if claimed < case.path.last_step:

@@ -63,6 +63,10 @@ class FindingBuilder:
         """What would show it is not there."""
         self._notes.append((UNKNOWN, text))
 
+    def add_all(self, other: FindingBuilder) -> None:
+        """Everything that `other` found, behind what is here."""
+        self._notes += other._notes
+
     @property
     def clean(self) -> bool:
         return not self._notes

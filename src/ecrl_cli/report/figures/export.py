@@ -96,6 +96,8 @@ def _drawn(sketch: FigureSpec) -> Picture | None:
 
     with sns.axes_style("ticks"), mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in a script that the font lacks
+        warnings.filterwarnings("ignore", ".*layout not applied")  # more names than there is room for: drawn as well as it goes
+        warnings.filterwarnings("ignore", "Attempting to set identical low and high")  # one value: the axis is widened
         figure = sketch.draw()
         return picture(sketch.name, sketch.title, figure, in_page=sketch.in_page) if figure else None
 
