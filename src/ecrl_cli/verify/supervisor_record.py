@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from itertools import pairwise
 
 from ecrl_cli.history.lineage import furthest
@@ -16,12 +17,14 @@ from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
+_STOP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _PHASE_S = 1e-6  # a phase is a sum of differences that are on record
 
 
 def check_supervisor_record(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
     """All of it."""
     _check_end(case, record, notes)
+    _check_signals(record, notes)
     _check_budget(case, record, notes)
     for before, after in pairwise(record.attempts):
         if after.session < before.session:
@@ -50,6 +53,23 @@ def _check_end(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> N
         notes.broken(f"the last attempt completed, and the run {status}")
     if status in ("gave_up", "refused") and last and last.outcome == "stopped":
         notes.broken(f"the last attempt was stopped, and the run {status}")
+
+
+def _check_signals(record: SupervisorRecord, notes: FindingBuilder) -> None:
+    """Stop signals and stopped attempts explain each other: a session that stopped an attempt had received one, and the reason names the first."""
+    for number, session in enumerate(record.sessions):
+        if session.signals is None:
+            continue
+        if unknown := [each for each in session.signals if each not in _STOP_SIGNALS]:
+            notes.broken(f"session {number} received signal {unknown[0]}, which stops no run")
+        stopped = [a.attempt for a in record.attempts if a.session == number and a.outcome == "stopped"]
+        if stopped and not session.signals:
+            notes.broken(f"attempt {stopped[0]} was stopped, and its session received no signal")
+    last = record.sessions[-1] if record.sessions else None
+    if record.terminal_status == "stopped" and last and last.signals:
+        names = [signal.Signals(each).name for each in last.signals if each in _STOP_SIGNALS]
+        if not any(name in record.reason for name in names):
+            notes.broken(f"the run was stopped, its last session received {', '.join(names) or 'no stop signal'}, and the reason names none of them")
 
 
 def _check_budget(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
