@@ -147,3 +147,10 @@ def test_the_first_differing_step_is_named_before_what_replayed_steps_say(sweep:
     finding = found(verify_run(sweep / "blk", sweep / "ref"), "same-trajectory")
     assert finding.status == INVALID and "the first differing step is step 8, component state (rank 1: rng)" in finding.message, finding
     assert any("the state in attempt 1 is not that in attempt 0" in text for text in finding.evidence)
+
+
+def test_a_last_record_whose_second_clock_was_read_late_leaves_the_end_of_the_session_known(sweep: Path) -> None:
+    """A rank that was held up for a tenth of a second between the clocks; the records before it agree with the end."""
+    layout = RunLayout(sweep / "blk")
+    edit_json(layout.attempt(2).final, lambda final: final | {"time": final["time"] + 0.1})
+    assert found(verify_run(layout.root, sweep / "ref"), "time-conserved").status == VALID

@@ -223,7 +223,7 @@ class Session:
 
     def finish(self, loop: TrainLoop, loss: float) -> None:
         """The end of the goodput clock, then the final digests: only a run that has this record reached its target."""
-        at = self.clock.switch("idle")
+        at, time = self.clock.switch("idle"), wall()
         self.pulse.phase("done")
         digests, ranks = loop.pack.digests(), loop.pack.rank_states(loop.progress())
         if self.rank == 0:
@@ -231,7 +231,7 @@ class Session:
                 global_step=loop.global_step,
                 attempt=self.order.attempt,
                 at=at,
-                time=wall(),
+                time=time,
                 parameters_digest=digests.parameters,
                 buffers_digest=digests.buffers,
                 optimizer_digest=digests.optimizer,

@@ -20,6 +20,7 @@ SLEW = 0.1  # the most that a daemon speeds a wall clock up or slows it down by 
 STEPS, STEP_EVERY_S = 3, 600.0  # how often a wall clock may be set, or a machine be suspended, in one run
 LATE, LATE_SHARE = 2, 0.02  # how many instants, and what share, may have had their second clock read late: a process was held in between
 LARGE_STEP_S = 3600.0  # a clock that was wrong by this much is set right once; it does not become wrong again
+WITNESSES = 16  # how many records before the end of a session it is held against
 EARLIEST = 1_704_067_200.0  # 2024-01-01: earlier than anything that could have recorded a run
 
 
@@ -100,10 +101,11 @@ def _check_starts(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_ends(case: Case, notes: FindingBuilder) -> None:
-    """The end of a session is an instant of both clocks: they must agree on how long it was since the record before it.
+    """The end of a session is an instant of both clocks: they must agree on how long it was since one of the last records before it.
 
-    The supervisor reads them within a millisecond of each other, and a moment lies between the two records: a wall clock that was set in it, or a
-    machine that was suspended, leaves the wall time of the run unknown.
+    The supervisor reads them within a millisecond of each other, and moments lie between these records: a wall clock that was set in them, or a
+    machine that was suspended, leaves the wall time of the run unknown. One record of them is enough: the others' second clock may have been read
+    late by a process that was held up.
     """
     instants = _by_clock(case)
     for number, session in enumerate(case.run.supervisor.sessions if case.run.supervisor else ()):
@@ -112,9 +114,11 @@ def _check_ends(case: Case, notes: FindingBuilder) -> None:
         before = [each for each in instants.get(f"boot {session.boot_id[:8]}", []) if each.at < session.ended_at]
         if not before:
             continue
-        last = max(before, key=lambda each: each.at)
-        took, by_wall = session.ended_at - last.at, session.ended_time - last.time
-        if abs(took - by_wall) > APART_S + SLEW * took:
+        latest = sorted(before, key=lambda each: each.at)[-WITNESSES:]
+        spans = [(session.ended_at - each.at, session.ended_time - each.time) for each in latest]
+        took, by_wall = spans[-1]
+        last = latest[-1]
+        if all(abs(a - b) > APART_S + SLEW * a for a, b in spans):
             notes.missing(
                 f"session {number} ended {took:.3f} s after {last.what} by the monotonic clock, {by_wall:.3f} s by the wall clock: "
                 "how long the run took is not known"
@@ -262,9 +266,9 @@ def _by_clock(case: Case) -> dict[str, list[Instant]]:
         for line in logs.checkpoints.events:
             if line.event not in ("submitted", "released"):
                 what = f"the {line.event} line of step {line.global_step} of attempt {a.attempt}"
-                found[boot].append(Instant(line.at, line.time, (a.attempt, "writer"), what))
+                found[boot].append(Instant(line.at, line.time, (a.attempt, what), what))  # of several threads and processes
         for fired in (f for f in case.run.fired if f.attempt == a.attempt and f.rank < local_ranks(case, a.attempt)):
-            found[boot].append(Instant(fired.at, fired.time, (a.attempt, fired.rank), f"entry {fired.index}, fired,", until))
+            found[boot].append(Instant(fired.at, fired.time, (a.attempt, f"fault {fired.index}"), f"entry {fired.index}, fired,", until))
         for rank, lines in logs.ranks.items():
             if rank >= local_ranks(case, a.attempt):
                 name = f"attempt {a.attempt} rank {rank}"
