@@ -31,7 +31,8 @@ import torch.multiprocessing as mp
 from bench.stall import WORLD, Bench, begun, median_ratio, memory_copy, writer_of
 
 from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
-from ecrl_cli.checkpoint.strategies.factory import make_in_memory, make_strategy
+from ecrl_cli.checkpoint.strategies.context import StrategyInputs
+from ecrl_cli.checkpoint.strategies.factory import make_strategy
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.linux.clock import monotonic
@@ -53,9 +54,9 @@ def strategy_of(bench: Bench, root: Path, name: str) -> Strategy:
     layout = RunLayout(root / name)
     clock = SpanClock(Journal(layout.attempt(0).spans(bench.rank)), 0, monotonic(), "compute")
     if name == "in_memory":
-        made = make_in_memory(config_of(name), bench.pack, layout, 0, clock, SnapshotPair.create())
+        made = make_strategy(StrategyInputs(config_of(name), bench.pack, layout, 0, clock, snapshots=SnapshotPair.create()))
     else:
-        made = make_strategy(config_of(name), bench.pack, layout, 0, clock)
+        made = make_strategy(StrategyInputs(config_of(name), bench.pack, layout, 0, clock))
     made.prepare()
     return made
 

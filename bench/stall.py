@@ -35,6 +35,7 @@ from torchvision.models import resnet18
 
 from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import TrainState
+from ecrl_cli.checkpoint.strategies.context import StrategyInputs
 from ecrl_cli.checkpoint.strategies.factory import make_strategy
 from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
@@ -110,7 +111,7 @@ def ours(bench: Bench, root: Path, name: str) -> Arm:
     config = config_of(name)
     spans = Journal(layout.attempt(0).spans(bench.rank))
     clock = SpanClock(spans, 0, monotonic(), "compute")
-    strategy = make_strategy(config, bench.pack, layout, 0, clock)
+    strategy = make_strategy(StrategyInputs(config, bench.pack, layout, 0, clock))
     strategy.prepare()
 
     def save() -> float:

@@ -16,7 +16,8 @@ from ecrl_cli.checkpoint.capture import memory_snapshots as records
 from ecrl_cli.checkpoint.capture.loading import load_snapshot
 from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
 from ecrl_cli.checkpoint.capture.train_position import TrainPosition
-from ecrl_cli.checkpoint.strategies.factory import make_in_memory
+from ecrl_cli.checkpoint.strategies.context import StrategyInputs
+from ecrl_cli.checkpoint.strategies.factory import make_strategy
 from ecrl_cli.checkpoint.strategies.in_memory import InMemoryStrategy
 from ecrl_cli.errors import EcrlError, NoValidCheckpoint
 from ecrl_cli.linux.clock import monotonic
@@ -46,7 +47,7 @@ def layout(tmp_path: Path) -> RunLayout:
 
 def strategy_of(run: Run, layout: RunLayout, snapshots: SnapshotPair, attempt: int = 0) -> InMemoryStrategy:
     clock = SpanClock(Journal(layout.attempt(attempt).spans(0)), attempt, monotonic(), "compute")
-    made = make_in_memory(config("in_memory"), run.pack, layout, attempt, clock, snapshots)
+    made = make_strategy(StrategyInputs(config("in_memory"), run.pack, layout, attempt, clock, snapshots=snapshots))
     assert isinstance(made, InMemoryStrategy)
     made.prepare()
     return made

@@ -23,6 +23,7 @@ from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.format.names import MODEL, TRAIN
 from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.strategies.context import StrategyInputs
 from ecrl_cli.checkpoint.strategies.factory import make_strategy
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig, WriteModeConfig
@@ -104,7 +105,7 @@ def strategy_of(run: Run, root: Path, settings: RunConfig, attempt: int = 0) -> 
     layout = RunLayout(root)
     logs = layout.attempt(attempt)
     clock = SpanClock(Journal(logs.spans(0)), attempt, monotonic(), "compute")
-    made = make_strategy(settings, run.pack, layout, attempt, clock)
+    made = make_strategy(StrategyInputs(settings, run.pack, layout, attempt, clock))
     made.prepare()
     return made
 

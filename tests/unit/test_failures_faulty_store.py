@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig, WriteMode
+from ecrl_cli.checkpoint.strategies.context import StrategyInputs
 from ecrl_cli.checkpoint.strategies.factory import make_strategy
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig, WriteModeConfig
@@ -40,7 +41,7 @@ def strategy(run: Run, root: Path, *planned: PlannedFailure) -> Strategy:
     def store(folder: Path, settings: StoreConfig) -> CheckpointStore:
         return store_for(folder, settings, layout, planned)
 
-    made = make_strategy(config(), run.pack, layout, 0, clock, store)
+    made = make_strategy(StrategyInputs(config(), run.pack, layout, 0, clock, store))
     made.prepare()
     return made
 

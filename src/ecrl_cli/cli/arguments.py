@@ -14,7 +14,8 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from ecrl_cli.cli.launcher_settings import PREFIX, is_engine, split
-from ecrl_cli.config.keys import RESERVED, did_you_mean, is_known, reserved, unknown_key
+from ecrl_cli.config.keys import RESERVED, is_known, reserved, unknown_key
+from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.errors import ConfigError, shown
 
 # The groups that train.yaml does not list: they join with `+`.

@@ -8,7 +8,7 @@ from importlib import util
 
 from hydra.core.override_parser.types import Override
 
-from ecrl_cli.config.keys import did_you_mean
+from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, shown
 

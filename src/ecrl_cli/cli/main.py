@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from ecrl_cli import __version__
 from ecrl_cli.cli.console import say
 from ecrl_cli.cli.help_text import COMPLETION, HELP, VERBS
-from ecrl_cli.config.keys import did_you_mean
+from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.errors import ConfigError, EcrlError, StorageError, shown
 
 _HELP_FLAGS = ("-h", "--help")

@@ -17,8 +17,8 @@ from ecrl_cli.cli.arguments import Arguments, parse, read_overrides, values
 from ecrl_cli.cli.compose import compose, expand, initialized, search_override, user_folders
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.conf_paths import conf_dir, groups
-from ecrl_cli.config.keys import did_you_mean
 from ecrl_cli.config.machine import check_torch
+from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.studies import STUDIES
 from ecrl_cli.config.study import StudyConfig, build_study, study_id, study_name
 from ecrl_cli.errors import ConfigError, EcrlError, shown

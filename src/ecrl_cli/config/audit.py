@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ecrl_cli.config.convert import convert
-from ecrl_cli.config.keys import did_you_mean
 from ecrl_cli.config.omegaconf_bridge import plain
+from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.schema import at_least, one_of, positive
 from ecrl_cli.errors import ConfigError, shown
 

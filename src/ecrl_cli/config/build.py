@@ -10,10 +10,11 @@ from ecrl_cli.config.checks import check
 from ecrl_cli.config.convert import convert
 from ecrl_cli.config.elastic import Say, normalize_schedule, round_down_world_sizes
 from ecrl_cli.config.failures import prune_unused_keys
+from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.scale import apply_scale
 from ecrl_cli.config.schedule import apply_schedule, name_the_suite, reapply_schedule
-from ecrl_cli.config.schema import LAUNCHERS, FailureConfig, RunConfig
+from ecrl_cli.config.schema import FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError, shown
 
 
@@ -26,8 +27,8 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say:
     config = convert(RunConfig, plain(composed))
     if "model.name" in typed and config.model.name.startswith("resnet") and "model.width" not in typed:
         raise ConfigError("model.name", "names a ResNet without its width", f"write model={config.model.name}")
-    if config.scale.launcher not in ("", *LAUNCHERS):
-        raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS)}, got {shown(config.scale.launcher)}")
+    if config.scale.launcher not in ("", *LAUNCHERS.names()):
+        raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS.names())}, got {shown(config.scale.launcher)}")
     # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
     config = name_the_suite(apply_schedule(config, typed), typed)
     scaled = reapply_schedule(round_down_world_sizes(apply_scale(normalize_schedule(config, typed), typed), say), typed)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from ecrl_cli.config.elastic import fits, misfit, next_fitting
 from ecrl_cli.config.failures import check_failures
-from ecrl_cli.config.in_place_recovery import check_live
+from ecrl_cli.config.launchers import launcher_of
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError, shown
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -56,8 +58,6 @@ def _schedule(config: RunConfig) -> None:
             raise ConfigError("elastic.schedule", f"{size} ranks from step {step} on {misfit(config)}", f"use {next_fitting(config, size)}")
         if step >= config.target_steps:
             raise ConfigError("elastic.schedule", f"step {step} is not below target_steps {config.target_steps}", "lower it or raise target_steps")
-    if schedule and config.checkpoint.strategy == "none":
-        raise ConfigError("elastic.schedule", "a change of the size goes on from a checkpoint, checkpoint=none takes none", "add checkpoint=blocking")
 
 
 def _learning_rate(config: RunConfig) -> None:
@@ -67,10 +67,8 @@ def _learning_rate(config: RunConfig) -> None:
 
 def _checkpoints(config: RunConfig) -> None:
     checkpoint = config.checkpoint
-    if checkpoint.strategy == "none":
+    if not strategy_of(config).saves:
         return
-    if checkpoint.memory_every != 1 and checkpoint.strategy != "in_memory":
-        raise ConfigError("checkpoint.memory_every", f"checkpoint={checkpoint.strategy} keeps nothing in memory", "add checkpoint=in_memory")
     if checkpoint.every > config.target_steps and not checkpoint.final:
         fact = f"no checkpoint would be taken before step {config.target_steps}, got {checkpoint.every}"
         raise ConfigError("checkpoint.every", fact, "lower it or set checkpoint.final=true")
@@ -88,14 +86,9 @@ def _nodes(config: RunConfig) -> None:
     nodes = config.supervision.nodes
     if nodes == 1:
         return
-    if config.supervision.launcher != "torchrun":
-        raise ConfigError("supervision.nodes", f"{nodes} nodes need supervision.launcher=torchrun, got {config.supervision.launcher}", "add it")
     if config.world_size % nodes:
         ways = f"use world_size={config.world_size - config.world_size % nodes + nodes} or another number of nodes"
         raise ConfigError("supervision.nodes", f"{config.world_size} ranks cannot be shared equally by {nodes} nodes", ways)
-    if config.checkpoint.strategy == "in_memory":
-        fact = f"in_memory keeps its snapshots on one machine, supervision.nodes is {nodes}"
-        raise ConfigError("checkpoint", fact, "use checkpoint=overlapped or supervision.nodes=1")
     if config.elastic.schedule:
         raise ConfigError("elastic.schedule", f"a planned change of the world size on {nodes} nodes is not supported", "use supervision.nodes=1")
 
@@ -112,4 +105,10 @@ def _supervision(config: RunConfig) -> None:
         raise ConfigError("supervision.master_port", f"port must be 1024-65535 and free, got {port}", "leave it out: a free one is taken")
 
 
-_RULES = (_names, _geometry, _nodes, check_live, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, check_failures, _supervision)
+def _variants(config: RunConfig) -> None:
+    """What the launcher, the recovery and the strategy refuse."""
+    for variant in (launcher_of(config), recovery_of(config), strategy_of(config)):
+        variant.refuse(config)
+
+
+_RULES = (_names, _geometry, _variants, _nodes, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, check_failures, _supervision)

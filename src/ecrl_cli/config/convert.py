@@ -22,7 +22,6 @@ _REMEDIES = {
     "checkpoint.max_inflight": "checkpoint=blocking writes without any in flight",
 }
 
-_EXTENDED = {"dataset.name": "ecrl.datasets", "model.name": "ecrl.models", "failure.kind": "ecrl.failures"}
 
 
 def convert(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -135,13 +134,13 @@ _CONVERTERS: dict[Any, Callable[[str, Any], Any]] = {
 }
 
 
-def _installed(key: str) -> list[str]:
+def _installed(rule: Mapping[str, Any]) -> list[str]:
     """The names that installed packages add to the field's own."""
-    return sorted(point.name for point in entry_points(group=_EXTENDED[key])) if key in _EXTENDED else []
+    return sorted(point.name for point in entry_points(group=rule["group"])) if rule.get("group") else []
 
 
 def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> None:
-    if "choices" in rule and value not in rule["choices"] and value not in (installed := _installed(key)):
+    if "choices" in rule and value not in rule["choices"] and value not in (installed := _installed(rule)):
         choices = (*rule["choices"], *installed)
         raise ConfigError(key, f"must be one of {', '.join(choices)}, got {shown(value)}")
     bounds = _bounds(rule, isinstance(value, float))

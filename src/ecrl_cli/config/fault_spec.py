@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ecrl_cli.config.failure_kinds import BUILTIN, PLANS
-from ecrl_cli.config.keys import did_you_mean
-from ecrl_cli.config.registry import Registry
+from ecrl_cli.config.registry import Registry, did_you_mean
 from ecrl_cli.config.schema import FailureConfig
 from ecrl_cli.errors import ConfigError, shown
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
+from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, shown
 
@@ -41,12 +41,6 @@ def sections() -> tuple[str, ...]:
 def is_known(key: str) -> bool:
     """Whether `key` is one of the schema's, or lies in a mapping that is (`elastic.schedule.100`)."""
     return key in leaves() or key in sections() or key.startswith("elastic.schedule.")
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean X?`, or nothing where no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 def unknown_key(key: str, more: Iterable[str] = ()) -> ConfigError:

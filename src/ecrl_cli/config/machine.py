@@ -12,10 +12,10 @@ from pathlib import Path
 from ecrl_cli.config.elastic import sizes
 from ecrl_cli.config.estimates import human_bytes, snapshot_bytes
 from ecrl_cli.config.hmac_key import read_key
-from ecrl_cli.config.schema import BACKGROUND, RunConfig
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError
 
-KEPT = 2  # snapshots that in_memory keeps: one that is whole, one that is being written
 _GPU = re.compile(r"^nvidia\d+$")
 
 
@@ -29,7 +29,7 @@ def check_machine(config: RunConfig) -> None:
     read_key(config.seal.key_file, "seal.key_file")
     if config.supervision.master_port:
         _check_port(config.supervision.master_port)
-    if config.checkpoint.strategy in BACKGROUND:
+    if strategy_of(config).background:
         _check_memory(config)
 
 
@@ -88,8 +88,8 @@ def _check_port(port: int) -> None:
 
 
 def _check_memory(config: RunConfig) -> None:
-    kept = KEPT if config.checkpoint.strategy == "in_memory" else 0
-    flights, size, free = config.checkpoint.max_inflight + kept, snapshot_bytes(config), available_memory()
+    kept = strategy_of(config).snapshots
+    flights, size, free = strategy_of(config).in_flight(config.checkpoint) + kept, snapshot_bytes(config), available_memory()
     if flights * size > free:
         also = f" ({kept} of them kept for recovery)" if kept else ""
         fact = f"{flights} x {human_bytes(size)}{also} would need {human_bytes(flights * size)} of memory, {human_bytes(free)} free"

@@ -5,19 +5,33 @@ Torch-free: names can be checked and listed without importing what they stand fo
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from ecrl_cli.config.keys import did_you_mean
 from ecrl_cli.errors import ConfigError
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean X?`, or nothing where no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """The error for a `name` that no `kind` has: the nearest one, then all."""
     names = list(known)
     return ConfigError(kind, f"unknown {kind} {name!r}", f"{did_you_mean(name, names)} known: {', '.join(names)}".strip())
+
+
+def import_attribute(kind: str, name: str, path: str) -> Any:
+    """What `path` ("module:attribute") names, for the `kind` called `name`. ConfigError where it cannot be imported."""
+    try:
+        return EntryPoint(name=name, value=path, group="").load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(kind, f"{kind} {name!r} ({path}) cannot be imported ({error})", "reinstall its package") from error
 
 
 @dataclass(frozen=True)
@@ -38,15 +52,50 @@ class Registry:
 
     def load(self, name: str) -> Any:
         """What `name` stands for. ConfigError where nothing does, or where its package cannot be imported."""
-        point = self._find(name)
-        try:
-            return point.load()
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(self.kind, f"{self.kind} {name!r} ({point.value}) cannot be imported ({error})", "reinstall its package") from error
+        return import_attribute(self.kind, name, self._path(name))
 
-    def _find(self, name: str) -> EntryPoint:
+    def _path(self, name: str) -> str:
         if name in self.builtin:
-            return EntryPoint(name=name, value=self.builtin[name], group=self.group)
+            return self.builtin[name]
         for point in entry_points(group=self.group, name=name):
-            return point
+            return point.value
         raise unknown(self.kind, name, self.names())
+
+
+class Variant(Protocol):
+    """One way to do something that a configuration chooses by `name`; `description`: one sentence, for the help."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+
+
+V = TypeVar("V", bound=Variant)
+
+
+class VariantRegistry(Generic[V]):
+    """The variants of one family as objects of class `kind`: ours, then those that installed packages register as `group`.
+
+    Torch-free like the objects: they name code that imports torch, and import it when it is wanted.
+    """
+
+    def __init__(self, what: str, group: str, kind: type[V], builtin: tuple[V, ...]) -> None:
+        self.what, self.group, self._kind = what, group, kind
+        self._known = {variant.name: variant for variant in builtin}
+        self.builtin = tuple(self._known)
+        self._installed = Registry(what, group, dict.fromkeys(self.builtin, ""))
+
+    def names(self) -> tuple[str, ...]:
+        """All names: ours in their order, then the installed ones."""
+        return self._installed.names()
+
+    def of(self, name: str) -> V:
+        """The variant called `name`. ConfigError where there is none, or where its package registers something else under that name."""
+        if name not in self._known:
+            found = self._installed.load(name)
+            if not isinstance(found, self._kind) or found.name != name:
+                fact = f"the entry point {name!r} in {self.group} is no {self._kind.__name__} of that name"
+                raise ConfigError(self.what, fact, "mend its package, or remove it")
+            self._known[name] = found
+        return self._known[name]

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ecrl_cli.config.failure_kinds import FAILURE_KINDS
+from ecrl_cli.config.launchers import LAUNCHERS
+from ecrl_cli.config.recoveries import RECOVERIES
+from ecrl_cli.config.registry import VariantRegistry
+from ecrl_cli.config.strategies import STRATEGIES
 
 WRITE_MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
-STRATEGIES = ("none", "blocking", "overlapped", "in_memory")
-BACKGROUND = ("overlapped", "in_memory")  # whose checkpoints a process beside the ranks writes
 LAYOUTS = ("group", "single")
 FORMATS = ("safetensors", "torch")
 DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "tinyimagenet", "nt3", "fake")
@@ -26,8 +28,6 @@ DEVICES = ("auto", "cpu", "cuda")
 STORAGES = ("disk", "tmpfs", "throttled")
 VICTIMS = ("rank", "all", "node")
 INDIVISIBLE = ("refuse", "lower")
-RECOVERIES = ("checkpoint_restart", "immediate_rollback", "lossy_forward")
-LAUNCHERS = ("torchrun", "zygote")
 NODE_LOSSES = ("requeue", "shrink")
 SWITCHES = ("auto", "true", "false")
 REFERENCES = ("auto", "none", "always")
@@ -44,9 +44,14 @@ def positive(default: float) -> Any:
     return field(default=default, metadata={"positive": True})
 
 
-def one_of(default: str, choices: tuple[str, ...]) -> Any:
-    """A field that must be one of `choices`."""
-    return field(default=default, metadata={"choices": choices})
+def one_of(default: str, choices: tuple[str, ...], group: str = "") -> Any:
+    """A field that must be one of `choices`, or a name that an installed package adds in the entry-point group `group`."""
+    return field(default=default, metadata={"choices": choices, "group": group})
+
+
+def variant(default: str, registry: VariantRegistry[Any]) -> Any:
+    """A field that must name one of the variants in `registry`."""
+    return one_of(default, registry.builtin, registry.group)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class DatasetConfig:
     `size`, `classes`, `image_size`, `channels` describe `fake` (and `image_size` what `imagefolder` resizes to).
     """
 
-    name: str = one_of("digits", DATASETS)
+    name: str = one_of("digits", DATASETS, "ecrl.datasets")
     root: str = "data"
     checksum: str = one_of("official", ("official", "none"))
     augment: bool = True
@@ -71,7 +76,7 @@ class DatasetConfig:
 class ModelConfig:
     """`stem`: imagenet (7x7, stride 2, pooling) or cifar (3x3, stride 1). `width`: channels of the first layer, or vit's embedding."""
 
-    name: str = one_of("small_cnn", MODELS)
+    name: str = one_of("small_cnn", MODELS, "ecrl.models")
     stem: str = one_of("cifar", ("cifar", "imagenet"))
     width: int = at_least(32, 4)
     depth: int = at_least(4, 1)
@@ -108,7 +113,7 @@ class CheckpointConfig:
     `hmac_key_file`: a key of 32 bytes or more under which each COMMIT carries a MAC; what has none is then refused.
     """
 
-    strategy: str = one_of("blocking", STRATEGIES)
+    strategy: str = variant("blocking", STRATEGIES)
     every: int = at_least(50, 1)
     memory_every: int = at_least(1, 1)
     max_inflight: int = at_least(4, 1)
@@ -153,7 +158,7 @@ class FailureConfig:
     of steps, or of seconds of wall time, between two failures; 0: not drawn. `entries`: for listed, each in the words of failures/compile_spec.py.
     """
 
-    kind: str = one_of("none", FAILURE_KINDS)
+    kind: str = one_of("none", FAILURE_KINDS, "ecrl.failures")
     steps: tuple[int, ...] = ()
     rank: int = at_least(0, 0)
     who: str = one_of("rank", VICTIMS)
@@ -181,7 +186,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    name: str = one_of("checkpoint_restart", RECOVERIES)
+    name: str = variant("checkpoint_restart", RECOVERIES)
 
 
 @dataclass(frozen=True)
@@ -206,7 +211,7 @@ class SupervisionConfig:
     when the run is to stop; 0: none.
     """
 
-    launcher: str = one_of("torchrun", LAUNCHERS)
+    launcher: str = variant("torchrun", LAUNCHERS)
     max_restarts: int = at_least(20, 0)
     spares: int = at_least(0, 0)
     writer_grace_s: float = positive(30.0)

@@ -9,7 +9,8 @@ from typing import Any
 from ecrl_cli.config.counts import MOST, count, some_counts, some_of
 from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.mini_batch import MiniBatchFailure
-from ecrl_cli.config.schema import LAYOUTS, RECOVERIES, WRITE_MODES, at_least, positive
+from ecrl_cli.config.recoveries import RECOVERIES
+from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES, at_least, positive
 
 WRITING = ("blocking", "overlapped")
 # first: checkpoints/ is not there yet. overlapped: two in flight. rejected: over a damaged one. again: a step saved twice. recovery: after a crash.
@@ -202,7 +203,7 @@ class LiveRecovery:
 
     name: str = "live-recovery"
     trials: int = count(12, 1)
-    recoveries: tuple[str, ...] = some_of(RECOVERIES)
+    recoveries: tuple[str, ...] = some_of(RECOVERIES.builtin)
     strategies: tuple[str, ...] = some_of(("none", *WRITING))
     planted: bool = True
 

@@ -12,10 +12,9 @@ from typing import Any
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.convert import convert
 from ecrl_cli.config.counts import MOST
-from ecrl_cli.config.keys import did_you_mean
 from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.config.omegaconf_bridge import plain
-from ecrl_cli.config.registry import unknown
+from ecrl_cli.config.registry import did_you_mean, unknown
 from ecrl_cli.config.schema import at_least
 from ecrl_cli.config.studies import STUDIES, RecoveryOverhead, WriteLatency
 from ecrl_cli.errors import ConfigError, shown

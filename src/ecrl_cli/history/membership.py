@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.history.lineage import Lineage, ancestry
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt
@@ -67,9 +68,9 @@ def survivals(records: RunRecords) -> int:
 
 def given_up(records: RunRecords, attempt: int) -> int:
     """How many steps of `attempt` had begun when ranks died, and were given up to be done again from their beginning: none or one."""
-    logs, lossy = records.logs(attempt), records.stored.config.recovery.name == "lossy_forward"
+    logs, finished = records.logs(attempt), recovery_of(records.stored.config).loses_samples
     after = successor(records, attempt)
-    if lossy or logs.testimony is None or after is None or after.memory != SURVIVORS:
+    if finished or logs.testimony is None or after is None or after.memory != SURVIVORS:
         return 0
     struck = [fired.at_step or 0 for fired in records.fired if fired.attempt == attempt]
     begun = max([*struck, *(span.global_step for span in logs.spans.events)], default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.history.load import AttemptRecords, RunRecords
 
 
@@ -12,7 +13,7 @@ def snapshots(records: RunRecords) -> dict[str, float]:
     step otherwise. Steps behind which a checkpoint was submitted too are not among them: their costs cannot be told apart.
     """
     taken, copy_s, sync_s = 0, 0.0, 0.0
-    for attempt in records.attempts if records.stored.config.checkpoint.strategy == "in_memory" else ():
+    for attempt in records.attempts if strategy_of(records.stored.config).snapshots else ():
         for copy, sync in _by_step(attempt).values():
             taken, copy_s, sync_s = taken + 1, copy_s + copy, sync_s + sync
     return {"taken": taken, "copy_s": copy_s, "sync_s": sync_s, "per_snapshot_s": (copy_s + sync_s) / taken if taken else 0.0}

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.identity import reference_id, run_id
+from ecrl_cli.config.launchers import launcher_of
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import EvidenceMissing, RecordError
+from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError
 from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
@@ -48,13 +51,24 @@ def read_run_config(layout: RunLayout) -> StoredConfig:
     if version != SCHEMA_VERSION:
         raise RecordError("config.json", f"schema version {version}, this ECRL reads {SCHEMA_VERSION}", "use the version that wrote the run")
     try:
-        return decode(StoredConfig, value)
+        stored = decode(StoredConfig, value)
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError("config.json", f"not a run configuration ({error})", "restore the file") from error
+    _check_variants(stored.config)
+    return stored
+
+
+def _check_variants(config: RunConfig) -> None:
+    """EvidenceMissing where a variant of the run is of a package that is not here: nobody can tell what the run was to do, so nobody can judge it."""
+    for look_up in (recovery_of, strategy_of, launcher_of):
+        try:
+            look_up(config)
+        except ConfigError as error:
+            raise EvidenceMissing("config.json", error.fact, f"install the package that the run was made with ({error.remedy})") from error
 
 
 def journal_bytes(config: RunConfig) -> int:
     """How large a log of one attempt may be: so many bytes for each step that it can have. A line is a few hundred, with replicas a number more for
     each; of spans and checkpoint lines there are a dozen per step; ledgers name the samples of a step."""
-    per_step = 4096 + 32 * config.elastic.replicas + (64 * config.global_batch if config.recovery.name != "checkpoint_restart" else 0)
+    per_step = 4096 + 32 * config.elastic.replicas + (64 * config.global_batch if recovery_of(config).from_memory else 0)
     return min(MAX_JOURNAL, 2**20 + per_step * config.target_steps)

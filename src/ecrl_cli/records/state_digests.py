@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 
 MEASURED_STEPS = 3  # the first is slow; the other two are what the interval is worked out from
 SHARE = 0.005  # of a step, for the steps of the interval; as much again for those of checkpoints: together at most 1%
@@ -45,7 +46,7 @@ def digest_due(config: RunConfig, interval: DigestInterval | None, step: int, be
         return False
     if interval is None or step % interval.every == 0 or step in (began + 1, config.target_steps):
         return True
-    return interval.at_checkpoints and config.checkpoint.strategy != "none" and step % config.checkpoint.every == 0
+    return interval.at_checkpoints and strategy_of(config).saves and step % config.checkpoint.every == 0
 
 
 def digests_configured(config: RunConfig) -> bool:

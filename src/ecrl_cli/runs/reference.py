@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ecrl_cli.config.estimates import seconds
 from ecrl_cli.config.identity import reference_id, run_name
-from ecrl_cli.config.in_place_recovery import claims_trajectory
 from ecrl_cli.config.machine import visible_gpus
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RecoveryConfig, RunConfig, ScheduleConfig, StorageConfig, VariantConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.layout import REFERENCES
@@ -46,7 +46,7 @@ def wanted(config: RunConfig) -> bool:
     trajectory, where the reference takes no longer than the run itself."""
     if config.reference != "auto":
         return config.reference == "always"
-    if not plan(config) or not claims_trajectory(config):
+    if not plan(config) or not recovery_of(config).exact:
         return False
     return estimate_s(reference_of(config)) <= estimate_s(config)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.config.identity import reference_id
-from ecrl_cli.config.in_place_recovery import claims_trajectory
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.history.load import RunRecords
@@ -47,7 +47,7 @@ def required(folder: Path, known: References) -> tuple[RunConfig, Path, RunRecor
     stored = records.stored
     if not disturbance(records):
         return "is undisturbed and needs no reference"
-    if not claims_trajectory(stored.config):
+    if not recovery_of(stored.config).exact:
         return f"recovery={stored.config.recovery.name} claims no trajectory: no reference is trained"
     if vouched(records, known, whole=True):
         return "an undisturbed run lies beside it already"

@@ -13,6 +13,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_bytes, snapshot_bytes
 from ecrl_cli.config.identity import BEFORE, NOT_IDENTITY, run_id
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError, RecordError, RunDirectoryError, shown
 from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.journal import read_json
@@ -38,7 +39,7 @@ def check_run_dir(layout: RunLayout, config: RunConfig) -> None:
         if layout.checkpoints.is_symlink():  # the store looks after what is in it
             refuse_links(layout.root, [layout.checkpoints.name])
     _check_writable(here)
-    if config.checkpoint.strategy != "none":
+    if strategy_of(config).saves:
         disk = Path(config.storage.folder) if config.storage.folder and here != layout.root else here
         _check_space(disk, config, layout)
         if config.write_mode.sync_directories:

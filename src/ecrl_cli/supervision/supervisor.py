@@ -10,8 +10,9 @@ from pathlib import Path
 from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
 from ecrl_cli.checkpoint.store.catalog import ResumeChoice
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.config.in_place_recovery import live
-from ecrl_cli.config.schema import BACKGROUND, RunConfig
+from ecrl_cli.config.recoveries import recovery_of, survivors_stay
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
 from ecrl_cli.failures.fault_log import read_fired
 from ecrl_cli.linux import processes
@@ -85,7 +86,7 @@ class Supervisor:
         self._board = HeartbeatTable.create(
             max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size
         )
-        self._snapshots = SnapshotPair.create() if config.checkpoint.strategy == "in_memory" else None
+        self._snapshots = SnapshotPair.create() if strategy_of(config).snapshots else None
         self._writer = Writer(layout, self._board)
         self._grace = GraceBudget(layout, config.supervision.grace_s, ui.note)
         self._listener: ControlServer | None = None
@@ -99,8 +100,8 @@ class Supervisor:
     def run(self, lock: RunLock) -> SupervisorRecord:
         processes.sweep(processes.of_run(self._layout.root))
         self._listener = ControlServer(self._layout)
-        if live(self._config):
-            ahead = self._ahead if self._config.recovery.name == "checkpoint_restart" else None
+        if survivors_stay(self._config):
+            ahead = None if recovery_of(self._config).from_memory else self._ahead
             self._crew = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, ahead)
         for attempt in self._layout.attempts():  # all: whoever should have closed them may have been killed before it did
             reconcile_checkpoints(self._layout, attempt, self._store)
@@ -192,7 +193,7 @@ class Supervisor:
             private_network=parts(self._config),
             hands=self._crew.call(todo.origins, todo.joined) if self._crew else (),
         )
-        if self._config.checkpoint.strategy in BACKGROUND:
+        if strategy_of(self._config).background:
             self._writer.start()
         self._board.clear()
         if self._crew:
@@ -200,7 +201,7 @@ class Supervisor:
         self._keeper.open(attempt)
         set_aside(self._layout, self._store, attempt.rejected)
         self._running = self._launcher.launch(spec)
-        saves = self._config.checkpoint.strategy != "none"
+        saves = strategy_of(self._config).saves
         logs, strikes = self._layout.attempt(todo.attempt), self._wall_strikes(todo.attempt)
         post = WatchdogContext(self._board, supervision, todo, logs, saves, self._ui.note, strikes, self._snapshots)
         ended = self._watcher(self._running, todo, post).run(self._hear)

@@ -17,6 +17,7 @@ from ecrl_cli.checkpoint.capture.state_transfer import pack_state, size_of, unpa
 from ecrl_cli.checkpoint.capture.train_position import TrainPosition as Restored
 from ecrl_cli.checkpoint.capture.train_state import Sampler, Stateful, TrainState
 from ecrl_cli.checkpoint.store.checkpoint_log import submitted
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import describe
@@ -100,7 +101,7 @@ class InPlaceSession(Session):
     def join(self) -> FaultTolerantGroup:
         address, board = self.rendezvous.store, self.control.board
         assert address is not None and board is not None, "live recovery is of the zygote's ranks alone"
-        timeout, lossy = timedelta(seconds=self.config.supervision.collective_timeout_s), self.config.recovery.name == "lossy_forward"
+        timeout, lossy = timedelta(seconds=self.config.supervision.collective_timeout_s), recovery_of(self.config).loses_samples
         if self.took_along:
             self.pack = self.seated()
         self.peers = FaultTolerantGroup(self.kept.store, address.prefix, self.rank, BoardMembership(board), timeout, lossy=lossy)
@@ -179,7 +180,8 @@ class InPlaceSession(Session):
     def leave_attempt(self) -> LeftAttempt:
         """Close what belongs to this attempt, say how it ended, keep the rest."""
         self.injector.disarm()
-        if self.pack is None and self.config.recovery.name != "checkpoint_restart":
+        from_memory = recovery_of(self.config).from_memory
+        if self.pack is None and from_memory:
             raise EcrlError("recovery", "a rank died before this one had a state to go on from", "the attempt begins anew", code="bereaved")
         step = self.loop.global_step if self.loop else self.order.resume_step
         if self.loop:
@@ -188,10 +190,10 @@ class InPlaceSession(Session):
             self.kept.loop, self.kept.ready = self.loop, WarmTrainer(self.loop.learner, self.loop.sampler, self.loop.pack)
         self.clock.switch("idle")
         self.clock.close()
-        taken = self.pack if self.config.recovery.name != "checkpoint_restart" else None
+        taken = self.pack if from_memory else None
         said = testify(self.logs, self.order.attempt, step, self.rank, self.peers, taken)
         if self.loop and said.redone:
-            enter(self.logs, said, self.loop.sampler, self.world_size)
+            enter(self.logs, said, self.loop.sampler, self.world_size, self.config.recovery.name)
         return LeftAttempt(self.rank, os.getpid(), self.order.attempt, step, said.alive)
 
     def leave(self, loop: TrainLoop) -> None:

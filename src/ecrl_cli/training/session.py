@@ -16,7 +16,8 @@ from ecrl_cli.checkpoint.capture.train_position import NOWHERE
 from ecrl_cli.checkpoint.capture.train_position import TrainPosition as Restored
 from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.strategies.factory import make_in_memory, make_strategy
+from ecrl_cli.checkpoint.strategies.context import StrategyInputs
+from ecrl_cli.checkpoint.strategies.factory import make_strategy
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.elastic import owned
@@ -171,11 +172,8 @@ class Session:
         )
 
     def strategy(self, pack: TrainState) -> Strategy:
-        config, attempt, snapshots = self.config, self.order.attempt, self.control.snapshots
-        if config.checkpoint.strategy == "in_memory":
-            assert snapshots is not None, "a supervisor that was asked for in_memory answers with the memory"
-            return make_in_memory(config, pack, self.layout, attempt, self.clock, snapshots)
-        return make_strategy(config, pack, self.layout, attempt, self.clock, self.store_under)
+        inputs = StrategyInputs(self.config, pack, self.layout, self.order.attempt, self.clock, self.store_under, self.control.snapshots)
+        return make_strategy(inputs)
 
     def store_under(self, root: Path, config: StoreConfig) -> CheckpointStore:
         """The store that this rank writes through, on the board at each call."""

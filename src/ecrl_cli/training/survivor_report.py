@@ -35,14 +35,14 @@ def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) ->
     return tuple(tuple(names[parameter] for parameter in buckets[index]) for index in sorted(buckets))
 
 
-def enter(logs: AttemptLayout, said: SurvivorReport, sampler: ResumableGlobalBatchSampler, world_size: int) -> None:
-    """The attempt's ledger: what the dead had in the mini-batch that was finished without them."""
-    lines = ledger(said.redone, said.layers, sampler, world_size)
+def enter(logs: AttemptLayout, said: SurvivorReport, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str) -> None:
+    """The attempt's ledger: what the dead had in the mini-batch that was finished without them. `cause`: the recovery that finished it."""
+    lines = ledger(said.redone, said.layers, sampler, world_size, cause)
     if lines:
         write_whole(logs.ledger(said.rank), b"".join(map(line_of, lines)))
 
 
-def ledger(redone: Sequence[RedoneStep], layers: Layers, sampler: ResumableGlobalBatchSampler, world_size: int) -> list[LostSamples]:
+def ledger(redone: Sequence[RedoneStep], layers: Layers, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str) -> list[LostSamples]:
     """A line for each of the dead: its samples have no influence from the first bucket on that was done again without it."""
     lines = []
     for number, death in enumerate(redone):
@@ -52,5 +52,5 @@ def ledger(redone: Sequence[RedoneStep], layers: Layers, sampler: ResumableGloba
         due.epoch, due.cursor_step = position(death.global_step, due.steps_per_epoch)
         for rank in death.lost:
             samples = [int(sample) for sample in due.shard(rank, world_size)]
-            lines += lost(death.global_step, samples, names, (rank,), "lossy_forward")
+            lines += lost(death.global_step, samples, names, (rank,), cause)
     return lines

@@ -11,6 +11,7 @@ from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.data.loading import Batch, BatchLoader
 from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash
 from ecrl_cli.errors import LossNotFinite
@@ -176,8 +177,7 @@ class TrainLoop:
         return last or self.global_step % self.config.checkpoint.every == 0
 
     def memory_due(self) -> bool:
-        checkpoint = self.config.checkpoint
-        return checkpoint.strategy == "in_memory" and self.global_step % checkpoint.memory_every == 0
+        return strategy_of(self.config).snapshots > 0 and self.global_step % self.config.checkpoint.memory_every == 0
 
     def progress(self) -> TrainPosition:
         """Where the run stands: what the next step will consume."""

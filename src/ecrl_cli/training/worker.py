@@ -18,7 +18,7 @@ from ecrl_cli.records.span_clock import SpanClock
 STARTED = monotonic()  # before torch is imported, so that importing it is on the account
 
 from ecrl_cli.config.codec import decode  # noqa: E402
-from ecrl_cli.config.in_place_recovery import live  # noqa: E402
+from ecrl_cli.config.recoveries import recovery_of, survivors_stay  # noqa: E402
 from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError  # noqa: E402 - after the first instant
 from ecrl_cli.failures.injector import Injector  # noqa: E402
 from ecrl_cli.records.attempt_spec import AttemptSpec  # noqa: E402
@@ -33,7 +33,7 @@ from ecrl_cli.training.output import print_to  # noqa: E402
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment  # noqa: E402
 
 if TYPE_CHECKING:
-    from ecrl_cli.training.in_place_session import CarriedState
+    from ecrl_cli.training.in_place_session import CarriedState, InPlaceSession
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,13 @@ def _train(layout: RunLayout, seat: RankAssignment, control: Control) -> tuple[L
     if rank == 0:
         control.progress(Progress(order.resume_step, "importing", monotonic()))
     config = read_run_config(layout).config
-    if live(config):
-        from ecrl_cli.training.in_place_session import CarriedState, InPlaceSession  # torch: its import is a span of its own and follows the hello
+    if survivors_stay(config):
+        from ecrl_cli.training.in_place_session import CarriedState  # torch: its import is a span of its own and follows the hello
 
         assert seat.rendezvous.store is not None, "only ranks that share a store outlive others"
         kept = seat.kept or CarriedState(seat.rendezvous.store, config.supervision.collective_timeout_s)
-        left = InPlaceSession(config, layout, order, seat.rendezvous, clock, control).take_part(kept)
+        session: InPlaceSession = recovery_of(config).load_session()(config, layout, order, seat.rendezvous, clock, control)
+        left = session.take_part(kept)
         return (left, kept) if left else None
     from ecrl_cli.training.session import Session
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ecrl_cli.config.elastic import fits
+from ecrl_cli.config.recoveries import recovery_of, survivors_stay
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.history.membership import successor, surviving_ranks
 from ecrl_cli.records.events import Attempt
@@ -15,7 +16,7 @@ _TOLD = ("continues", "memory", "origins", "joined")
 
 def size_of_survivors(config: RunConfig, a: Attempt, planned: int) -> int:
     """How many ranks `a` must have: as planned, or where the dead need no replacement those left and those joined, if they can share the batch."""
-    if config.recovery.name != "lossy_forward" or a.memory != SURVIVORS:
+    if not recovery_of(config).shrinks or a.memory != SURVIVORS:
         return planned
     there = len(a.origins)
     return there if 0 < there <= planned and fits(config, there) else planned
@@ -41,7 +42,7 @@ def check_continued(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 def _check_crew(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     who, config = f"attempt {a.attempt}", case.run.stored.config
     before = case.attempt(a.attempt - 1)
-    live = config.recovery.name != "checkpoint_restart" or config.supervision.spares > 0
+    live = survivors_stay(config)
     if before is None or before.session != a.session or not live:
         notes.broken(f"{who} took over ranks, " + ("its configuration keeps none" if before and not live else "nobody was there to be taken over"))
         return
@@ -53,7 +54,7 @@ def _check_crew(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         notes.broken(f"{who}: ranks {list(a.joined)} joined, the configuration has no spares")
     if a.memory != SURVIVORS:
         return
-    if before.outcome != SURVIVED or a.continues != before.attempt or config.recovery.name == "checkpoint_restart":
+    if before.outcome != SURVIVED or a.continues != before.attempt or not recovery_of(config).from_memory:
         notes.broken(f"{who} goes on with the state of attempt {a.continues}, attempt {before.attempt} {before.outcome} under {config.recovery.name}")
 
 

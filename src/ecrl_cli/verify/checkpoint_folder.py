@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, LEASE, STEP_NAME
-from ecrl_cli.config.schema import BACKGROUND
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import RecordError
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.safe_read import parsed, read_whole
@@ -30,7 +30,7 @@ def check_folder(case: Case, notes: FindingBuilder) -> None:
 def writer_died(case: Case) -> bool:
     """Whether a background writer may have died unseen by the journals: None is a record from before its deaths were counted."""
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
-    return case.run.stored.config.checkpoint.strategy in BACKGROUND and any(stay.writer_deaths != 0 for stay in sessions)
+    return strategy_of(case.run.stored.config).background and any(stay.writer_deaths != 0 for stay in sessions)
 
 
 def lost_power(case: Case) -> bool:

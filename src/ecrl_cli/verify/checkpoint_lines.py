@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from ecrl_cli.config.schema import BACKGROUND
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import shown
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, CheckpointLine
 from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS
@@ -122,10 +122,10 @@ def _check_in_flight(case: Case, line: CheckpointLine, in_flight: int, early: bo
     still be in the count.
     """
     checkpoint = case.run.stored.config.checkpoint
-    background = checkpoint.strategy in BACKGROUND
-    bound = checkpoint.max_inflight if background else 1
+    strategy = strategy_of(case.run.stored.config)
+    bound = strategy.in_flight(checkpoint)
     who = f"step {line.global_step} of attempt {line.attempt} was submitted with"
     if in_flight > bound:
         notes.broken(f"{who} {in_flight} checkpoints in flight by the lines before it, checkpoint.max_inflight is {bound}")
-    if line.inflight > bound + (early and background):
+    if line.inflight > bound + (early and strategy.background):
         notes.broken(f"{who} {line.inflight} checkpoints in flight, checkpoint.max_inflight is {bound}")

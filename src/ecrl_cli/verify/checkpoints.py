@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ecrl_cli.config.elastic import next_change
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, CheckpointLine
 from ecrl_cli.verify.checkpoint_folder import check_folder, writer_died
 from ecrl_cli.verify.checkpoint_lines import check_lines
@@ -121,7 +122,7 @@ def _taken_back(lines: tuple[CheckpointLine, ...]) -> Counter[int]:
 def _due(case: Case, a: Attempt) -> set[int]:
     """Steps behind which rank 0 went on, and behind which a checkpoint belongs."""
     config, logs = case.run.stored.config, case.run.logs(a.attempt)
-    if config.checkpoint.strategy == "none" or 0 not in logs.ranks:
+    if not strategy_of(config).saves or 0 not in logs.ranks:
         return set()
     steps = [line.global_step for line in logs.ranks[0].events]
     passed = steps if logs.final or a.outcome == "resized" else steps[:-1]

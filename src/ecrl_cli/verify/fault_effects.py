@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ecrl_cli.config.fault_spec import STARTING
-from ecrl_cli.config.schema import BACKGROUND
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.failures.fault_kind import RecordedFault, Victim, how_it_ended
 from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure, SupervisorSession
@@ -74,7 +74,7 @@ def _stay(case: Case, a: Attempt) -> SupervisorSession | None:
 
 def check_writer_deaths(case: Case, notes: FindingBuilder) -> None:
     """As many background writers died in a stay as were killed by the plan, or more."""
-    if case.run.stored.config.checkpoint.strategy not in BACKGROUND or case.run.supervisor is None:
+    if not strategy_of(case.run.stored.config).background or case.run.supervisor is None:
         return
     sessions = {a.attempt: a.session for a in case.attempts}
     struck = [sessions.get(fired.attempt) for fired in case.run.fired if recorded_kind(fired.kind).victim is Victim.WRITER]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from ecrl_cli.config.fault_spec import STARTING
-from ecrl_cli.config.schema import BACKGROUND
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.history.timeline import timeline
@@ -44,7 +44,7 @@ def check_instant(case: Case, fired: InjectedFault, entry: PlannedFailure, notes
 def check_armed(case: Case, planned: tuple[PlannedFailure, ...], notes: FindingBuilder) -> None:
     """Each attempt was armed with exactly what was planned and had not fired; and what should have struck it at a step did not wait for another."""
     by_index, unread = {entry.index: entry for entry in planned}, _unread(case)
-    background = case.run.stored.config.checkpoint.strategy in BACKGROUND
+    background = strategy_of(case.run.stored.config).background
     for a in case.attempts:
         order = case.run.logs(a.attempt).order
         if order is None:
@@ -112,7 +112,7 @@ def _window(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt 
         return -math.inf, math.inf
     following = case.attempt(fired.attempt + 1)
     ends = [case.run.supervisor.sessions[a.session].ended_at] if case.run.supervisor and 0 <= a.session < len(case.run.supervisor.sessions) else []
-    in_background = entry.moment == "save" and case.run.stored.config.checkpoint.strategy in BACKGROUND  # beside the ranks that go on
+    in_background = entry.moment == "save" and strategy_of(case.run.stored.config).background  # beside the ranks that go on
     if following and not in_background and _boot(case, following) == _boot(case, a):
         ends.append(following.launched_at)
     if _is_the_death(case, fired, entry, a):
@@ -144,7 +144,7 @@ def _check_due(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attem
 def _beside_lines(case: Case, fired: InjectedFault, entry: PlannedFailure) -> list[tuple[float, str]]:
     """By how much it is dated before the step that it waited for, or after the next one that its victim did; in words."""
     saves = entry.moment == "save"
-    if saves and case.run.stored.config.checkpoint.strategy in BACKGROUND:
+    if saves and strategy_of(case.run.stored.config).background:
         return []  # another process, which does not wait for the ranks nor they for it
     lines = case.run.logs(fired.attempt).ranks.get(0 if saves else fired.rank)
     by_step = {line.global_step: line.at for line in lines.events} if lines else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.failures.fault_kind import how_it_ended
 from ecrl_cli.failures.plan import plan
@@ -66,7 +67,7 @@ def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str
 
 def _struck_nobody(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
     """Likewise, those whose wall time came when their rank was no more, and no attempt had it again."""
-    if case.run.stored.config.recovery.name != "lossy_forward":
+    if not recovery_of(case.run.stored.config).shrinks:
         return {}
     windows, told = timeline(case.run).windows, {}
     for entry in (each for each in unfired if each.moment == "wall"):
@@ -101,7 +102,7 @@ def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, 
     """Of the entries that never fired, by index and in words, those whose rank had gone with a lost node, or had died and was not replaced, when
     their step was committed, and had not passed that step before."""
     config = case.run.stored.config
-    if not may_shrink(config) and config.recovery.name != "lossy_forward":
+    if not may_shrink(config) and not recovery_of(config).shrinks:
         return {}
     why, told = "gone with a node" if may_shrink(config) else "died and nobody took its place", {}
     for entry in unfired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVORS
 from ecrl_cli.verify.verdict import FindingBuilder
@@ -18,7 +19,7 @@ def check_recalled(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         if a.snapshot_sha256 or a.snapshot_state:
             notes.broken(f"{who} says what a snapshot held, and went on from none")
         return
-    if case.run.stored.config.checkpoint.strategy != "in_memory":
+    if not strategy_of(case.run.stored.config).snapshots:
         notes.broken(f"{who} went on from a snapshot in memory, its configuration takes none")
     before = case.attempt(a.continues) if a.continues is not None else None
     if before is None:

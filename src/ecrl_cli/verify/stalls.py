@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.history.load import AttemptRecords
 from ecrl_cli.records.events import CHECKPOINT_ENDS, STALL_PARTS, CheckpointLine, Span
 from ecrl_cli.verify.verdict import FindingBuilder
@@ -20,7 +21,7 @@ _INSIDE = ("write", "hash", "commit", "settle")  # only where the training threa
 
 def check_stalls(case: Case, notes: FindingBuilder) -> str:
     """Adds what is wrong to `notes`; gives what was checked, in words."""
-    blocking = case.run.stored.config.checkpoint.strategy == "blocking"
+    foreign = _BESIDE if strategy_of(case.run.stored.config).writes_in_step else _INSIDE
     split = unsplit = 0
     for a in case.run.attempts:
         ends = [span.end for span in a.spans.events]
@@ -29,7 +30,7 @@ def check_stalls(case: Case, notes: FindingBuilder) -> str:
         unsplit += sum(not line.stall_parts for line in released)
         for line in released:
             if line.stall_parts and _add_up(line, notes):
-                _check_names(line, _BESIDE if blocking else _INSIDE, notes)
+                _check_names(line, foreign, notes)
                 _check_beside(line, a, notes)
                 _check_spans(line, a.spans.events, ends, notes)
     if split and unsplit:

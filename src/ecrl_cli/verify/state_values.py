@@ -6,7 +6,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE
-from ecrl_cli.config.in_place_recovery import live
+from ecrl_cli.config.recoveries import survivors_stay
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.rank_state import RANK_COMPONENTS
@@ -40,7 +40,7 @@ def equal_buffers(run: RunRecords) -> bool:
     """Whether all ranks end a step with the same buffers. In stock DDP BatchNorm's statistics move with each rank's own samples and are made equal
     only in the next forward pass; with replicas they belong to no rank, and where ranks may outlive others all end a step with the first one's."""
     config, final = run.stored.config, run.final
-    return config.elastic.replicas > 0 or live(config) or (final is not None and final.buffers_digest == NO_TENSORS)
+    return config.elastic.replicas > 0 or survivors_stay(config) or (final is not None and final.buffers_digest == NO_TENSORS)
 
 
 def equal_on_ranks(run: RunRecords) -> frozenset[str]:
@@ -58,7 +58,7 @@ def differing_ends(run: RunRecords, reference: RunRecords) -> list[str]:
     """Rank by rank, what the state of the reference's same rank is not. Where they do not have the same number of ranks, those that both have: with
     replicas every rank ends alike."""
     theirs = {state.rank: state for state in (reference.final.ranks if reference.final else ())}
-    skipped = ("buffers",) if live(run.stored.config) != live(reference.stored.config) else ()
+    skipped = ("buffers",) if survivors_stay(run.stored.config) != survivors_stay(reference.stored.config) else ()
     found = []
     for state in run.final.ranks if run.final else ():
         other, claimed = theirs.get(state.rank), [name for name in RANK_COMPONENTS if state.rank == 0 or name not in skipped]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from itertools import pairwise
 
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.history.lineage import furthest
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.records.events import Attempt, SkippedSnapshot, SupervisorRecord
@@ -148,7 +149,7 @@ def _check_forgone(case: Case, a: Attempt, each: SkippedSnapshot, notes: Finding
     """A snapshot that was refused had been taken: by an attempt before, of a step that it did, newer than what was gone on with."""
     who, config = f"attempt {a.attempt} refused a snapshot of step {each.global_step} of attempt {each.attempt}", case.run.stored.config
     before = case.attempt(each.attempt)
-    if config.checkpoint.strategy != "in_memory":
+    if not strategy_of(config).snapshots:
         notes.broken(f"{who}, its configuration takes none")
     elif before is None or each.attempt >= a.attempt or before.session != a.session:
         notes.broken(f"{who}, which was not before it under the same supervisor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
 from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.history.membership import continuing_ranks, successor
@@ -159,7 +160,7 @@ def _took_part(redone: tuple[RedoneStep, ...], bucket: int, world_size: int) -> 
 def _check_ledgers(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> None:
     """Each survivor has the same ledger, and it makes up for what was not applied."""
     losers, ledgers, who = gave_nothing(a, t), case.run.logs(a.attempt).ledgers, f"attempt {a.attempt}"
-    if losers and case.run.stored.config.recovery.name != "lossy_forward":
+    if losers and not recovery_of(case.run.stored.config).loses_samples:
         notes.broken(f"{who} went on without the samples of {_ranks(losers)} in step {t.global_step}, which its recovery does not allow")
     holders = continuing_ranks(case.run, a.attempt) or tuple(case.run.logs(a.attempt).testimonies)
     for rank in sorted(set(holders) - set(ledgers)) if losers else ():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ecrl_cli.checkpoint.format.names import COMPONENTS
-from ecrl_cli.config.in_place_recovery import claims_trajectory, live
+from ecrl_cli.config.recoveries import recovery_of, survivors_stay
 from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.errors import shown
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
@@ -53,7 +53,7 @@ def _alone(case: Case, notes: FindingBuilder, again: str) -> Finding:
     disturbed = disturbance(case.run)
     if not disturbed:
         return notes.finding(f"undisturbed, no other such run ended beside it; {again}", checked=False)
-    if not claims_trajectory(case.run.stored.config):
+    if not recovery_of(case.run.stored.config).exact:
         return notes.finding(f"not claimed under recovery={case.run.stored.config.recovery.name}; {again}", case.doubts, checked=False)
     for doubt in case.doubts:
         notes.missing(doubt)
@@ -112,7 +112,7 @@ def _recovered_behind(case: Case, claimed: int) -> str:
     Only where an undisturbed run with the same changes of the world size could say something: not where ranks were lost for good.
     """
     config = case.run.stored.config
-    if not claims_trajectory(config) or may_shrink(config) or not config.elastic.schedule:
+    if not recovery_of(config).exact or may_shrink(config) or not config.elastic.schedule:
         return ""
     for before, after in pairwise(case.attempts):
         if before.outcome not in ENDED_WELL and after.resumed_from_step >= claimed:
@@ -243,7 +243,7 @@ def _equal(ours: Values, others: Values) -> bool:
 def _comparable(states: States, case: Case, reference: RunRecords) -> States:
     """Those of the same definition in both runs: BatchNorm's buffers, which stock DDP makes equal in the next forward pass only, are rank 0's on all
     ranks of a run whose ranks may outlive others."""
-    alike = live(case.run.stored.config) == live(reference.stored.config)
+    alike = survivors_stay(case.run.stored.config) == survivors_stay(reference.stored.config)
     final = case.run.final
     if alike or (final is not None and final.buffers_digest == NO_TENSORS):
         return states

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import StagingBuffer
 from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
@@ -10,7 +12,7 @@ from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import TRAIN
 from ecrl_cli.checkpoint.store.save_and_log import save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.checkpoint.strategies.context import StrategyContext
+from ecrl_cli.checkpoint.strategies.context import StrategyContext, StrategyInputs
 
 
 class BlockingStrategy:
@@ -19,6 +21,10 @@ class BlockingStrategy:
     def __init__(self, context: StrategyContext, store: CheckpointStore) -> None:
         self._context, self._store = context, store
         self._slot: StagingBuffer | None = None
+
+    @classmethod
+    def make(cls, inputs: StrategyInputs) -> Self:
+        return cls(inputs.context(), inputs.store())
 
     def prepare(self) -> None:
         gathered = self._context.pack.gather(NOWHERE)

@@ -1,18 +1,59 @@
-"""What every strategy is given."""
+"""What every strategy is made from, and what it works with."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
 from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner, StagingBuffer
 from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import RankStates, TrainState
 from ecrl_cli.checkpoint.format.image import CheckpointMeta, PartPlace
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, SaveTimes
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.config.identity import run_id
+from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.records.events import STALL_PARTS
+from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.span_clock import SpanClock
+
+MakeStore = Callable[[Path, StoreConfig], CheckpointStore]
+
+
+@dataclass(frozen=True)
+class StrategyInputs:
+    """What a strategy of one rank in one attempt is made from. `make_store`: makes the store that the rank itself writes to. `snapshots`: the memory
+    for them, of the supervisor; there for strategies that keep snapshots."""
+
+    config: RunConfig
+    pack: TrainState
+    layout: RunLayout
+    attempt: int
+    clock: SpanClock
+    make_store: MakeStore = CheckpointStore
+    snapshots: SnapshotPair | None = None
+
+    def context(self) -> StrategyContext:
+        """Opens the attempt's checkpoint log."""
+        log = CheckpointLog(Journal(self.layout.attempt(self.attempt).checkpoints), self.layout, self.attempt)
+        planner = CapturePlanner(self.pack, suffix_of(self.config.checkpoint))
+        on_error = self.config.checkpoint.on_error
+        return StrategyContext(self.pack, planner, self.layout, run_id(self.config), self.attempt, self.clock, log, on_error)
+
+    def store(self) -> CheckpointStore:
+        """The run's store, for a strategy that writes in the rank itself."""
+        return self.make_store(self.layout.checkpoints, StoreConfig.of(self.config, run_id(self.config)))
+
+
+def suffix_of(checkpoint: CheckpointConfig) -> str:
+    """What a single file ends in; empty for a group. format=torch is the published single file."""
+    if checkpoint.format == "torch":
+        return ".pt"
+    return ".safetensors" if checkpoint.layout == "single" else ""
 
 
 @dataclass(frozen=True)

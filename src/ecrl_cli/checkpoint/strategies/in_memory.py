@@ -8,13 +8,14 @@ logged the step before rank 0 can copy it: a whole snapshot never stands for a s
 from __future__ import annotations
 
 import os
+from typing import Self
 
 from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair, SnapshotRecord, room
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, CapturePlanner, StagingBuffer
 from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import RankStates
-from ecrl_cli.checkpoint.strategies.context import StrategyContext
+from ecrl_cli.checkpoint.strategies.context import StrategyContext, StrategyInputs
 from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
 
 
@@ -35,6 +36,11 @@ class InMemoryStrategy(OverlappedStrategy):
         self._snapshotter = CapturePlanner(context.pack, "")
         self._desks: dict[int, MappedSnapshot] = {}
         self._next = 0
+
+    @classmethod
+    def make(cls, inputs: StrategyInputs) -> Self:
+        assert inputs.snapshots is not None, "a supervisor that was asked for snapshots answers with their memory"
+        return cls(inputs.context(), inputs.config.checkpoint.max_inflight, inputs.snapshots)
 
     def prepare(self) -> None:
         """The memory of both snapshots now: the first touch of a page costs seven times a copy into it."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.strategies.context import StrategyInputs
 
 
 class NoneStrategy:
     """Does nothing, at no cost."""
+
+    @classmethod
+    def make(cls, inputs: StrategyInputs) -> Self:
+        return cls()
 
     def prepare(self) -> None: ...
 

@@ -6,13 +6,15 @@ flight: each needs a slot, and there are so many; then the next one waits (backp
 
 from __future__ import annotations
 
+from typing import Self
+
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, StagingBuffer
 from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import RankStates
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import TRAIN
-from ecrl_cli.checkpoint.strategies.context import StrategyContext
+from ecrl_cli.checkpoint.strategies.context import StrategyContext, StrategyInputs
 from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
 from ecrl_cli.errors import StorageError
 
@@ -24,6 +26,10 @@ class OverlappedStrategy:
         self._context, self._max_inflight = context, max_inflight
         self._client: WriterClient | None = None
         self._planned: BufferLayout | None = None
+
+    @classmethod
+    def make(cls, inputs: StrategyInputs) -> Self:
+        return cls(inputs.context(), inputs.config.checkpoint.max_inflight)
 
     def prepare(self) -> None:
         gathered = self._context.pack.gather(NOWHERE)

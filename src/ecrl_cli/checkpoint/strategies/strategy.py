@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 class Strategy(Protocol):
     """Used by the step loop in this order: prepare once, remember and save at each trigger, flush before a planned end, close.
 
+    Its class has `make(inputs: StrategyInputs)`, by which a `StrategyKind` (config/strategies.py) is turned into one for a rank.
+
     Each call is collective: every rank makes it at the same step. Time goes to the span clock's categories.
     """
 

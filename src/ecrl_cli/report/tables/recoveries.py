@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ecrl_cli.config.recoveries import RECOVERIES
+from ecrl_cli.config.schema import RecoveryConfig
 from ecrl_cli.metrics.statistics import summary
 from ecrl_cli.report.formats import NONE, count, duration, plural, rate
 from ecrl_cli.report.model.comparison import Comparison
@@ -28,8 +30,8 @@ def recovery_of(run: Run) -> str:
 
 
 def _live(run: Run) -> bool:
-    named, spares = run.config.get("recovery", {}).get("name"), run.config.get("supervision", {}).get("spares", 0)
-    return named not in (None, "checkpoint_restart") or spares > 0
+    named, spares = run.config.get("recovery", {}).get("name", RecoveryConfig.name), run.config.get("supervision", {}).get("spares", 0)
+    return RECOVERIES.of(named).survivors_stay(spares)
 
 
 def _row(run: Run, comparison: Comparison) -> list[str]:

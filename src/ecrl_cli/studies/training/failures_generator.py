@@ -12,7 +12,8 @@ from ecrl_cli.checkpoint.format.names import CRASH_POINTS
 from ecrl_cli.config.build import build
 from ecrl_cli.config.failures import check_failures
 from ecrl_cli.config.fault_spec import Entry, parse
-from ecrl_cli.config.schema import BACKGROUND, WRITE_MODES, FailureConfig, RunConfig
+from ecrl_cli.config.schema import WRITE_MODES, FailureConfig, RunConfig
+from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.compile_spec import planned
 from ecrl_cli.failures.fault_kind import Victim
@@ -132,7 +133,7 @@ def _accepted(drawn: Callable[[], Entry], setup: FailureRunSpec, before: tuple[s
     for _ in range(_DRAWS):
         entry = drawn()
         text, together = str(entry), (*map(parse, before), entry)
-        if _takes_the_last_save(together, setup.strategy in BACKGROUND) or _damages_the_only_save(together):
+        if _takes_the_last_save(together, STRATEGIES.of(setup.strategy).background) or _damages_the_only_save(together):
             continue
         try:
             available(undisturbed(setup), (*before, text))

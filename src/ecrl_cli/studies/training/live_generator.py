@@ -10,6 +10,7 @@ from typing import Any
 
 from ecrl_cli.config.build import build
 from ecrl_cli.config.fault_spec import Entry, parse
+from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.studies.training.failures_generator import available
@@ -82,7 +83,7 @@ def _around(world_size: int, strategy: str, dropout: float) -> dict[str, Any]:
 def matrix(recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> Iterator[tuple[str, LiveRunSpec, tuple[str, ...]]]:
     """(name, course, failures): who dies in backward x number of ranks for each recovery, then what happens to a recovery itself."""
     for recovery in recoveries:
-        base = LiveRunSpec(recovery, 3, 0 if recovery == "lossy_forward" else 1, strategies[-1], 0.2)
+        base = LiveRunSpec(recovery, 3, 0 if RECOVERIES.of(recovery).shrinks else 1, strategies[-1], 0.2)
         for world_size in WORLDS:
             course = replace(base, world_size=world_size)
             yield f"{recovery}/{world_size}/leader", course, ("kill@5.backward/0.1:0",)
@@ -98,7 +99,7 @@ def matrix(recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> Iterator
 def generate(rng: random.Random, recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> tuple[LiveRunSpec, tuple[str, ...]]:
     """A course and one to four failures of ranks that are there."""
     recovery = rng.choice(recoveries)
-    spares = rng.choice((0, 0, 1, 2)) if recovery == "lossy_forward" else rng.choice((1, 1, 2))
+    spares = rng.choice((0, 0, 1, 2)) if RECOVERIES.of(recovery).shrinks else rng.choice((1, 1, 2))
     course = LiveRunSpec(recovery, rng.choice(WORLDS), spares, rng.choice(strategies), rng.choice((0.0, 0.2)))
     wanted, entries, step = rng.choices((1, 2, 3, 4), (4, 4, 2, 1))[0], tuple[str, ...](), 0
     for _ in range(_DRAWS):
@@ -126,7 +127,7 @@ def undisturbed(course: LiveRunSpec) -> RunConfig:
 def present(course: LiveRunSpec, entries: tuple[str, ...]) -> int:
     """How many ranks are there behind `entries` at least: the dead are not replaced more often than there were spares at first."""
     size, spares = course.world_size, course.spares
-    if course.recovery != "lossy_forward":
+    if not RECOVERIES.of(course.recovery).shrinks:
         return size
     for entry in map(parse, entries):
         gone = size if entry.who == "all" else max(1, len(entry.who))

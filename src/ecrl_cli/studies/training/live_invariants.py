@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.fault_spec import STARTING
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, SURVIVED, SURVIVORS, LostSamples, SurvivorReport
 from ecrl_cli.studies.training.live_history import AttemptHistory, Blow, Story, contributors
@@ -16,7 +17,6 @@ from ecrl_cli.studies.training.trial import ending
 Influence = tuple[int, int, str]  # step, sample, layer
 
 SURE = 0.9  # of the gradients: a rank that dies before that has not sent its last bucket
-LOSSY, RESTART = "lossy_forward", "checkpoint_restart"
 
 
 def apart(story: Story) -> str:
@@ -51,7 +51,7 @@ def _unlike_its_lines(story: Story, chapter: AttemptHistory) -> str:
     for rank, said in chapter.testimonies.items():
         logged = [line.state_digest for line in chapter.lines[rank] if line.global_step == said.global_step]
         logged = logged or _logged_before(story, chapter, said)
-        goes_on = bool(said.state_digest) or story.config.recovery.name != RESTART  # else it goes back to a checkpoint and its state is nobody's
+        goes_on = bool(said.state_digest) or recovery_of(story.config).from_memory  # else it goes back to a checkpoint and its state is nobody's
         if goes_on and logged and said.state_digest not in logged:
             return f"rank {rank} says that its state behind step {said.global_step} is {said.state_digest[:12]}, and logged {str(logged[-1])[:12]}"
         if (said.attempt, said.rank) != (chapter.attempt.attempt, rank):
@@ -84,7 +84,7 @@ def _silent(story: Story) -> str:
 
 def restarted(story: Story) -> str:
     """Who lives with the state in its memory goes on: nothing is restarted while somebody is left who can."""
-    if story.config.recovery.name == RESTART:
+    if not recovery_of(story.config).from_memory:
         return ""
     for chapter, later in zip(story.chapters, story.chapters[1:], strict=False):
         if later.attempt.memory != SURVIVORS and not _excused(story, chapter):
@@ -106,7 +106,7 @@ def _excused(story: Story, chapter: AttemptHistory) -> bool:
         return True  # nobody had any state yet
     if not holders:
         return True
-    if story.config.recovery.name == LOSSY:
+    if recovery_of(story.config).loses_samples:
         return not fits(story.config, len(left)) and len(left) + spares < story.config.world_size
     return len(left) + spares < story.config.world_size
 
@@ -123,7 +123,7 @@ def _starting(blow: Blow) -> bool:
 
 def ledger(story: Story) -> str:
     """The ledger has every sample that was lost, and no other; without lossy forward nothing is, and nothing is redone."""
-    lossy = story.config.recovery.name == LOSSY
+    lossy = recovery_of(story.config).loses_samples
     for chapter in story.chapters:
         number = chapter.attempt.attempt
         if not lossy and (any(chapter.ledgers.values()) or chapter.redone):
@@ -172,7 +172,7 @@ def _due(story: Story, chapter: AttemptHistory) -> frozenset[Influence]:
 
 def elsewhere(story: Story, end: str, reference: RunLayout) -> str:
     """Where the run ended (`end`: its digests), if it must not: as its reference where nothing was lost, else as `oracle` foretells, if it can."""
-    lossy = story.config.recovery.name == LOSSY
+    lossy = recovery_of(story.config).loses_samples
     if not lossy:
         due = {ending(reference)}
     elif can_tell(story):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from ecrl_cli.checkpoint.capture.rng import capture_rng, restore_rng
 from ecrl_cli.checkpoint.capture.train_state import TrainState
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
@@ -29,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 def can_tell(story: Story) -> bool:
     """Two ranks, all from the beginning by memory alone; newcomers only where nobody draws random numbers."""
-    if story.config.world_size > 2 or story.config.recovery.name != "lossy_forward":
+    if story.config.world_size > 2 or not recovery_of(story.config).loses_samples:
         return False
     begun_anew = any(chapter.attempt.memory != SURVIVORS for chapter in story.chapters[1:])
     newcomers = any(chapter.attempt.joined for chapter in story.chapters)

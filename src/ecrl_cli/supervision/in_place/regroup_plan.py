@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
@@ -37,16 +38,16 @@ def going_on(config: RunConfig, world_size: int, left: Mapping[int, int], spares
     dead = [rank for rank in range(world_size) if rank not in left]
     filled = dead[:spares]
     places = tuple(sorted((*left, *filled)))
-    lossy = config.recovery.name == "lossy_forward"
+    recovery = recovery_of(config)
     if not left:
         return RegroupPlan(because="nobody outlived it")
     if len(set(left.values())) > 1:
         return RegroupPlan(because=f"the survivors left behind different steps ({', '.join(f'rank {r}: {s}' for r, s in sorted(left.items()))})")
-    if len(filled) < len(dead) and not lossy:
+    if len(filled) < len(dead) and not recovery.shrinks:
         return RegroupPlan(because=f"{len(dead)} died and {_count(len(filled), 'spare')} stood by")
-    if lossy and config.global_batch % len(places):
+    if recovery.shrinks and config.global_batch % len(places):
         return RegroupPlan(because=f"{len(places)} ranks cannot share global_batch {config.global_batch} equally")
-    memory = "" if config.recovery.name == "checkpoint_restart" else SURVIVORS
+    memory = SURVIVORS if recovery.from_memory else ""
     return RegroupPlan(next(iter(left.values())), memory, places, _ranks(places, filled))
 
 

@@ -86,6 +86,8 @@ class RunningAttempt(Protocol):
 
 
 class Launcher(Protocol):
+    """Its class has `make(config)`, by which a `LauncherKind` (config/launchers.py) is turned into one."""
+
     def warm(self, config: RunConfig) -> None:
         """Do now what needs doing only once for all runs: before the clock of the next one starts."""
 

@@ -1,19 +1,11 @@
-"""The launchers by the name a user types: a closed registry."""
+"""The launchers of one command."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.supervision.launch.launcher import Launcher
 from ecrl_cli.supervision.launch.netns_command import parts
-from ecrl_cli.supervision.launch.torchrun import TorchrunLauncher
-from ecrl_cli.supervision.launch.zygote import ZygoteLauncher, preload
-
-LAUNCHERS: dict[str, Callable[[RunConfig], Launcher]] = {
-    "torchrun": lambda config: TorchrunLauncher(),
-    "zygote": lambda config: ZygoteLauncher(preload(config), parts(config)),
-}
 
 
 class LauncherCache:
@@ -25,10 +17,9 @@ class LauncherCache:
 
     def of(self, config: RunConfig) -> Launcher:
         """The launcher of `config`, warm: what all runs share is paid before the clock of any of them starts."""
-        name = config.supervision.launcher
-        key = (name, parts(config))
+        key = (config.supervision.launcher, parts(config))
         if key not in self._made:
-            self._made[key] = LAUNCHERS[name](config)
+            self._made[key] = launcher_of(config).load().make(config)
         self._made[key].warm(config)
         return self._made[key]
 

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Self
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux import processes
@@ -22,6 +23,10 @@ _FAILED_RANK = re.compile(r"rank\s*: (\d+) .*?exitcode\s*: (-?\d+) \(pid: (\d+)\
 
 
 class TorchrunLauncher:
+    @classmethod
+    def make(cls, config: RunConfig) -> Self:
+        return cls()
+
     def __init__(self) -> None:
         processes.become_subreaper()
 

@@ -16,13 +16,13 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Self
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux import processes
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.launch.launcher import WORKER, LaunchSpec, RankExit, RankExits, RankTable
-from ecrl_cli.supervision.launch.netns_command import private
+from ecrl_cli.supervision.launch.netns_command import parts, private
 from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
 MESSAGE_BYTES = 65536
@@ -115,6 +115,11 @@ class ZygoteLauncher:
         processes.become_subreaper()
         self._modules, self._private, self._served = modules, private_network, False
         self._zygote: ZygoteProcess | None = ZygoteProcess(modules, private_network)
+
+    @classmethod
+    def make(cls, config: RunConfig) -> Self:
+        """With what the ranks of `config` import; where its plan cuts the network, in a network of its own."""
+        return cls(preload(config), parts(config))
 
     def warm(self, config: RunConfig) -> None:
         self._discard()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.records.heartbeat_table import PHASES, HeartbeatTable
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 
@@ -48,7 +49,7 @@ class GracefulStop:
 
 def must_not_launch(stop: StopSignals, config: RunConfig, carried: bool) -> bool:
     """Whether no attempt is to begin any more: where one would carry what is nowhere else, and may save it, it is asked to stop instead."""
-    saves = config.checkpoint.strategy != "none" and config.supervision.grace_s > 0
+    saves = strategy_of(config).saves and config.supervision.grace_s > 0
     return bool(stop.received()) and (not (carried and saves) or stop.again())
 
 

@@ -1,0 +1,66 @@
+"""What starts the ranks of an attempt: one object per launcher, which says everything about it that others ask. Torch-free.
+
+From another package: a `LauncherKind` as an entry point in the group `ecrl.launchers`. tests/contract/test_launchers.py holds each to its word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ecrl_cli.config.registry import VariantRegistry, import_attribute
+from ecrl_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ecrl_cli.config.schema import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherKind:
+    """`description`: one sentence, also the first of conf/supervision/NAME.yaml.
+
+    `implementation`: "module:attribute" of a class that keeps supervision/launch/launcher.py; its `make(config)` gives a launcher.
+    `several_nodes`: the ranks may be spread over the nodes of an allocation, with an agent on each. Otherwise all are on this machine.
+    `warm`: ranks are forked from a process that outlives attempts and has imported torch. Otherwise each attempt is a new process tree.
+    `in_place`: a rank's process may take part in attempt after attempt, and spares stand by: what a recovery in place needs.
+    """
+
+    name: str
+    description: str
+    implementation: str
+    several_nodes: bool = False
+    warm: bool = False
+    in_place: bool = False
+
+    def load(self) -> Any:
+        """The class behind `implementation`."""
+        return import_attribute("launcher", self.name, self.implementation)
+
+    def refuse(self, config: RunConfig) -> None:
+        """ConfigError for the first thing in `config` that this launcher cannot do."""
+        nodes = config.supervision.nodes
+        if nodes > 1 and not self.several_nodes:
+            able = " or ".join(name for name in LAUNCHERS.builtin if LAUNCHERS.of(name).several_nodes)
+            raise ConfigError("supervision.nodes", f"{nodes} nodes need supervision.launcher={able}, got {self.name}", "add it")
+
+
+TORCHRUN = LauncherKind(
+    name="torchrun",
+    description="ranks started by torchrun, anew for each attempt: 3 s to the first step",
+    implementation="ecrl_cli.supervision.launch.torchrun:TorchrunLauncher",
+    several_nodes=True,
+)
+ZYGOTE = LauncherKind(
+    name="zygote",
+    description="ranks forked from a process that has imported torch: 0.7 s to the first step instead of 3 s",
+    implementation="ecrl_cli.supervision.launch.zygote:ZygoteLauncher",
+    warm=True,
+    in_place=True,
+)
+
+LAUNCHERS = VariantRegistry("launcher", "ecrl.launchers", LauncherKind, (TORCHRUN, ZYGOTE))
+
+
+def launcher_of(config: RunConfig) -> LauncherKind:
+    """The launcher that `config` names."""
+    return LAUNCHERS.of(config.supervision.launcher)

@@ -1,0 +1,104 @@
+"""What a run does when ranks die: one object per recovery, which says everything about it that others ask. Torch-free.
+
+From another package: a `RecoveryKind` as an entry point in the group `ecrl.recoveries`. tests/contract/test_recoveries.py holds each to its word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ecrl_cli.config.launchers import LAUNCHERS, launcher_of
+from ecrl_cli.config.registry import VariantRegistry, import_attribute
+from ecrl_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ecrl_cli.config.schema import RunConfig
+
+MOST_RANKS = 64  # as many as the mask of living ranks in the heartbeat table can hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryKind:
+    """`description`: one sentence, also the first of conf/recovery/NAME.yaml.
+
+    `exact`: the run claims the trajectory of an undisturbed one; verify holds it against a reference, and `ecrl train` trains one.
+    `from_memory`: survivors go on with the state that they have in memory. Each leaves a survivor report, and verify holds the next attempt
+    against it. Otherwise all go back to a checkpoint.
+    `loses_samples`: the step in which ranks die is finished without them. What they lack stands in the survivors' ledgers, and verify holds it
+    against what was applied; any other recovery must apply every sample.
+    `shrinks`: where spares are missing, fewer ranks go on. `needs_spares`: refused where none are kept.
+    `session`: "module:attribute" of the class of a rank that can outlive others; used where ranks stay (`survivors_stay`).
+    """
+
+    name: str
+    description: str
+    exact: bool = True
+    from_memory: bool = False
+    loses_samples: bool = False
+    shrinks: bool = False
+    needs_spares: bool = False
+    session: str = "ecrl_cli.training.in_place_session:InPlaceSession"
+
+    def survivors_stay(self, spares: int) -> bool:
+        """Whether ranks that outlive others stay as processes: to go on from memory, or to go back to a checkpoint with `spares` beside them."""
+        return self.from_memory or spares > 0
+
+    def load_session(self) -> Any:
+        """The class behind `session`; imports torch."""
+        return import_attribute("recovery", self.name, self.session)
+
+    def refuse(self, config: RunConfig) -> None:
+        """ConfigError for the first thing that `config` lacks for this recovery, or that cannot be combined with it."""
+        supervision = config.supervision
+        if not self.survivors_stay(supervision.spares):
+            return
+        key, who = ("recovery", self.name) if self.from_memory else ("supervision.spares", "keeping spares")
+        if supervision.nodes > 1:
+            raise ConfigError(key, f"{who} needs all ranks on one machine, supervision.nodes is {supervision.nodes}", "use supervision.nodes=1")
+        if not launcher_of(config).in_place:
+            able = " or ".join(name for name in LAUNCHERS.builtin if LAUNCHERS.of(name).in_place)
+            raise ConfigError(key, f"{who} needs supervision.launcher={able}, got {supervision.launcher}", f"add supervision={able}")
+        if config.elastic.replicas:
+            raise ConfigError(key, f"{who} and elastic.replicas cannot be combined", "leave one of them out")
+        if config.elastic.schedule:
+            raise ConfigError(key, f"{who} and a planned change of the world size cannot be combined", "leave elastic.schedule out")
+        if config.device == "cuda" or config.backend == "nccl":
+            at_fault = "device=cuda" if config.device == "cuda" else "backend=nccl"
+            raise ConfigError(key, f"{who} works with gloo on the CPU only, got {at_fault}", "set device=cpu and leave backend out")
+        if config.world_size > MOST_RANKS:
+            raise ConfigError("world_size", f"{who} serves at most {MOST_RANKS} ranks, got {config.world_size}", "lower it")
+        if self.needs_spares and not supervision.spares:
+            raise ConfigError(key, f"{who} needs spares: nobody could take a dead rank's place", "add supervision.spares=1")
+
+
+CHECKPOINT_RESTART = RecoveryKind(
+    name="checkpoint_restart",
+    description="all ranks go back to the newest valid checkpoint; with supervision.spares, warm spares take the dead ranks' places",
+)
+IMMEDIATE_ROLLBACK = RecoveryKind(
+    name="immediate_rollback",
+    description="the interrupted mini-batch again, from the survivors' memory; spares take the dead ranks' places (supervision.spares)",
+    from_memory=True,
+    needs_spares=True,
+)
+LOSSY_FORWARD = RecoveryKind(
+    name="lossy_forward",
+    description="the survivors finish the mini-batch among themselves and go on, fewer, or with spares as many as before",
+    exact=False,
+    from_memory=True,
+    loses_samples=True,
+    shrinks=True,
+)
+
+RECOVERIES = VariantRegistry("recovery", "ecrl.recoveries", RecoveryKind, (CHECKPOINT_RESTART, IMMEDIATE_ROLLBACK, LOSSY_FORWARD))
+
+
+def recovery_of(config: RunConfig) -> RecoveryKind:
+    """The recovery that `config` names."""
+    return RECOVERIES.of(config.recovery.name)
+
+
+def survivors_stay(config: RunConfig) -> bool:
+    """Whether ranks of `config` that outlive others stay as processes and take part in the next attempt."""
+    return recovery_of(config).survivors_stay(config.supervision.spares)
