@@ -12,15 +12,15 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor
 from ecrl_cli.supervision.watch.control_server import ControlServer
-from tests.contract.standin import StandinLauncher, pids_of_ranks, spec
-from tests.contract.test_launchers import KINDS, launchers_process
+from tests.contract.standin import pids_of_ranks, spec, standin_launcher
+from tests.contract.test_launchers import launchers_process
 
 
 def main(kind: str, root: Path) -> None:
     layout = RunLayout(root.resolve())
     listener = ControlServer(layout)
     with StopSignals() as stop:
-        running = StandinLauncher(KINDS[kind]()).launch(spec(layout))
+        running = standin_launcher(kind).launch(spec(layout))
 
         def tell(progress: object) -> None:
             pids = [*pids_of_ranks(layout), launchers_process(running)]

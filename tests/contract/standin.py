@@ -10,8 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from ecrl_cli.config.launchers import LAUNCHERS, ZYGOTE, LauncherKind
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.launch import zygote
 from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -22,14 +27,28 @@ MODULE = "tests.contract.standin_worker"
 class StandinLauncher:
     """Any launcher, but of stand-in workers."""
 
-    def __init__(self, real: Launcher) -> None:
-        self.real = real
+    def __init__(self, real: Launcher, kind: LauncherKind = ZYGOTE) -> None:
+        self.real, self.kind = real, kind
+        self.running: RunningAttempt | None = None
 
     def launch(self, spec: LaunchSpec) -> RunningAttempt:
-        return self.real.launch(replace(spec, module=MODULE, preload=(MODULE,)))
+        self.running = self.real.launch(replace(spec, module=MODULE, preload=(MODULE,)))
+        return self.running
 
     def close(self) -> None:
         self.real.close()
+
+
+def registered_launcher(name: str, module: str) -> Launcher:
+    """The launcher that is registered as `name`. One that is warm has imported `module` and no torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zygote, "preload", lambda config: (module,))
+        made: Launcher = LAUNCHERS.of(name).load().make(RunConfig())
+    return made
+
+
+def standin_launcher(name: str) -> StandinLauncher:
+    return StandinLauncher(registered_launcher(name, MODULE), LAUNCHERS.of(name))
 
 
 def scripted(root: Path, *script: dict[int, str]) -> RunLayout:

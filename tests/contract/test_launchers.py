@@ -11,26 +11,44 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.config.launchers import LAUNCHERS
+from ecrl_cli.config.schema import RunConfig, SupervisionConfig
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch.launcher import Launcher, RunningAttempt
-from ecrl_cli.supervision.launch.torchrun import TorchrunLauncher, first_failure
-from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
+from ecrl_cli.supervision.launch.torchrun import first_failure
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
 from ecrl_cli.supervision.watch.control_server import ControlServer
-from tests.contract.standin import MODULE, PYTHONPATH, REPOSITORY, StandinLauncher, gone, pids_of_ranks, scripted, spec, told_when_gone
+from tests.contract.standin import PYTHONPATH, REPOSITORY, StandinLauncher, gone, pids_of_ranks, scripted, spec, standin_launcher, told_when_gone
+from tests.contract.variants import check_description, check_registration, refused
 
-KINDS: dict[str, Callable[[], Launcher]] = {"torchrun": TorchrunLauncher, "zygote": lambda: ZygoteLauncher((MODULE,))}
 
-
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=LAUNCHERS.names())
 def launcher(request: pytest.FixtureRequest) -> Iterator[StandinLauncher]:
     """One per kind for all tests: a launcher serves attempt after attempt, whatever became of the one before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PYTHONPATH)
-        made = StandinLauncher(KINDS[request.param]())
+        made = standin_launcher(request.param)
         yield made
         made.close()
+
+
+@pytest.mark.parametrize("name", LAUNCHERS.names())
+def test_it_is_said_in_one_sentence_and_chosen_by_a_file(name: str) -> None:
+    check_description(LAUNCHERS, name, "supervision", "launcher")
+
+
+@pytest.mark.parametrize("name", LAUNCHERS.names())
+def test_several_nodes_are_refused_in_one_line_by_what_cannot_serve_them(name: str) -> None:
+    kind = LAUNCHERS.of(name)
+    two = RunConfig(supervision=SupervisionConfig(launcher=name, nodes=2))
+    assert ("2 nodes need supervision.launcher=" in refused(kind, two)) == (not kind.several_nodes)
+    assert refused(kind, RunConfig(supervision=SupervisionConfig(launcher=name))) == ""
+    assert kind.warm or not kind.in_place, "spares are forked while others compute: an import would take their cores"
+
+
+def test_a_package_registers_nothing_else_under_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_registration(LAUNCHERS, monkeypatch)
 
 
 def attempt(launcher: Launcher, layout: RunLayout, world_size: int = 2, during: Callable[[RunningAttempt], None] | None = None) -> AttemptResult:
@@ -49,11 +67,13 @@ def hows(ended: AttemptResult) -> list[tuple[int | None, int | None]]:
     return [(rank.exit_code, rank.signal) for rank in ended.exits.ranks]
 
 
-def test_ranks_that_end_well_end_the_attempt_well(launcher: Launcher, tmp_path: Path) -> None:
+def test_ranks_that_end_well_end_the_attempt_well(launcher: StandinLauncher, tmp_path: Path) -> None:
     layout = scripted(tmp_path, {0: "0", 1: "0", 2: "0"})
     ended = attempt(launcher, layout, 3)
     assert ended.well
     assert hows(ended) == [(0, None)] * 3
+    own = Path(f"/proc/{launchers_process(launcher.running)}")
+    assert own.exists() == launcher.kind.warm, "what is warm outlives an attempt, anything else is started for it"
     said = layout.attempt(0).output.read_text()
     assert all(f"rank {rank} of 3 prints" in said for rank in range(3))
 
@@ -140,7 +160,7 @@ def test_what_asks_a_process_to_end_is_for_the_supervisor_alone(launcher: Standi
     assert ended.exits.first is None, "it was the supervisor who ended them"
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", LAUNCHERS.names())
 def test_nothing_survives_a_killed_supervisor(kind: str, tmp_path: Path) -> None:
     layout = scripted(tmp_path, {})
     supervisor = subprocess.Popen(
@@ -225,6 +245,7 @@ def test_torchruns_table_is_read_where_it_knew_first() -> None:
     assert first_failure("nothing of the kind") is None
 
 
-def launchers_process(running: RunningAttempt) -> int:
+def launchers_process(running: RunningAttempt | None) -> int:
+    assert running is not None
     agent = getattr(running, "_agent", None)
     return int(agent.pid if agent else running.zygote.process.pid)  # type: ignore[attr-defined]

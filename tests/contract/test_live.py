@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.schema import CheckpointConfig, RecoveryConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import NoProgress, Stopped
 from ecrl_cli.failures.plan import plan
@@ -20,20 +21,22 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.supervision.console import SilentUI
+from ecrl_cli.supervision.launch import zygote
 from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
-from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
 from ecrl_cli.supervision.supervisor import supervise
-from tests.contract.standin import PYTHONPATH, scripted
+from tests.contract.standin import PYTHONPATH, registered_launcher, scripted
 
 MODULE = "tests.contract.standin_live"
 
 
 class LiveLauncher:
-    """The zygote, but of stand-in ranks."""
+    """Any launcher whose ranks may outlive others, but of stand-in ranks."""
 
-    def __init__(self) -> None:
-        self.real = ZygoteLauncher((MODULE,))
-        self.real._living().warm((MODULE,))
+    def __init__(self, name: str) -> None:
+        self.real = registered_launcher(name, MODULE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(zygote, "preload", lambda config: (MODULE,))
+            self.real.warm(RunConfig())
 
     def warm(self, config: RunConfig) -> None:
         """Nothing is heavy here."""
@@ -45,11 +48,11 @@ class LiveLauncher:
         self.real.close()
 
 
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
+@pytest.fixture(scope="module", params=[name for name in LAUNCHERS.names() if LAUNCHERS.of(name).in_place])
+def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PYTHONPATH)
-        made = LiveLauncher()
+        made = LiveLauncher(request.param)
         yield made
         made.close()
 

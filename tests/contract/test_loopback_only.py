@@ -9,21 +9,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
-from ecrl_cli.supervision.launch.torchrun import TorchrunLauncher
+from ecrl_cli.config.launchers import LAUNCHERS
+from ecrl_cli.supervision.launch.launcher import LaunchSpec, RunningAttempt
 from ecrl_cli.supervision.launch.torchrun_agent import AgentAttempt
-from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
-from tests.contract.standin import PYTHONPATH, scripted, spec
+from tests.contract.standin import PYTHONPATH, registered_launcher, scripted, spec
 
 GROUP = "tests.contract.standin_group"
-KINDS: dict[str, Callable[[], Launcher]] = {"torchrun": TorchrunLauncher, "zygote": lambda: ZygoteLauncher((GROUP,))}
 PLANT = """
 import sys
 from datetime import timedelta
@@ -47,12 +45,12 @@ class Evil:
         return open, (str(self.path), "w")
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=LAUNCHERS.names())
 def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LaunchSpec, RunningAttempt]]:
     """A job whose group has been formed, and waits."""
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", _other_device() or "lo")  # what a user may have set for other jobs
-    launcher = KINDS[request.param]()
+    launcher = registered_launcher(request.param, GROUP)
     made = spec(scripted(tmp_path), 1)
     running = launcher.launch(replace(made, module=GROUP, preload=(GROUP,)))
     try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.config.recoveries import RECOVERIES, RecoveryKind
 from ecrl_cli.config.schema import FailureConfig, RecoveryConfig, SupervisionConfig
 from ecrl_cli.data.order import epoch_order, shard, window
 from ecrl_cli.failures.fault_log import claim
@@ -44,7 +45,7 @@ def who(death: Death) -> str:
 class SurvivedBuilder(RunBuilder):
     """`deaths`: by attempt; not `planned`, they are in no plan. `unmet`: entries of the plan that do not strike.
 
-    `recovery`: checkpoint_restart (with spares), immediate_rollback or lossy_forward.
+    `recovery`: its name; `does`: the one as which it behaves, if not as that.
     """
 
     def __init__(self, root: Path, recovery: str, deaths: tuple[Death, ...], ranks: int = 2, planned: bool = True, **more: Any) -> None:
@@ -53,8 +54,10 @@ class SurvivedBuilder(RunBuilder):
         entries = (*(f"kill@{d.step}.backward:{who(d)}" for d in deaths if planned), *more.pop("unmet", ()))
         config = replace(config, failure=FailureConfig("listed" if entries else "none", entries=entries))
         config = replace(config, variant=replace(config.variant, failures=bool(entries)))
+        does: RecoveryKind | None = more.pop("does", None)
         super().__init__(root, config, **more)
         self.deaths, self.planned, self.lossy_steps = deaths, planned, list[int]()
+        self.does = does or RECOVERIES.of(recovery)
 
     def ranks_behind(self, step: int) -> int:
         return self.size
@@ -91,7 +94,7 @@ class SurvivedBuilder(RunBuilder):
         self.store.claim(number)
         died = worker.lived(bool(taken["origins"]))
         ended = self.tick(0.2)
-        lives_on = "died" if self.config.recovery.name == RESTART or (worker.fate and worker.fate.all_anew) else "survived"
+        lives_on = "died" if not self.does.from_memory or (worker.fate and worker.fate.all_anew) else "survived"
         return Attempt(
             attempt=number,
             world_size=worker.ranks,
@@ -148,7 +151,7 @@ class LiveWorker(Worker):
         self.booking -= set() if fate.logged else set(fate.lost)
         if fate.all_anew:
             return
-        lossy = self.live_run.config.recovery.name == LOSSY
+        lossy = self.live_run.does.loses_samples
         whole = min(fate.first) >= len(LAYERS)
         if not lossy and not whole:
             if 0 not in fate.lost:
@@ -215,7 +218,7 @@ class LiveWorker(Worker):
             layers = tuple(name for bucket in LAYERS[each.first :] for name in bucket)
             for rank in each.lost if layers else ():
                 samples = tuple(int(name) for name in shard(ids, rank, self.ranks, 0))
-                found.append(LostSamples(self.step, LOST, samples, layers, (rank,), LOSSY))
+                found.append(LostSamples(self.step, LOST, samples, layers, (rank,), self.run.config.recovery.name))
         return found
 
 

@@ -1,0 +1,132 @@
+"""What every checkpoint strategy keeps: it does what its object says, and only that. One that a package registers is held to it as ours are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.strategies.context import StrategyInputs
+from ecrl_cli.checkpoint.strategies.factory import make_strategy
+from ecrl_cli.checkpoint.strategies.strategy import Strategy
+from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, RunConfig, SupervisionConfig
+from ecrl_cli.config.strategies import STRATEGIES, StrategyKind
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.records.span_clock import SpanClock
+from tests.contract.variants import check_description, check_registration, refused
+from tests.unit.checkpoint_support import writer_process
+from tests.unit.test_checkpoint_train_state import Run, lines
+
+IN_STEP, BESIDE = {"write", "hash", "commit", "settle"}, {"backpressure", "enqueue"}
+
+
+@pytest.fixture(params=STRATEGIES.names())
+def kind(request: pytest.FixtureRequest) -> StrategyKind:
+    return STRATEGIES.of(request.param)
+
+
+@dataclass
+class Rank:
+    """One rank in one attempt, with what the supervisor gives it."""
+
+    run: Run
+    layout: RunLayout
+    strategy: Strategy
+    snapshots: SnapshotPair | None
+
+
+@pytest.fixture
+def rank(kind: StrategyKind, tmp_path: Path) -> Iterator[Rank]:
+    config = RunConfig(checkpoint=CheckpointConfig(strategy=kind.name))
+    layout, run = RunLayout(tmp_path), Run()
+    write_run_config(layout, config)
+    run.train(1)
+    with ExitStack() as stack:
+        if kind.background:
+            stack.enter_context(writer_process(layout))
+        snapshots = SnapshotPair.create() if kind.snapshots else None
+        clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
+        strategy = make_strategy(StrategyInputs(config, run.pack, layout, 0, clock, snapshots=snapshots))
+        yield Rank(run, layout, strategy, snapshots)
+        strategy.close()
+        strategy.close()  # what a rank that is told to leave may do again
+
+
+def test_it_is_said_in_one_sentence_and_chosen_by_a_file(kind: StrategyKind) -> None:
+    check_description(STRATEGIES, kind.name, "checkpoint", "strategy")
+
+
+def test_what_cannot_be_combined_is_refused_in_one_line(kind: StrategyKind) -> None:
+    chosen = RunConfig(checkpoint=CheckpointConfig(strategy=kind.name))
+    assert refused(kind, chosen) == ""
+    resized = refused(kind, replace(chosen, elastic=ElasticConfig(schedule={10: 1})))
+    assert ("elastic.schedule" in resized) == (not kind.saves)
+    spread = refused(kind, replace(chosen, supervision=SupervisionConfig(nodes=2)))
+    assert (f"{kind.name} keeps its snapshots on one machine" in spread) == (kind.snapshots > 0)
+    seldom = refused(kind, replace(chosen, checkpoint=replace(chosen.checkpoint, memory_every=5)))
+    assert ("keeps nothing in memory" in seldom) == (kind.saves and not kind.snapshots)
+
+
+def test_the_object_does_not_contradict_itself(kind: StrategyKind) -> None:
+    assert kind.saves or not (kind.background or kind.snapshots), "what saves nothing needs no writer, and no snapshot goes on from nothing"
+    bound = kind.in_flight(CheckpointConfig(max_inflight=7))
+    assert bound == (7 if kind.background else 1 if kind.saves else 0)
+
+
+def test_what_is_saved_is_restored_and_logged_as_the_object_says(kind: StrategyKind, rank: Rank) -> None:
+    run, strategy = rank.run, rank.strategy
+    strategy.prepare()
+    for _ in range(3):
+        run.train(1)
+        strategy.save(run.progress())
+    digests, step = run.pack.digests(), run.global_step
+    strategy.flush()
+    strategy.confirm(step)
+    store = CheckpointStore(rank.layout.checkpoints)
+    found = store.newest_valid().report if rank.layout.checkpoints.exists() else None
+    assert (found is not None) == kind.saves
+    if found is None:
+        assert not rank.layout.attempt(0).checkpoints.exists()
+        return
+    other = Run(seed=99)
+    assert other.pack.restore(found.path, found.commit_sha256 or "").global_step == step and other.pack.digests() == digests
+    logged = lines(rank.layout.root)
+    assert sum(line.event == "committed" for line in logged) == 3
+    assert max(line.inflight for line in logged) <= kind.in_flight(CheckpointConfig())
+    parts = {name for line in logged for name in line.stall_parts}
+    assert parts >= (IN_STEP if kind.writes_in_step else BESIDE) and not parts & (BESIDE if kind.writes_in_step else IN_STEP)
+
+
+def test_a_snapshot_is_kept_where_the_object_says_so(kind: StrategyKind, rank: Rank) -> None:
+    rank.strategy.prepare()
+    for _ in range(3):
+        rank.run.train(1)
+        rank.strategy.snapshot(rank.run.progress())
+    kept = [each.global_step for each in rank.snapshots.whole()] if rank.snapshots else []
+    assert kept == [rank.run.global_step - number for number in range(kind.snapshots)]
+    if rank.snapshots:
+        rank.snapshots.close()
+
+
+def test_without_a_writer_only_what_needs_one_fails_on_record(kind: StrategyKind, tmp_path: Path) -> None:
+    config = RunConfig(checkpoint=CheckpointConfig(strategy=kind.name))
+    layout, run = RunLayout(tmp_path), Run()
+    clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
+    strategy = make_strategy(StrategyInputs(config, run.pack, layout, 0, clock, snapshots=SnapshotPair.create()))
+    strategy.prepare()
+    strategy.save(run.progress())
+    strategy.close()
+    ended = [line.event for line in lines(tmp_path) if line.event in ("committed", "failed")] if kind.saves else []
+    assert ended == (["failed"] if kind.background else ["committed"] if kind.saves else [])
+
+
+def test_a_package_registers_nothing_else_under_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_registration(STRATEGIES, monkeypatch)
