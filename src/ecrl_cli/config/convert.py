@@ -23,7 +23,6 @@ _REMEDIES = {
 }
 
 
-
 def convert(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """`values` as a `kind`: every key known, every value of the field's type and in its range, else ConfigError. Missing keys keep their default."""
     hints = typing.get_type_hints(kind)

@@ -11,6 +11,7 @@ from pathlib import Path
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, TRAIN
 from ecrl_cli.config.fault_spec import Entry
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.failures.fault_kind import BetweenAttempts, Ends, FaultKind, Problem, RecordedFault, RefusedFault, Strike, Victim
 from ecrl_cli.failures.rank_faults import Kill
 
@@ -66,7 +67,7 @@ class Corrupt(FaultKind):
         return True  # the kill's
 
     def refuses(self, config: RunConfig) -> str | None:
-        return "damages a checkpoint, checkpoint=none makes none" if config.checkpoint.strategy == "none" else None
+        return "damages a checkpoint, checkpoint=none makes none" if not strategy_of(config).saves else None
 
     def expand(self, entry: Entry, config: RunConfig) -> tuple[Entry, ...]:
         step, every = entry.step, config.checkpoint.every

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ecrl_cli.config.elastic import ranks_at, sizes
 from ecrl_cli.config.fault_spec import KEY, Entry, parse
+from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.fault_kind import FaultKind, RefusedFault, Victim
 from ecrl_cli.failures.registry import fault_kind
@@ -55,10 +57,10 @@ def _planned(entry: Entry, config: RunConfig) -> PlannedFailure:
 def _check_due(entry: Entry, moment: str, config: RunConfig) -> None:
     """A failure of a save needs one that is not the last: behind it nothing would be left to recover."""
     every = config.checkpoint.every
-    if moment == "capture" and config.checkpoint.strategy == "none":
+    if moment == "capture" and not strategy_of(config).saves:
         raise RefusedFault("moment", "nothing is captured with checkpoint=none", "add checkpoint=blocking")
     what, key = "checkpoint", "every"
-    if moment == "capture" and config.checkpoint.strategy == "in_memory" and config.checkpoint.memory_every <= every:
+    if moment == "capture" and strategy_of(config).snapshots and config.checkpoint.memory_every <= every:
         what, key, every = "snapshot", "memory_every", config.checkpoint.memory_every
     if moment in ("capture", "save") and (due := -(-entry.step // every) * every) >= config.target_steps:
         fact = f"no {what} is due between step {entry.step} and the target {config.target_steps} (the next one at step {due})"
@@ -84,7 +86,7 @@ def _victims(entry: Entry, kind: FaultKind, moment: str, config: RunConfig) -> t
         raise RefusedFault("who", f"{entry.what} takes one rank alone{where}", "name one rank")
     if config.supervision.nodes > 1:
         raise RefusedFault("who", "ranks on other machines cannot be struck from here, supervision.nodes > 1", "name one rank")
-    if entry.who == "node" and config.supervision.launcher != "torchrun":
+    if entry.who == "node" and not launcher_of(config).several_nodes:
         raise RefusedFault("who", "a node has an agent of its own under supervision.launcher=torchrun only", "name ranks or all")
     return ranks
 

@@ -1,10 +1,11 @@
-"""How many ranks a plan leaves: with `recovery=lossy_forward` whoever is left goes on, and must be able to share the batch."""
+"""How many ranks a plan leaves: with a recovery that shrinks whoever is left goes on, and must be able to share the batch."""
 
 from __future__ import annotations
 
 import math
 from itertools import groupby
 
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.fault_kind import Ends
@@ -14,7 +15,7 @@ from ecrl_cli.records.events import PlannedFailure
 
 def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
     """ConfigError where so many ranks are left behind one of `entries` that they cannot share the batch equally, or its victim is not there."""
-    if config.recovery.name != "lossy_forward":
+    if not recovery_of(config).shrinks:
         return
     left = _Left(config)
     by_step = sorted((entry for entry in entries if entry.moment != "wall"), key=lambda entry: entry.global_step)

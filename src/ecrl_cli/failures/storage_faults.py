@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from ecrl_cli.checkpoint.format.names import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.config.schema import BACKGROUND, RunConfig
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.failures.fault_kind import Death, Ends, FaultKind, InjectionContext, Problem, RecordedFault, SaveInProgress, Victim
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, PlannedFailure
 from ecrl_cli.storage.fault_injecting_fs import Fault
@@ -34,7 +35,7 @@ class SaveFault(FaultKind):
     ends = Ends.NOTHING
 
     def refuses(self, config: RunConfig) -> str | None:
-        return "strikes a save, checkpoint=none makes none" if config.checkpoint.strategy == "none" else None
+        return "strikes a save, checkpoint=none makes none" if not strategy_of(config).saves else None
 
     def wrong_point(self, point: str, config: RunConfig) -> str | None:
         name, _, part = point.partition(":")
@@ -75,7 +76,7 @@ class KilledWriter(SaveFault):
     death = Death(signal=signal.SIGKILL)
 
     def ends_attempt(self, entry: PlannedFailure, config: RunConfig) -> bool:
-        return config.checkpoint.strategy not in BACKGROUND
+        return not strategy_of(config).background
 
     def inject(self, context: InjectionContext) -> NoReturn:
         del context
@@ -160,7 +161,7 @@ class SlowDisk(SaveFault):
         least = fault.planned.seconds * files * (2 if config.write_mode.sync_files else 1)
         lines = fault.run.logs(fired.attempt).checkpoints.events
         slow = sorted({line.global_step for line in lines if line.event == "submitted" and line.global_step >= (fired.at_step or 0)})
-        for step in slow[: 1 if config.checkpoint.strategy in BACKGROUND else SLOW_SAVES]:
+        for step in slow[: 1 if strategy_of(config).background else SLOW_SAVES]:
             end = next((line for line in lines if line.global_step == step and line.event in CHECKPOINT_ENDS), None)
             if end and end.event == "committed" and end.reason is None and end.write_s + end.commit_s < least:
                 took = f"took {end.write_s + end.commit_s:.3f} s, its calls alone were held up for {least:g} s"

@@ -10,6 +10,7 @@ from itertools import pairwise
 from ecrl_cli.config.elastic import ranks_at
 from ecrl_cli.config.fault_spec import IN_STEP
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.failures.fault_kind import (
     BetweenAttempts,
     Ends,
@@ -82,7 +83,7 @@ class Term(FaultKind):
     def refuses(self, config: RunConfig) -> str | None:
         if config.supervision.nodes > 1:
             return "kind term strikes from a rank beside the supervisor, supervision.nodes > 1"
-        return "kind term ends in a last checkpoint, checkpoint=none takes none" if config.checkpoint.strategy == "none" else None
+        return "kind term ends in a last checkpoint, checkpoint=none takes none" if not strategy_of(config).saves else None
 
     def inject(self, context: InjectionContext) -> None:
         del context
