@@ -29,12 +29,12 @@ from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
 from ecrl_cli.data.loading import Batch
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.models import build as build_model
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.replica_allreduce import ReplicaAllreduce, alone
-from ecrl_cli.training.replicas import ReplicaGradient, ReplicaLearner
+from ecrl_cli.training.replicas import ReplicaGradient, ReplicaTrainStep
 from ecrl_cli.training.session import wrap
-from ecrl_cli.training.train_step import DataParallelLearner, TrainStep
+from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep
 
 CPU = torch.device("cpu")
 REPLICAS = 8
@@ -47,17 +47,22 @@ def learner_of(replicas: int, rank: int, world_size: int, width: int) -> TrainSt
     model = build_model(ModelConfig(name="resnet18", width=width), 10, (3, 32, 32))
     config = OptimizerConfig()
     optimizer = build_optimizer(config, model.parameters())
-    scheduler, scaler, cast, pulse = build_scheduler(config, optimizer, 10**6), build_scaler("fp32", CPU), autocast("fp32", CPU), Pulse(None, rank)
+    scheduler, scaler, cast, pulse = (
+        build_scheduler(config, optimizer, 10**6),
+        build_scaler("fp32", CPU),
+        autocast("fp32", CPU),
+        HeartbeatWriter(None, rank),
+    )
     if not replicas:
-        return DataParallelLearner(wrap(model, CPU), optimizer, scheduler, scaler, CPU, cast, pulse)
-    return ReplicaLearner(
+        return DataParallelTrainStep(wrap(model, CPU), optimizer, scheduler, scaler, CPU, cast, pulse)
+    return ReplicaTrainStep(
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
         scaler=scaler,
         device=CPU,
         autocast=cast,
-        pulse=pulse,
+        heartbeat=pulse,
         seed=1,
         replicas=replicas,
         owned=owned(replicas, rank, world_size),
@@ -79,7 +84,7 @@ def segment(learner: TrainStep, batch: Batch, steps: int) -> float:
     dist.barrier()
     began = monotonic()
     for step in range(steps):
-        learner.learn(batch, step + 1)
+        learner.run(batch, step + 1)
     dist.barrier()
     return (monotonic() - began) / steps
 

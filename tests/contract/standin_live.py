@@ -25,7 +25,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, RankError, SpareReady
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training.control_client import Control, _connect
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 
 
@@ -62,12 +62,12 @@ def play(layout: RunLayout, told: Assignment | None) -> int:
         step(layout, order, told, control, int(steps or 0), obeys=end == "obey")
         if not end.startswith("leave"):
             return finish(end, layout, told, control)
-        assert control.board is not None
-        while control.board.epoch < (3 if end == "leave,last" else 2):
+        assert control.heartbeats is not None
+        while control.heartbeats.epoch < (3 if end == "leave,last" else 2):
             time.sleep(0.001)
         if end == "leave,stop":
             os.kill(os.getppid(), signal.SIGTERM)
-        control._socket.sendall(line_of(LeftAttempt(told.rank, os.getpid(), told.attempt, int(steps), control.board.members)))
+        control._socket.sendall(line_of(LeftAttempt(told.rank, os.getpid(), told.attempt, int(steps), control.heartbeats.members)))
         (layout.root / f"left{told.rank}").touch()
         if end == "leave,kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -77,7 +77,7 @@ def play(layout: RunLayout, told: Assignment | None) -> int:
 
 
 def step(layout: RunLayout, order: AttemptSpec, told: Assignment, control: Control, last: int, obeys: bool) -> None:
-    journal, pulse = Journal(layout.attempt(told.attempt).rank(told.rank)), Pulse(control.board, told.rank)
+    journal, pulse = Journal(layout.attempt(told.attempt).rank(told.rank)), HeartbeatWriter(control.heartbeats, told.rank)
     for number in range(order.resume_step + 1, last + 1):
         pulse.step(number)
         pulse.phase("logging")

@@ -27,7 +27,7 @@ from ecrl_cli.records.messages import Hello, Progress, RankError
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training import stack_dump_handler
 from ecrl_cli.training.control_client import Control, die_with_parent
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.rendezvous import Rendezvous
 
 HANGING = ("freeze", "spin", "grasp")
@@ -37,7 +37,7 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
     layout, rank = RunLayout(run_dir), rendezvous.rank
     control = Control(layout, Hello(rank, os.getpid(), attempt, started, stacks=stack_dump_handler.answer()))
     control.attach()
-    pulse = Pulse(control.board, rank)
+    pulse = HeartbeatWriter(control.heartbeats, rank)
     sys.stdout.write(f"rank {rank} of {rendezvous.world_size} prints\n")
     sys.stdout.flush()
     wait_for_peers(layout.attempt(attempt).folder, rank, rendezvous.world_size)
@@ -74,7 +74,7 @@ def hang(how: str) -> NoReturn:
         pass
 
 
-def heed(rank: int, step: int, pulse: Pulse, do: Callable[[int], None]) -> int:
+def heed(rank: int, step: int, pulse: HeartbeatWriter, do: Callable[[int], None]) -> int:
     """Rank 0 steps until the word comes; the others, which nothing keeps in step with it, wait for it and then catch up."""
     while (until := pulse.stop_behind(step)) is None:
         time.sleep(0.001)

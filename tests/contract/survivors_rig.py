@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
-from ecrl_cli.recovery.membership import BoardMembership
+from ecrl_cli.recovery.membership import HeartbeatMembership
 from ecrl_cli.supervision.launch.zygote_main import start_store
 
 STEPS, BATCH, WIDTH = 8, 24, 64
@@ -137,7 +137,7 @@ class Trainee:
     def attend(self, attempt: int, rank: int, ranks: int) -> None:
         lossy = self.case.get("lossy", True)
         prefix = f"case{self.number}.{attempt}"
-        self.peers = FaultTolerantGroup(self.store, prefix, rank, BoardMembership(self.board), timedelta(seconds=20), lossy=lossy)
+        self.peers = FaultTolerantGroup(self.store, prefix, rank, HeartbeatMembership(self.board), timedelta(seconds=20), lossy=lossy)
         self.peers.form(ranks)
         while self.step < STEPS:
             self.train(self.step + 1, rank, ranks)

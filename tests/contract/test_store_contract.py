@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.checkpoint.format.names import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES
@@ -36,7 +36,7 @@ def plan(single: bool):
 
 
 def config(mode: str) -> StoreConfig:
-    return StoreConfig(mode=write_mode(mode), keep=2, guard=GuardConfig(run_id=RUN_ID))
+    return StoreConfig(mode=write_mode(mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
 
 
 def commit(store: CheckpointStore, step: int, single: bool, attempt: int = ATTEMPT, seed: int = 1) -> None:

@@ -30,7 +30,7 @@ BEGIN, ACKNOWLEDGED, SETTLED = "begin", "acknowledged", "settled"
 SAVER = """
 import json, os, sys
 from pathlib import Path
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.storage.recording_fs import RecordingFs
@@ -38,7 +38,7 @@ from ecrl_cli.studies.frame.write_modes import write_mode
 
 root, layout, mode = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 fs, plan = RecordingFs(), synthetic_plan(1_500_000, 20_000, single=layout == "single")
-store = CheckpointStore(root, StoreConfig(mode=write_mode(mode), keep=2, guard=GuardConfig(run_id=RUN_ID)), fs)
+store = CheckpointStore(root, StoreConfig(mode=write_mode(mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID)), fs)
 store.claim(0)
 for step in (10, 20):
     store.save(synthetic_image(1, step, plan), 0)

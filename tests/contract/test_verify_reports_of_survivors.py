@@ -34,14 +34,14 @@ def lossy(recorded: Path, tmp_path: Path) -> RunLayout:
 
 def everyone(**changes: Any) -> Spoil:
     """Both survivors report the same, and it is something else."""
-    return lambda run: [edit_lines(run.attempt(0).testimony(rank), lambda line: line | changes) for rank in range(2)]
+    return lambda run: [edit_lines(run.attempt(0).survivor_report(rank), lambda line: line | changes) for rank in range(2)]
 
 
 def redone(**changes: Any) -> Spoil:
     def edit(line: dict[str, Any]) -> dict[str, Any]:
         return line | {"redone": [each | changes for each in line["redone"]]}
 
-    return lambda run: [edit_lines(run.attempt(0).testimony(rank), edit) for rank in range(2)]
+    return lambda run: [edit_lines(run.attempt(0).survivor_report(rank), edit) for rank in range(2)]
 
 
 def before_the_chain(edit: Any) -> Spoil:
@@ -58,7 +58,7 @@ def another_state(run: RunLayout) -> None:
 def goes_further(run: RunLayout) -> None:
     """The logs of both go past the step that they report."""
     for rank in range(2):
-        edit_lines(run.attempt(0).testimony(rank), lambda line: line | {"global_step": 8, "redone": [], "layers": []})
+        edit_lines(run.attempt(0).survivor_report(rank), lambda line: line | {"global_step": 8, "redone": [], "layers": []})
         run.attempt(0).ledger(rank).unlink()
 
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_the_same_step_knows_the_state_that_they_took_along(tmp_
     """Rank 1 dies in step 19, right behind the checkpoint of step 18; step 19 is given up."""
     run = SurvivedBuilder(tmp_path / "run", ROLLBACK, (Death(19, spares=1),)).build()
     state = state_of(run, 18) if right else "ab" * 32
-    edit_lines(run.attempt(0).testimony(0), lambda line: line | {"state_digest": state, "time": line["time"] + 1e-3})
+    edit_lines(run.attempt(0).survivor_report(0), lambda line: line | {"state_digest": state, "time": line["time"] + 1e-3})
     finding = found(verify_run(run.root), ONCE)
     assert finding.status == (VALID if right else INVALID), finding
     assert right or "survivors of attempt 0 report another state than the checkpoint of step 18 holds" in finding.message

@@ -124,7 +124,7 @@ def test_before_the_first_loss_equality_is_owed(recorded: Path, lossy: RunLayout
 
 
 def sworn(whose: int, attempt: int = 0, /, **changes: Any) -> Spoil:
-    return lambda run: edit_lines(run.attempt(attempt).testimony(whose), lambda line: line | changes)
+    return lambda run: edit_lines(run.attempt(attempt).survivor_report(whose), lambda line: line | changes)
 
 
 def everyone(attempt: int = 0, ranks: tuple[int, ...] = (0, 1), **changes: Any) -> Spoil:
@@ -152,7 +152,7 @@ def redone(**changes: Any) -> Spoil:
 
     def spoil(run: RunLayout) -> None:
         for rank in range(2):
-            edit_lines(run.attempt(0).testimony(rank), lambda line: line | {"redone": [*line["redone"][:-1], line["redone"][-1] | changes]})
+            edit_lines(run.attempt(0).survivor_report(rank), lambda line: line | {"redone": [*line["redone"][:-1], line["redone"][-1] | changes]})
 
     return spoil
 
@@ -228,15 +228,15 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
         "attempt 1 goes on behind step 9 of attempt 0, and none who outlived others testifies",
     ),
     "a last line that not all vouch for": (no_file("testimony", 1), ONCE, UNKNOWN, "the log ends before step 9 of attempt 0 rank 2"),
-    "a torn testimony": (lambda run: tear(run.attempt(0).testimony(1)), ONCE, UNKNOWN, "the testimony of attempt 0 rank 1 is torn"),
+    "a torn testimony": (lambda run: tear(run.attempt(0).survivor_report(1)), ONCE, UNKNOWN, "the testimony of attempt 0 rank 1 is torn"),
     "a damaged testimony": (
-        lambda run: run.attempt(0).testimony(1).write_text("no json\n"),
+        lambda run: run.attempt(0).survivor_report(1).write_text("no json\n"),
         RECORDS,
         UNKNOWN,
         "logs/attempt-00/recovery_rank1.jsonl cannot be read",
     ),
     "a second testimony": (
-        lambda run: append(run.attempt(0).testimony(1), json.loads(run.attempt(0).testimony(1).read_text())),
+        lambda run: append(run.attempt(0).survivor_report(1), json.loads(run.attempt(0).survivor_report(1).read_text())),
         ONCE,
         INVALID,
         "the testimony of attempt 0 rank 1 has 2 lines",

@@ -68,14 +68,14 @@ def _after_restore(change: str) -> str:
 def _in_last_step_of_rank_1(before: str, after: str) -> str:
     return f"""
     import torch
-    learn = module.DataParallelLearner.learn
+    learn = module.DataParallelTrainStep.run
     def spoilt(self, batch, global_step):
         last = torch.distributed.get_rank() == 1 and global_step == 12
         {before}
         learned = learn(self, batch, global_step)
         {after}
         return learned
-    module.DataParallelLearner.learn = spoilt
+    module.DataParallelTrainStep.run = spoilt
 """
 
 

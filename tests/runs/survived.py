@@ -202,7 +202,7 @@ class LiveWorker(Worker):
             each = tuple(replace(one, seconds=0.005 * (rank + 1)) for one in redone)
             now = self.run.now
             said = SurvivorReport(self.step, self.number, rank, alive, each, LAYERS if redone else (), "ab" * 32, now, now + WALL)
-            journals = [(self.logs.testimony(rank), [said])] + ([(self.logs.ledger(rank), lines)] if lines else [])
+            journals = [(self.logs.survivor_report(rank), [said])] + ([(self.logs.ledger(rank), lines)] if lines else [])
             for path, entries in journals:
                 journal = Journal(path)
                 for entry in entries:

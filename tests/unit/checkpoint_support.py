@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.image import CheckpointImage
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fs import Fs, PosixFs
 
-CONFIG = StoreConfig(keep=2, guard=GuardConfig(run_id=RUN_ID))
+CONFIG = StoreConfig(keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
 
 
 def image(step: int, *, single: bool = False, seed: int = 1, run_id: str = RUN_ID) -> CheckpointImage:

@@ -28,7 +28,7 @@ KEY, OTHER = b"k" * 32, b"o" * 32
 
 
 def with_key(key: bytes) -> StoreConfig:
-    return replace(CONFIG, guard=replace(CONFIG.guard, hmac_key=key))
+    return replace(CONFIG, integrity=replace(CONFIG.integrity, hmac_key=key))
 
 
 def forge(group: Path, number: int, key: bytes = b"") -> None:
@@ -64,8 +64,8 @@ def test_a_consistent_forgery_is_seen_with_the_key_and_only_with_it(tmp_path: Pa
     forge(group, number, OTHER if number % 3 == 0 else b"")
     if number % 3 == 1:
         recommit(group, hmac_sha256=mac)  # the genuine record's MAC, copied
-    assert verify_checkpoint(group, CONFIG.guard).ok, "a forger who makes everything agree is not seen without a key: this is what the key is for"
-    report = verify_checkpoint(group, with_key(KEY).guard)
+    assert verify_checkpoint(group, CONFIG.integrity).ok, "a forger who makes everything agree is not seen without a key: this is what the key is for"
+    report = verify_checkpoint(group, with_key(KEY).integrity)
     assert report.layer == "commit" and "hmac_sha256" in report.reason
 
 
@@ -80,8 +80,8 @@ def test_a_store_with_a_key_accepts_its_own_and_refuses_what_has_no_mac(tmp_path
     assert store.verify(store.entries()[1].path).layer == "commit"
     choice = store.newest_valid()
     assert choice.report is not None and choice.report.commit_sha256 == saved.commit_sha256
-    assert verify_checkpoint(saved.path, CONFIG.guard).ok, "without a key the MAC is not looked at"
-    assert verify_checkpoint(saved.path, with_key(OTHER).guard).layer == "commit"
+    assert verify_checkpoint(saved.path, CONFIG.integrity).ok, "without a key the MAC is not looked at"
+    assert verify_checkpoint(saved.path, with_key(OTHER).integrity).layer == "commit"
     store.close()
 
 
@@ -106,7 +106,7 @@ def test_without_a_key_the_record_is_what_it_was(tmp_path: Path) -> None:
 def test_a_mac_that_is_none_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     group = commit(store_at(tmp_path, with_key(KEY)), 20).path
     recommit(group, **change)
-    assert verify_checkpoint(group, with_key(KEY).guard).layer == "commit"
+    assert verify_checkpoint(group, with_key(KEY).integrity).layer == "commit"
 
 
 def test_no_mac_has_one_spelling(tmp_path: Path) -> None:
@@ -169,4 +169,4 @@ def test_a_key_file_of_somebody_else_is_refused(key_file: Path, monkeypatch: pyt
 def test_where_the_key_lies_is_no_part_of_the_run_and_reaches_the_store(key_file: Path) -> None:
     keyed, plain = build({"checkpoint": {"hmac_key_file": str(key_file)}}), build({})
     assert run_id(keyed) == run_id(plain)
-    assert (StoreConfig.of(keyed, "").guard.hmac_key, StoreConfig.of(plain, "").guard.hmac_key) == (KEY, b"")
+    assert (StoreConfig.of(keyed, "").integrity.hmac_key, StoreConfig.of(plain, "").integrity.hmac_key) == (KEY, b"")

@@ -18,7 +18,7 @@ from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
 from ecrl_cli.checkpoint.format.manifest import components, make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
 from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
 
@@ -41,7 +41,7 @@ def group(tmp_path: Path) -> Path:
 def test_a_good_checkpoint_passes_and_is_described(tmp_path: Path, single: bool) -> None:
     store = store_at(tmp_path)
     first, saved = commit(store, 10, single=single, attempt=0), commit(store, 20, single=single, attempt=0)
-    report = verify_checkpoint(saved.path, CONFIG.guard)
+    report = verify_checkpoint(saved.path, CONFIG.integrity)
     assert report.ok and (report.layer, report.reason) == ("", "")
     assert (report.global_step, report.attempt, report.run_id, report.commit_sha256) == (20, 0, RUN_ID, saved.commit_sha256)
     assert report.manifest is not None and components(report.manifest) == image_components(image(20, single=single))
@@ -54,9 +54,9 @@ def test_every_flipped_bit_of_the_records_is_seen(tmp_path: Path, single: bool) 
     for record in records:
         for offset in range(0, record.stat().st_size, 7):
             flip(record, offset, offset % 8)
-            assert verify_checkpoint(path, CONFIG.guard).layer in ("commit", "manifest", "parts", "hash"), (record.name, offset)
+            assert verify_checkpoint(path, CONFIG.integrity).layer in ("commit", "manifest", "parts", "hash"), (record.name, offset)
             flip(record, offset, offset % 8)
-    assert verify_checkpoint(path, CONFIG.guard).ok
+    assert verify_checkpoint(path, CONFIG.integrity).ok
 
 
 def test_every_region_of_the_parts_is_covered(tmp_path: Path, single: bool) -> None:
@@ -67,7 +67,7 @@ def test_every_region_of_the_parts_is_covered(tmp_path: Path, single: bool) -> N
         size = file.stat().st_size
         for offset in (0, 8, size // 3, size // 2, size - 1):
             flip(file, offset, 3)
-            assert verify_checkpoint(path, CONFIG.guard).layer == "hash", (file.name, offset)
+            assert verify_checkpoint(path, CONFIG.integrity).layer == "hash", (file.name, offset)
             flip(file, offset, 3)
 
 
@@ -177,7 +177,7 @@ DAMAGES = [
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
 def test_each_damage_is_refused_by_the_layer_that_names_it(group: Path, damage: Damage) -> None:
     damage.do(group / damage.file)
-    report = verify_checkpoint(group, CONFIG.guard)
+    report = verify_checkpoint(group, CONFIG.integrity)
     assert not report.ok and report.layer == damage.layer and report.reason, report
 
 
@@ -186,14 +186,14 @@ def test_swapped_parts_of_one_size_are_refused(group: Path) -> None:
     shutil.copy(group / "x", group / MODEL)
     (group / MODEL).write_bytes((group / MODEL).read_bytes()[::-1])
     (group / "x").unlink()
-    assert verify_checkpoint(group, CONFIG.guard).layer == "hash"
+    assert verify_checkpoint(group, CONFIG.integrity).layer == "hash"
 
 
 def test_a_checkpoint_under_another_number_or_of_another_run_is_refused(group: Path) -> None:
     renamed = group.with_name("step_00000099")
     shutil.copytree(group, renamed)
-    assert verify_checkpoint(renamed, CONFIG.guard).layer == "commit"
-    assert verify_checkpoint(group, replace(CONFIG.guard, run_id="6" * 64)).layer == "commit"
+    assert verify_checkpoint(renamed, CONFIG.integrity).layer == "commit"
+    assert verify_checkpoint(group, replace(CONFIG.integrity, run_id="6" * 64)).layer == "commit"
 
 
 @pytest.mark.parametrize("name", ["step_1", "step_1e3", "step_000000020", "latest_ok", "model", "step_00000020.zip"])
@@ -246,18 +246,18 @@ FORGED_HEADERS: dict[str, Callable[[dict[str, dict[str, object]]], object]] = {
 @pytest.mark.parametrize("case", FORGED_HEADERS)
 def test_a_header_that_disagrees_with_the_manifest_is_refused_even_if_all_hashes_agree(group: Path, case: str) -> None:
     forge(group, header_edited(group, FORGED_HEADERS[case]))
-    assert verify_checkpoint(group, CONFIG.guard).layer == "schema"
+    assert verify_checkpoint(group, CONFIG.integrity).layer == "schema"
 
 
 @pytest.mark.parametrize("first", [0, 7, 2**32, 2**63, 2**64 - 1])
 def test_a_header_length_that_cannot_be_is_refused(group: Path, first: int) -> None:
     forge(group, struct.pack("<Q", first) + (group / MODEL).read_bytes()[8:])
-    assert verify_checkpoint(group, CONFIG.guard).layer == "schema"
+    assert verify_checkpoint(group, CONFIG.integrity).layer == "schema"
 
 
 def test_a_tensor_that_is_not_what_its_digest_says_is_refused(group: Path) -> None:
     forge(group, (group / MODEL).read_bytes(), sha256="0" * 64)
-    assert verify_checkpoint(group, CONFIG.guard).layer == "tensors"
+    assert verify_checkpoint(group, CONFIG.integrity).layer == "tensors"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -265,34 +265,34 @@ def test_a_model_that_is_not_finite_is_refused(group: Path, value: float) -> Non
     data = bytearray((group / MODEL).read_bytes())
     data[-4:] = struct.pack("<f", value)
     forge(group, bytes(data), sha256=tensor_sha256("torch.float32", (10_000,), bytes(data[-40_000:])))
-    report = verify_checkpoint(group, CONFIG.guard)
+    report = verify_checkpoint(group, CONFIG.integrity)
     assert report.layer == "finite" and "parameters.weight" in report.reason
 
 
 def test_more_bytes_than_allowed_are_not_read(group: Path) -> None:
-    assert verify_checkpoint(group, replace(CONFIG.guard, max_bytes=1000)).layer == "parts"
+    assert verify_checkpoint(group, replace(CONFIG.integrity, max_bytes=1000)).layer == "parts"
 
 
 def test_as_many_bytes_as_are_allowed_are_read(group: Path) -> None:
     manifest = read_manifest((group / MANIFEST).read_bytes())
     total = sum(part.bytes for part in manifest.parts.values())
-    assert verify_checkpoint(group, replace(CONFIG.guard, max_bytes=total)).ok
-    assert verify_checkpoint(group, replace(CONFIG.guard, max_bytes=total - 1)).layer == "parts"
+    assert verify_checkpoint(group, replace(CONFIG.integrity, max_bytes=total)).ok
+    assert verify_checkpoint(group, replace(CONFIG.integrity, max_bytes=total - 1)).layer == "parts"
 
 
 def test_a_manifest_of_another_attempt_than_the_commit_is_refused(group: Path) -> None:
     commit = json.loads((group / COMMIT).read_bytes())
     body = {name: value for name, value in commit.items() if name != "self_sha256"} | {"attempt": 7}
     (group / COMMIT).write_bytes(canonical_json(body | {"self_sha256": digest(body)}))
-    report = verify_checkpoint(group, CONFIG.guard)
+    report = verify_checkpoint(group, CONFIG.integrity)
     assert report.layer == "manifest" and "another run, attempt or step" in report.reason
 
 
 def test_without_contents_only_names_sizes_and_records_are_looked_at(group: Path) -> None:
     flip(group / MODEL, 5000)
-    assert verify_checkpoint(group, GuardConfig(contents=False)).ok
+    assert verify_checkpoint(group, IntegrityConfig(contents=False)).ok
     truncate(group / MODEL)
-    assert verify_checkpoint(group, GuardConfig(contents=False)).layer == "parts"
+    assert verify_checkpoint(group, IntegrityConfig(contents=False)).layer == "parts"
 
 
 def test_nothing_outside_the_folder_is_touched(tmp_path: Path, group: Path) -> None:
@@ -301,7 +301,7 @@ def test_nothing_outside_the_folder_is_touched(tmp_path: Path, group: Path) -> N
     os.mkfifo(outside)
     (group / MODEL).unlink()
     (group / MODEL).symlink_to(outside)
-    assert verify_checkpoint(group, CONFIG.guard).layer == "parts"
+    assert verify_checkpoint(group, CONFIG.integrity).layer == "parts"
 
 
 def test_every_layer_is_shown_to_refuse_something() -> None:

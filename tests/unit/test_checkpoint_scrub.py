@@ -19,7 +19,7 @@ from ecrl_cli.checkpoint.format.hashing import document_entry, tensor_sha256
 from ecrl_cli.checkpoint.format.manifest import make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL, OPTIMIZER, TRAIN
 from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, sampled, scrub
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
@@ -272,5 +272,5 @@ def test_hostile_entries_are_refused_and_not_followed(tmp_path: Path) -> None:
 
 def test_more_bytes_than_allowed_are_neither_read_nor_searched(group: Path) -> None:
     fs = CountingFs()
-    found = scrub(group.parent, config=ScrubConfig(guard=GuardConfig(trust_owner=True, max_bytes=1000)), fs=fs)
+    found = scrub(group.parent, config=ScrubConfig(integrity=IntegrityConfig(trust_owner=True, max_bytes=1000)), fs=fs)
     assert found.valid == 0 and fs.read[OPTIMIZER] == fs.read[MODEL] == 0

@@ -22,7 +22,7 @@ from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, StagingBuff
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace, TensorSpec, plan_image
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig, scrub
 from ecrl_cli.checkpoint.store.catalog import newest_valid
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import StorageError
@@ -71,9 +71,10 @@ def path(tmp_path: Path) -> Path:
 
 def layers(path: Path, finite: str = "all") -> tuple[str, str, str, str]:
     """Which layer refuses it: in the guard, in one pass, in a deep scrub, in the loader (empty: none)."""
-    config = GuardConfig(finite=finite)
+    config = IntegrityConfig(finite=finite)
     looked = {
-        one.report.path.name: one.report for one in scrub(path.parent, config=ScrubConfig(deep=True, guard=replace(config, trust_owner=True))).looked
+        one.report.path.name: one.report
+        for one in scrub(path.parent, config=ScrubConfig(deep=True, integrity=replace(config, trust_owner=True))).looked
     }
     try:
         load_checkpoint(path, finite=finite)

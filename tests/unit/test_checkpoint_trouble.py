@@ -31,7 +31,7 @@ from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.storage.fs import Buffer, PosixFs
 from ecrl_cli.storage.recording_fs import RecordingFs
 from ecrl_cli.storage.writing import WriteMode
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.train_loop import TrainLoop
 from tests.unit.checkpoint_support import CONFIG, commit, image, store_at, writer_process
 from tests.unit.test_checkpoint_train_state import Run, config, lines, strategy_of
@@ -227,7 +227,9 @@ def test_the_loop_does_not_end_well_on_an_unsaved_target_that_was_due(tmp_path: 
     settings, layout, none = config(final=final), RunLayout(tmp_path), cast("Any", None)
     clock, journal = SpanClock(Journal(tmp_path / "spans"), 0, monotonic(), "load"), Journal(tmp_path / "rank")
     injector, target = Injector(layout, 0, 0, ()), settings.target_steps
-    loop = TrainLoop(settings, 0, 0, 1, none, none, none, none, Unsaved(), injector, Pulse(None, 0), clock, journal, lambda *_: None, target, "", 0.5)
+    loop = TrainLoop(
+        settings, 0, 0, 1, none, none, none, none, Unsaved(), injector, HeartbeatWriter(None, 0), clock, journal, lambda *_: None, target, "", 0.5
+    )
     with pytest.raises(StorageError, match=f"step {target} was not saved") if final else nullcontext():
         loop.run()
 

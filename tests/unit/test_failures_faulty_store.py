@@ -89,7 +89,7 @@ def test_what_is_not_refused_fails_the_save_at_its_point_and_what_is_refused_wou
         for point in POINTS[: POINTS.index("after_rename") + 1]:
             root = tmp_path / f"{kind.name}-{point}"
             root.mkdir()
-            store = store_for(root, StoreConfig(WriteMode(*mode), guard=CONFIG.guard), RunLayout(root), (entry(kind.name, 1, point),))
+            store = store_for(root, StoreConfig(WriteMode(*mode), integrity=CONFIG.integrity), RunLayout(root), (entry(kind.name, 1, point),))
             store.claim(0)
             with suppress(StorageError):
                 store.save(image(1, single=single), 0)

@@ -174,5 +174,5 @@ def test_a_replica_has_its_samples_aligned_under_every_world_size(world_size: in
         part = owned(replicas, rank, world_size)
         rows = slice(part.start * 3, part.stop * 3)
         batch = Batch(lying_at(x[rows], 4), y[rows], np.arange(12)[rows], "")
-        learner_of(model, part=part, exchange=lambda tree: tree.sums[-1][1]).learn(batch, 1)  # what this rank has is all there is
+        learner_of(model, part=part, exchange=lambda tree: tree.sums[-1][1]).run(batch, 1)  # what this rank has is all there is
     assert len(seen) == replicas and not [each for each in seen if misaligned(each)]

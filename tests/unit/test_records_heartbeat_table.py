@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from ecrl_cli.records.heartbeat_table import PHASES, Heartbeat, HeartbeatTable
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from tests.conftest import comes_true
 
 
@@ -29,20 +29,20 @@ def test_every_slot_is_its_own_and_every_beat_is_a_change(board: HeartbeatTable)
     seen = set()
     with closing(attached(board)) as other:
         for phase in PHASES:
-            other.beat(1, 7, phase, 0.25)
+            other.write(1, 7, phase, 0.25)
             beat = board.read(1)
             assert (beat.global_step, beat.phase, beat.own_s) == (7, phase, 0.25)
             seen.add(beat)
-        other.beat(1, 7, PHASES[-1], 0.25)
+        other.write(1, 7, PHASES[-1], 0.25)
         assert board.read(1) not in seen
-        other.beat(other.writer, 0, "saving")
+        other.write(other.writer, 0, "saving")
     assert board.read(0) == Heartbeat(0, "nowhere", 0.0, 0.0, 0)
     assert (board.ranks, board.writer, board.read(2).phase) == (2, 2, "saving")
 
 
 def test_a_new_attempt_begins_with_a_clean_board_beside_a_writer_that_lived_on(board: HeartbeatTable) -> None:
-    board.beat(0, 7, "update")
-    board.beat(board.writer, 0, "saving")
+    board.write(0, 7, "update")
+    board.write(board.writer, 0, "saving")
     board.ask_to_stop()
     board.agree(8)
     board.clear()
@@ -52,7 +52,7 @@ def test_a_new_attempt_begins_with_a_clean_board_beside_a_writer_that_lived_on(b
 
 
 def test_rank_0_chooses_the_next_step_and_only_once(board: HeartbeatTable) -> None:
-    first, second = Pulse(board, 0), Pulse(board, 1)
+    first, second = HeartbeatWriter(board, 0), HeartbeatWriter(board, 1)
     assert (first.stop_behind(4), second.stop_behind(4)) == (None, None)
     board.ask_to_stop()
     assert second.stop_behind(4) is None, "no other rank chooses"
@@ -68,9 +68,9 @@ def test_the_step_to_stop_behind_may_be_the_first(board: HeartbeatTable) -> None
 RANK = """
 import os, sys
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 rank, out, back = (int(word) for word in sys.argv[2:])
-pulse, step = Pulse(HeartbeatTable(int(sys.argv[1])), rank), 0
+pulse, step = HeartbeatWriter(HeartbeatTable(int(sys.argv[1])), rank), 0
 while True:
     step += 1
     pulse.step(step)
@@ -107,7 +107,7 @@ def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_c
 def test_own_seconds_leave_out_what_a_rank_waited_for(board: HeartbeatTable, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("ecrl_cli.training.heartbeat.monotonic", lambda: now[0])
-    pulse = Pulse(board, 0)
+    pulse = HeartbeatWriter(board, 0)
 
     def passes(seconds: float) -> None:
         now[0] += seconds
@@ -129,7 +129,7 @@ def test_own_seconds_leave_out_what_a_rank_waited_for(board: HeartbeatTable, mon
 
 
 def test_a_rank_that_nobody_watches_beats_into_nothing() -> None:
-    pulse = Pulse(None, 0)
+    pulse = HeartbeatWriter(None, 0)
     pulse.step(1)
     pulse.again()
     assert pulse.stop_behind(1) is None
@@ -188,8 +188,8 @@ def test_what_ranks_keep_lies_apart(board: HeartbeatTable) -> None:
     for rank in (0, 1):
         for step in (0, 1):
             board.store_rank_state(rank, step, bytes([2 * rank + step]) * full)
-    board.beat(0, 1, "forward")
-    board.beat(1, 1, "forward")
-    board.beat(board.writer, 1, "saving")
+    board.write(0, 1, "forward")
+    board.write(1, 1, "forward")
+    board.write(board.writer, 1, "saving")
     assert [board.load_rank_state(rank, step) for rank in (0, 1) for step in (0, 1)] == [bytes([number]) * full for number in range(4)]
     assert board.read(0).phase == "forward" and board.read(board.writer).phase == "saving"

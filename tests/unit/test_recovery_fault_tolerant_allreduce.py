@@ -10,7 +10,7 @@ from torch.distributed import HashStore, TCPStore
 
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost
-from ecrl_cli.recovery.membership import BoardMembership
+from ecrl_cli.recovery.membership import HeartbeatMembership
 from ecrl_cli.training.in_place_session import CarriedState
 from ecrl_cli.training.rendezvous import TcpStoreAddress
 
@@ -19,7 +19,7 @@ def test_who_leaves_after_a_further_death_names_the_same_ranks_as_left() -> None
     store, board = HashStore(), HeartbeatTable.create(4)
     board.set_members(4)
     board.mark_dead(3)
-    ranks = [FaultTolerantGroup(store, "attempt", rank, BoardMembership(board), timedelta(seconds=5), lossy=False) for rank in range(3)]
+    ranks = [FaultTolerantGroup(store, "attempt", rank, HeartbeatMembership(board), timedelta(seconds=5), lossy=False) for rank in range(3)]
     with pytest.raises(PeersLost):
         ranks[1].form(4)
     board.mark_dead(1)  # it had left already

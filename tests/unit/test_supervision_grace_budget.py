@@ -29,7 +29,7 @@ def log(layout: RunLayout, attempt: int, steps: list[float], saves: list[tuple[s
 def test_a_grace_that_the_last_save_would_not_fit_into_is_said_once_with_its_numbers(tmp_path: Path) -> None:
     layout, said = RunLayout(tmp_path), list[str]()
     arithmetic = GraceBudget(layout, 5.0, said.append)
-    arithmetic.look()
+    arithmetic.check()
     log(layout, 0, [90.0, 0.3, 0.5], [("submitted", 100.0)])
     arithmetic.hear(Progress(10, "saving", 0.0))
     assert said == [], "no save has ended yet"
@@ -46,9 +46,9 @@ def test_a_resumed_run_knows_from_its_last_attempt_that_saved(tmp_path: Path) ->
     layout, said = RunLayout(tmp_path), list[str]()
     log(layout, 0, [1.0, 1.0], [("submitted", 100.0), ("committed", 108.0)])
     log(layout, 1, [1.0, 1.0], [("submitted", 200.0), ("failed", 201.0)])
-    GraceBudget(layout, 5.0, said.append).look()
+    GraceBudget(layout, 5.0, said.append).check()
     assert len(said) == 1
-    GraceBudget(layout, 0.0, said.append).look()
+    GraceBudget(layout, 0.0, said.append).check()
     assert len(said) == 1, "no grace is asked for"
 
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_and_what_was_long_ago_is_not_looked_at_while_traini
     layout.attempt(1).checkpoints.write_text("no record\nat all\n")
     arithmetic.hear(Progress(20, "saving", 0.0))
     assert (said, looked) == ([], [])
-    arithmetic.look()
+    arithmetic.check()
     assert (len(said), looked) == (1, [0])
 
 

@@ -12,7 +12,7 @@ from ecrl_cli.supervision.watch.hang_detector import HangDetector, HangDiagnosis
 from ecrl_cli.supervision.watch.straggler_detector import StragglerDetector
 
 LIMITS = HangTimeouts(start_s=60.0, timeout_s=2.0, factor=10.0)
-TICK = LIMITS.look_every_s
+TICK = LIMITS.check_every_s
 NOWHERE = Heartbeat(0, "nowhere", 0.0, 0.0, 0)
 
 
@@ -42,7 +42,7 @@ class Job:
 
     def look(self, now: float) -> None:
         self.looked = now
-        self.alarms += self.detector.look(now, self.beats, self.writer)
+        self.alarms += self.detector.check(now, self.beats, self.writer)
 
     def step(self, number: int, seconds: float) -> None:
         for phase in ("forward", "backward", "update", "logging"):
@@ -194,7 +194,7 @@ def test_who_is_to_blame() -> None:
 
 
 def seen(watch: StragglerDetector, step: int, *own_s: float) -> list[int]:
-    return [one.rank for one in watch.look({rank: Heartbeat(step, "update", 0.0, seconds, step) for rank, seconds in enumerate(own_s)})]
+    return [one.rank for one in watch.check({rank: Heartbeat(step, "update", 0.0, seconds, step) for rank, seconds in enumerate(own_s)})]
 
 
 def test_a_straggler_is_named_once_after_several_slow_steps() -> None:

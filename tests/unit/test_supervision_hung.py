@@ -189,7 +189,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop(again: int, now: list[float]) -> None:
     said = list[str]()
     with closing(HeartbeatTable.create(1)) as board, StopSignals() as stop:
-        board.beat(0, 7, "forward")
+        board.write(0, 7, "forward")
         farewell = GracefulStop(stop, board, 60.0, said.append)
         assert not farewell.over(100.0)
         asked(stop, signal.SIGTERM, again)
@@ -265,14 +265,14 @@ class Watched:
 
     def passes(self, seconds: float, *, stepping: bool = True, slow: int | None = None) -> bool:
         """Whether a hang was seen."""
-        end, every = self.now + seconds, HangTimeouts.of(QUICK).look_every_s
+        end, every = self.now + seconds, HangTimeouts.of(QUICK).check_every_s
         while self.now < end:
             self.now += every
             if stepping and self.now >= self.step + 1:
                 self.step += 1
                 for rank in (0, 1):
-                    self.board.beat(rank, self.step, "update", 0.5 if rank == slow else 0.01)
-            if self.vigil.look(self.now):
+                    self.board.write(rank, self.step, "update", 0.5 if rank == slow else 0.01)
+            if self.vigil.check(self.now):
                 return True
         return False
 
@@ -286,9 +286,9 @@ def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(companion: C
         os.waitid(os.P_PID, companion.process.pid, os.WSTOPPED)
         assert not watched.passes(3 * watched.limit_s)
         assert companion.given_up == 1
-        board.beat(board.writer, 0, "saving")  # at work, and then not a piece more
+        board.write(board.writer, 0, "saving")  # at work, and then not a piece more
         assert not watched.passes(1.5 * watched.limit_s)
-        board.beat(board.writer, 0, "done")
+        board.write(board.writer, 0, "done")
         assert companion.given_up == 2
         assert watched.said == [
             "the background writer is stopped: it is replaced, what it holds is lost",
@@ -299,15 +299,15 @@ def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(companion: C
 def test_a_save_may_take_as_long_as_a_start_unless_whoever_makes_it_is_stopped(companion: Companion, tmp_path: Path) -> None:
     with closing(HeartbeatTable.create(2)) as board, closing(Companion()) as rank:
         watched = Watched(board, RunLayout(tmp_path), companion, replace(QUICK, start_timeout_s=300.0))
-        watched.vigil.meet(Hello(0, rank.process.pid, 0, 0.0))
+        watched.vigil.add_rank(Hello(0, rank.process.pid, 0, 0.0))
         watched.passes(20.0)
-        board.beat(board.writer, 0, "saving")  # one call that takes its time
+        board.write(board.writer, 0, "saving")  # one call that takes its time
         assert not watched.passes(250.0) and companion.given_up == 0
         assert not watched.passes(100.0) and companion.given_up == 1
-        board.beat(board.writer, 0, "done")
+        board.write(board.writer, 0, "done")
         for phase in ("saving", "flushing", "done"):
             for number in (0, 1):
-                board.beat(number, watched.step, phase)
+                board.write(number, watched.step, phase)
             assert not watched.passes(250.0, stepping=False)
         os.kill(companion.process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, companion.process.pid, os.WSTOPPED)
@@ -323,7 +323,7 @@ def test_ranks_that_wait_for_a_stopped_writer_do_not_hang(companion: Companion, 
         watched = Watched(board, RunLayout(tmp_path), companion)
         watched.passes(20.0)
         for rank in (0, 1):
-            board.beat(rank, watched.step, "saving")
+            board.write(rank, watched.step, "saving")
         os.kill(companion.process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, companion.process.pid, os.WSTOPPED)
         assert not watched.passes(1.5 * watched.limit_s, stepping=False)

@@ -6,7 +6,7 @@ import pytest
 
 from ecrl_cli.config.schema import RecoveryConfig, RunConfig, SupervisionConfig
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, going_on, steps_of
+from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, plan_regroup, steps_of
 
 
 def config(recovery: str, batch: int = 60) -> RunConfig:
@@ -33,7 +33,7 @@ def left(*ranks: int, step: int = 40) -> dict[int, int]:
 def test_survivors_keep_their_order_and_spares_take_the_places_of_the_dead(
     recovery: str, survivors: tuple[int, ...], spares: int, origins: tuple[int, ...], joined: tuple[int, ...], memory: str
 ) -> None:
-    assert going_on(config(recovery), 4, left(*survivors), spares) == RegroupPlan(40, memory, origins, joined)
+    assert plan_regroup(config(recovery), 4, left(*survivors), spares) == RegroupPlan(40, memory, origins, joined)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_survivors_keep_their_order_and_spares_take_the_places_of_the_dead(
     ],
 )
 def test_where_nobody_can_go_on_it_is_said_why(recovery: str, survivors: dict[int, int], spares: int, batch: int, because: str) -> None:
-    going = going_on(config(recovery, batch), 4, survivors, spares)
+    going = plan_regroup(config(recovery, batch), 4, survivors, spares)
     assert not going
     assert going.because == because
     assert describe("rank 3 was killed by signal 9", 4, going) == f"rank 3 was killed by signal 9; all begin anew: {because}"

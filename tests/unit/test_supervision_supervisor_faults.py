@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 def rest(store: CheckpointStore, earlier: tuple[Attempt, ...], *entries: PlannedFailure) -> RunLayout:
     layout = planned(RunLayout(store.root.parent), *entries)
-    BetweenAttemptFaults(layout, store, 7).strike(earlier)
+    BetweenAttemptFaults(layout, store, 7).inject_due(earlier)
     return layout
 
 
@@ -56,7 +56,7 @@ def test_the_newest_checkpoint_is_damaged_once_and_it_is_told_where(store: Check
     assert (fired.attempt, fired.kind) == (2, "corrupt") and fired.detail.startswith("checkpoints/step_00000024/")
     report = store.verify(store.entries()[0].path)
     assert report.layer == "hash" and Path(fired.detail.partition(":")[0]).name in report.reason
-    BetweenAttemptFaults(layout, store, 7).strike(EARLIER)
+    BetweenAttemptFaults(layout, store, 7).inject_due(EARLIER)
     assert valid(store) == [False, True, True]
 
 
@@ -67,7 +67,7 @@ def test_it_waits_until_its_step_has_been_done(store: CheckpointStore, earlier: 
 
 def test_it_waits_where_nobody_goes_back_to_a_checkpoint(store: CheckpointStore) -> None:
     layout = planned(RunLayout(store.root.parent), DAMAGE)
-    BetweenAttemptFaults(layout, store, 7).strike(EARLIER, chooses=False)
+    BetweenAttemptFaults(layout, store, 7).inject_due(EARLIER, chooses=False)
     assert read_fired(layout) == () and all(valid(store))
 
 
@@ -97,10 +97,10 @@ def test_a_rank_is_killed_when_its_time_has_come_and_it_is_there(tmp_path: Path)
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     strikes = WallClockFaults(layout, 3, began=100.0, spent_s=lambda: 2.0)
     assert strikes.left_s(100.0) == 3.0
-    strikes.look(102.9, {1: child.pid})
-    strikes.look(103.0, {0: os.getpid()})  # rank 1 has not said hello
+    strikes.inject_due(102.9, {1: child.pid})
+    strikes.inject_due(103.0, {0: os.getpid()})  # rank 1 has not said hello
     assert child.poll() is None and read_fired(layout) == () and strikes.left_s(103.5) == 0.05
-    strikes.look(103.5, {0: os.getpid(), 1: child.pid})
+    strikes.inject_due(103.5, {0: os.getpid(), 1: child.pid})
     assert child.wait(120) == -9
     (fired,) = read_fired(layout)
     assert (fired.index, fired.rank, fired.global_step, fired.attempt) == (0, 1, 0, 3)

@@ -19,8 +19,10 @@ from ecrl_cli.training.train_step import StepResult
 
 def loop_at(step: int, loss: float = 0.25) -> Any:
     """A loop to step 10 whose parts only note what they are asked."""
-    parts = {name: MagicMock() for name in ("learner", "loader", "sampler", "pack", "strategy", "injector", "pulse", "clock", "journal", "report")}
-    parts["pulse"].stop_behind.return_value = None
+    parts = {
+        name: MagicMock() for name in ("train_step", "loader", "sampler", "pack", "strategy", "injector", "heartbeat", "clock", "journal", "report")
+    }
+    parts["heartbeat"].stop_behind.return_value = None
     return TrainLoop(RunConfig(target_steps=10), attempt=1, rank=0, world_size=1, global_step=step, line_chain="", loss=loss, **parts)
 
 
@@ -38,7 +40,7 @@ def test_an_attempt_that_ends_in_a_change_of_size_saves_and_confirms_its_last_st
     loop = loop_at(0)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=3, final=False))
     loop.until = 5
-    loop.learner.learn.return_value = StepResult(0.5, 0.5)
+    loop.train_step.run.return_value = StepResult(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
     loop.pack.state_digest.return_value = None
@@ -54,14 +56,14 @@ def test_what_is_owed_is_saved_before_the_first_step_and_not_prepared_for_twice(
     loop = loop_at(9)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(strategy="in_memory", every=3))
     loop.owed = True
-    loop.learner.learn.return_value = StepResult(0.5, 0.5)
+    loop.train_step.run.return_value = StepResult(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
     loop.pack.state_digest.return_value = None
     loop.journal.append.return_value = b"line"
     loop.run()
     assert [call.args[0].global_step for call in loop.strategy.save.call_args_list] == [9, 10]
-    assert [call.args[0].global_step for call in loop.strategy.remember.call_args_list] == [10]
+    assert [call.args[0].global_step for call in loop.strategy.snapshot.call_args_list] == [10]
     loop.strategy.prepare.assert_called_once_with()
 
 
@@ -69,12 +71,12 @@ def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -
     """The word may reach a rank only with the gradients of the step to stop behind: it is asked for between that step and its checkpoint."""
     loop = loop_at(0)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=100, final=False))
-    loop.learner.learn.return_value = StepResult(0.5, 0.5)
+    loop.train_step.run.return_value = StepResult(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
     loop.pack.state_digest.return_value = None
     loop.journal.append.return_value = b"line"
-    loop.pulse.stop_behind.side_effect = lambda step: 3 if step == 3 else None
+    loop.heartbeat.stop_behind.side_effect = lambda step: 3 if step == 3 else None
     loop.run()
     assert [call.args[0].global_step for call in loop.strategy.save.call_args_list] == [3]
     loop.strategy.confirm.assert_called_once_with(3)
@@ -84,7 +86,7 @@ def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -
 def test_a_flush_for_a_planned_failure_is_on_the_board_as_one() -> None:
     """While a rank only logs, what the writer does is no sign of its life."""
     loop, told = loop_at(10), MagicMock()
-    told.attach_mock(loop.pulse.phase, "phase")
+    told.attach_mock(loop.heartbeat.phase, "phase")
     told.attach_mock(loop.strategy.flush, "flush")
     loop.injector.at_boundary.side_effect = lambda step, flush: flush()
     loop.run()
@@ -116,7 +118,7 @@ def test_what_should_have_struck_where_it_resumes_strikes_there(step: int, asked
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
 def test_a_step_whose_loss_is_not_finite_is_neither_logged_nor_saved(loss: float) -> None:
     loop = loop_at(9)
-    loop.learner.learn.return_value = StepResult(loss, loss)
+    loop.train_step.run.return_value = StepResult(loss, loss)
     with pytest.raises(LossNotFinite, match="at step 10 on rank 0"):
         loop.run()
     loop.journal.append.assert_not_called()

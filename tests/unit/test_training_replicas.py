@@ -21,10 +21,10 @@ from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import OptimizerConfig
 from ecrl_cli.data.loading import Batch
 from ecrl_cli.training import replica_allreduce
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.optimization import autocast, build_scaler, build_scheduler
 from ecrl_cli.training.replica_allreduce import ReplicaAllreduce, alone
-from ecrl_cli.training.replicas import ReplicaGradient, ReplicaLearner
+from ecrl_cli.training.replicas import ReplicaGradient, ReplicaTrainStep
 from ecrl_cli.training.seeding import seed_replica
 from ecrl_cli.training.tree_reduce import TreeReduce
 
@@ -68,7 +68,7 @@ def batch_of(size: int = V * MICRO) -> Batch:
     return Batch(x, torch.randint(0, 2, (size,), generator=generator), np.arange(size), "")
 
 
-def learner_of(model: nn.Module, precision: str = "fp32", part: range = range(V), **changes: Any) -> ReplicaLearner:
+def learner_of(model: nn.Module, precision: str = "fp32", part: range = range(V), **changes: Any) -> ReplicaTrainStep:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     parts: dict[str, Any] = {
         "model": model,
@@ -77,14 +77,14 @@ def learner_of(model: nn.Module, precision: str = "fp32", part: range = range(V)
         "scaler": build_scaler(precision, CPU),
         "device": CPU,
         "autocast": autocast(precision, CPU),
-        "pulse": Pulse(None, 0),
+        "pulse": HeartbeatWriter(None, 0),
         "seed": 7,
         "replicas": V,
         "owned": part,
         "exchange": alone,
         "contribution": ReplicaGradient(model),
     }
-    return ReplicaLearner(**parts | changes)
+    return ReplicaTrainStep(**parts | changes)
 
 
 def by_hand(model: Odd, batch: Batch, step: int) -> list[tuple[float, list[torch.Tensor | None], torch.Tensor]]:
@@ -112,7 +112,7 @@ def tree_mean(values: list[torch.Tensor]) -> torch.Tensor:
 def test_a_step_is_the_tree_mean_of_what_its_replicas_give() -> None:
     model, batch = model_of(), batch_of()
     each = by_hand(model, batch, 3)
-    learned = learner_of(model).learn(batch, 3)
+    learned = learner_of(model).run(batch, 3)
     assert learned.logged == tuple(loss for loss, _, _ in each)
     assert learned.loss == tree_mean([torch.tensor(loss) for loss, _, _ in each]).item()
     assert len(set(learned.logged)) == V
@@ -129,7 +129,7 @@ def test_a_step_is_the_tree_mean_of_what_its_replicas_give() -> None:
 def test_a_buffer_that_nothing_moves_keeps_its_bits() -> None:
     """The mean of three thirds is none, and a sum of infinities has no difference."""
     model = model_of()
-    learner_of(model, replicas=3, part=range(3)).learn(batch_of(9), 1)
+    learner_of(model, replicas=3, part=range(3)).run(batch_of(9), 1)
     assert torch.equal(model.mask, torch.tensor([float("-inf"), 1 / 3]))
 
 
@@ -137,7 +137,7 @@ def test_a_gradient_that_one_replica_has_counts_for_all() -> None:
     model, batch = model_of(dropout=0.0), batch_of()
     batch.x[MICRO, 0] = 101.0  # the first sample of replica 1
     alone_1 = by_hand(model, batch, 1)[1][1]
-    learner_of(model).learn(batch, 1)
+    learner_of(model).run(batch, 1)
     index = [name for name, _ in model.named_parameters()].index("rare.bias")
     assert torch.equal(model.rare.bias.grad, alone_1[index] / V)
 
@@ -151,7 +151,7 @@ def test_what_a_replica_gives_does_not_depend_on_what_was_computed_before() -> N
         batch = Batch(whole.x[part.start * MICRO :], whole.y[part.start * MICRO :], whole.ids[part.start * MICRO :], "")
         vectors = []
         learner = learner_of(model, part=part, exchange=lambda tree, vectors=vectors: vectors.extend(tree.sums) or tree.sums[-1][1])
-        kept.append(learner.learn(batch, 5).logged[-2:])
+        kept.append(learner.run(batch, 5).logged[-2:])
         given.append((kept, torch.get_rng_state().tolist(), random.random(), float(np.random.random())))
     assert given[0] == given[1]
 
@@ -171,7 +171,7 @@ def test_an_overflow_in_one_replica_leaves_the_step_out_everywhere() -> None:
     batch.x[0] = float("inf")
     learner = learner_of(model, "fp16", scaler=torch.amp.GradScaler("cpu", init_scale=2.0))
     before, scale = model.out.weight.clone(), learner.scaler.get_scale()
-    learned = learner.learn(batch, 1)
+    learned = learner.run(batch, 1)
     assert torch.equal(model.out.weight, before)
     assert learner.scaler.get_scale() < scale
     assert not np.isfinite(learned.loss) and np.isfinite(learned.logged[1:]).all()
@@ -181,7 +181,7 @@ def test_an_overflow_in_one_replica_leaves_the_step_out_everywhere() -> None:
 def test_it_learns_in_every_precision(precision: str) -> None:
     model, batch = model_of(dropout=0.0), batch_of()
     learner = learner_of(model, precision)
-    told = [learner.learn(batch, step).loss for step in range(1, 7)]
+    told = [learner.run(batch, step).loss for step in range(1, 7)]
     assert told[-1] < told[0] and all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
@@ -253,7 +253,7 @@ def test_every_rank_has_the_root_that_one_process_has(leaves: int, length: int, 
 def test_phases_tell_own_work_from_waiting() -> None:
     told: list[str] = []
 
-    class Told(Pulse):
+    class Told(HeartbeatWriter):
         def phase(self, phase: str) -> None:
             told.append(phase)
 
@@ -261,5 +261,5 @@ def test_phases_tell_own_work_from_waiting() -> None:
         told.append("exchange")
         return tree.root
 
-    learner_of(model_of(), pulse=Told(None, 0), exchange=noted, autocast=nullcontext()).learn(batch_of(), 1)
+    learner_of(model_of(), pulse=Told(None, 0), exchange=noted, autocast=nullcontext()).run(batch_of(), 1)
     assert [*pairwise(told)] == [("backward", "exchange"), ("exchange", "update")]

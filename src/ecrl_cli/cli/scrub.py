@@ -11,7 +11,7 @@ from ecrl_cli.checkpoint.repair.damage import Finding
 from ecrl_cli.checkpoint.repair.diagnose import line
 from ecrl_cli.checkpoint.repair.repair import repair
 from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, ScrubResult, scrub
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.cli.answers import VerifyOutput
 from ecrl_cli.cli.targets import Checkpoints
 from ecrl_cli.errors import StorageError
@@ -33,7 +33,7 @@ class Repairs:
 def scrubbed(what: Checkpoints, config: ScrubConfig, out: Path | None) -> VerifyOutput:
     """Scrub, and repair into `out` if it is given; see `exit_code`."""
     found = scrub(what.folder, what.names, config)
-    repairs = _repair_all(found, config.guard, out) if out is not None else None
+    repairs = _repair_all(found, config.integrity, out) if out is not None else None
     code = exit_code(found)
     document = _document(found, _STATUS[code], repairs)
     return VerifyOutput(_text(what.label, found, repairs), document, _STORAGE if repairs and repairs.disk_refused else code)
@@ -46,7 +46,7 @@ def exit_code(found: Scrub) -> int:
     return _INVALID if found.valid < len(found.looked) or found.pointers else _OK
 
 
-def _repair_all(found: Scrub, guard: GuardConfig, out: Path) -> Repairs:
+def _repair_all(found: Scrub, guard: IntegrityConfig, out: Path) -> Repairs:
     made = Repairs(out)
     for one in found.looked:
         if one.diagnosis is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.repair.repair import check_folder
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.cli.answers import VerifyOutput
 from ecrl_cli.cli.console import out, say
 from ecrl_cli.cli.scrub import scrubbed
@@ -77,15 +77,15 @@ def parser() -> Parser:
     return made
 
 
-def _guard(folder: Path, max_bytes: int) -> GuardConfig:
+def _guard(folder: Path, max_bytes: int) -> IntegrityConfig:
     """Whoever owns the files. Where `folder` lies in its run, the checkpoints must be that run's, and may be as large as it allows; what must be
     finite in them is as it says."""
-    layout, run_id, allowed, finite = RunLayout(folder.parent), "", GuardConfig.max_bytes, GuardConfig.finite
+    layout, run_id, allowed, finite = RunLayout(folder.parent), "", IntegrityConfig.max_bytes, IntegrityConfig.finite
     if layout.checkpoints == folder:
         with suppress(EcrlError, OSError):  # without its config.json, nobody's
             stored = read_run_config(layout)
             run_id, allowed, finite = stored.run_id, stored.config.checkpoint.max_bytes, stored.config.checkpoint.finite
-    return GuardConfig(run_id, max_bytes or allowed, trust_owner=True, finite=finite)
+    return IntegrityConfig(run_id, max_bytes or allowed, trust_owner=True, finite=finite)
 
 
 def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:

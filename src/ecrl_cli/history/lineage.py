@@ -111,7 +111,7 @@ def _remembered(records: RunRecords, a: Attempt, earlier: int) -> int | str:
         return f"{who}, which is not before it"
     if a.memory != SURVIVORS:
         return earlier if a.resumed_from_step <= furthest(records, earlier) else f"{who}, which did not come so far"
-    told = {lines.events[0].global_step for lines in logs.testimonies.values() if lines.events}
+    told = {lines.events[0].global_step for lines in logs.survivor_reports.values() if lines.events}
     if not told:
         return f"{who}, and none who outlived others testifies that it came so far"
     return earlier if a.resumed_from_step in told else f"{who}, and those who outlived others left it behind step {max(told)}"
@@ -134,8 +134,8 @@ def end_of(records: RunRecords, attempt: Attempt) -> int:
     logs = records.logs(attempt.attempt)
     if logs.final:
         return logs.final.global_step
-    if logs.testimony:
-        return logs.testimony.global_step
+    if logs.survivor_report:
+        return logs.survivor_report.global_step
     last = [lines.events[-1].global_step for lines in logs.ranks.values() if lines.events]
     if not last:
         return attempt.resumed_from_step

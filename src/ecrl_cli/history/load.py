@@ -53,14 +53,14 @@ class AttemptRecords:
     spans: Lines[Span]
     final: FinalState | None
     order: AttemptSpec | None
-    testimonies: dict[int, Lines[SurvivorReport]] = field(default_factory=dict)
+    survivor_reports: dict[int, Lines[SurvivorReport]] = field(default_factory=dict)
     ledgers: dict[int, Lines[LostSamples]] = field(default_factory=dict)
     restored: dict[int, RestoredState] = field(default_factory=dict)
 
     @property
-    def testimony(self) -> SurvivorReport | None:
+    def survivor_report(self) -> SurvivorReport | None:
         """What the lowest rank that outlived others says; they all say the same, or the judge names it."""
-        return next((lines.events[0] for _, lines in sorted(self.testimonies.items()) if lines.events), None)
+        return next((lines.events[0] for _, lines in sorted(self.survivor_reports.items()) if lines.events), None)
 
     @property
     def ledger(self) -> tuple[LostSamples, ...]:
@@ -98,7 +98,7 @@ class RunRecords:
         for a in self.attempts:
             paths = self.layout.attempt(a.attempt)
             files = [(paths.rank(rank), lines.torn) for rank, lines in a.ranks.items()]
-            files += [(paths.testimony(rank), lines.torn) for rank, lines in a.testimonies.items()]
+            files += [(paths.survivor_report(rank), lines.torn) for rank, lines in a.survivor_reports.items()]
             files += [(paths.ledger(rank), lines.torn) for rank, lines in a.ledgers.items()]
             files += [(paths.checkpoints, a.checkpoints.torn), (paths.spans(0), a.spans.torn)]
             counted |= {self.layout.relative(path): torn for path, torn in files if torn}
@@ -136,8 +136,9 @@ class _Loader:
             spans=self.journal(paths.spans(0), Span),
             final=self.document(paths.final, lambda value: decode(FinalState, value)),
             order=self.document(paths.launch, lambda value: decode(AttemptSpec, value)),
-            testimonies={
-                rank: self.journal(paths.testimony(rank), SurvivorReport) for rank in self.first(paths.testified(), self.most_ranks, paths.folder)
+            survivor_reports={
+                rank: self.journal(paths.survivor_report(rank), SurvivorReport)
+                for rank in self.first(paths.testified(), self.most_ranks, paths.folder)
             },
             ledgers={rank: self.journal(paths.ledger(rank), LostSamples) for rank in self.first(paths.ledgered(), self.most_ranks, paths.folder)},
             restored={

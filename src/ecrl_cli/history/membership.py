@@ -70,11 +70,11 @@ def given_up(records: RunRecords, attempt: int) -> int:
     """How many steps of `attempt` had begun when ranks died, and were given up to be done again from their beginning: none or one."""
     logs, finished = records.logs(attempt), recovery_of(records.stored.config).loses_samples
     after = successor(records, attempt)
-    if finished or logs.testimony is None or after is None or after.memory != SURVIVORS:
+    if finished or logs.survivor_report is None or after is None or after.memory != SURVIVORS:
         return 0
     struck = [fired.at_step or 0 for fired in records.fired if fired.attempt == attempt]
     begun = max([*struck, *(span.global_step for span in logs.spans.events)], default=0)
-    return int(begun > logs.testimony.global_step)
+    return int(begun > logs.survivor_report.global_step)
 
 
 def membership_history(records: RunRecords) -> dict[int, History]:

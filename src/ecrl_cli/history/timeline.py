@@ -142,7 +142,7 @@ def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, se
     logs, number, session = records.logs(attempt.attempt), attempt.attempt, attempt.session
     ended = min(window_end if attempt.ended_at is None else attempt.ended_at, window_end)
     died, survived = attempt.outcome in ("died", "hung", SURVIVED), attempt.outcome == SURVIVED
-    left = logs.testimony.global_step if survived and logs.testimony else -1
+    left = logs.survivor_report.global_step if survived and logs.survivor_report else -1
     blows = blows_of(records, attempt) if died else []
     stop = min(ended, max(blows, default=ended))  # of several the last one: what ends an attempt is followed by nothing
     if logs.spans.events:

@@ -61,7 +61,7 @@ class HeartbeatTable:
     def writer(self) -> int:
         return self.ranks
 
-    def beat(self, slot: int, global_step: int, phase: str, own_s: float = 0.0) -> None:
+    def write(self, slot: int, global_step: int, phase: str, own_s: float = 0.0) -> None:
         self._beats[slot] += 1
         _SLOT.pack_into(self._memory, _at(slot), global_step, PHASES.index(phase), 0, monotonic(), own_s, float(self._beats[slot]))
 

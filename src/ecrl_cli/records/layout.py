@@ -55,7 +55,7 @@ class AttemptLayout:
         """What every thread of the rank was doing when the attempt was taken for hung."""
         return self.folder / f"stacks_rank{rank}.txt"
 
-    def testimony(self, rank: int) -> Path:
+    def survivor_report(self, rank: int) -> Path:
         """What the rank says of those who died before it: see `records.recovery.Testimony`."""
         return self.folder / f"recovery_rank{rank}.jsonl"
 

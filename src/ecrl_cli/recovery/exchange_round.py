@@ -22,7 +22,7 @@ class Bucket:
 
 
 @dataclass
-class Block:
+class ExchangeRound:
     """What all ranks do before they pass a barrier: the gradients of a step and the leader's buffers, or one other exchange.
 
     `place` counts the blocks; `done` of its items have been exchanged. `redoes`: whether the survivors of a death bring it to its end.
@@ -30,7 +30,7 @@ class Block:
 
     place: int
     redoes: bool = False
-    items: list[Bucket] = field(default_factory=list)
+    buckets: list[Bucket] = field(default_factory=list)
     done: int = 0
 
 

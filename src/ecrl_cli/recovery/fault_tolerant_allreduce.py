@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.survivor_records import RedoneStep
-from ecrl_cli.recovery.exchange_round import Block, Bucket, gathered, scatter
+from ecrl_cli.recovery.exchange_round import Bucket, ExchangeRound, gathered, scatter
 from ecrl_cli.recovery.group_rendezvous import CollectiveFailed, GroupRendezvous, translate_gloo_error
 from ecrl_cli.recovery.membership import Membership
 
@@ -51,10 +51,10 @@ class FaultTolerantGroup:
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, membership: Membership, timeout: timedelta, *, lossy: bool) -> None:
-        self._store, self._meeting = PrefixStore(prefix, store), GroupRendezvous(store, prefix, timeout)
+        self._store, self._rendezvous = PrefixStore(prefix, store), GroupRendezvous(store, prefix, timeout)
         self._rank, self._membership, self._lossy = rank, membership, lossy
         self.patience_s = 10.0
-        self._block = Block(0)
+        self._round = ExchangeRound(0)
         self._end: int | None = None  # no block from this one on
         self._step = 0
         self._before: tuple[tuple[int, ...], float] | None = None  # lost, and how long it took, on the account of the next block
@@ -77,14 +77,14 @@ class FaultTolerantGroup:
     def begin(self, global_step: int) -> None:
         """The step begins: what `hook` is given from now on belongs to it."""
         if not self._lossy and self._membership.epoch != self.epoch:
-            self._give_up(self._block.place + 1)  # the step would be given up in any case
-        self._next_block(redoes=self._lossy)
+            self._give_up(self._round.place + 1)  # the step would be given up in any case
+        self._next_round(redoes=self._lossy)
         self._step = global_step
 
     def hook(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Begin the exchange of one bucket. The future is ready at once: what DDP takes for the result is replaced in `finish`."""
         own, index = bucket.buffer(), bucket.index()
-        assert index == len(self._block.items), "buckets come in order"
+        assert index == len(self._round.buckets), "buckets come in order"
         self.parameters[index] = bucket.parameters()
         self._add(Bucket(own))
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -96,50 +96,50 @@ class FaultTolerantGroup:
 
         EcrlError where an exchange fails and nobody has died: a restart may cure that.
         """
-        buckets = len(self._block.items)
+        buckets = len(self._round.buckets)
         if self._before:
             self._note(0, buckets, *self._before)
             self._before = None
         if buffers:
             self._add(Bucket(gathered(buffers), led=True))
         self._complete(buckets)
-        for item in self._block.items[:buckets]:
+        for item in self._round.buckets[:buckets]:
             assert item.sent is not None
             item.own.copy_(item.sent)
         if buffers:
-            scatter(self._block.items[-1].sent, buffers)
+            scatter(self._round.buckets[-1].sent, buffers)
 
     def barrier(self) -> None:
-        self._next_block()
+        self._next_round()
         self._complete(0)
 
     def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
         """`own` of every rank, in order."""
         rows: list[torch.Tensor] = [torch.empty_like(own) for _ in self.alive]
-        self._next_block()
+        self._next_round()
         self._once(lambda: self._group.allgather([rows], [own]))
         return rows
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """What `source` has, on every rank: in `tensor`, whose size all know."""
-        self._next_block()
+        self._next_round()
         self._once(lambda: self._group.broadcast(tensor, self.alive.index(source)))
         return tensor
 
     def leave(self) -> None:
         """There are no further blocks; who is still in the last one may go too."""
-        self._tell(self._block.place + 1)
-        self._bury()
+        self._tell(self._round.place + 1)
+        self._mark_dead()
 
-    def _next_block(self, *, redoes: bool = False) -> None:
-        place = self._block.place + 1
+    def _next_round(self, *, redoes: bool = False) -> None:
+        place = self._round.place + 1
         if self._end is not None and place >= self._end:
             self._give_up(self._end)
-        self._block = Block(place, redoes)
+        self._round = ExchangeRound(place, redoes)
 
     def _add(self, item: Bucket) -> None:
-        self._block.items.append(item)
-        self._exchange(len(self._block.items) - 1)
+        self._round.buckets.append(item)
+        self._exchange(len(self._round.buckets) - 1)
 
     def _once(self, begin: Callable[[], Any]) -> None:
         """A block of one exchange that is not done again."""
@@ -152,11 +152,11 @@ class FaultTolerantGroup:
 
     def _complete(self, buckets: int) -> None:
         """Bring the block's exchanges to their end and pass the barrier behind them, whoever dies meanwhile."""
-        block = self._block
+        block = self._round
         while True:
             try:
-                while block.done < len(block.items):
-                    self._wait(block.items[block.done].work)
+                while block.done < len(block.buckets):
+                    self._wait(block.buckets[block.done].work)
                     block.done += 1
                 self._wait(translate_gloo_error(self._group.barrier))
                 return
@@ -170,12 +170,12 @@ class FaultTolerantGroup:
         furthest = self._regroup(cause)
         lost, seconds = tuple(rank for rank in before if rank not in self.alive), monotonic() - began
         assert self._end is not None
-        if self._block.place < furthest:  # another rank has passed the barrier: nothing of this block is missing anywhere
+        if self._round.place < furthest:  # another rank has passed the barrier: nothing of this block is missing anywhere
             self._before = (lost, seconds)
             return True
-        if self._block.place >= self._end:
+        if self._round.place >= self._end:
             self._give_up(self._end)
-        self._note(min(self._block.done, buckets), buckets, lost, seconds)
+        self._note(min(self._round.done, buckets), buckets, lost, seconds)
         return False
 
     def _note(self, first: int, buckets: int, lost: tuple[int, ...], seconds: float) -> None:
@@ -188,7 +188,7 @@ class FaultTolerantGroup:
 
     def _exchange(self, place: int) -> None:
         """Where nothing broke, what was sent last time has room for what is sent now: fresh memory costs as much as the copy."""
-        item = self._block.items[place]
+        item = self._round.buckets[place]
         if item.led:
             item.sent = sent = item.own.clone()
         else:
@@ -216,7 +216,7 @@ class FaultTolerantGroup:
     def _regroup(self, cause: CollectiveFailed) -> int:
         """Form the group of who is left and agree where the attempt ends; gives the furthest block that anyone is in."""
         while True:
-            self._bury()
+            self._mark_dead()
             try:
                 self._await_news(cause)
                 self.epoch, self.alive = self._membership.epoch, self._membership.alive
@@ -239,7 +239,7 @@ class FaultTolerantGroup:
                 raise EcrlError("recovery", fact, "the attempt begins anew", code="exchange")
 
     def _agree(self) -> int:
-        block = self._block
+        block = self._round
         mine = torch.tensor([block.place, block.done, block.redoes])
         rows = [torch.empty_like(mine) for _ in self.alive]
         self._wait(translate_gloo_error(lambda: self._group.allgather([rows], [mine])))
@@ -247,27 +247,27 @@ class FaultTolerantGroup:
         self._end = max(int(place) + int(redoes) for place, _, redoes in rows)
         if block.place == furthest and block.redoes:
             block.done = min(int(done) if int(place) == furthest else 0 for place, done, _ in rows)
-            for place in range(block.done, len(block.items)):
+            for place in range(block.done, len(block.buckets)):
                 self._exchange(place)
         return furthest
 
     def _give_up(self, end: int) -> None:
         self._end, self.alive = end, self._tell(end)
-        self._bury()
+        self._mark_dead()
         raise PeersLost
 
     def _tell(self, end: int) -> tuple[int, ...]:
         """Gives who was left as the first one said so: whoever dies while the others leave is left by the word of all, or of none."""
         return _parsed(self._store.compare_set(_END, "", " ".join(map(str, (end, *self._membership.alive)))))[1]
 
-    def _bury(self) -> None:
+    def _mark_dead(self) -> None:
         for _, written in _ABANDONED_GROUPS:
             written[:] = [(work, sent) for work, sent in written if not work.is_completed()]
         self._room = {}  # a dead exchange may still write there
-        _ABANDONED_GROUPS.append((self._group, [(item.work, item.sent) for item in self._block.items if item.work is not None]))
+        _ABANDONED_GROUPS.append((self._group, [(item.work, item.sent) for item in self._round.buckets if item.work is not None]))
 
     def _form(self) -> Any:
-        return self._meeting.form(f"members{self.epoch}", self._rank, self.alive, self._look)
+        return self._rendezvous.form(f"members{self.epoch}", self._rank, self.alive, self._look)
 
     def _look(self) -> None:
         if self._store.check([_END]):

@@ -24,21 +24,21 @@ class Membership(Protocol):
         """Wait until `epoch` has passed, at most `seconds`; whether it has."""
 
 
-class BoardMembership:
+class HeartbeatMembership:
     def __init__(self, board: HeartbeatTable) -> None:
-        self._board = board
+        self._heartbeats = board
 
     @property
     def epoch(self) -> int:
-        return self._board.epoch
+        return self._heartbeats.epoch
 
     @property
     def alive(self) -> tuple[int, ...]:
-        return self._board.members
+        return self._heartbeats.members
 
     def wait_beyond(self, epoch: int, seconds: float) -> bool:
         deadline = monotonic() + seconds
-        while self._board.epoch <= epoch:
+        while self._heartbeats.epoch <= epoch:
             if monotonic() >= deadline:
                 return False
             time.sleep(_LOOK_S)  # a death is told within milliseconds, and nothing else can be done meanwhile

@@ -55,7 +55,7 @@ def choose(
     there = {entry.global_step for entry in store.entries()}
     newest = choice.report.global_step or 0 if choice.report else 0
     gone = tuple(_gone(kept[step]) for step in sorted(kept, reverse=True) if step > newest and step not in there)
-    recalled, forgone = recall(layout, snapshots, newest, store.config.guard.finite) if snapshots else (None, ())
+    recalled, forgone = recall(layout, snapshots, newest, store.config.integrity.finite) if snapshots else (None, ())
     if choice.report is None and kept and recalled is None:
         remedy = "restore them or start a new run; `ecrl verify` tells more, nothing was changed"
         raise NoValidCheckpoint("checkpoints", _refused(choice.rejected, gone), remedy)

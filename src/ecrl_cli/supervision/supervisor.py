@@ -32,7 +32,7 @@ from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWrit
 from ecrl_cli.supervision.console import UI
 from ecrl_cli.supervision.in_place.checkpoint_prevalidation import CheckpointPrevalidator
 from ecrl_cli.supervision.in_place.in_place_monitor import InPlaceMonitor
-from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, going_on, steps_of, write_regroup_launch
+from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, plan_regroup, steps_of, write_regroup_launch
 from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
 from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
 from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
@@ -81,36 +81,36 @@ class Supervisor:
     def __init__(self, config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher, stop: StopSignals) -> None:
         self._config, self._layout, self._ui, self._launcher, self._stop = config, layout, ui, launcher, stop
         run_id = read_run_config(layout).run_id
-        self._keeper = SupervisorRecordWriter(layout, run_id, config.target_steps)
+        self._record = SupervisorRecordWriter(layout, run_id, config.target_steps)
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
-        self._board = HeartbeatTable.create(
+        self._heartbeats = HeartbeatTable.create(
             max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size
         )
         self._snapshots = SnapshotPair.create() if strategy_of(config).snapshots else None
-        self._writer = Writer(layout, self._board)
+        self._writer = Writer(layout, self._heartbeats)
         self._grace = GraceBudget(layout, config.supervision.grace_s, ui.note)
         self._listener: ControlServer | None = None
         self._running: RunningAttempt | None = None
-        self._seats = NodePlacement((), config.world_size)
-        self._crew: WorkerPool | None = None
-        self._going = RegroupPlan()
-        self._ahead = CheckpointPrevalidator(self._store)
+        self._placement = NodePlacement((), config.world_size)
+        self._worker_pool: WorkerPool | None = None
+        self._regroup = RegroupPlan()
+        self._prevalidator = CheckpointPrevalidator(self._store)
         self._unsettled: tuple[int, ...] = ()  # attempts whose checkpoints the writer may still be at
 
     def run(self, lock: RunLock) -> SupervisorRecord:
         processes.sweep(processes.of_run(self._layout.root))
         self._listener = ControlServer(self._layout)
         if survivors_stay(self._config):
-            ahead = None if recovery_of(self._config).from_memory else self._ahead
-            self._crew = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, ahead)
+            ahead = None if recovery_of(self._config).from_memory else self._prevalidator
+            self._workers = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, ahead)
         for attempt in self._layout.attempts():  # all: whoever should have closed them may have been killed before it did
             reconcile_checkpoints(self._layout, attempt, self._store)
-        self._keeper.begin()
-        reached = any(a.outcome == "completed" for a in self._keeper.record.attempts[-1:])
+        self._record.begin()
+        reached = any(a.outcome == "completed" for a in self._record.record.attempts[-1:])
         decision = Decision("completed", "target reached") if reached else Decision("running", "")
         while decision.restart:
             decision = self._attempt(lock)
-        record = self._keeper.end(decision.status, decision.reason, tuple(self._stop.received()), self._writer.deaths)
+        record = self._record.end(decision.status, decision.reason, tuple(self._stop.received()), self._writer.deaths)
         self._ui.ended(record)
         if decision.error:
             raise decision.error
@@ -121,11 +121,11 @@ class Supervisor:
         if self._running:
             self._running.kill()
             self._running.reap()
-        if self._crew:
-            self._crew.close()
+        if self._worker_pool:
+            self._worker_pool.close()
         self._writer.close()
-        self._ahead.close()
-        self._board.close()
+        self._prevalidator.close()
+        self._heartbeats.close()
         if self._snapshots:
             self._snapshots.close()
         if self._listener:
@@ -134,7 +134,7 @@ class Supervisor:
 
     def _attempt(self, lock: RunLock) -> Decision:
         """One attempt, from the choice of its checkpoint to the decision what follows it."""
-        if must_not_launch(self._stop, self._config, carried=bool(self._going.memory)):
+        if must_not_launch(self._stop, self._config, carried=bool(self._regroup.memory)):
             return self._stopped(self._stop.received()[0])
         try:
             attempt, todo = self._prepare()
@@ -144,25 +144,25 @@ class Supervisor:
         except EcrlError as error:
             return Decision("refused" if isinstance(error, InputError) else "gave_up", error.line(), error)
         lock.note(attempt.attempt)
-        self._grace.look()
+        self._grace.check()
         self._ui.launched(todo)
         ended = self._watch(attempt, todo)
-        self._going = self._look_ahead(todo)
-        if not ended.stopped_by and not self._going.memory:  # asked while the survivors left, and nobody goes on with what they had
+        self._regroup = self._look_ahead(todo)
+        if not ended.stopped_by and not self._regroup.memory:  # asked while the survivors left, and nobody goes on with what they had
             ended = replace(ended, stopped_by=self._stop.first)
         self._close_attempt(attempt.attempt, ended)
         return self._conclude(attempt, todo, ended)
 
     def _prepare(self) -> tuple[Attempt, AttemptSpec]:
-        earlier = self._keeper.record.attempts
-        self._seats = take_seats(self._config)
-        BetweenAttemptFaults(self._layout, self._store, self._config.seed).strike(earlier, chooses=not self._going.memory)
+        earlier = self._record.record.attempts
+        self._placement = take_seats(self._config)
+        BetweenAttemptFaults(self._layout, self._store, self._config.seed).inject_due(earlier, chooses=not self._regroup.memory)
         choice = ResumeChoice(None, ())
-        if self._going.memory:
-            todo = write_regroup_launch(self._layout, earlier, self._going)
+        if self._regroup.memory:
+            todo = write_regroup_launch(self._layout, earlier, self._regroup)
         else:
-            choice = choose(self._layout, self._store, earlier, self._snapshots, self._keeper.session, self._ahead)
-            todo = order(self._layout, self._config, earlier, choice, self._seats, self._going)
+            choice = choose(self._layout, self._store, earlier, self._snapshots, self._record.session, self._prevalidator)
+            todo = order(self._layout, self._config, earlier, choice, self._placement, self._regroup)
         attempt = Attempt(
             attempt=todo.attempt,
             world_size=todo.world_size,
@@ -189,46 +189,46 @@ class Supervisor:
             threads=self._config.threads,
             port=supervision.master_port,
             preload=preload(self._config),
-            nodes=self._seats.nodes,
+            nodes=self._placement.nodes,
             private_network=parts(self._config),
-            hands=self._crew.call(todo.origins, todo.joined) if self._crew else (),
+            hands=self._worker_pool.call(todo.origins, todo.joined) if self._worker_pool else (),
         )
         if strategy_of(self._config).background:
             self._writer.start()
-        self._board.clear()
-        if self._crew:
-            self._board.set_members(todo.world_size)
-        self._keeper.open(attempt)
+        self._heartbeats.clear()
+        if self._worker_pool:
+            self._heartbeats.set_members(todo.world_size)
+        self._record.open(attempt)
         set_aside(self._layout, self._store, attempt.rejected)
         self._running = self._launcher.launch(spec)
         saves = strategy_of(self._config).saves
-        logs, strikes = self._layout.attempt(todo.attempt), self._wall_strikes(todo.attempt)
-        post = WatchdogContext(self._board, supervision, todo, logs, saves, self._ui.note, strikes, self._snapshots)
+        logs, strikes = self._layout.attempt(todo.attempt), self._wall_clock_faults(todo.attempt)
+        post = WatchdogContext(self._heartbeats, supervision, todo, logs, saves, self._ui.note, strikes, self._snapshots)
         ended = self._watcher(self._running, todo, post).run(self._hear)
         self._running = None
         return ended
 
     def _watcher(self, running: RunningAttempt, todo: AttemptSpec, post: WatchdogContext) -> AttemptMonitor:
         assert self._listener is not None
-        if self._crew is None:
+        if self._worker_pool is None:
             return AttemptMonitor(running, todo.attempt, self._listener, self._stop, self._writer, post)
         assert isinstance(running, ZygoteAttempt), "a live run has the zygote"
-        self._crew.assign(todo, running)
-        return InPlaceMonitor(running, self._crew, self._stop, self._writer, post)
+        self._worker_pool.assign(todo, running)
+        return InPlaceMonitor(running, self._worker_pool, self._stop, self._writer, post)
 
     def _look_ahead(self, todo: AttemptSpec) -> RegroupPlan:
         """Who goes on behind this attempt, if ranks have outlived it. They wait until a spare is warm for each of the dead, where any are kept."""
-        if not self._crew or not self._crew.survivors or self._layout.attempt(todo.attempt).final.exists():
+        if not self._worker_pool or not self._worker_pool.survivors or self._layout.attempt(todo.attempt).final.exists():
             return RegroupPlan()
-        supervision, missing = self._config.supervision, todo.world_size - len(self._crew.steps())
-        spares = self._crew.gather(min(missing, supervision.spares), self._stop, supervision.start_timeout_s)
-        going = going_on(self._config, todo.world_size, self._crew.steps(), spares)
+        supervision, missing = self._config.supervision, todo.world_size - len(self._worker_pool.steps())
+        spares = self._worker_pool.gather(min(missing, supervision.spares), self._stop, supervision.start_timeout_s)
+        going = plan_regroup(self._config, todo.world_size, self._worker_pool.steps(), spares)
         if not going:
-            self._crew.dismiss()
+            self._worker_pool.dismiss()
         return going
 
-    def _wall_strikes(self, attempt: int) -> WallClockFaults:
-        return WallClockFaults(self._layout, attempt, self._keeper.record.sessions[-1].started_at, lambda: supervised_s(self._layout))
+    def _wall_clock_faults(self, attempt: int) -> WallClockFaults:
+        return WallClockFaults(self._layout, attempt, self._record.record.sessions[-1].started_at, lambda: supervised_s(self._layout))
 
     def _hear(self, progress: Progress) -> None:
         self._ui.progress(progress)
@@ -241,13 +241,13 @@ class Supervisor:
         """
         self._ui.state("stopping" if ended.stopped_by else "dead" if not ended.well else "finishing")
         self._unsettled = (*self._unsettled, attempt)
-        if self._crew:
-            self._crew.spares.settle()
-        if not self._going.memory:
+        if self._worker_pool:
+            self._worker_pool.spares.settle()
+        if not self._regroup.memory:
             grace = self._config.supervision.writer_grace_s
             self._writer.settle(min(STOP_GRACE_S, grace) if ended.stopped_by else grace, self._stop)
-        processes.sweep(processes.of_run(self._layout.root), (*self._writer.pids, *(self._crew.pids if self._crew else ())))
-        if not self._going.memory or not self._writer.pids:
+        processes.sweep(processes.of_run(self._layout.root), (*self._writer.pids, *(self._worker_pool.pids if self._worker_pool else ())))
+        if not self._regroup.memory or not self._writer.pids:
             for each in self._unsettled:
                 reconcile_checkpoints(self._layout, each, self._store)
             self._unsettled = ()
@@ -255,10 +255,10 @@ class Supervisor:
     def _conclude(self, attempt: Attempt, todo: AttemptSpec, ended: AttemptResult) -> Decision:
         reached = self._layout.attempt(todo.attempt).final.exists()  # whatever happened to a process after that
         casualty = ended.exits.first
-        first_step, last_step = steps_of(attempt, step_range(self._layout, todo.attempt), self._going)
+        first_step, last_step = steps_of(attempt, step_range(self._layout, todo.attempt), self._regroup)
         resized = ended.well and todo.until is not None and last_step == todo.until  # ranks end well only once that step is durable
-        last = self._keeper.update(
-            outcome=SURVIVED if self._going.memory else _outcome(ended, reached, resized),
+        last = self._record.update(
+            outcome=SURVIVED if self._regroup.memory else _outcome(ended, reached, resized),
             exit_code=casualty.exit_code if casualty else None if ended.stopped_by or ended.hang else 0,
             signal=casualty.signal if casualty else None,
             rank=casualty.rank if casualty else None,
@@ -270,11 +270,11 @@ class Supervisor:
         )
         if ended.stopped_by and not reached:
             return self._stopped(ended.stopped_by)
-        record = self._keeper.record
+        record = self._record.record
         planned = frozenset(fired.attempt for fired in read_fired(self._layout))
         decision = decide(counted(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.trouble, planned)
-        if self._crew and decision.restart:
-            decision = replace(decision, reason=describe(decision.reason, todo.world_size, self._going))
+        if self._worker_pool and decision.restart:
+            decision = replace(decision, reason=describe(decision.reason, todo.world_size, self._regroup))
         if resized and decision.restart:
             self._ui.resized(last)
         elif not reached:
@@ -284,7 +284,7 @@ class Supervisor:
     def _stopped(self, number: int) -> Decision:
         name = signal.Signals(number).name
         self._stop.obeyed = True
-        newest = max(still_kept(self._layout, self._keeper.record.attempts), default=None)
+        newest = max(still_kept(self._layout, self._record.record.attempts), default=None)
         durable = "nothing was saved yet" if newest is None else f"step {newest} is durable"
         return Decision("stopped", f"stopped by {name}; {durable}", Stopped(name, f"stopped; {durable}", "the same command goes on with it"))
 

@@ -27,7 +27,7 @@ _LINE_BYTES = 65536
 class Control:
     """Connected on construction and introduced by a Hello (a spare: Standby); Fenced (exit 9) where no supervisor listens: then nobody counts."""
 
-    board: HeartbeatTable | None = None
+    heartbeats: HeartbeatTable | None = None
     snapshots: SnapshotPair | None = None
 
     def __init__(self, layout: RunLayout, first: Hello | SpareReady) -> None:
@@ -45,7 +45,7 @@ class Control:
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 board, *snapshots = [fd for (fd,) in _FD.iter_unpack(content)]
-                self.board = HeartbeatTable(board)
+                self.heartbeats = HeartbeatTable(board)
                 self.snapshots = SnapshotPair(snapshots) if snapshots else None
 
     def progress(self, progress: Progress) -> None:
@@ -84,9 +84,9 @@ class Control:
         if self.snapshots:
             self.snapshots.close()
             self.snapshots = None
-        if self.board is not None:
-            self.board.close()
-            self.board = None
+        if self.heartbeats is not None:
+            self.heartbeats.close()
+            self.heartbeats = None
 
     def _send(self, message: Hello | SpareReady | LeftAttempt | RankError) -> None:
         try:

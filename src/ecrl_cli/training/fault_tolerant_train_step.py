@@ -12,15 +12,15 @@ from ecrl_cli.checkpoint.capture.rng import capture_rng, packed, restore_rng, un
 from ecrl_cli.data.loading import Batch
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
 from ecrl_cli.training.ddp import WarmUp, wrap
-from ecrl_cli.training.heartbeat import Pulse
-from ecrl_cli.training.train_step import DataParallelLearner, StepResult
+from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.training.train_step import DataParallelTrainStep, StepResult
 
 Keep = Callable[[int, bytes], None]
 _LOSS = struct.Struct("<d")
 
 
 @dataclass
-class FaultTolerantTrainStep(DataParallelLearner):
+class FaultTolerantTrainStep(DataParallelTrainStep):
     """`model` is the bare one. It serves attempt after attempt, each time from another `seat`."""
 
     warm_up: WarmUp = field(kw_only=True)
@@ -32,23 +32,23 @@ class FaultTolerantTrainStep(DataParallelLearner):
         # DDP with the buckets of every other run and nobody to talk to: all ranks build the same weights, or receive them.
         self.model = wrap(self._bare, self.warm_up, process_group=group_of_one(), gradient_as_bucket_view=True, init_sync=False)
         self.model.register_comm_hook(None, lambda state, bucket: self._peers.hook(bucket))  # other annotations than DDP's would be refused
-        self._bare.register_forward_pre_hook(lambda *given: self.pulse.work())
+        self._bare.register_forward_pre_hook(lambda *given: self.heartbeat.work())
 
-    def seat(self, peers: FaultTolerantGroup, pulse: Pulse, keep: Keep) -> None:
+    def seat(self, peers: FaultTolerantGroup, pulse: HeartbeatWriter, keep: Keep) -> None:
         """Take part among `peers`; `keep` puts what it is given where it outlives this rank."""
-        self._peers, self.pulse, self._keep = peers, pulse, keep
+        self._peers, self.heartbeat, self._keep = peers, pulse, keep
 
-    def remember(self, global_step: int, loss: float) -> None:
+    def keep_state(self, global_step: int, loss: float) -> None:
         """What this rank is behind `global_step` and no other knows: its last loss, and its generators."""
         self._states = capture_rng(self.device)
         self._keep(global_step, _LOSS.pack(loss) + packed(self._states))
 
-    def learn(self, batch: Batch, global_step: int) -> StepResult:
+    def run(self, batch: Batch, global_step: int) -> StepResult:
         """Bereaved where the step is given up: this rank is then what it was in front of it."""
         self._peers.begin(global_step)
         before = [buffer.clone() for buffer in self._buffers]
         try:
-            return super().learn(batch, global_step)
+            return super().run(batch, global_step)
         except PeersLost:
             self._roll_back(before)
             raise
@@ -56,7 +56,7 @@ class FaultTolerantTrainStep(DataParallelLearner):
     def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
         """Behind backward nothing more is drawn in this step: what its generators are now, they are behind the step."""
         behind = self._states
-        self.remember(global_step, float(loss.item()))
+        self.keep_state(global_step, float(loss.item()))
         try:
             self._peers.finish(self._buffers)
         except PeersLost:

@@ -6,11 +6,11 @@ from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 
 
-class Pulse:
+class HeartbeatWriter:
     """`board` None: on another machine than its supervisor, a rank is not watched and not asked."""
 
     def __init__(self, board: HeartbeatTable | None, rank: int) -> None:
-        self._board, self._rank = board, rank
+        self._table, self._rank = board, rank
         self._global_step, self._phase = 0, "nowhere"
         self._own_s, self._worked_s = 0.0, 0.0
         self._since: float | None = None
@@ -41,16 +41,16 @@ class Pulse:
 
     def again(self) -> None:
         """Still in the same phase, and getting on with it."""
-        if self._board is not None:
-            self._board.beat(self._rank, self._global_step, self._phase, self._own_s)
+        if self._table is not None:
+            self._table.write(self._rank, self._global_step, self._phase, self._own_s)
 
     def stop_behind(self, global_step: int) -> int | None:
         """The step behind which all ranks stop, or None. Every rank asks at each boundary, `global_step` being done; rank 0 chooses the next.
 
         Nobody can pass that step without having seen the word: it was written before rank 0 gave any gradient of it away.
         """
-        if self._board is None:
+        if self._table is None:
             return None
-        if self._rank == 0 and self._board.agreed is None and self._board.stop_asked:
-            self._board.agree(global_step + 1)
-        return self._board.agreed
+        if self._rank == 0 and self._table.agreed is None and self._table.stop_asked:
+            self._table.agree(global_step + 1)
+        return self._table.agreed

@@ -29,24 +29,24 @@ from ecrl_cli.records.events import DatasetRecord
 from ecrl_cli.records.messages import LeftAttempt
 from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost
-from ecrl_cli.recovery.membership import BoardMembership
+from ecrl_cli.recovery.membership import HeartbeatMembership
 from ecrl_cli.training.ddp import WarmUp
 from ecrl_cli.training.fault_tolerant_train_step import FaultTolerantTrainStep, put_back, remembered
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import TcpStoreAddress
 from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.session import Session, make_deterministic
-from ecrl_cli.training.survivor_report import enter, testify
+from ecrl_cli.training.survivor_report import enter, write_survivor_report
 from ecrl_cli.training.train_loop import TrainLoop
-from ecrl_cli.training.train_step import DataParallelLearner, TrainStep
+from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep
 
 
 @dataclass(frozen=True)
 class WarmTrainer:
     """`pack`: the state that `learner` trains, whoever's it is."""
 
-    learner: TrainStep
+    train_step: TrainStep
     sampler: ResumableGlobalBatchSampler
     pack: TrainState
 
@@ -74,7 +74,7 @@ class InPlaceSession(Session):
     def take_part(self, kept: CarriedState) -> LeftAttempt | None:
         """As `train`; gives what is to be said where the attempt ended because others died."""
         self.kept = kept
-        if not self.took_along:
+        if not self.carried_over:
             kept.loop = None
         try:
             self.train()
@@ -88,23 +88,23 @@ class InPlaceSession(Session):
         return self.order.resume_from is not None or bool(self.order.memory)
 
     @property
-    def took_along(self) -> bool:
+    def carried_over(self) -> bool:
         """Whether this rank comes with the state that the attempt goes on from."""
         return self.order.memory == SURVIVORS and self.rank not in self.order.joined
 
     def settle(self) -> torch.device:
-        if not self.took_along:
+        if not self.carried_over:
             refuse_cuda(self.config)
             return super().settle()
         return torch.device("cpu")
 
     def join(self) -> FaultTolerantGroup:
-        address, board = self.rendezvous.store, self.control.board
+        address, board = self.rendezvous.store, self.control.heartbeats
         assert address is not None and board is not None, "live recovery is of the zygote's ranks alone"
         timeout, lossy = timedelta(seconds=self.config.supervision.collective_timeout_s), recovery_of(self.config).loses_samples
-        if self.took_along:
+        if self.carried_over:
             self.pack = self.seated()
-        self.peers = FaultTolerantGroup(self.kept.store, address.prefix, self.rank, BoardMembership(board), timeout, lossy=lossy)
+        self.peers = FaultTolerantGroup(self.kept.store, address.prefix, self.rank, HeartbeatMembership(board), timeout, lossy=lossy)
         self.peers.form(self.world_size)
         if self.pack:
             self.pack.peers = self.peers
@@ -123,14 +123,14 @@ class InPlaceSession(Session):
     def state(self, record: DatasetRecord) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
         ready = self.kept.ready
         if self.kept.loop is not None and self.pack is not None:
-            return self.kept.loop.learner, self.kept.loop.sampler, self.pack
+            return self.kept.loop.train_step, self.kept.loop.sampler, self.pack
         if ready is None or not self.loads:
             return super().state(record)
         seed_rank(self.config.seed, self.rank, self.order.resume_step)
-        return ready.learner, ready.sampler, TrainState(*_parts(ready.pack), self.rank, self.world_size, self.peers)
+        return ready.train_step, ready.sampler, TrainState(*_parts(ready.pack), self.rank, self.world_size, self.peers)
 
-    def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]) -> DataParallelLearner:
-        return learner_of(self.config, model, optimizer, WarmUp.of(self.config, shape, self.device), self.pulse)
+    def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]) -> DataParallelTrainStep:
+        return build_train_step(self.config, model, optimizer, WarmUp.of(self.config, shape, self.device), self.heartbeat)
 
     def restore(self, pack: TrainState) -> Restored:
         if self.order.memory != SURVIVORS:
@@ -145,8 +145,8 @@ class InPlaceSession(Session):
 
     def inherited(self) -> bytes | None:
         """What was kept of the rank whose place this newcomer takes; read before any rank keeps anything anew."""
-        origin, board = self.order.origins[self.rank], self.control.board
-        if self.took_along or origin < 0 or board is None:
+        origin, board = self.order.origins[self.rank], self.control.heartbeats
+        if self.carried_over or origin < 0 or board is None:
             return None
         return board.load_rank_state(origin, self.order.resume_step)
 
@@ -169,11 +169,11 @@ class InPlaceSession(Session):
         return self.peers.broadcast(torch.empty(length, dtype=torch.uint8) if given is None else given, source)
 
     def load(self) -> TrainLoop:
-        loop, board = super().load(), self.control.board
+        loop, board = super().load(), self.control.heartbeats
         self.pack = loop.pack
-        assert isinstance(loop.learner, FaultTolerantTrainStep) and board is not None
-        loop.learner.seat(self.peers, self.pulse, partial(board.store_rank_state, self.rank))
-        loop.learner.remember(loop.global_step, loop.loss)
+        assert isinstance(loop.train_step, FaultTolerantTrainStep) and board is not None
+        loop.train_step.seat(self.peers, self.heartbeat, partial(board.store_rank_state, self.rank))
+        loop.train_step.keep_state(loop.global_step, loop.loss)
         loop.owed |= self.order.memory == SURVIVORS and loop.global_step > 0 and not submitted(self.layout, self.order)
         return loop
 
@@ -187,11 +187,11 @@ class InPlaceSession(Session):
         if self.loop:
             self.loop.strategy.close()
             self.loop.journal.close()
-            self.kept.loop, self.kept.ready = self.loop, WarmTrainer(self.loop.learner, self.loop.sampler, self.loop.pack)
+            self.kept.loop, self.kept.ready = self.loop, WarmTrainer(self.loop.train_step, self.loop.sampler, self.loop.pack)
         self.clock.switch("idle")
         self.clock.close()
         taken = self.pack if from_memory else None
-        said = testify(self.logs, self.order.attempt, step, self.rank, self.peers, taken)
+        said = write_survivor_report(self.logs, self.order.attempt, step, self.rank, self.peers, taken)
         if self.loop and said.redone:
             enter(self.logs, said, self.loop.sampler, self.world_size, self.config.recovery.name)
         return LeftAttempt(self.rank, os.getpid(), self.order.attempt, step, said.alive)
@@ -215,7 +215,9 @@ def allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def learner_of(config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, pulse: Pulse) -> FaultTolerantTrainStep:
+def build_train_step(
+    config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, pulse: HeartbeatWriter
+) -> FaultTolerantTrainStep:
     device = warm_up.device
     scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
     return FaultTolerantTrainStep(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), pulse, warm_up=warm_up)
@@ -231,7 +233,7 @@ def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
     model = build_model(config.model, record.classes, record.shape)
     optimizer = build_optimizer(config.optimizer, model.parameters())
     warm_up_model(model, config, record)
-    learner = learner_of(config, model, optimizer, WarmUp.of(config, record.shape, device), Pulse(None, 0))
+    learner = build_train_step(config, model, optimizer, WarmUp.of(config, record.shape, device), HeartbeatWriter(None, 0))
     sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
     kept.ready = WarmTrainer(learner, sampler, TrainState(model, optimizer, learner.scheduler, learner.scaler, sampler, 0, 1))
     return kept

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ecrl_cli.data.loading import Batch
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.replica_allreduce import Exchange
 from ecrl_cli.training.seeding import seed_replica
 from ecrl_cli.training.train_step import StepResult
@@ -77,7 +77,7 @@ class ReplicaGradient:
 
 
 @dataclass(frozen=True)
-class ReplicaLearner:
+class ReplicaTrainStep:
     """`owned`: the replicas of this rank, out of `replicas`. `model` is not wrapped: nothing but `exchange` speaks to other ranks."""
 
     model: torch.nn.Module
@@ -86,14 +86,14 @@ class ReplicaLearner:
     scaler: Any
     device: torch.device
     autocast: AbstractContextManager[Any]
-    pulse: Pulse
+    heartbeat: HeartbeatWriter
     seed: int
     replicas: int
     owned: range
     exchange: Exchange
     contribution: ReplicaGradient
 
-    def learn(self, batch: Batch, global_step: int) -> StepResult:
+    def run(self, batch: Batch, global_step: int) -> StepResult:
         """Every owned replica, the exchange, the update. Leaves the same streams behind on every rank."""
         tree: TreeReduce[torch.Tensor] = TreeReduce(self.replicas, torch.Tensor.add_)
         size = len(batch.ids) // len(self.owned)
@@ -103,10 +103,10 @@ class ReplicaLearner:
             seed_replica(self.seed, global_step, replica)
             losses.append(self._compute(batch, slice(number * size, (number + 1) * size)))
             tree.push_leaf(replica, self.contribution.vector(losses[-1]))
-        self.pulse.phase("backward")
+        self.heartbeat.phase("backward")
         loss = self.contribution.take(self.exchange(tree).div_(self.replicas))
         seed_replica(self.seed, global_step, self.replicas)
-        self.pulse.phase("update")
+        self.heartbeat.phase("update")
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()

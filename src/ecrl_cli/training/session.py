@@ -43,15 +43,15 @@ from ecrl_cli.storage.files import write_json
 from ecrl_cli.storage.heartbeat_fs import beating
 from ecrl_cli.training.control_client import Control
 from ecrl_cli.training.ddp import WarmUp, wrap
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import Rendezvous
 from ecrl_cli.training.replica_allreduce import ReplicaAllreduce, alone
-from ecrl_cli.training.replicas import ReplicaGradient, ReplicaLearner
+from ecrl_cli.training.replicas import ReplicaGradient, ReplicaTrainStep
 from ecrl_cli.training.seeding import seed_rank, seed_replica
 from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.train_loop import TrainLoop
-from ecrl_cli.training.train_step import DataParallelLearner, TrainStep
+from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep
 
 
 class Session:
@@ -62,7 +62,7 @@ class Session:
         self.clock, self.control = clock, control
         self.logs = layout.attempt(order.attempt)
         self.rank, self.world_size = rendezvous.rank, order.world_size
-        self.pulse = Pulse(control.board, self.rank)
+        self.heartbeat = HeartbeatWriter(control.heartbeats, self.rank)
         self.injector = Injector(layout, order.attempt, self.rank, order.pending)
         self.loop: TrainLoop | None = None
 
@@ -70,11 +70,11 @@ class Session:
         """Join, load, run to the end; at the target record the final state; leave."""
         self.device = self.settle()
         self.clock.switch("rendezvous")
-        self.pulse.phase("rendezvous")
+        self.heartbeat.phase("rendezvous")
         self.injector.at_start("rendezvous", self.order)
         self.peers = self.join()
         self.clock.switch("load")
-        self.pulse.phase("loading")
+        self.heartbeat.phase("loading")
         if self.injector.meets:
             self.injector.meet(process_ids(self.peers))
         self.injector.at_start("load", self.order)
@@ -110,13 +110,13 @@ class Session:
             attempt=self.order.attempt,
             rank=self.rank,
             world_size=self.world_size,
-            learner=learner,
+            train_step=learner,
             loader=BatchLoader(dataset, config.seed, config.dataset.augment),
             sampler=sampler,
             pack=pack,
             strategy=self.strategy(pack),
             injector=self.injector,
-            pulse=self.pulse,
+            heartbeat=self.heartbeat,
             clock=self.clock,
             journal=Journal(self.logs.rank(self.rank)),
             report=self.report,
@@ -133,7 +133,7 @@ class Session:
         config = self.config
         model = self.model(record)
         optimizer = build_optimizer(config.optimizer, model.parameters())
-        learner = self.learner(model, optimizer, record.shape)
+        learner = self.train_step(model, optimizer, record.shape)
         replicas = config.elastic.replicas
         sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
         parts = (model, optimizer, learner.scheduler, learner.scaler, sampler)
@@ -147,23 +147,25 @@ class Session:
     def model(self, record: DatasetRecord) -> torch.nn.Module:
         return build_model(self.config.model, record.classes, record.shape).to(self.device)
 
-    def learner(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]) -> DataParallelLearner | ReplicaLearner:
+    def train_step(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]
+    ) -> DataParallelTrainStep | ReplicaTrainStep:
         """Plain data parallelism, or `elastic.replicas` fixed replicas. `shape`: of one sample."""
         config, device = self.config, self.device
         scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
         cast, count = autocast(config.precision, device), config.elastic.replicas
         if not count:
             ddp = wrap(model, WarmUp.of(config, shape, device), device_ids=[device.index] if device.type == "cuda" else None)
-            model.register_forward_pre_hook(lambda *given: self.pulse.work())  # what DDP does before it is a wait for others
-            return DataParallelLearner(ddp, optimizer, scheduler, scaler, device, cast, self.pulse)
-        return ReplicaLearner(
+            model.register_forward_pre_hook(lambda *given: self.heartbeat.work())  # what DDP does before it is a wait for others
+            return DataParallelTrainStep(ddp, optimizer, scheduler, scaler, device, cast, self.heartbeat)
+        return ReplicaTrainStep(
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
             scaler=scaler,
             device=device,
             autocast=cast,
-            pulse=self.pulse,
+            heartbeat=self.heartbeat,
             seed=config.seed,
             replicas=count,
             owned=owned(count, self.rank, self.world_size),
@@ -178,7 +180,7 @@ class Session:
     def store_under(self, root: Path, config: StoreConfig) -> CheckpointStore:
         """The store that this rank writes through, on the board at each call."""
         store = store_for(root, config, self.layout, self.order.pending)
-        store.fs = beating(store.fs, self.pulse.again)
+        store.fs = beating(store.fs, self.heartbeat.again)
         return store
 
     def restore(self, pack: TrainState) -> Restored:
@@ -222,7 +224,7 @@ class Session:
     def finish(self, loop: TrainLoop, loss: float) -> None:
         """The end of the goodput clock, then the final digests: only a run that has this record reached its target."""
         at, time = self.clock.switch("idle"), wall()
-        self.pulse.phase("done")
+        self.heartbeat.phase("done")
         digests, ranks = loop.pack.digests(), loop.pack.rank_states(loop.progress())
         if self.rank == 0:
             final = FinalState(

@@ -19,13 +19,15 @@ from ecrl_cli.storage.files import write_whole
 Layers = tuple[tuple[str, ...], ...]
 
 
-def testify(logs: AttemptLayout, attempt: int, global_step: int, rank: int, peers: FaultTolerantGroup, pack: TrainState | None) -> SurvivorReport:
+def write_survivor_report(
+    logs: AttemptLayout, attempt: int, global_step: int, rank: int, peers: FaultTolerantGroup, pack: TrainState | None
+) -> SurvivorReport:
     """Write it down, durably. `pack` None: this rank has no state of its own, and goes back to a checkpoint with all others."""
     redone = tuple(peers.redone)
     layers = layers_of(pack.model, peers.parameters) if pack and redone else ()
     digest = pack.state_digest() if pack else ""
     said = SurvivorReport(global_step, attempt, rank, peers.alive, redone, layers, digest, monotonic(), wall())
-    write_whole(logs.testimony(rank), line_of(said))
+    write_whole(logs.survivor_report(rank), line_of(said))
     return said
 
 
@@ -36,13 +38,15 @@ def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) ->
 
 
 def enter(logs: AttemptLayout, said: SurvivorReport, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str) -> None:
-    """The attempt's ledger: what the dead had in the mini-batch that was finished without them. `cause`: the recovery that finished it."""
-    lines = ledger(said.redone, said.layers, sampler, world_size, cause)
+    """The attempt's lost_samples: what the dead had in the mini-batch that was finished without them. `cause`: the recovery that finished it."""
+    lines = lost_samples(said.redone, said.layers, sampler, world_size, cause)
     if lines:
         write_whole(logs.ledger(said.rank), b"".join(map(line_of, lines)))
 
 
-def ledger(redone: Sequence[RedoneStep], layers: Layers, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str) -> list[LostSamples]:
+def lost_samples(
+    redone: Sequence[RedoneStep], layers: Layers, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str
+) -> list[LostSamples]:
     """A line for each of the dead: its samples have no influence from the first bucket on that was done again without it."""
     lines = []
     for number, death in enumerate(redone):

@@ -21,7 +21,7 @@ from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.rank_state import RANK_COMPONENTS
 from ecrl_cli.records.span_clock import SpanClock
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.train_step import StepResult, TrainStep
 
@@ -41,13 +41,13 @@ class TrainLoop:
     attempt: int
     rank: int
     world_size: int
-    learner: TrainStep
+    train_step: TrainStep
     loader: BatchLoader
     sampler: ResumableGlobalBatchSampler
     pack: TrainState
     strategy: Strategy
     injector: Injector
-    pulse: Pulse
+    heartbeat: HeartbeatWriter
     clock: SpanClock
     journal: Journal
     report: Reporter
@@ -83,7 +83,7 @@ class TrainLoop:
             if self.checkpoint_due():
                 self.save()
             elif self.memory_due():
-                self.remember()
+                self.snapshot_in_memory()
             self.injector.at_boundary(self.global_step, self.flush)
         self.report(self.global_step, "flushing", self.loss)
         self.flush()
@@ -94,19 +94,19 @@ class TrainLoop:
     def save(self, *, remembered: bool = False) -> None:
         """`remembered`: the memory that this attempt began with has the step; snapshots are of what the attempt did itself."""
         self.report(self.global_step, "saving", self.loss)
-        self.pulse.phase("saving")
+        self.heartbeat.phase("saving")
         self.injector.before_save(self.global_step)
         if not remembered:
             self.strategy.snapshot(self.progress())
         self.strategy.save(self.progress())
 
-    def remember(self) -> None:
+    def snapshot_in_memory(self) -> None:
         self.injector.before_save(self.global_step)
         self.strategy.snapshot(self.progress())
 
     def flush(self) -> None:
         """Wait for everything in flight, and say so: a wait for the writer is no hang while the writer moves."""
-        self.pulse.phase("flushing")
+        self.heartbeat.phase("flushing")
         self.strategy.flush()
 
     def check_stop(self) -> None:
@@ -114,7 +114,7 @@ class TrainLoop:
 
         Asked between a step and its checkpoint: a rank that missed the word at the step before sees it here, and all save together.
         """
-        behind = self.pulse.stop_behind(self.global_step)
+        behind = self.heartbeat.stop_behind(self.global_step)
         if behind is not None and behind < self.end:
             self.until = behind
 
@@ -122,13 +122,13 @@ class TrainLoop:
         """One committed step: window, shard, update, the line in the log; then the cursor moves."""
         began = self.clock.switch("compute")
         self.clock.global_step = self.global_step + 1
-        self.pulse.step(self.global_step + 1)
+        self.heartbeat.step(self.global_step + 1)
         self.injector.before_step(self.global_step + 1)
         epoch, cursor = self.sampler.epoch, self.sampler.cursor_step
         batch = self.loader.batch(epoch, self.sampler.shard(self.rank, self.world_size))
-        learned = self.learner.learn(batch, self.global_step + 1)
+        learned = self.train_step.run(batch, self.global_step + 1)
         self.loss = learned.loss
-        self.pulse.phase("logging")
+        self.heartbeat.phase("logging")
         self.refuse_what_is_not_finite()
         self.global_step += 1
         self.sampler.advance()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ecrl_cli.data.loading import Batch
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class StepResult:
 
 
 class TrainStep(Protocol):
-    def learn(self, batch: Batch, global_step: int) -> StepResult:
+    def run(self, batch: Batch, global_step: int) -> StepResult:
         """Do the step `global_step` with this rank's samples. Collective."""
 
 
 @dataclass
-class DataParallelLearner:
+class DataParallelTrainStep:
     """The DDP-wrapped model and everything that updates it."""
 
     model: torch.nn.Module
@@ -36,19 +36,19 @@ class DataParallelLearner:
     scaler: Any
     device: torch.device
     autocast: AbstractContextManager[Any]
-    pulse: Pulse
+    heartbeat: HeartbeatWriter
 
-    def learn(self, batch: Batch, global_step: int) -> StepResult:
+    def run(self, batch: Batch, global_step: int) -> StepResult:
         """Forward, backward (DDP averages the gradients), update."""
         x, y = batch.x.to(self.device), batch.y.to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        self.pulse.wait()  # DDP hands rank 0's buffers round before the module's own forward pass begins
+        self.heartbeat.wait()  # DDP hands rank 0's buffers round before the module's own forward pass begins
         with self.autocast:
             loss = F.cross_entropy(self.model(x).float(), y)
-        self.pulse.phase("backward")
+        self.heartbeat.phase("backward")
         self.scaler.scale(loss).backward()
         self.exchanged(global_step, loss)
-        self.pulse.phase("update")
+        self.heartbeat.phase("update")
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()

@@ -28,7 +28,7 @@ from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, 
 from ecrl_cli.records.run_config import read_run_config  # noqa: E402
 from ecrl_cli.training import stack_dump_handler  # noqa: E402
 from ecrl_cli.training.control_client import Control, NullControl, die_with_parent  # noqa: E402
-from ecrl_cli.training.heartbeat import Pulse  # noqa: E402
+from ecrl_cli.training.heartbeat import HeartbeatWriter  # noqa: E402
 from ecrl_cli.training.output import print_to  # noqa: E402
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment  # noqa: E402
 
@@ -112,7 +112,7 @@ def _train(layout: RunLayout, seat: RankAssignment, control: Control) -> tuple[L
     clock = SpanClock(Journal(logs.spans(rank)), seat.attempt, seat.started, "rendezvous" if seat.kept else "import")
     order = decode(AttemptSpec, read_json(logs.launch))
     control.attach()
-    Pulse(control.board, rank).phase("importing")
+    HeartbeatWriter(control.heartbeats, rank).phase("importing")
     Injector(layout, seat.attempt, rank, order.pending).at_start("start", order)
     if rank == 0:
         control.progress(Progress(order.resume_step, "importing", monotonic()))

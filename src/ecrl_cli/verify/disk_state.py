@@ -9,7 +9,7 @@ from typing import Any
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, read_commit
 from ecrl_cli.checkpoint.format.names import COMMIT, REJECTED_PREFIX, STEP_NAME
-from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, GuardConfig, IntegrityReport, OpenCheckpoint, opened, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityConfig, IntegrityReport, OpenCheckpoint, opened, verify_checkpoint
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import is_folder
@@ -65,10 +65,10 @@ def _committed_step(path: Path) -> int | None:
         return None
 
 
-def guard_config(records: RunRecords, contents: bool) -> GuardConfig:
+def guard_config(records: RunRecords, contents: bool) -> IntegrityConfig:
     """Whoever owns the files: a run that was copied from another machine is judged like any other."""
     checkpoint = records.stored.config.checkpoint
-    return GuardConfig(
+    return IntegrityConfig(
         run_id=records.stored.run_id,
         max_bytes=checkpoint.max_bytes,
         trust_owner=True,

@@ -60,7 +60,7 @@ def _interruption(records: RunRecords, a: Attempt, *, last: bool) -> str:
         return f"{who} {a.outcome} with exit code {a.exit_code}, signal {a.signal}"
     if a.hang or a.rejected or a.forgone:
         return f"{who} " + ("hung" if a.hang else "refused a checkpoint or a snapshot")
-    if a.continues is not None or a.memory or records.logs(a.attempt).testimonies:
+    if a.continues is not None or a.memory or records.logs(a.attempt).survivor_reports:
         return f"{who} went on from memory"
     return ""
 

@@ -115,7 +115,7 @@ def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, 
 
 def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:
     """Whether the entry's rank was dead when the others finished the entry's step in `attempt`."""
-    a, testimony = case.attempt(attempt), case.run.logs(attempt).testimony
+    a, testimony = case.attempt(attempt), case.run.logs(attempt).survivor_report
     return a is not None and testimony is not None and testimony.global_step == entry.global_step and entry.rank in dead(a, testimony)
 
 

@@ -152,7 +152,7 @@ def as_components(state: RankState) -> dict[str, str]:
 def check_survivors(case: Case, notes: FindingBuilder) -> None:
     """Who outlived others says that it has the state that it logged behind the same step."""
     for a in case.run.attempts:
-        for rank, told in a.testimonies.items():
+        for rank, told in a.survivor_reports.items():
             lines = a.ranks.get(rank)
             for said in told.events:
                 logged = [line.state_digest for line in (lines.events if lines else ()) if line.global_step == said.global_step and line.state_digest]

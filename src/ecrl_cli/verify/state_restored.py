@@ -120,7 +120,7 @@ def _of_survivors(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> d
 
 def _check_carried(case: Case, a: Attempt, rank: int, origin: int, notes: FindingBuilder) -> None:
     """A survivor left the attempt before with the state that it begins this one with."""
-    told = case.run.logs(a.continues).testimonies.get(origin) if a.continues is not None else None
+    told = case.run.logs(a.continues).survivor_reports.get(origin) if a.continues is not None else None
     held: RestoredState | None = case.run.logs(a.attempt).restored.get(rank)
     for said in told.events if told else ():
         if held and said.state_digest and said.state_digest != held.state_digest:

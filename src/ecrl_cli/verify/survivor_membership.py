@@ -33,7 +33,7 @@ def survivals(case: Case, notes: FindingBuilder) -> frozenset[Line]:
     excused: set[Line] = set()
     for a in case.attempts:
         logs = case.run.logs(a.attempt)
-        if a.outcome == SURVIVED or logs.testimonies or logs.ledgers:
+        if a.outcome == SURVIVED or logs.survivor_reports or logs.ledgers:
             excused |= _survival(case, a, notes)
     return frozenset(excused)
 
@@ -73,7 +73,7 @@ def _survival(case: Case, a: Attempt, notes: FindingBuilder) -> set[Line]:
 def _told(case: Case, a: Attempt, notes: FindingBuilder) -> Told:
     """By rank, the testimonies that are there and whole."""
     told: Told = {}
-    for rank, lines in case.run.logs(a.attempt).testimonies.items():
+    for rank, lines in case.run.logs(a.attempt).survivor_reports.items():
         who = f"the testimony of attempt {a.attempt} rank {rank}"
         if len(lines.events) > 1:
             notes.broken(f"{who} has {len(lines.events)} lines: a rank leaves an attempt once")
@@ -88,7 +88,7 @@ def _told(case: Case, a: Attempt, notes: FindingBuilder) -> Told:
 
 def _check_went_on(case: Case, a: Attempt, told: Told, notes: FindingBuilder) -> None:
     went, after = continuing_ranks(case.run, a.attempt), successor(case.run, a.attempt)
-    for rank in sorted(set(went) - set(case.run.logs(a.attempt).testimonies)):
+    for rank in sorted(set(went) - set(case.run.logs(a.attempt).survivor_reports)):
         notes.missing(f"rank {rank} of attempt {a.attempt} went on and left no testimony")
     for rank, testimony in told.items():
         if gone := sorted(set(went) - set(testimony.alive)):
@@ -162,7 +162,7 @@ def _check_ledgers(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuil
     losers, ledgers, who = gave_nothing(a, t), case.run.logs(a.attempt).ledgers, f"attempt {a.attempt}"
     if losers and not recovery_of(case.run.stored.config).loses_samples:
         notes.broken(f"{who} went on without the samples of {_ranks(losers)} in step {t.global_step}, which its recovery does not allow")
-    holders = continuing_ranks(case.run, a.attempt) or tuple(case.run.logs(a.attempt).testimonies)
+    holders = continuing_ranks(case.run, a.attempt) or tuple(case.run.logs(a.attempt).survivor_reports)
     for rank in sorted(set(holders) - set(ledgers)) if losers else ():
         notes.missing(f"the ledger of {who} rank {rank} is not there, samples of {_ranks(losers)} were lost in step {t.global_step}")
     whole = {}

@@ -42,7 +42,7 @@ def _check_living(case: Case, a: Attempt, who: str, report: SurvivorReport, note
 def _silent_after(case: Case, a: Attempt, rank: int, at: float) -> bool:
     """Whether the rank recorded nothing any more."""
     logs = case.run.logs(a.attempt)
-    return rank not in logs.testimonies and all(line.at <= at for lines in [logs.ranks.get(rank)] if lines for line in lines.events)
+    return rank not in logs.survivor_reports and all(line.at <= at for lines in [logs.ranks.get(rank)] if lines for line in lines.events)
 
 
 def _check_log(case: Case, a: Attempt, rank: int, report: SurvivorReport, notes: FindingBuilder) -> None:

@@ -19,13 +19,13 @@ from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.checkpoint.format.names import TRAIN, must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import tensor_table
-from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, GuardConfig, OpenCheckpoint, layer, opened
+from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityConfig, OpenCheckpoint, layer, opened
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.safe_read import PIECE, fill
 
 # Whose files they are and how large was the guard's business; here the expected commit pins every byte.
-_PINNED = GuardConfig(max_bytes=2**62, trust_owner=True)
+_PINNED = IntegrityConfig(max_bytes=2**62, trust_owner=True)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, PartEn
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN
 from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip
 from ecrl_cli.checkpoint.repair.damage import NAMED, Finding, find_damage
-from ecrl_cli.checkpoint.repair.manifest_rebuild import remake_entry
-from ecrl_cli.checkpoint.repair.record_repair import RepairedRecord, mend_commit, mend_manifest, mend_sidecar
+from ecrl_cli.checkpoint.repair.manifest_rebuild import rebuild_entry
+from ecrl_cli.checkpoint.repair.record_repair import RepairedRecord, repair_commit, repair_manifest, repair_sidecar
 from ecrl_cli.checkpoint.store.atomic_install import sidecar_of
-from ecrl_cli.checkpoint.store.integrity import MAX_SIDECAR, MAX_TRAIN, CheckpointRejected, GuardConfig, IntegrityReport, layer
+from ecrl_cli.checkpoint.store.integrity import MAX_SIDECAR, MAX_TRAIN, CheckpointRejected, IntegrityConfig, IntegrityReport, layer
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, open_regular, read_small
@@ -50,7 +50,7 @@ class Diagnosis:
         return bool(self.findings) and all(finding.repairable for finding in self.findings)
 
 
-def diagnose(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> Diagnosis:
+def diagnose(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> Diagnosis:
     """Look for the damage in the checkpoint at `path`, which the guard refused."""
     made, fs = Diagnosis(), fs or PosixFs()
     match = STEP_NAME.match(path.name)
@@ -59,7 +59,7 @@ def diagnose(path: Path, config: GuardConfig | None = None, fs: Fs | None = None
     with suppress(CheckpointRejected), layer("file"), ExitStack() as stack:
         folder = fs.open(path.parent if match[2] else path, FOLDER)
         stack.callback(fs.close, folder)
-        search = _Search(fs, folder, config or GuardConfig(trust_owner=True), made)
+        search = _Search(fs, folder, config or IntegrityConfig(trust_owner=True), made)
         if match[2]:
             search.single(path.name)
         else:
@@ -83,17 +83,17 @@ def line(report: IntegrityReport, diagnosis: Diagnosis | None) -> str:
 class _Search:
     """Looks at one checkpoint's files in its open folder."""
 
-    def __init__(self, fs: Fs, folder: int, config: GuardConfig, made: Diagnosis) -> None:
+    def __init__(self, fs: Fs, folder: int, config: IntegrityConfig, made: Diagnosis) -> None:
         self.fs, self.folder, self.config, self.made = fs, folder, config, made
 
     def group(self, names: list[str]) -> None:
         commit = self.record(COMMIT, MAX_COMMIT)
-        mended = mend_commit(commit) if commit is not None else None
+        mended = repair_commit(commit) if commit is not None else None
         self.found(COMMIT, mended, "self_sha256")
         manifest = self.record(MANIFEST, MAX_MANIFEST)
         if mended is None or mended.value is None or manifest is None:
             return
-        text = mend_manifest(manifest, mended.value.manifest_sha256, lambda: {name: self.remade(name) for name in _PARTS})
+        text = repair_manifest(manifest, mended.value.manifest_sha256, lambda: {name: self.remade(name) for name in _PARTS})
         self.found(MANIFEST, text, "SHA-256 in COMMIT.json")
         if text.value is None:
             return
@@ -109,7 +109,7 @@ class _Search:
         data = self.record(sidecar, MAX_SIDECAR)
         if data is None:
             return
-        mended = mend_sidecar(data, lambda: {name: self.remade(name)})
+        mended = repair_sidecar(data, lambda: {name: self.remade(name)})
         self.found(sidecar, mended, "hashes in it")
         if mended.value is not None and name in mended.value.parts:
             self.part(name, mended.value.parts[name], self.config.max_bytes)
@@ -139,7 +139,7 @@ class _Search:
 
     def remade(self, name: str) -> PartEntry:
         with self.opened(name) as (fd, size):
-            return remake_entry(self.fs, fd, size, name, MAX_TRAIN if name == TRAIN else self.config.max_bytes)
+            return rebuild_entry(self.fs, fd, size, name, MAX_TRAIN if name == TRAIN else self.config.max_bytes)
 
     @contextmanager
     def opened(self, name: str) -> Iterator[tuple[int, int]]:

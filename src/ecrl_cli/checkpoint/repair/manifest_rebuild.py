@@ -29,7 +29,7 @@ _TORCH = {short: dtype for dtype, (short, _) in DTYPES.items()}
 Entries = Callable[[], dict[str, PartEntry]]
 
 
-def remake_manifest(data: bytes, sha256: str, entries: Entries) -> tuple[BitFlip, ...]:
+def rebuild_manifest(data: bytes, sha256: str, entries: Entries) -> tuple[BitFlip, ...]:
     """The bits of the manifest `data` that are wrong: those where its parts differ from `entries`, or a single one outside of them.
     None where that does not give the `sha256`; ValueError and worse where the parts cannot be read."""
     begin, end = data.find(_OPEN) + len(_OPEN), data.rfind(_CLOSE)
@@ -51,7 +51,7 @@ def remake_manifest(data: bytes, sha256: str, entries: Entries) -> tuple[BitFlip
     return tuple(flips) if len(changed) <= MAX_DIFFERENCES >= len(flips) else ()
 
 
-def remake_entry(fs: Fs, fd: int, size: int, name: str, limit: int) -> PartEntry:
+def rebuild_entry(fs: Fs, fd: int, size: int, name: str, limit: int) -> PartEntry:
     """The entry of an open part as it is now. ValueError where its tensors cannot be told."""
     if not name.endswith(".safetensors"):
         if name.endswith(".pt"):

@@ -15,7 +15,7 @@ from ecrl_cli.checkpoint.format.hashing import document_entry
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import TRAIN
 from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip, flipped, search, search_by_hash
-from ecrl_cli.checkpoint.repair.manifest_rebuild import Entries, remake_manifest
+from ecrl_cli.checkpoint.repair.manifest_rebuild import Entries, rebuild_manifest
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.safe_read import RefusedFile
 
@@ -35,19 +35,19 @@ class RepairedRecord(Generic[_T]):
     flips: tuple[BitFlip, ...] = ()
 
 
-def mend_commit(data: bytes) -> RepairedRecord[Commit]:
+def repair_commit(data: bytes) -> RepairedRecord[Commit]:
     """COMMIT vouches for itself."""
     flip = None if _is_commit(data) or len(data) > MAX_COMMIT_SEARCH else search(data, _is_commit)
     return RepairedRecord(_commit(flipped(data, flip) if flip else data), len(data), _moved(flip, 0))
 
 
-def mend_manifest(data: bytes, sha256: str, entries: Entries) -> RepairedRecord[Manifest]:
+def repair_manifest(data: bytes, sha256: str, entries: Entries) -> RepairedRecord[Manifest]:
     """COMMIT vouches for MANIFEST, by `sha256`; `entries` makes its parts again from the files."""
     flips: tuple[BitFlip, ...] = ()
     if hashlib.sha256(data).hexdigest() != sha256:
         flips = _moved(search_by_hash(data, sha256) if len(data) <= MAX_SEARCH else None, 0)
         with suppress(ValueError, RecursionError, RefusedFile, StorageError):
-            flips = flips or remake_manifest(data, sha256, entries)
+            flips = flips or rebuild_manifest(data, sha256, entries)
         if not flips:
             return RepairedRecord(None, len(data))
         for flip in flips:
@@ -57,7 +57,7 @@ def mend_manifest(data: bytes, sha256: str, entries: Entries) -> RepairedRecord[
     return RepairedRecord(None, len(data))
 
 
-def mend_sidecar(data: bytes, entry: Entries) -> RepairedRecord[Manifest]:
+def repair_sidecar(data: bytes, entry: Entries) -> RepairedRecord[Manifest]:
     """A sidecar holds commit, manifest and the text of train.json, each with its own hash: the damaged one is searched alone.
     `entry` makes the entry of the one file again."""
     spans = _split(data)
@@ -65,8 +65,8 @@ def mend_sidecar(data: bytes, entry: Entries) -> RepairedRecord[Manifest]:
         flip = search(data, lambda changed: _manifest_of(changed) is not None) if len(data) <= MAX_SEARCH else None
         return RepairedRecord(_manifest_of(flipped(data, flip)) if flip else None, len(data), _moved(flip, 0))
     (commit_at, commit), (manifest_at, manifest), (train_at, train) = spans
-    mended = mend_commit(commit)
-    text = mend_manifest(manifest, mended.value.manifest_sha256, lambda: entry() | _train_entry(train)) if mended.value else None
+    mended = repair_commit(commit)
+    text = repair_manifest(manifest, mended.value.manifest_sha256, lambda: entry() | _train_entry(train)) if mended.value else None
     if text is None or text.value is None or TRAIN not in text.value.parts:
         return RepairedRecord(None, len(data))
     sha256, flip = text.value.parts[TRAIN].sha256, None

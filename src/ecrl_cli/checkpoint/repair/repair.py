@@ -11,7 +11,7 @@ from ecrl_cli.checkpoint.format.names import STAGE_PREFIX
 from ecrl_cli.checkpoint.repair.damage import corrected
 from ecrl_cli.checkpoint.repair.diagnose import Diagnosis, Source
 from ecrl_cli.checkpoint.store.atomic_install import remove_group, sidecar_of
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.errors import RunDirectoryError, StorageError, shown
 from ecrl_cli.storage.fs import CREATE, FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, open_regular, pieces
@@ -27,13 +27,13 @@ def check_folder(out: Path, keep_out: Path) -> None:
         raise RunDirectoryError(shown(str(out)), "is not an empty folder", "name a new one")
 
 
-def repair(path: Path, diagnosis: Diagnosis, out: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> Path:
+def repair(path: Path, diagnosis: Diagnosis, out: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> Path:
     """Write the checkpoint at `path`, with everything that `diagnosis` found put right, under its name into `out` (made if it is not
     there); gives the copy.
 
     The copy gets its name when all of it is durable and the guard passes it: StorageError, and nothing stays, where that fails.
     """
-    fs, config = fs or PosixFs(), config or GuardConfig(trust_owner=True)
+    fs, config = fs or PosixFs(), config or IntegrityConfig(trust_owner=True)
     if not diagnosis.repairable:
         raise StorageError("repair", f"{path.name} is damaged beyond what its hashes can confirm", "resume from another checkpoint")
     if not out.is_dir():
@@ -61,7 +61,7 @@ def _names(path: Path) -> tuple[Path, ...]:
     return (path, sidecar_of(path)) if path.suffix else (path,)
 
 
-def _write(fs: Fs, path: Path, stage: Path, sources: list[Source], config: GuardConfig) -> None:
+def _write(fs: Fs, path: Path, stage: Path, sources: list[Source], config: IntegrityConfig) -> None:
     single = bool(path.suffix)
     target = stage if single else stage / path.name
     if not single:
@@ -76,7 +76,7 @@ def _write(fs: Fs, path: Path, stage: Path, sources: list[Source], config: Guard
     fs.fsyncdir(stage)
 
 
-def _copy(fs: Fs, folder: int, source: Source, target: Path, config: GuardConfig) -> None:
+def _copy(fs: Fs, folder: int, source: Source, target: Path, config: IntegrityConfig) -> None:
     """Piece by piece, whatever the size; synced."""
     try:
         fd, size = open_regular(fs, folder, source.name, trust_owner=config.trust_owner)

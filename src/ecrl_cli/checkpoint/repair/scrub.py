@@ -16,7 +16,7 @@ from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, LEASE, REJECTED_
 from ecrl_cli.checkpoint.repair.diagnose import Diagnosis, diagnose
 from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, entry_of
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, IntegrityReport, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
@@ -34,7 +34,7 @@ class ScrubConfig:
 
     sample: int = 0
     deep: bool = False
-    guard: GuardConfig = field(default_factory=lambda: GuardConfig(trust_owner=True))
+    integrity: IntegrityConfig = field(default_factory=lambda: IntegrityConfig(trust_owner=True))
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ def _look(entries: list[CheckpointEntry], config: ScrubConfig, fs: Fs) -> dict[C
     """What each is, without those that are gone when they have been looked at: retired, which is no damage."""
     ask = verify_checkpoint if config.deep else examine_once
     with ThreadPoolExecutor(workers()) as pool:  # while the parts of one are read, those of another are hashed
-        reports = list(pool.map(lambda entry: ask(entry.path, config.guard, fs), entries))
+        reports = list(pool.map(lambda entry: ask(entry.path, config.integrity, fs), entries))
     for report in reports:
         if report.unread is not None and report.unread.errno in catalog.PASSING:
             raise report.unread
-    diagnoses = [None if report.ok else diagnose(report.path, config.guard, fs) for report in reports]
+    diagnoses = [None if report.ok else diagnose(report.path, config.integrity, fs) for report in reports]
     looked = {entry: ScrubResult(report, found) for entry, report, found in zip(entries, reports, diagnoses, strict=True)}
     return {entry: one for entry, one in looked.items() if one.ok or any(_exists(fs, path) for path in entry.files)}
 

@@ -30,7 +30,7 @@ MAX_SIDECAR = MAX_COMMIT + MAX_MANIFEST + 2 * MAX_TRAIN
 
 
 @dataclass(frozen=True)
-class GuardConfig:
+class IntegrityConfig:
     """`run_id`: whose checkpoint it must be (empty: anyone's). `contents` False looks at names, sizes and records only.
 
     `hmac_key`: the key under which the commit record must carry a MAC (empty: a MAC is not looked at). `finite`: checkpoint.finite, which
@@ -84,10 +84,10 @@ class OpenCheckpoint:
     train: bytes = b""
 
 
-def verify_checkpoint(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+def verify_checkpoint(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
     """Look at the checkpoint at `path` (a group's folder or a single file), layer by layer."""
     found = OpenCheckpoint()
-    config, fs = config or GuardConfig(), fs or PosixFs()
+    config, fs = config or IntegrityConfig(), fs or PosixFs()
     try:
         with opened(path, config, fs, found):
             if config.contents:
@@ -98,7 +98,7 @@ def verify_checkpoint(path: Path, config: GuardConfig | None = None, fs: Fs | No
 
 
 @contextmanager
-def opened(path: Path, config: GuardConfig, fs: Fs, found: OpenCheckpoint) -> Iterator[OpenCheckpoint]:
+def opened(path: Path, config: IntegrityConfig, fs: Fs, found: OpenCheckpoint) -> Iterator[OpenCheckpoint]:
     """Open the files of a checkpoint with records and sizes checked; raises Refused, also for errors of the file system."""
     with ExitStack() as stack, layer("file"):
         match = STEP_NAME.match(path.name)
@@ -134,7 +134,7 @@ def layer(name: str) -> Iterator[None]:
 class _Reader:
     """Reads the records of one checkpoint and opens its parts."""
 
-    def __init__(self, fs: Fs, folder: int, config: GuardConfig, found: OpenCheckpoint, stack: ExitStack) -> None:
+    def __init__(self, fs: Fs, folder: int, config: IntegrityConfig, found: OpenCheckpoint, stack: ExitStack) -> None:
         self.fs, self.folder, self.config, self.found, self.stack = fs, folder, config, found, stack
 
     def read_group(self, names: list[str]) -> None:
@@ -223,7 +223,7 @@ class _Reader:
             self.found.files[name] = fd
 
 
-def _check_contents(fs: Fs, found: OpenCheckpoint, config: GuardConfig) -> None:
+def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig) -> None:
     """Hash every part, then read headers and tensors; one thread per part, as many at once as there are cores."""
     assert found.manifest is not None
     entries = found.manifest.parts

@@ -23,7 +23,7 @@ from ecrl_cli.checkpoint.format.train_document import check_train_document
 from ecrl_cli.checkpoint.repair.damage import expected_places
 from ecrl_cli.checkpoint.store.integrity import (
     CheckpointRejected,
-    GuardConfig,
+    IntegrityConfig,
     IntegrityReport,
     OpenCheckpoint,
     layer,
@@ -36,10 +36,10 @@ from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.safe_read import pieces
 
 
-def examine_once(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+def examine_once(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
     """As `guard.examine`, without the digests of the tensors."""
     found = OpenCheckpoint()
-    config, fs = config or GuardConfig(), fs or PosixFs()
+    config, fs = config or IntegrityConfig(), fs or PosixFs()
     try:
         with opened(path, config, fs, found):
             _check_contents(fs, found, config)
@@ -48,7 +48,7 @@ def examine_once(path: Path, config: GuardConfig | None = None, fs: Fs | None = 
     return report_of(path, found)
 
 
-def _check_contents(fs: Fs, found: OpenCheckpoint, config: GuardConfig) -> None:
+def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig) -> None:
     assert found.manifest is not None
     entries, finite = found.manifest.parts, config.finite
     with ThreadPoolExecutor(workers()) as pool:

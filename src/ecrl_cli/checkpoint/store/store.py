@@ -21,7 +21,7 @@ from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.atomic_install import CommitJob, GroupInstaller, Installer, Points, SingleInstaller
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice, entry_of
 from ecrl_cli.checkpoint.store.fencing import FencingToken
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, IntegrityReport, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
@@ -40,7 +40,7 @@ class StoreConfig:
 
     mode: WriteMode = field(default_factory=WriteMode)
     keep: int = 3
-    guard: GuardConfig = field(default_factory=GuardConfig)
+    integrity: IntegrityConfig = field(default_factory=IntegrityConfig)
     bytes_per_s: float = 0.0
 
     @classmethod
@@ -49,7 +49,7 @@ class StoreConfig:
         return cls(
             mode=WriteMode(mode.sync_files, mode.atomic, mode.sync_directories),
             keep=checkpoint.keep,
-            guard=GuardConfig(
+            integrity=IntegrityConfig(
                 run_id=run_id,
                 max_bytes=checkpoint.max_bytes,
                 trust_owner=checkpoint.trust_owner,
@@ -93,7 +93,7 @@ class CheckpointStore:
     def __init__(self, root: Path, config: StoreConfig | None = None, fs: Fs | None = None, points: Points = _no_point) -> None:
         self.root, self.config, self.points = root, config or StoreConfig(), points
         self.fs = fs or (ThrottledFs(self.config.bytes_per_s) if self.config.bytes_per_s else PosixFs())
-        self._lease = FencingToken(self.fs, root)
+        self._fencing = FencingToken(self.fs, root)
         self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
         self._verified: dict[str, str] = {}
         self.pointer_error: StorageError | None = None  # why the last `settle` could not move the pointers
@@ -106,22 +106,22 @@ class CheckpointStore:
             if error.errno != errno.EEXIST:
                 raise
         self.fs.fsyncdir(self.root.parent)  # also where it exists: who made it may have died before this
-        self._lease.claim(attempt)
+        self._fencing.claim(attempt)
         self.sweep_leftovers()
 
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
         """Commit `image`: returning is the acknowledgement. Raises StorageError (nothing counts, the space is given back),
         CheckpointConflict (a different valid checkpoint holds the name) or Fenced; saving the same state again is no error."""
         began = monotonic()
-        self._lease.check(attempt)
-        previous, key = self._previous(image.stamp.global_step), self.config.guard.hmac_key
+        self._fencing.check(attempt)
+        previous, key = self._previous(image.stamp.global_step), self.config.integrity.hmac_key
         work = CommitJob(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, previous, key)
         installer: Installer = SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
         if (already := self._already(work, installer.target)) is not None:
             return replace(already, commit_s=monotonic() - began)
         try:
             installer.build()
-            self._lease.check(attempt)
+            self._fencing.check(attempt)
             try:
                 installer.install()
             except StorageError as error:
@@ -132,7 +132,7 @@ class CheckpointStore:
                 installer.install()
             self._sync_installed(installer.target, attempt)
         except StorageError:
-            self._lease.check(attempt)  # a newer attempt that has swept our stage away is the better explanation
+            self._fencing.check(attempt)  # a newer attempt that has swept our stage away is the better explanation
             raise
         finally:
             with suppress(StorageError):
@@ -184,11 +184,11 @@ class CheckpointStore:
         return catalog.entries(self.fs, self.root)
 
     def verify(self, path: Path) -> IntegrityReport:
-        return verify_checkpoint(path, self.config.guard, self.fs)
+        return verify_checkpoint(path, self.config.integrity, self.fs)
 
     def examine_once(self, path: Path) -> IntegrityReport:
         """As `examine`, each byte looked at once: the hash of a file stands for those of its tensors too."""
-        return examine_once(path, self.config.guard, self.fs)
+        return examine_once(path, self.config.integrity, self.fs)
 
     def newest_valid(self) -> ResumeChoice:
         """The newest checkpoint that passes the guard, and what it refused on the way. Changes nothing."""
@@ -234,7 +234,7 @@ class CheckpointStore:
 
     def _owns(self, attempt: int) -> bool:
         try:
-            self._lease.check(attempt)
+            self._fencing.check(attempt)
         except Fenced:
             return False
         return True
@@ -257,7 +257,7 @@ class CheckpointStore:
         return report.ok
 
     def _records(self, entry: CheckpointEntry) -> str | None:
-        report = verify_checkpoint(entry.path, replace(self.config.guard, contents=False), self.fs)
+        report = verify_checkpoint(entry.path, replace(self.config.integrity, contents=False), self.fs)
         return report.commit_sha256 if report.ok else None
 
     def _trash(self, entry: CheckpointEntry) -> None:
@@ -282,7 +282,7 @@ class CheckpointStore:
         try:
             self._sync(self.root)
         except StorageError:
-            self._lease.check(attempt)  # a newer attempt may have chosen it already
+            self._fencing.check(attempt)  # a newer attempt may have chosen it already
             with suppress(StorageError):
                 catalog.discard(self.fs, catalog.quarantine(self.fs, entry_of(target), TRASH_PREFIX))
             raise

@@ -61,7 +61,7 @@ class Writer:
     def __init__(self, layout: RunLayout, store: CheckpointStore, listener: socket.socket, board: HeartbeatTable | None = None) -> None:
         self._layout, self._store, self._listener, self._board = layout, store, listener, board
         if board is not None:
-            store.fs = beating(store.fs, lambda: board.beat(board.writer, 0, "saving"))
+            store.fs = beating(store.fs, lambda: board.write(board.writer, 0, "saving"))
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._slots: dict[int, Memory] = {}
@@ -93,7 +93,7 @@ class Writer:
         while True:
             self._jobs.get()()
             if self._board is not None:
-                self._board.beat(self._board.writer, 0, "done")
+                self._board.write(self._board.writer, 0, "done")
 
     def _read(self, client: WriterConnection) -> bool:
         """Handle what `client` has sent; False when there is nothing more for now."""

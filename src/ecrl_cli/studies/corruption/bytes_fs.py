@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.corruption.invariants import Look, looked
@@ -82,7 +82,7 @@ def taken(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and not path.is_symlink()}
 
 
-def look_at(files: Files, name: str, guard: GuardConfig) -> Look:
+def look_at(files: Files, name: str, guard: IntegrityConfig) -> Look:
     """What the guard says of the checkpoint `name` among `files`."""
     fs = ShelfFs(files)
     return looked(lambda: verify_checkpoint(ROOT / name, guard, fs))

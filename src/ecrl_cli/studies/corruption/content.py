@@ -10,12 +10,12 @@ import numpy as np
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN, step_name
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.storage.writing import WriteMode
 
-GUARD = GuardConfig(run_id=RUN_ID)
+GUARD = IntegrityConfig(run_id=RUN_ID)
 UNSAFE = WriteMode(sync_files=False, atomic=False, sync_directories=False)  # for what is read back at once
 GENERATOR = 5056  # bytes of torch's generator on the CPU
 PUBLISHED = (128 * 1024, 64 * 1024)  # model, optimizer

@@ -15,7 +15,7 @@ from ecrl_cli.checkpoint.format.manifest import Components, components
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, STAGE_PREFIX, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.catalog import entry_of
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.save_and_log import save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
@@ -72,7 +72,7 @@ def expected_of(payload: Payload, layout: str, step: int) -> Expected:
 
 
 def store_config(mode: str) -> StoreConfig:
-    return StoreConfig(mode=write_mode(mode), keep=2, guard=GuardConfig(run_id=RUN_ID))
+    return StoreConfig(mode=write_mode(mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
 
 
 def log_of(layout: RunLayout, attempt: int) -> CheckpointLog:
@@ -159,7 +159,7 @@ def recover(run: RunLayout, store: CheckpointStore, expected: Callable[[int], Ex
 def half_written(store: CheckpointStore, found: Found) -> list[str]:
     """The names in the store that claim to be checkpoints and are none: what was refused, and of the older ones what lacks a part."""
     newest = STEP if found.step is None else found.step
-    quick = replace(store.config.guard, contents=False)
+    quick = replace(store.config.integrity, contents=False)
     older = [entry.path for entry in store.entries() if entry.global_step < newest]
     return [rejected["path"] for rejected in found.rejected] + [path.name for path in older if not verify_checkpoint(path, quick).ok]
 

@@ -35,7 +35,7 @@ from ecrl_cli.storage.heartbeat_fs import beating
 from ecrl_cli.studies.fake_ranks.script import part_of
 from ecrl_cli.training import stack_dump_handler
 from ecrl_cli.training.control_client import Control, die_with_parent
-from ecrl_cli.training.heartbeat import Pulse
+from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.rendezvous import Rendezvous
 
 POLL_S = 0.0005
@@ -58,7 +58,7 @@ class FakeRank:
 
     def __init__(self, layout: RunLayout, attempt: int, rendezvous: Rendezvous, control: Control) -> None:
         self.layout, self.attempt, self.rank, self.world_size = layout, attempt, rendezvous.rank, rendezvous.world_size
-        self.control, self.pulse, self.part = control, Pulse(control.board, rendezvous.rank), part_of(layout)
+        self.control, self.pulse, self.part = control, HeartbeatWriter(control.heartbeats, rendezvous.rank), part_of(layout)
         self.stored, self.logs = read_run_config(layout), layout.attempt(attempt)
         self.order = decode(AttemptSpec, read_json(self.logs.launch))
         self.step, self.until = self.order.resume_step, self.stored.config.target_steps

@@ -33,10 +33,10 @@ class _Job:
     def passes(self, seconds: float, *, writer_moves: bool = False) -> None:
         end = self.now + seconds
         while self.now < end:
-            self.now += LIMITS.look_every_s
+            self.now += LIMITS.check_every_s
             if writer_moves:
                 self.writer = Heartbeat(0, "saving", self.now, 0.0, self.writer.beats + 1)
-            self.alarms += self.detector.look(self.now, self.beats, self.writer)
+            self.alarms += self.detector.check(self.now, self.beats, self.writer)
 
     def step(self, number: int, seconds: float) -> None:
         for phase in ("forward", "backward", "update", "logging"):
@@ -64,7 +64,7 @@ def suspended(make: Make, rng: random.Random) -> int:
         job.step(number, 0.5)
         if rng.random() < 0.3:
             job.now += rng.uniform(60.0, 36_000.0)
-            job.alarms += job.detector.look(job.now, job.beats, job.writer)
+            job.alarms += job.detector.check(job.now, job.beats, job.writer)
     return job.alarms
 
 
@@ -76,7 +76,7 @@ def standing(make: Make, rng: random.Random) -> float | None:
     job.put(40, "backward")
     limit, began = job.detector.limit_s, job.now
     while not job.alarms and job.now < began + 5 * limit:
-        job.passes(LIMITS.look_every_s, writer_moves=True)
+        job.passes(LIMITS.check_every_s, writer_moves=True)
     return (job.now - began) / limit if job.alarms else None
 
 
@@ -84,7 +84,7 @@ class TrustsTheClock(HangDetector):
     """Counts the time since the last change, whether it was looking or not: as one does who compares the rank's clock with its own."""
 
     def look(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
-        super().look(now, ranks, writer)
+        super().check(now, ranks, writer)
         return self.quiet.waited_s >= self.limit_s
 
 
@@ -101,7 +101,7 @@ class HearsTheWriterAlways(HangDetector):
 
     def look(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
         self._learn(now, ranks)
-        return self.quiet.look(now, (*ranks, writer)) >= self.limit_s
+        return self.quiet.check(now, (*ranks, writer)) >= self.limit_s
 
 
 @dataclass(frozen=True)

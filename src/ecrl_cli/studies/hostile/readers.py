@@ -66,7 +66,7 @@ def _of(report: IntegrityReport) -> Seen:
 
 def _newest(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
     """As the next attempt does: own the folder, then choose."""
-    with closing(CheckpointStore(scene.group.parent, StoreConfig(guard=GUARD))) as store:
+    with closing(CheckpointStore(scene.group.parent, StoreConfig(integrity=GUARD))) as store:
         store.claim(1)
         choice = store.newest_valid()
     if choice.report is None or choice.report.global_step != STEPS[-1]:

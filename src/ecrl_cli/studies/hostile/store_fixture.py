@@ -17,7 +17,7 @@ from typing import Any
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import chunk_sums
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.config.build import build
@@ -29,7 +29,7 @@ from ecrl_cli.storage.files import write_json
 
 STEPS = (10, 20)
 MODEL_BYTES = 4096
-GUARD = GuardConfig(run_id=RUN_ID)
+GUARD = IntegrityConfig(run_id=RUN_ID)
 Act = Callable[["Scene"], None]
 RECORDS = (
     *("config.json", "supervisor.json", "failures.json", "dataset.json", "fired/000.json"),
@@ -108,7 +108,7 @@ class Stage:
         run.root.mkdir(mode=0o700)
         for name, alone in (("checkpoints", False), ("single", True)):
             plan = synthetic_plan(MODEL_BYTES, MODEL_BYTES // 2, single=alone)
-            with closing(CheckpointStore(run.root / name, StoreConfig(guard=GUARD))) as store:
+            with closing(CheckpointStore(run.root / name, StoreConfig(integrity=GUARD))) as store:
                 store.claim(0)
                 for step in STEPS:
                     image = synthetic_image(self._seed, step, plan)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Components
 from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, STAGE_PREFIX, TRASH_PREFIX, step_name
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def config(self) -> StoreConfig:
-        return StoreConfig(mode=write_mode(self.mode), keep=2, guard=GuardConfig(run_id=RUN_ID))
+        return StoreConfig(mode=write_mode(self.mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
 
     def name(self, step: int) -> str:
         return step_name(step) + (".safetensors" if self.layout == "single" else "")

@@ -16,11 +16,11 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
         """
     agree = module.FaultTolerantGroup._agree
     def without_agreement(self):
-        block = self._block
-        under_way = [item.sent for item in block.items]
+        block = self._round
+        under_way = [item.sent for item in block.buckets]
         furthest = agree(self)
-        if block.place == furthest and block.redoes and block.done < len(block.items):
-            item = block.items[block.done]
+        if block.place == furthest and block.redoes and block.done < len(block.buckets):
+            item = block.buckets[block.done]
             self._wait(item.work)
             item.sent = under_way[block.done]
             block.done += 1

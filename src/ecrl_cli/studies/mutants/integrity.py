@@ -8,29 +8,29 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN
 from ecrl_cli.checkpoint.store.atomic_install import sidecar_of
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, IntegrityReport, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 
-Look = Callable[[Path, GuardConfig | None, Fs | None], IntegrityReport]
+Look = Callable[[Path, IntegrityConfig | None, Fs | None], IntegrityReport]
 
 
 def blind_at(layer: str) -> Look:
     """Whatever the guard would refuse at `layer` passes, unseen by the layers behind it."""
 
-    def look(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+    def look(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
         report = verify_checkpoint(path, config, fs)
         return _passed(report) if report.layer == layer else report
 
     return look
 
 
-def sizes_only(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+def sizes_only(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
     """Records, names and sizes; the contents are believed."""
-    return verify_checkpoint(path, replace(config or GuardConfig(), contents=False), fs)
+    return verify_checkpoint(path, replace(config or IntegrityConfig(), contents=False), fs)
 
 
-def names_only(path: Path, config: GuardConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+def names_only(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
     """Nothing is hashed, nothing is read: a checkpoint is what has all its files."""
     fs, report = fs or PosixFs(), verify_checkpoint(path, config, fs)
     try:

@@ -115,13 +115,13 @@ BUGS: dict[str, tuple[str, str]] = {
 _REPLICAS = "ecrl_cli.training.replicas"
 # What a rank seeds in a step is spoilt; which replicas it has, the learner knows.
 _STREAMS = """
-    seed, learn = module.seed_replica, module.ReplicaLearner.learn
+    seed, learn = module.seed_replica, module.ReplicaTrainStep.run
     def spoilt(self, batch, global_step):
         def of_another(number, step, replica):
             {body}
         module.seed_replica = of_another
         return learn(self, batch, global_step)
-    module.ReplicaLearner.learn = spoilt
+    module.ReplicaTrainStep.run = spoilt
 """
 
 # Those of fixed replicas: with each, numbers depend on which rank computes which replica. Without replicas none of it is executed.

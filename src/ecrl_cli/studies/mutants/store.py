@@ -28,7 +28,7 @@ class PlantedStore(CheckpointStore):
     look: Look = staticmethod(verify_checkpoint)
 
     def verify(self, path: Path) -> IntegrityReport:
-        return self.look(path, self.config.guard, self.fs)
+        return self.look(path, self.config.integrity, self.fs)
 
 
 class _Reordered(PlantedStore):

@@ -11,7 +11,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX, STAGE_PREFIX, STEP_NAME, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.catalog import newest_valid
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.storage.memory_fs_nodes import Folder, Link, Tree
@@ -187,7 +187,7 @@ def newest(noted: list[tuple[int, int]], calls: int) -> int:
 
 def recovered_from(run: Path) -> tuple[str, tuple[tuple[str, str], ...]]:
     """What the store's recovery with the real guard chooses in a real folder, and what it refuses."""
-    fs, config = PosixFs(), GuardConfig(run_id=RUN_ID)
+    fs, config = PosixFs(), IntegrityConfig(run_id=RUN_ID)
     choice = newest_valid(fs, run / ROOT.name, lambda path: verify_checkpoint(path, config, fs))
     rejected = tuple((Path(each.path).name, each.layer) for each in choice.rejected)
     return choice.report.path.name if choice.report else "", rejected

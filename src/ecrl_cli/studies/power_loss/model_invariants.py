@@ -14,7 +14,7 @@ from pathlib import Path
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Components, components
 from ecrl_cli.checkpoint.store.catalog import ResumeChoice, newest_valid
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, IntegrityReport, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import Fs
@@ -24,7 +24,7 @@ from ecrl_cli.studies.power_loss.tree_store import Forest, Names
 from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, image_of
 
 _CALLS = 20_000  # of one recovery; a sound one makes a hundred
-_GUARD = GuardConfig(run_id=RUN_ID)
+_GUARD = IntegrityConfig(run_id=RUN_ID)
 
 Recover = Callable[[Fs], ResumeChoice]
 

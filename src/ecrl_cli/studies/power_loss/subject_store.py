@@ -10,7 +10,7 @@ from typing import Protocol
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.format.names import STAGE_PREFIX
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.errors import EcrlError
@@ -86,7 +86,7 @@ class StoreSubject:
     def __init__(self, folder: Path, payload: Payload, mode: str, layout: str, variant: str = "", mark: Mark = lambda _: None) -> None:
         self._root, self._payload, self._variant, self._mark = folder / "checkpoints", payload, variant, mark
         self._plan = synthetic_plan(payload.model_bytes, payload.optimizer_bytes, single=layout == "single")
-        self._config = StoreConfig(mode=write_mode(mode), guard=GuardConfig(run_id=RUN_ID))
+        self._config = StoreConfig(mode=write_mode(mode), integrity=IntegrityConfig(run_id=RUN_ID))
         self._store = CheckpointStore(self._root, self._config, _Forgetful(variant, self._root), self._point)
         self._early: Callable[[], None] = lambda: None
 

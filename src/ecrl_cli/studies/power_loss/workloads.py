@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import COMMIT, MODEL, RNG, STAGE_PREFIX, TRASH_PREFIX, step_name
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.storage.memory_fs import ModelFs
@@ -35,7 +35,7 @@ def honest(fs: ModelFs, config: StoreConfig) -> CheckpointStore:
 
 
 def store_config(mode: str) -> StoreConfig:
-    return StoreConfig(write_mode(mode), keep=2, guard=GuardConfig(run_id=RUN_ID))
+    return StoreConfig(write_mode(mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from typing import cast
 from ecrl_cli.checkpoint.format.names import LATEST, STEP_NAME
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, entries
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import StorageError
@@ -106,7 +106,7 @@ class Machine:
     """The disk, and how a process is put onto it."""
 
     def __init__(self, mode: str, planted: Planted | None, rng: random.Random) -> None:
-        self._config = StoreConfig(write_mode(mode), keep=KEEP, guard=GuardConfig(run_id=RUN_ID))
+        self._config = StoreConfig(write_mode(mode), keep=KEEP, integrity=IntegrityConfig(run_id=RUN_ID))
         self._planted, self._rng, self._stores = planted, rng, list[CheckpointStore]()
         self._begin({})
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry
-from ecrl_cli.checkpoint.store.integrity import GuardConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import READ
@@ -15,7 +15,7 @@ from ecrl_cli.storage.memory_fs_nodes import Tree
 from ecrl_cli.studies.store_soak.content import content_of
 from ecrl_cli.studies.store_soak.model import Content
 
-_GUARD = GuardConfig(run_id=RUN_ID)
+_GUARD = IntegrityConfig(run_id=RUN_ID)
 
 Bytes = tuple[tuple[str, bytes | None], ...]
 

@@ -82,7 +82,7 @@ def read_story(layout: RunLayout, config: RunConfig) -> Story:
 def _chapter(layout: RunLayout, attempt: Attempt, planned: tuple[PlannedFailure, ...], fired: tuple[InjectedFault, ...]) -> AttemptHistory:
     logs, ranks = layout.attempt(attempt.attempt), range(attempt.world_size)
     blows = tuple(_blow(planned[each.index], each) for each in fired if each.attempt == attempt.attempt)
-    spoken = {rank: read_journal(logs.testimony(rank), SurvivorReport).events for rank in ranks}
+    spoken = {rank: read_journal(logs.survivor_report(rank), SurvivorReport).events for rank in ranks}
     return AttemptHistory(
         attempt,
         {rank: read_journal(logs.rank(rank), RankLine).events for rank in ranks},

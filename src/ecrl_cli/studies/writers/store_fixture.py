@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Components, components
-from ecrl_cli.checkpoint.store.integrity import GuardConfig
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.storage.fs import Fs, PosixFs
@@ -49,7 +49,7 @@ PRODUCT = Kind()
 
 
 def config(mode: str) -> StoreConfig:
-    return StoreConfig(mode=write_mode(mode), keep=2, guard=GuardConfig(run_id=RUN_ID))
+    return StoreConfig(mode=write_mode(mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
 
 
 @cache

@@ -26,7 +26,7 @@ class BetweenAttemptFaults:
     def __init__(self, layout: RunLayout, store: CheckpointStore, seed: int) -> None:
         self._layout, self._store, self._seed = layout, store, seed
 
-    def strike(self, earlier: tuple[Attempt, ...], *, chooses: bool = True) -> None:
+    def inject_due(self, earlier: tuple[Attempt, ...], *, chooses: bool = True) -> None:
         """Behind the attempts `earlier`, before the next one. `chooses`: whether that one goes back to a checkpoint."""
         seen = max((a.last_step or 0 for a in earlier), default=0)
         for entry in _left(self._layout, "rest") if earlier else ():
@@ -49,7 +49,7 @@ class WallClockFaults:
         """Seconds until the next one is to be looked at; None where none is to come."""
         return max(_AGAIN_S, min(self._due_at(entry) for entry in self._left) - now) if self._left else None
 
-    def look(self, now: float, pids: Mapping[int, int]) -> None:
+    def inject_due(self, now: float, pids: Mapping[int, int]) -> None:
         """Strike what is due. A rank that is not known yet is struck as soon as it is."""
         for entry in [each for each in self._left if self._due_at(each) <= now]:
             kind = fault_kind(entry.kind)

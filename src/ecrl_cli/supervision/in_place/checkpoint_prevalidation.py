@@ -29,7 +29,7 @@ class CheckpointPrevalidator:
             newest = next(iter(self._store.entries()), None) if self._begun is None else None
             if newest:
                 identity = _identity(newest)
-                self._begun = (newest, identity, self._pool.submit(examine_once, newest.path, self._store.config.guard))
+                self._begun = (newest, identity, self._pool.submit(examine_once, newest.path, self._store.config.integrity))
 
     def take(self, path: Path) -> IntegrityReport | None:
         """What was found, if that was of `path` and its files are as they were before."""

@@ -24,67 +24,67 @@ class InPlaceMonitor(AttemptMonitor):
     def __init__(
         self, running: ZygoteAttempt, crew: WorkerPool, stop: StopSignals, companion: AttemptCompanion | None, post: WatchdogContext
     ) -> None:
-        super().__init__(running, post.order.attempt, crew.listener, stop, companion, post)
-        self._live, self._crew, self._board = running, crew, post.board
-        self._buried: frozenset[int] = frozenset()
+        super().__init__(running, post.attempt_spec.attempt, crew.listener, stop, companion, post)
+        self._live, self._workers, self._heartbeats = running, crew, post.heartbeats
+        self._known_dead: frozenset[int] = frozenset()
         self._met: set[Connection] = set()
         crew.spares.serve(running)
 
     def _finished(self) -> bool:
         self._running.check()
-        self._bury(self._live.dead - self._buried)
+        self._mark_dead(self._live.dead - self._known_dead)
         return self._live.orphaned or self._hopeless or self._all_left
 
     @property
     def _all_left(self) -> bool:
         living = self._live.living
-        return living is not None and living <= set(self._crew.survivors)
+        return living is not None and living <= set(self._workers.survivors)
 
-    def _bury(self, dead: frozenset[int]) -> None:
+    def _mark_dead(self, dead: frozenset[int]) -> None:
         for rank in sorted(dead):
-            self._board.mark_dead(rank)
-            self._crew.bury(rank)
-            if self._vigil:
-                self._vigil.bury(rank)
+            self._heartbeats.mark_dead(rank)
+            self._workers.mark_dead(rank)
+            if self._watchdog:
+                self._watchdog.mark_dead(rank)
         if dead:
-            self._buried |= dead
-            if self._crew.ahead:
-                self._crew.ahead.begin()
+            self._known_dead |= dead
+            if self._workers.ahead:
+                self._workers.ahead.begin()
             self._hear_what_is_left()
 
     @property
     def _hopeless(self) -> bool:
-        return bool(self._buried) and any(trouble.spoilt or trouble.exit_code in INCURABLE for trouble in self._troubles)
+        return bool(self._known_dead) and any(trouble.spoilt or trouble.exit_code in INCURABLE for trouble in self._troubles)
 
     def _look_after_companion(self) -> None:
         super()._look_after_companion()
-        spares = self._crew.spares
+        spares = self._workers.spares
         self._watch.keep("spares", (), look)  # what `look` closes may be in use again
         spares.look()
-        if stepping(self._board):  # before that, the ranks' own start comes first
+        if stepping(self._heartbeats):  # before that, the ranks' own start comes first
             spares.refill()
         self._watch.keep("spares", spares.watched(), look)
 
     def _end(self) -> AttemptResult:
-        if self._live.orphaned or self._hopeless or not self._all_left or not self._crew.survivors:
+        if self._live.orphaned or self._hopeless or not self._all_left or not self._workers.survivors:
             ended = super()._end()
-            self._crew.dismiss()
+            self._workers.dismiss()
             return ended
         self._watch.keep("attempt", (), look)
         exits = self._live.release()
         self._reaped = True
         self._hear_what_is_left()
-        stragglers = self._vigil.stragglers if self._vigil else ()
+        stragglers = self._watchdog.stragglers if self._watchdog else ()
         return AttemptResult(replace(exits, noticed_at=monotonic()), self._explanation(exits.first), None, None, stragglers)
 
     def _take(self, message: Message, connection: Connection) -> None:
         if isinstance(message, LeftAttempt):
             if message.attempt == self._attempt and not self._reaped and self._running.pids().get(message.rank) == message.pid:
                 self._part(connection)
-                self._crew.leave(message, connection)
+                self._workers.leave(message, connection)
         elif isinstance(message, SpareReady):
             self._part(connection)
-            self._crew.spares.stand_by(message, connection)
+            self._workers.spares.stand_by(message, connection)
         else:
             super()._take(message, connection)
 
@@ -96,5 +96,5 @@ class InPlaceMonitor(AttemptMonitor):
         for connection in list(self._connections.values()):
             if connection not in self._met:
                 self._part(connection)
-                self._crew.spares.keep(connection)
+                self._workers.spares.keep(connection)
         super()._close()

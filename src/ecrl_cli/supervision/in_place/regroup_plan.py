@@ -33,7 +33,7 @@ class RegroupPlan:
         return bool(self.origins)
 
 
-def going_on(config: RunConfig, world_size: int, left: Mapping[int, int], spares: int) -> RegroupPlan:
+def plan_regroup(config: RunConfig, world_size: int, left: Mapping[int, int], spares: int) -> RegroupPlan:
     """What follows an attempt of `world_size` ranks. `left`: by survivor, the step behind which it left; `spares`: how many stand by."""
     dead = [rank for rank in range(world_size) if rank not in left]
     filled = dead[:spares]

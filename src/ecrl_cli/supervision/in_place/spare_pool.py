@@ -32,7 +32,7 @@ class IdleWorker:
     def ended(self) -> bool:
         return processes.ended(self.pidfd)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close what belongs to it here; the process is somebody else's."""
         os.close(self.pidfd)
         if self.connection:
@@ -46,7 +46,7 @@ def end(hands: list[IdleWorker]) -> None:
     processes.wait_all([hand.pidfd for hand in hands], GONE_WITHIN_S)
     for hand in hands:
         processes.reap(hand.pid)
-        hand.let_go()
+        hand.release()
 
 
 class SparePool:
@@ -54,47 +54,47 @@ class SparePool:
 
     def __init__(self, wanted: int, tell: Callable[[str], None]) -> None:
         self.wanted, self._tell = wanted, tell
-        self._hands: list[IdleWorker] = []
+        self._idle: list[IdleWorker] = []
         self._strangers: list[Connection] = []  # have connected and said nothing yet: these warm up
         self._source: ZygoteAttempt | None = None
-        self._asked = self._stillborn = 0
+        self._asked = self._failed_starts = 0
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(hand.pid for hand in self._hands)
+        return tuple(hand.pid for hand in self._idle)
 
     @property
     def ready(self) -> int:
         """How many stand by."""
-        return sum(hand.connection is not None for hand in self._hands)
+        return sum(hand.connection is not None for hand in self._idle)
 
     def serve(self, running: ZygoteAttempt) -> None:
         """They come from the zygote of `running` from now on. Those of another one, which has ended, have ended with it."""
         if self._source and self._source.zygote is not running.zygote:
             self._asked = 0
-            end(self._hands)
-            self._hands = []
+            end(self._idle)
+            self._idle = []
         self._source = running
 
     def watched(self) -> list[int]:
         """Descriptors that become readable when `look` has something to see."""
         zygote = [self._source.zygote.socket.fileno()] if self._source and self._asked and not self._source.zygote.over() else []
-        return zygote + [hand.pidfd for hand in self._hands] + [stranger.socket.fileno() for stranger in self._strangers]
+        return zygote + [hand.pidfd for hand in self._idle] + [stranger.socket.fileno() for stranger in self._strangers]
 
     def look(self) -> None:
         """Learn who is there, who stands by, who has died. Closes descriptors: what is `watched` changes."""
         self._hear()
         for stranger in list(self._strangers):
             self._listen(stranger)
-        dead = [hand for hand in self._hands if hand.ended]
-        self._hands = [hand for hand in self._hands if hand not in dead]
+        dead = [hand for hand in self._idle if hand.ended]
+        self._idle = [hand for hand in self._idle if hand not in dead]
         self._count([hand for hand in dead if hand.connection is None])
         end(dead)
 
     def refill(self) -> None:
         """Have as many forked as are missing."""
-        missing = self.wanted - len(self._hands) - self._asked
-        if missing > 0 and self._stillborn < STILLBORN and self._source and not self._source.zygote.over():
+        missing = self.wanted - len(self._idle) - self._asked
+        if missing > 0 and self._failed_starts < STILLBORN and self._source and not self._source.zygote.over():
             spec = self._source.spec
             self._asked += missing
             request = {"module": spec.module, "spares": missing, "run_dir": str(spec.layout.root), "preload": spec.preload, "output": spec.output}
@@ -106,20 +106,20 @@ class SparePool:
 
     def stand_by(self, standby: SpareReady, connection: Connection) -> None:
         """One is warm; perhaps before the zygote has said that it is there."""
-        if all(hand.pid != standby.pid for hand in self._hands):
+        if all(hand.pid != standby.pid for hand in self._idle):
             self.settle()
-        hand = next((each for each in self._hands if each.pid == standby.pid and each.connection is None), None)
+        hand = next((each for each in self._idle if each.pid == standby.pid and each.connection is None), None)
         if hand is None:
             connection.socket.close()
         else:
-            hand.connection, self._stillborn = connection, 0
+            hand.connection, self._failed_starts = connection, 0
 
     def gather(self, count: int, listener: ControlServer, stop: StopSignals, seconds: float) -> None:
         """Wait until `count` stand by, or it is clear that they will not; at most `seconds`, and no longer than to a stop signal."""
         deadline = monotonic() + seconds
         while self.ready < count and not stop.received() and (left := deadline - monotonic()) > 0:
             self.refill()
-            if self._source is None or self._source.zygote.over() or (not self._asked and self.ready == len(self._hands)):
+            if self._source is None or self._source.zygote.over() or (not self._asked and self.ready == len(self._idle)):
                 return
             select.select([listener.fileno(), stop.fileno(), self._source.zygote.pidfd, *self.watched()], [], [], left)
             while connection := listener.accept():
@@ -140,23 +140,23 @@ class SparePool:
 
     def take(self, count: int) -> list[IdleWorker]:
         """Give so many that stand by: they are nobody's here any more."""
-        taken = [hand for hand in self._hands if hand.connection is not None][:count]
-        self._hands = [hand for hand in self._hands if hand not in taken]
+        taken = [hand for hand in self._idle if hand.connection is not None][:count]
+        self._idle = [hand for hand in self._idle if hand not in taken]
         return taken
 
     def close(self) -> None:
         """Nobody is left."""
         self.settle()
-        end(self._hands)
+        end(self._idle)
         for stranger in self._strangers:
             stranger.socket.close()
-        self._hands, self._strangers = [], []
+        self._idle, self._strangers = [], []
 
     def _hear(self) -> None:
         for message in self._source.zygote.heard("spares") if self._source else ():
             self._asked -= len(message["pids"])
             opened = [(pid, processes.open_pidfd(pid)) for pid in message["pids"]]
-            self._hands += [IdleWorker(pid, pidfd) for pid, pidfd in opened if pidfd is not None]
+            self._idle += [IdleWorker(pid, pidfd) for pid, pidfd in opened if pidfd is not None]
 
     def _listen(self, stranger: Connection) -> None:
         messages, hung_up = stranger.receive()
@@ -169,6 +169,6 @@ class SparePool:
             stranger.socket.close()
 
     def _count(self, dead: list[IdleWorker]) -> None:
-        self._stillborn += len(dead)
-        if dead and self._stillborn - len(dead) < STILLBORN <= self._stillborn:
+        self._failed_starts += len(dead)
+        if dead and self._failed_starts - len(dead) < STILLBORN <= self._failed_starts:
             self._tell("spares end before they stand by: no more of them are started, output.log says why")

@@ -18,8 +18,8 @@ class WorkerPool:
     """`spares`: how many are kept warm. `tell`: one line for a person. `ahead`: to be begun when a rank has died, where all go
     back to a checkpoint then."""
 
-    def __init__(self, listener: ControlServer, spares: int, tell: Callable[[str], None], ahead: CheckpointPrevalidator | None) -> None:
-        self.listener, self.spares, self.ahead = listener, SparePool(spares, tell), ahead
+    def __init__(self, listener: ControlServer, spares: int, tell: Callable[[str], None], prevalidator: CheckpointPrevalidator | None) -> None:
+        self.listener, self.spares, self.ahead = listener, SparePool(spares, tell), prevalidator
         self.survivors: dict[int, IdleWorker] = {}
         self._called: tuple[IdleWorker, ...] = ()
 
@@ -36,10 +36,10 @@ class WorkerPool:
         else:
             self.survivors[left.rank] = IdleWorker(left.pid, pidfd, connection, left)
 
-    def bury(self, rank: int) -> None:
+    def mark_dead(self, rank: int) -> None:
         """A rank of the running attempt has died, perhaps after it had left."""
         if rank in self.survivors:
-            self.survivors.pop(rank).let_go()
+            self.survivors.pop(rank).release()
 
     def steps(self) -> dict[int, int]:
         """By survivor that lives: the step behind which it left."""
@@ -67,7 +67,7 @@ class WorkerPool:
         for rank, hand in enumerate(self._called):
             if hand.connection:
                 hand.connection.assign(Assignment(order.attempt, rank, running.prefix))
-            hand.let_go()
+            hand.release()
         self._called = ()
 
     def dismiss(self) -> None:

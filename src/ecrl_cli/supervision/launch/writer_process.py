@@ -88,7 +88,7 @@ class Writer:
     def _replace(self) -> None:
         self.kill()
         if self._board:
-            self._board.beat(self._board.writer, 0, "done")  # whatever the one before was at
+            self._board.write(self._board.writer, 0, "done")  # whatever the one before was at
         self._layout.logs.mkdir(exist_ok=True)
         with listen(self._layout.writer) as listener, self._layout.writer_output.open("ab", buffering=0) as log:
             fds = (listener.fileno(), *((self._board.fd,) if self._board else ()))

@@ -59,9 +59,9 @@ class AttemptMonitor:
         post: WatchdogContext | None = None,
     ) -> None:
         self._running, self._attempt, self._listener, self._stop = running, attempt, listener, stop
-        self._companion, self._post = companion, post
-        self._vigil = AttemptWatchdog(post, companion, monotonic()) if post else None
-        self._farewell = post.farewell(stop) if post else GracefulStop(stop, None, 0.0)
+        self._companion, self._context = companion, post
+        self._watchdog = AttemptWatchdog(post, companion, monotonic()) if post else None
+        self._graceful_stop = post.graceful_stop(stop) if post else GracefulStop(stop, None, 0.0)
         self._hang: Hang | None = None
         self._connections: dict[int, Connection] = {}
         self._troubles: list[RankError] = []
@@ -85,11 +85,11 @@ class AttemptMonitor:
 
     def _over(self) -> bool:
         now = monotonic()
-        if self._finished() or self._farewell.over(now):
+        if self._finished() or self._graceful_stop.over(now):
             return True
-        if self._post and self._post.strikes:
-            self._post.strikes.look(now, self._running.pids())
-        self._hang = self._vigil.look(now) if self._vigil else None
+        if self._context and self._context.wall_clock_faults:
+            self._context.wall_clock_faults.inject_due(now, self._running.pids())
+        self._hang = self._watchdog.check(now) if self._watchdog else None
         return self._hang is not None
 
     def _finished(self) -> bool:
@@ -98,8 +98,8 @@ class AttemptMonitor:
 
     def _pause_s(self) -> float | None:
         """How long nothing may be looked at; None: until something happens."""
-        now, strikes = monotonic(), self._post.strikes if self._post else None
-        waits = [self._vigil.every_s if self._vigil else None, self._farewell.left_s(now), strikes.left_s(now) if strikes else None]
+        now, strikes = monotonic(), self._context.wall_clock_faults if self._context else None
+        waits = [self._watchdog.every_s if self._watchdog else None, self._graceful_stop.left_s(now), strikes.left_s(now) if strikes else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _look_after_companion(self) -> None:
@@ -111,12 +111,12 @@ class AttemptMonitor:
     def _end(self) -> AttemptResult:
         asked = self._stop.first
         self._watch.keep("attempt", (), look)
-        if self._hang and self._vigil:
-            self._vigil.dump_stacks()
+        if self._hang and self._watchdog:
+            self._watchdog.dump_stacks()
         exits = self._running.reap()
         self._reaped = True
         self._hear_what_is_left()
-        stragglers = self._vigil.stragglers if self._vigil else ()
+        stragglers = self._watchdog.stragglers if self._watchdog else ()
         return AttemptResult(exits, self._explanation(exits.first), asked, self._hang, stragglers)
 
     def _hear_what_is_left(self) -> None:
@@ -168,14 +168,14 @@ class AttemptMonitor:
 
     def _meet(self, hello: Hello, connection: Connection) -> None:
         self._running.introduce(hello.rank, hello.pid)
-        connection.answer(self._post.fds if self._post else ())
-        if self._vigil:
-            self._vigil.meet(hello)
+        connection.answer(self._context.fds if self._context else ())
+        if self._watchdog:
+            self._watchdog.add_rank(hello)
 
     def _close(self) -> None:
         self._watch.close()
-        if self._vigil:
-            self._vigil.close()
+        if self._watchdog:
+            self._watchdog.close()
         for connection in self._connections.values():
             connection.socket.close()
 

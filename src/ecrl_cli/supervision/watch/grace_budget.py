@@ -28,7 +28,7 @@ class GraceBudget:
         if progress.phase == "saving" and not self._done:
             self._weigh(self._layout.attempts()[-1:])
 
-    def look(self) -> None:
+    def check(self) -> None:
         """At the newest attempt that saved anything."""
         if not self._done:
             self._weigh(self._layout.attempts()[::-1])

@@ -23,7 +23,7 @@ class GracefulStop:
     def __init__(
         self, stop: StopSignals, board: HeartbeatTable | None, grace_s: float, tell: Callable[[str], None] = lambda line: None, carried: bool = False
     ) -> None:
-        self._stop, self._board, self._grace_s, self._tell, self._carried = stop, board, grace_s, tell, carried
+        self._stop, self._heartbeats, self._grace_s, self._tell, self._carried = stop, board, grace_s, tell, carried
         self._asked = False
 
     def over(self, now: float) -> bool:
@@ -32,9 +32,9 @@ class GracefulStop:
             return False
         left = self._left(now)
         if not self._asked:
-            if self._board is None or self._grace_s <= 0 or not (self._carried or stepping(self._board)):
+            if self._heartbeats is None or self._grace_s <= 0 or not (self._carried or stepping(self._heartbeats)):
                 return True
-            self._board.ask_to_stop()
+            self._heartbeats.ask_to_stop()
             self._asked = True
             self._tell(f"asked to stop: a last checkpoint is made first, within {left:.3g} s; asked again, the run ends at once")
         return self._stop.again() or left == 0

@@ -35,14 +35,14 @@ class HangTimeouts:
         return cls(config.start_timeout_s, config.hang_timeout_s, config.hang_factor)
 
     @property
-    def look_every_s(self) -> float:
+    def check_every_s(self) -> float:
         """Often enough that a hang is found within a quarter more than its limit, and that what a look may be late by stretches no limit."""
         return min(1.0, self.timeout_s / max(4.0, 2 * self.factor))
 
     @property
     def counted_s(self) -> float:
         """The most that a single look may add to a silence."""
-        return max(2 * self.look_every_s, self.timeout_s / 4)
+        return max(2 * self.check_every_s, self.timeout_s / 4)
 
 
 class StallTimer:
@@ -50,21 +50,21 @@ class StallTimer:
     processor, has seen nothing, and a machine that slept has stopped everybody."""
 
     def __init__(self, counted_s: float, now: float) -> None:
-        self._most, self._looked, self._changed = counted_s, now, now
+        self._most, self._checked_at, self._changed = counted_s, now, now
         self._before: object = None
         self.seconds = 0.0
 
-    def look(self, now: float, current: object) -> float:
+    def check(self, now: float, current: object) -> float:
         """Seconds of silence."""
-        self.seconds = self.seconds + min(now - self._looked, self._most) if current == self._before else 0.0
+        self.seconds = self.seconds + min(now - self._checked_at, self._most) if current == self._before else 0.0
         self._changed = self._changed if current == self._before else now
-        self._before, self._looked = current, now
+        self._before, self._checked_at = current, now
         return self.seconds
 
     @property
     def waited_s(self) -> float:
         """Since the last change, looked at or not, to the last look."""
-        return self._looked - self._changed
+        return self._checked_at - self._changed
 
 
 class HangDetector:
@@ -73,16 +73,16 @@ class HangDetector:
     def __init__(self, limits: HangTimeouts, resume_step: int, now: float) -> None:
         self._limits, self._first = limits, resume_step
         self.quiet = StallTimer(limits.counted_s, now)
-        self._done, self._looked, self._spent_s = resume_step, now, 0.0
+        self._done, self._checked_at, self._spent_s = resume_step, now, 0.0
         self._steps: deque[float] = deque(maxlen=RECENT)
         self.held = self._patient = False
 
-    def look(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
+    def check(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
         """Whether nothing has moved for as long as is allowed: a save gets the time of a start, unless a rank is `held`."""
         self._learn(now, ranks)
         waiting = any(beat.phase in SAVING for beat in ranks)
         self._patient = not self.held and min(ranks, key=_order).phase in SAVING
-        return self.quiet.look(now, (*ranks, writer if waiting else None)) >= self.limit_s
+        return self.quiet.check(now, (*ranks, writer if waiting else None)) >= self.limit_s
 
     def forgive(self) -> None:
         """Begin anew: what stood in the way has been taken out of it."""
@@ -112,8 +112,8 @@ class HangDetector:
         """How long steps take: from one step that all have done to the next. Saves, which may take what they take, are no part of it, and
         neither is time in which nobody looked."""
         done = min(steps_done(beat) for beat in ranks)
-        self._spent_s += min(now - self._looked, self._limits.counted_s)
-        self._looked = now
+        self._spent_s += min(now - self._checked_at, self._limits.counted_s)
+        self._checked_at = now
         if any(beat.phase in SAVING for beat in ranks):
             self._done, self._spent_s = max(done, self._done), 0.0
         elif done > self._done:

@@ -78,16 +78,16 @@ class RankProbe:
         self._pidfd = self._memory = None
 
 
-def dump_stacks(witnesses: Sequence[RankProbe], logs: AttemptLayout) -> None:
+def dump_stacks(probes: Sequence[RankProbe], logs: AttemptLayout) -> None:
     """Ask every rank for its stacks and write them down, beside what the kernel says.
 
     One that is stopped can only answer once it goes on; it may do nothing else then. So its peers are killed first, and it right afterwards.
     """
-    facts = {witness.rank: witness.facts() for witness in witnesses}
-    stopped = [witness for witness in witnesses if witness.state in _STOPPED]
-    for witness in witnesses:
+    facts = {witness.rank: witness.facts() for witness in probes}
+    stopped = [witness for witness in probes if witness.state in _STOPPED]
+    for witness in probes:
         witness.send(TELL)
-    awake = [witness for witness in witnesses if witness not in stopped]
+    awake = [witness for witness in probes if witness not in stopped]
     deadline = monotonic() + TOLD_WITHIN_S
     for witness in awake:
         witness.told(deadline)
@@ -101,6 +101,6 @@ def dump_stacks(witnesses: Sequence[RankProbe], logs: AttemptLayout) -> None:
         witness.told(monotonic() + TOLD_WITHIN_S)
         witness.send(signal.SIGKILL)
         witness.wait_gone()
-    for witness in witnesses:
+    for witness in probes:
         with contextlib.suppress(OSError):  # a full disk shall not keep a hang from being ended
             logs.stacks(witness.rank).write_text(f"{facts[witness.rank]}\n{witness.stacks()}", encoding="utf-8")

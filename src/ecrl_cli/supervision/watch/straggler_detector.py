@@ -20,7 +20,7 @@ class StragglerDetector:
         self._slow: dict[int, int] = {}
         self.found: list[Straggler] = []
 
-    def look(self, beats: Mapping[int, Heartbeat]) -> list[Straggler]:
+    def check(self, beats: Mapping[int, Heartbeat]) -> list[Straggler]:
         """Those that are seen to straggle for the first time in this attempt."""
         step = min((beat.global_step for beat in beats.values()), default=0)
         if len(beats) < 2 or step <= self._step:

@@ -38,106 +38,108 @@ class WatchdogContext:
     """What there is to watch by. `saves`: whether the attempt takes checkpoints. `tell`: one line for a person.
     `strikes`: what is planned to hit it after a time. `snapshots`: where it keeps its state beyond its ranks."""
 
-    board: HeartbeatTable
+    heartbeats: HeartbeatTable
     supervision: SupervisionConfig
-    order: AttemptSpec
+    attempt_spec: AttemptSpec
     logs: AttemptLayout
     saves: bool = True
     tell: Callable[[str], None] = lambda line: None
-    strikes: WallClockFaults | None = None
+    wall_clock_faults: WallClockFaults | None = None
     snapshots: SnapshotPair | None = None
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The memory that its ranks are given: the board's first."""
-        return (self.board.fd, *(self.snapshots.fds if self.snapshots else ()))
+        return (self.heartbeats.fd, *(self.snapshots.fds if self.snapshots else ()))
 
     @property
     def ranks(self) -> int:
         """How many are on this machine: the first ones, if there are several."""
-        return self.order.world_size // max(1, len(self.order.nodes))
+        return self.attempt_spec.world_size // max(1, len(self.attempt_spec.nodes))
 
-    def farewell(self, stop: StopSignals) -> GracefulStop:
+    def graceful_stop(self, stop: StopSignals) -> GracefulStop:
         """How this attempt is stopped."""
-        heard = self.saves and not self.order.nodes  # ranks on another machine do not see the board
-        return GracefulStop(stop, self.board if heard else None, self.supervision.grace_s, self.tell, bool(self.order.memory))
+        heard = self.saves and not self.attempt_spec.nodes  # ranks on another machine do not see the board
+        return GracefulStop(stop, self.heartbeats if heard else None, self.supervision.grace_s, self.tell, bool(self.attempt_spec.memory))
 
 
 class AttemptWatchdog:
     """`look` often: at each turn of the attempt's loop, at least every `every_s` seconds."""
 
     def __init__(self, post: WatchdogContext, beside: Sidecar | None, now: float) -> None:
-        self._post, self._beside = post, beside
+        self._context, self._sidecar = post, beside
         limits = HangTimeouts.of(post.supervision)
-        self.every_s = limits.look_every_s
-        self._detector = HangDetector(limits, post.order.resume_step, now)
+        self.every_s = limits.check_every_s
+        self._detector = HangDetector(limits, post.attempt_spec.resume_step, now)
         self._writer_quiet = StallTimer(limits.counted_s, now)
-        self._stragglers = StragglerDetector(post.order.resume_step)
-        self._witnesses: dict[int, RankProbe] = {}
-        self._buried: set[int] = set()
+        self._stragglers = StragglerDetector(post.attempt_spec.resume_step)
+        self._probes: dict[int, RankProbe] = {}
+        self._known_dead: set[int] = set()
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
         return tuple(self._stragglers.found)
 
-    def meet(self, hello: Hello) -> None:
+    def add_rank(self, hello: Hello) -> None:
         """A rank has introduced itself."""
-        if hello.rank not in self._witnesses and hello.rank not in self._buried:
-            self._witnesses[hello.rank] = RankProbe(hello)
+        if hello.rank not in self._probes and hello.rank not in self._known_dead:
+            self._probes[hello.rank] = RankProbe(hello)
 
-    def bury(self, rank: int) -> None:
+    def mark_dead(self, rank: int) -> None:
         """`rank` has died and the others go on: from now on it is looked at no more."""
-        self._buried.add(rank)
-        if rank in self._witnesses:
-            self._witnesses.pop(rank).close()
+        self._known_dead.add(rank)
+        if rank in self._probes:
+            self._probes.pop(rank).close()
 
-    def look(self, now: float) -> Hang | None:
+    def check(self, now: float) -> Hang | None:
         """What to say of an attempt that hangs; None while it does not."""
-        beats, writer = self._beats(), self._post.board.read(self._post.board.writer)
-        self._tell(self._stragglers.look(beats))
-        self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _HELD for one in self._witnesses.values())
-        hangs = self._detector.look(now, list(beats.values()), writer)
+        beats, writer = self._beats(), self._context.heartbeats.read(self._context.heartbeats.writer)
+        self._tell(self._stragglers.check(beats))
+        self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _HELD for one in self._probes.values())
+        hangs = self._detector.check(now, list(beats.values()), writer)
         if self._writer_stuck(now, writer):
             self._replace_writer()
             return None
-        return self._silence(beats).hang() if hangs else None
+        return self._diagnose_hang(beats).hang() if hangs else None
 
     def dump_stacks(self) -> None:
         """Have the stacks of all ranks written into the attempt's logs."""
-        dump_stacks([self._witnesses[rank] for rank in sorted(self._witnesses)], self._post.logs)
+        dump_stacks([self._probes[rank] for rank in sorted(self._probes)], self._context.logs)
 
     def close(self) -> None:
-        for witness in self._witnesses.values():
+        for witness in self._probes.values():
             witness.close()
-        self._witnesses = {}
+        self._probes = {}
 
     def _beats(self) -> dict[int, Heartbeat]:
-        return {rank: self._post.board.read(rank) for rank in range(self._post.ranks) if rank not in self._buried}
+        return {rank: self._context.heartbeats.read(rank) for rank in range(self._context.ranks) if rank not in self._known_dead}
 
-    def _silence(self, beats: dict[int, Heartbeat]) -> HangDiagnosis:
-        states = {rank: witness.state for rank, witness in self._witnesses.items()}
-        parents = {processes.parent(witness.pid) for witness in self._witnesses.values()} - {0, os.getpid()}
+    def _diagnose_hang(self, beats: dict[int, Heartbeat]) -> HangDiagnosis:
+        states = {rank: witness.state for rank, witness in self._probes.items()}
+        parents = {processes.parent(witness.pid) for witness in self._probes.values()} - {0, os.getpid()}
         launcher = next((processes.state(pid) for pid in sorted(parents)), "")
         return HangDiagnosis(self._detector.quiet.waited_s, self._detector.limit_s, beats, states, launcher)
 
     def _writer_stuck(self, now: float, writer: Heartbeat) -> bool:
         """It is held for as long as a rank might be, or at work by its own word and has not moved for as long as a save might take."""
-        pid = next(iter(self._beside.pids), 0) if self._beside else 0
+        pid = next(iter(self._sidecar.pids), 0) if self._sidecar else 0
         held = pid and processes.state(pid) in _HELD
         busy = pid and (held or writer.phase == "saving")
         limit_s = self._detector.step_limit_s if held else self._detector.save_limit_s
-        return self._writer_quiet.look(now, (pid, writer) if busy else now) >= limit_s
+        return self._writer_quiet.check(now, (pid, writer) if busy else now) >= limit_s
 
     def _replace_writer(self) -> None:
         """What it holds fails, on record; the ranks go on, and get their time anew."""
-        assert self._beside is not None
-        state = "is stopped" if processes.state(self._beside.pids[0]) in _HELD else "does not come on with its save"
-        self._post.tell(f"the background writer {state}: it is replaced, what it holds is lost")
-        self._beside.give_up()
+        assert self._sidecar is not None
+        state = "is stopped" if processes.state(self._sidecar.pids[0]) in _HELD else "does not come on with its save"
+        self._context.tell(f"the background writer {state}: it is replaced, what it holds is lost")
+        self._sidecar.give_up()
         self._detector.forgive()
         self._writer_quiet.seconds = 0.0
 
     def _tell(self, found: list[Straggler]) -> None:
         for one in found:
             own, others = 1000 * one.own_s, 1000 * one.others_s
-            self._post.tell(f"rank {one.rank} holds the others up: {own:.0f} ms of its own per step, they {others:.0f} ms (step {one.global_step})")
+            self._context.tell(
+                f"rank {one.rank} holds the others up: {own:.0f} ms of its own per step, they {others:.0f} ms (step {one.global_step})"
+            )
