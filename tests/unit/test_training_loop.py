@@ -19,9 +19,8 @@ from ecrl_cli.training.train_step import StepResult
 
 def loop_at(step: int, loss: float = 0.25) -> Any:
     """A loop to step 10 whose parts only note what they are asked."""
-    parts = {
-        name: MagicMock() for name in ("train_step", "loader", "sampler", "pack", "strategy", "injector", "heartbeat", "clock", "journal", "report")
-    }
+    names = ("train_step", "loader", "sampler", "pack", "strategy", "injector", "heartbeat", "clock", "journal", "report")
+    parts = {name: MagicMock() for name in names}
     parts["heartbeat"].stop_behind.return_value = None
     return TrainLoop(RunConfig(target_steps=10), attempt=1, rank=0, world_size=1, global_step=step, line_chain="", loss=loss, **parts)
 
