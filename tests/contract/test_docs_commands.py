@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
 PAGES.append(ROOT / "docs" / "results" / "README.md")
-_BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- not run: \S.* -->")
 _SHELL = ("bash", "console", "sh")
 _COMMAND = re.compile(r"^(\$ )?(ecrl|make|pip|python|pytest|sbatch|mkdocs) ", re.MULTILINE)
