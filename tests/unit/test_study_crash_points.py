@@ -21,14 +21,13 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.crash_points.crash_server import memory_there
 from ecrl_cli.studies.crash_points.crash_targets import Save
-from ecrl_cli.studies.crash_points.findings import findings
 from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, PUBLISHED, survivor
 from ecrl_cli.studies.crash_points.search import UNSEEN, search
 from ecrl_cli.studies.crash_points.store_fixture import History, Payload, expected_of, image_of, leak_check, recover, store_config
-from ecrl_cli.studies.crash_points.study import make
+from ecrl_cli.studies.crash_points.study import STUDY
 from ecrl_cli.studies.crash_points.trial import Bench
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, Results, StudyContext, Trial
 from ecrl_cli.studies.mutants.integrity import blind_at
 from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.mutants.store import PlantedStore
@@ -37,8 +36,12 @@ SMALL = CrashPoints(modes=("unsafe", "atomic_dirsync"), layouts=("group",), stra
 PAYLOAD = Payload(1, 16_384, 8_192)
 
 
+def findings(found: list[Record]) -> Findings:
+    return STUDY.concluded(Results(StudyContext(StudyConfig(SMALL), Path()), found, "kind"))
+
+
 def study_of(keys: CrashPoints, scratch: Path, seed: int = 7) -> PreparedStudy:
-    return make(StudyContext(StudyConfig(keys, seed), scratch))
+    return STUDY.open(StudyContext(StudyConfig(keys, seed), scratch))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def table(found: Findings, name: str) -> list[dict[str, Any]]:
 
 
 def test_a_sound_store_passes_every_gate_and_gives_the_published_table(records: list[Record]) -> None:
-    found = findings(records, in_memory=True)
+    found = findings(records)
     assert [gate.name for gate in found.gates if not gate.passed] == []
     published = {row["condition"]: row for row in table(found, "published")}
     assert set(published) == {f"{mode}@{name}" for mode in SMALL.modes for name in (NONE, *PUBLISHED, "after_root_sync")}
@@ -72,7 +75,7 @@ def test_a_sound_store_passes_every_gate_and_gives_the_published_table(records: 
 
 
 def test_the_reasons_say_what_is_wrong_with_the_files(records: list[Record]) -> None:
-    reasons = {(row["mode"], row["point"]): (row["remains"], row["layer"]) for row in table(findings(records, in_memory=True), "reasons")}
+    reasons = {(row["mode"], row["point"]): (row["remains"], row["layer"]) for row in table(findings(records), "reasons")}
     assert {mode for mode, _ in reasons} == {"unsafe"}
     assert reasons["unsafe", f"half_part:{MODEL}"] == ("size mismatch", "commit")
     assert reasons["unsafe", AFTER_MODEL] == ("missing parts", "commit")
@@ -99,7 +102,7 @@ SPOILT = {
 def test_every_gate_fails_when_one_trial_goes_wrong(records: list[Record], gate: str) -> None:
     victim = next(record for record in records if record.key.startswith("atomic_dirsync/group/blocking/after_root_sync/"))
     spoilt = [replace(record, found=record.found | SPOILT[gate]) if record is victim else record for record in records]
-    failed = {each.name: each.message for each in findings(spoilt, in_memory=True).gates if not each.passed}
+    failed = {each.name: each.message for each in findings(spoilt).gates if not each.passed}
     assert victim.key in failed[gate.strip()]
 
 
@@ -107,31 +110,31 @@ def test_a_planted_bug_that_is_not_found_fails_its_gate(records: list[Record]) -
     facts = {"kind": "planted", "bug": "b", "step": "s", "unseen": ""}
     blind = Record("planted/b", facts, {"seen": True, "found": False, "crashes": 9, "at": "", "wrong": ""}, 0.0)
     by_design = Record("planted/c", facts | {"unseen": "why"}, {"seen": False}, 0.0)
-    gates = {gate.name: gate for gate in findings([*records, blind, by_design], in_memory=True).gates}
+    gates = {gate.name: gate for gate in findings([*records, blind, by_design]).gates}
     assert not gates["planted"].passed and gates["planted"].message == "planted 0/1 found: planted/b"
-    assert {row["answer"] for row in table(findings([*records, by_design], in_memory=True), "planted")} == {"not visible to a kill by design"}
+    assert {row["answer"] for row in table(findings([*records, by_design]), "planted")} == {"not visible to a kill by design"}
 
 
 def test_nothing_tried_is_no_pass() -> None:
-    failed = {gate.name for gate in findings([], in_memory=True).gates if not gate.passed}
+    failed = {gate.name for gate in findings([]).gates if not gate.passed}
     assert failed >= {"silent_wrong", "lost_ack", "survivor", "again", "hit"}
 
 
 def test_a_gate_counts_only_what_was_tried_for_it(records: list[Record]) -> None:
     """No save follows a random kill, and only atomic groups are looked at for halves."""
-    said = {gate.name: gate.message for gate in findings(records, in_memory=True).gates}
+    said = {gate.name: gate.message for gate in findings(records).gates}
     crashes = [record for record in records if record.facts["kind"] != "kill"]
     atomic = [record for record in records if record.facts["mode"] == "atomic_dirsync"]
     assert said["again"].startswith(f"0 of {len(crashes)} trials") and said["half"].startswith(f"0 of {len(atomic)} trials")
     assert "planted" not in said, "none was planted"
-    assert "half" not in {gate.name for gate in findings([r for r in records if r not in atomic], in_memory=True).gates}
+    assert "half" not in {gate.name for gate in findings([r for r in records if r not in atomic]).gates}
 
 
 def test_a_study_that_is_stopped_among_its_first_kills_can_be_concluded(records: list[Record]) -> None:
     """With kills in one mode only, nothing is said of the others."""
     first = next(record for record in records if record.facts["kind"] == "kill")
     stopped = [record for record in records if record.facts["kind"] != "kill" or record is first]
-    assert len(findings(stopped, in_memory=True).notes) == 1
+    assert len(findings(stopped).notes) == 1
 
 
 @pytest.mark.parametrize("layout", ["group", "single"])

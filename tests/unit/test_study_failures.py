@@ -27,15 +27,14 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.studies.frame.leak_check import remaining
 from ecrl_cli.studies.frame.replay_command import command
-from ecrl_cli.studies.frame.study import Record, StudyContext
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Results, Study, StudyContext
 from ecrl_cli.studies.mutants.recovery import BUGS, REPLICA_BUGS, environment, planted
-from ecrl_cli.studies.training import elastic_tables as elastic_findings
+from ecrl_cli.studies.training import elastic_study, failures_study
 from ecrl_cli.studies.training import trial as benches
 from ecrl_cli.studies.training.elastic_generator import SIZES, ElasticRunSpec
-from ecrl_cli.studies.training.elastic_study import make as make_elastic
 from ecrl_cli.studies.training.failures_generator import EVERY, KINDS, TARGET, FailureRunSpec, generate
-from ecrl_cli.studies.training.failures_study import make as make_failures
-from ecrl_cli.studies.training.failures_tables import findings, who
+from ecrl_cli.studies.training.training_study import who
 from ecrl_cli.studies.training.trial import Bench, Keys, Run
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.verify.verdict import VALID as VALID_STATUS
@@ -46,8 +45,13 @@ PLAIN = FailureRunSpec("vit", 2, "blocking", "unsafe", "group")
 KILLS = ("kill@5.backward/0.4:1", "kill@4.load:0")
 
 
+def findings(keys: Any, found: list[Record]) -> Findings:
+    study = failures_study.STUDY if isinstance(keys, Failures) else elastic_study.STUDY
+    return study.concluded(Results(StudyContext(StudyConfig(keys), Path()), found))
+
+
 def failures_of(folder: Path, **keys: Any) -> Any:
-    return make_failures(StudyContext(StudyConfig(Failures(**keys)), folder))
+    return failures_study.STUDY.open(StudyContext(StudyConfig(Failures(**keys)), folder))
 
 
 def test_a_plan_of_failures_holds_every_kind_and_moment_and_can_strike(tmp_path: Path) -> None:
@@ -91,7 +95,7 @@ def test_what_is_damaged_leaves_a_save_to_fall_back_to() -> None:
 
 
 def test_a_plan_of_sizes_changes_them_and_kills_who_is_there(tmp_path: Path) -> None:
-    trials = make_elastic(StudyContext(StudyConfig(Elastic(trials=80, planted=False)), tmp_path)).plan()
+    trials = elastic_study.STUDY.open(StudyContext(StudyConfig(Elastic(trials=80, planted=False)), tmp_path)).plan()
     for trial in trials:
         sizes = [size for _, size in trial.facts["sizes"]]
         assert 2 <= len(sizes) <= 5 and all(before != after for before, after in itertools.pairwise(sizes))
@@ -208,9 +212,9 @@ def test_a_run_in_which_not_all_struck_is_idle() -> None:
     assert benches._outcome(found, verdict, "a", 1) == ("valid", "")
 
 
-@pytest.mark.parametrize("make", [make_failures, make_elastic])
-def test_the_search_for_a_planted_bug_goes_on_behind_what_is_not_its_doing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
-    study = make(StudyContext(StudyConfig(Failures() if make is make_failures else Elastic()), tmp_path))
+@pytest.mark.parametrize("made", [failures_study.STUDY, elastic_study.STUDY])
+def test_the_search_for_a_planted_bug_goes_on_behind_what_is_not_its_doing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Study) -> None:
+    study = made.open(StudyContext(StudyConfig(made.keys()), tmp_path))
     outcomes = iter(("idle", "unknown", "left", "hung", "valid", "differs"))
     monkeypatch.setattr(Bench, "play", lambda *given: Run(next(outcomes)))
     trial = next(trial for trial in study.plan() if trial.facts["arm"] == "planted")
@@ -243,7 +247,7 @@ def test_a_bug_of_the_replicas_is_searched_with_replicas_and_any_other_without(t
         return Run()
 
     monkeypatch.setattr(Bench, "play", play)
-    study = make_elastic(StudyContext(StudyConfig(Elastic(trials=1)), tmp_path))
+    study = elastic_study.STUDY.open(StudyContext(StudyConfig(Elastic(trials=1)), tmp_path))
     searched = [study.run(trial) for trial in study.plan() if trial.facts["arm"] == "planted"]
     assert not any(found["found"] for found in searched), "no run was invalid"
     assert {bug: set(replicas) for bug, replicas in played.items()} == {
@@ -286,19 +290,19 @@ def test_runs_with_replicas_that_end_apart_fail_the_study() -> None:
     facts = {**FACTS, "replicas": 4, "sizes": [[0, 2], [5, 1]], "hash_seed": "0", "entries": ["kill@4:0"]}
     one = Record("run/0000", facts, {**VALID, "resized": 1, "digests": "a"}, 0.5)
     other = replace(one, key="run/0001", facts={**facts, "sizes": [[0, 4], [5, 1]]})
-    assert failed(elastic_findings.findings([one, other]).gates) == {}
+    assert failed(findings(Elastic(planted=False), [one, other]).gates) == {}
     apart = replace(other, found={**other.found, "digests": "b"})
-    assert failed(elastic_findings.findings([one, apart]).gates)["alike"].endswith("not vit with 4 replicas: 2")
-    assert "ended in 2 states, of 1 models" in failed(elastic_findings.findings([one, apart]).gates)["alike"]
+    assert failed(findings(Elastic(planted=False), [one, apart]).gates)["alike"].endswith("not vit with 4 replicas: 2")
+    assert "ended in 2 states, of 1 models" in failed(findings(Elastic(planted=False), [one, apart]).gates)["alike"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("make", [make_failures, make_elastic])
-def test_every_bug_planted_into_the_recovery_is_found(tmp_path: Path, make: Any) -> None:
-    study = make(StudyContext(StudyConfig(Failures() if make is make_failures else Elastic()), tmp_path))
+@pytest.mark.parametrize("made", [failures_study.STUDY, elastic_study.STUDY])
+def test_every_bug_planted_into_the_recovery_is_found(tmp_path: Path, made: Study) -> None:
+    study = made.open(StudyContext(StudyConfig(made.keys()), tmp_path))
     try:
         found = {trial.facts["bug"]: study.run(trial)["found"] for trial in study.plan() if trial.facts["arm"] == "planted"}
     finally:
         study.close()
-    assert found == dict.fromkeys(BUGS if make is make_failures else BUGS | REPLICA_BUGS, True)
+    assert found == dict.fromkeys(BUGS if made is failures_study.STUDY else BUGS | REPLICA_BUGS, True)

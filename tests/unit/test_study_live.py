@@ -21,21 +21,25 @@ from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure, RankLine, ResumedFrom
 from ecrl_cli.records.survivor_records import LostSamples, RedoneStep
 from ecrl_cli.records.survivor_records import SurvivorReport as Spoken
-from ecrl_cli.studies.frame.study import Record, StudyContext
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.mutants.in_place_recovery import LIVE_BUGS
 from ecrl_cli.studies.training import live_invariants
 from ecrl_cli.studies.training.live_generator import TARGET, LiveRunSpec, of_facts, present
 from ecrl_cli.studies.training.live_history import AttemptHistory, Blow, Story
 from ecrl_cli.studies.training.live_oracle import can_tell, foretold
-from ecrl_cli.studies.training.live_study import make
-from ecrl_cli.studies.training.live_tables import findings
+from ecrl_cli.studies.training.live_study import STUDY
 from tests.unit.test_study_failures import failed
 
 COURSE = LiveRunSpec("lossy_forward", 3, 0, "none", 0.0)
 
 
+def findings(config: LiveRecovery, found: list[Record]) -> Findings:
+    return STUDY.concluded(Results(StudyContext(StudyConfig(config), Path()), found))
+
+
 def study_of(folder: Path, **keys: Any) -> Any:
-    return make(StudyContext(StudyConfig(LiveRecovery(**keys)), folder))
+    return STUDY.open(StudyContext(StudyConfig(LiveRecovery(**keys)), folder))
 
 
 def test_the_matrix_crosses_recoveries_ranks_and_who_dies_and_everything_can_strike(tmp_path: Path) -> None:

@@ -8,24 +8,24 @@ from collections.abc import Callable, Sequence
 from ecrl_cli.studies.crash_points.counts import Records, count, group, whole
 from ecrl_cli.studies.crash_points.points import NONE, PHASES, PUBLISHED
 from ecrl_cli.studies.frame.result import Figure, Series, proportion
-from ecrl_cli.studies.frame.study import Record
+from ecrl_cli.studies.frame.study import Record, Results
 
 # The published conditions, and one behind the commit, where the new checkpoint is due.
 CONDITIONS = {"none": NONE, **PUBLISHED, "after_root_sync": "after_root_sync"}
 REMAINS = ("size mismatch", "missing parts", "missing manifest", "manifest cut off", "missing commit", "commit cut off", "other")
 
 
-def atomicity(found: Records) -> Figure:
+def atomicity(results: Results) -> Figure:
     """Published Figure 3."""
-    return _shares(found, "atomicity", "The group being saved is usable after the kill (95% Wilson)", lambda mine: count(mine, "new"))
+    return _shares(results, "atomicity", "The group being saved is usable after the kill (95% Wilson)", lambda mine: count(mine, "new"))
 
 
-def recovery(found: Records) -> Figure:
-    return _shares(found, "recovery", "A whole checkpoint, new or previous, is recovered after the kill (95% Wilson)", whole)
+def recovery(results: Results) -> Figure:
+    return _shares(results, "recovery", "A whole checkpoint, new or previous, is recovered after the kill (95% Wilson)", whole)
 
 
-def _shares(found: Records, name: str, title: str, counted: Callable[[Sequence[Record]], int]) -> Figure:
-    series = []
+def _shares(results: Results, name: str, title: str, counted: Callable[[Sequence[Record]], int]) -> Figure:
+    series, found = [], Records(results.records)
     for mode in found.modes:
         shares = [proportion(counted(mine), len(mine)) for mine in (group(found, mode, point) for point in CONDITIONS.values())]
         if all(share["n"] for share in shares):
@@ -34,9 +34,9 @@ def _shares(found: Records, name: str, title: str, counted: Callable[[Sequence[R
     return Figure(name, title, "bars", "killed at", "share of groups", tuple(series), categories=tuple(CONDITIONS))
 
 
-def breakdown(found: Records) -> Figure:
+def breakdown(results: Results) -> Figure:
     """Published Figure 4: by state of the files, for groups written in unsafe mode."""
-    mine = [r for r in found.points if r.facts["mode"] == "unsafe" and r.facts["layout"] == "group" and r.found["rejected"]]
+    mine = [r for r in results.of("point") if r.facts["mode"] == "unsafe" and r.facts["layout"] == "group" and r.found["rejected"]]
     points = sorted({r.facts["point"] for r in mine}, key=PHASES.index)
     counted = Counter((r.facts["point"], rejected["remains"]) for r in mine for rejected in r.found["rejected"])
     shares = {point: sum(counted[point, kind] for kind in REMAINS) for point in points}
@@ -46,7 +46,8 @@ def breakdown(found: Records) -> Figure:
     return Figure("reasons", title, "stacked", "killed at", "share of refused groups", series, categories=tuple(points))
 
 
-def phases(found: Records) -> Figure:
+def phases(results: Results) -> Figure:
+    found = Records(results.records)
     counted = phase_counts(found)
     series = tuple(Series(mode, tuple(float(counts[mode]) for counts in counted.values())) for mode in found.modes) if counted else ()
     return Figure("phases", "Where the random kills fell", "bars", "last point passed", "kills", series, categories=tuple(counted))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.crash_points.counts import OUTCOMES, Records, count, group, whole
 from ecrl_cli.studies.crash_points.figures import CONDITIONS, atomicity, breakdown, phase_counts, phases, recovery
-from ecrl_cli.studies.crash_points.gates import gates
 from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, PHASES
 from ecrl_cli.studies.crash_points.search import violation
-from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Findings, Table, proportion, upper_bound
-from ecrl_cli.studies.frame.study import Record
+from ecrl_cli.studies.frame.gates import named, none_bad
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Table, proportion, upper_bound
+from ecrl_cli.studies.frame.study import Record, Results
+from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, fact, mutants_table, outcomes, size, value
+from ecrl_cli.studies.frame.tables import count as count_of
+from ecrl_cli.studies.frame.write_modes import write_mode
 
 # Usable groups of all, and the interval as printed (its text says Wilson, its numbers are Clopper-Pearson's).
 PRINTED = {
@@ -24,19 +28,8 @@ PRINTED = {
 }
 
 
-def findings(records: Sequence[Record], *, in_memory: bool) -> Findings:
-    found = Records(records)
-    tables = (_published(found), _outcomes(found), _reasons(found), _calls(found), _kills(found), _phases(found), _planted(found))
-    figures = (atomicity(found), recovery(found), breakdown(found), phases(found))
-    return Findings(
-        tables=tuple(table for table in tables if table.rows),
-        figures=tuple(figure for figure in figures if figure.series),
-        gates=gates(found),
-        notes=_notes(found, in_memory),
-    )
-
-
-def _published(found: Records) -> Table:
+def _published(results: Results) -> Table:
+    found = Records(results.records)
     rows = []
     for mode in found.modes:
         for condition, point in CONDITIONS.items():
@@ -73,43 +66,10 @@ def _printed(mode: str, condition: str, strategy: str) -> dict[str, Any]:
     return {"published_ok": ok, "published_n": total, "published_low": low, "published_high": high}
 
 
-def _outcome_columns() -> tuple[Column, ...]:
-    return tuple(Column(outcome, outcome.replace("_", " "), "count") for outcome in OUTCOMES)
-
-
-def _tally(records: Sequence[Record]) -> dict[str, Any]:
-    refused = sum(bool(r.found["rejected"]) for r in records)
-    return {"n": len(records), "refused": refused} | {outcome: count(records, outcome) for outcome in OUTCOMES}
-
-
-def _outcomes(found: Records) -> Table:
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in found.points:
-        groups.setdefault(tuple(record.facts[key] for key in ("mode", "layout", "strategy", "point", "survivor")), []).append(record)
-    keys = ("mode", "layout", "strategy", "point", "survivor")
-    rows = tuple(dict(zip(keys, group, strict=True)) | _tally(records) for group, records in sorted(groups.items(), key=_by_protocol))
-    labels = (("mode", "write mode"), ("layout", "layout"), ("strategy", "strategy"), ("point", "killed at"), ("survivor", "due"))
-    columns = (
-        *(Column(*label) for label in labels),
-        Column("n", "trials", "count"),
-        *_outcome_columns(),
-        Column("refused", "refused a half one", "count"),
-    )
-    note = (
-        "due: the new checkpoint from the moment on which it counts (the rename; in unsafe the commit record's last byte), the previous one before."
-    )
-    return Table("outcomes", "What recovery finds after a death at each point", columns, rows, note)
-
-
-def _by_protocol(item: tuple[tuple[str, ...], list[Record]]) -> tuple[str, str, str, int]:
-    mode, layout, strategy, point, _ = item[0]
-    return mode, layout, strategy, -1 if point == NONE else PHASES.index(point)
-
-
-def _reasons(found: Records) -> Table:
+def _reasons(results: Results) -> Table:
     counted = Counter(
         (r.facts["mode"], r.facts["layout"], r.facts["point"], rejected["remains"], rejected["layer"], rejected["reason"])
-        for r in found.points
+        for r in results.of("point")
         for rejected in r.found["rejected"]
     )
     keys = ("mode", "layout", "point", "remains", "layer", "reason")
@@ -123,66 +83,118 @@ def _reasons(found: Records) -> Table:
     return Table("reasons", "Why half a checkpoint was refused", columns, rows, note)
 
 
-def _calls(found: Records) -> Table:
-    rows = []
-    for mode in found.modes:
-        for layout in dict.fromkeys(r.facts["layout"] for r in found.calls):
-            if mine := [r for r in found.calls if (r.facts["mode"], r.facts["layout"]) == (mode, layout)]:
-                rows.append({"mode": mode, "layout": layout, **_tally(mine)})
-    columns = (Column("mode", "write mode"), Column("layout", "layout"), Column("n", "calls", "count"), *_outcome_columns())
-    note = (
-        "Once before each call of one save that changes something (mkdir, create, write, fsync, rename, symlink, unlink, rmdir): all there are, "
-        "so no interval."
-    )
-    return Table("calls", "Killed before each call of a save", columns, tuple(rows), note)
-
-
-def _kills(found: Records) -> Table:
-    rows = []
-    for mode in found.modes:
-        if mine := [r for r in found.kills if r.facts["mode"] == mode]:
-            phases = len({r.found["passed"] for r in mine})
-            rows.append({"mode": mode, **_tally(mine), "phases": phases, "bound": upper_bound(len(mine)) if whole(mine) == len(mine) else None})
-    columns = (
-        Column("mode", "write mode"),
-        Column("n", "kills", "count"),
-        *_outcome_columns(),
-        Column("refused", "refused a half one", "count"),
-        Column("phases", "phases hit", "count"),
-        Column("bound", "a loss per kill is rarer than (one-sided exact 95%)", "share"),
-    )
-    note = "Saves back to back, SIGKILL uniformly 0.5 to 20 ms after the first; layouts in turn."
-    return Table("kills", "Killed at a random moment", columns, tuple(rows), note)
-
-
-def _phases(found: Records) -> Table:
+def _phases(results: Results) -> Table:
+    found = Records(results.records)
     rows = tuple({"phase": phase, **counts} for phase, counts in phase_counts(found).items())
     columns = (Column("phase", "last point passed"), *(Column(mode, mode, "count") for mode in found.modes))
     note = "Behind the last point of a save comes the look at its predecessor by the next one."
     return Table("phases", "Where the random kills fell", columns, rows, note)
 
 
-def _planted(found: Records) -> Table:
-    rows = tuple(
-        {
-            "bug": r.facts["bug"],
-            "step": r.facts["step"],
-            "answer": ("found" if r.found["found"] else "NOT FOUND") if r.found["seen"] else "not visible to a kill by design",
-            "crashes": r.found.get("crashes"),
-            "wrong": f"{r.found['wrong']}, killed {r.found['at']}" if r.found.get("found") else r.facts["unseen"],
-        }
-        for r in found.planted
-    )
-    labels = (("bug", "planted bug"), ("step", "step of the protocol"), ("answer", "answer"))
-    columns = (
-        *(Column(*label) for label in labels),
-        Column("crashes", "crashes until then", "count"),
-        Column("wrong", "what showed it, or why nothing can"),
-    )
-    return Table("planted", "Is the study blind? Bugs planted in the store", columns, rows)
+def _by_protocol(record: Record) -> tuple[Any, ...]:
+    facts = record.facts
+    point = facts["point"]
+    return facts["mode"], facts["layout"], facts["strategy"], -1 if point == NONE else PHASES.index(point)
 
 
-def _notes(found: Records, in_memory: bool) -> tuple[str, ...]:
+def _refused(record: Record) -> bool:
+    return bool(record.found["rejected"])
+
+
+def _bound(kills: Group) -> float | None:
+    return upper_bound(len(kills)) if whole(kills) == len(kills) else None
+
+
+def _answer(record: Record) -> str:
+    return ("found" if record.found["found"] else "NOT FOUND") if record.found["seen"] else "not visible to a kill by design"
+
+
+def _shown(record: Record) -> str:
+    return f"{record.found['wrong']}, killed {record.found['at']}" if record.found.get("found") else str(record.facts["unseen"])
+
+
+_OUTCOMES = outcomes({outcome: outcome.replace("_", " ") for outcome in OUTCOMES})
+_REFUSED = count_of("refused", "refused a half one", _refused)
+
+TABLES = (
+    _published,
+    TableSpec(
+        "outcomes",
+        "What recovery finds after a death at each point",
+        ("point",),
+        by=(fact("mode", "write mode"), fact("layout", "layout"), fact("strategy", "strategy"), fact("point", "killed at"), fact("survivor", "due")),
+        columns=(size("n", "trials"), _OUTCOMES, _REFUSED),
+        note="due: the new checkpoint from the moment on which it counts (the rename; in unsafe the commit record's last byte), the previous one "
+        "before.",
+        sort=_by_protocol,
+    ),
+    _reasons,
+    TableSpec(
+        "calls",
+        "Killed before each call of a save",
+        ("call",),
+        by=(fact("mode", "write mode"), fact("layout", "layout")),
+        columns=(size("n", "calls"), _OUTCOMES),
+        note="Once before each call of one save that changes something (mkdir, create, write, fsync, rename, symlink, unlink, rmdir): all there "
+        "are, so no interval.",
+    ),
+    TableSpec(
+        "kills",
+        "Killed at a random moment",
+        ("kill",),
+        by=(fact("mode", "write mode"),),
+        columns=(
+            size("n", "kills"),
+            _OUTCOMES,
+            _REFUSED,
+            cell("phases", "phases hit", "count", lambda kills: len({r.found["passed"] for r in kills})),
+            cell("bound", "a loss per kill is rarer than (one-sided exact 95%)", "share", _bound),
+        ),
+        note="Saves back to back, SIGKILL uniformly 0.5 to 20 ms after the first; layouts in turn.",
+    ),
+    _phases,
+    mutants_table(
+        (
+            fact("bug", "planted bug"),
+            fact("step", "step of the protocol"),
+            value("answer", "answer", _answer),
+            value("crashes", "crashes until then", lambda r: r.found.get("crashes"), "count"),
+            value("wrong", "what showed it, or why nothing can", _shown),
+        ),
+        "Is the study blind? Bugs planted in the store",
+    ),
+)
+
+
+def gates(results: Results) -> Iterator[Gate]:
+    """The targets. Each can fail, and names the trials that miss it."""
+    found = Records(results.records)
+    went_on = [*found.points, *found.calls]  # after a random kill nothing is saved again
+    groups = [r for r in found.crashes if r.facts["layout"] == "group" and write_mode(r.facts["mode"]).atomic]  # elsewhere halves are allowed
+    visible = [r for r in found.planted if r.found["seen"]]
+    missed = [r for r in visible if not r.found["found"]]
+    yield none_bad("silent_wrong", found.crashes, _ended("silent_wrong"), "trials recovered something that was never saved")
+    yield none_bad("lost_ack", found.crashes, _ended("lost_ack", "lost_all"), "trials lost an acknowledged checkpoint")
+    yield none_bad("recovered", found.crashes, _ended("detected", "untyped", "hung"), "trials stopped the recovery")
+    wrong_one = "trials recovered the wrong one of the new and the previous checkpoint"
+    yield none_bad("survivor", found.points, lambda r: r.found["outcome"] != r.facts["survivor"], wrong_one)
+    yield none_bad("again", went_on, lambda r: r.found["again"] or r.found["left"], "trials stood in the way of the next attempt")
+    yield none_bad("hit", found.crashes, lambda r: not r.found["hit"], "trials were not killed where they should be")
+    if groups:
+        yield none_bad("half", groups, lambda r: r.found["half"], "trials left half a group under a name that counts in an atomic mode")
+    if found.planted:
+        yield Gate("planted", bool(visible) and not missed, f"planted {len(visible) - len(missed)}/{len(visible)} found{named(missed)}")
+
+
+def _ended(*ends: str) -> Callable[[Record], bool]:
+    return lambda record: record.found["outcome"] in ends
+
+
+FIGURES = (atomicity, recovery, breakdown, phases)
+
+
+def notes(results: Results, in_memory: bool) -> tuple[str, ...]:
+    found = Records(results.records)
     place = "in memory (tmpfs)" if in_memory else "beside their records"
     notes = [
         f"The trials lay {place}. A killed process leaves the page cache to the system, so no trial here can tell a mode that syncs from one that "

@@ -37,7 +37,12 @@ def by_design(results: Results, what: str, arm: str = "case") -> str:
 
 def mutants_found(bug: str = "bug", found: str = "found") -> GateRule:
     """Passes where each bug of the arm `planted` was found, of at least one. No gate where none was to be planted."""
-    return lambda results: mutants_gate({r.facts[bug]: bool(r.found[found]) for r in results.of("planted")}) if results.keys.planted else ()
+
+    def gate(results: Results) -> Iterable[Gate]:
+        asked = getattr(results.keys, "planted", True)
+        return mutants_gate({record.facts[bug]: bool(record.found[found]) for record in results.of("planted")}) if asked else ()
+
+    return gate
 
 
 def mutants_gate(found: Mapping[str, bool]) -> tuple[Gate, ...]:

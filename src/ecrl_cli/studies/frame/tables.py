@@ -82,7 +82,8 @@ def proportion(test: Test, label: str = "count") -> Cells:
 @dataclass(frozen=True)
 class TableSpec:
     """A table of the records of `arms` (none named: of all) that pass `where`: a row for each group of those alike in `by`, in the order of
-    first appearance; without `by`, a row for each record. `most`: rows at most (0: all)."""
+    first appearance; without `by`, a row for each record. `most`: rows at most (0: all).
+    `sort`: the rows' order, by the first record of each."""
 
     name: str
     title: str
@@ -92,10 +93,13 @@ class TableSpec:
     note: str | Callable[[Results], str] = ""
     where: Test = lambda record: True
     most: int = 0
+    sort: Callable[[Record], Any] | None = None
 
     def __call__(self, results: Results) -> Table:
         records = [record for record in results.of(*self.arms) if self.where(record)]
-        groups = grouped(records, self._key).values() if self.by else [[record] for record in records]
+        groups = list(grouped(records, self._key).values()) if self.by else [[record] for record in records]
+        if sort := self.sort:
+            groups.sort(key=lambda group: sort(group[0]))
         columns = tuple(column for cells in (*self.by, *self.columns) for column in cells.columns)
         rows = [{key: value for cells in (*self.by, *self.columns) for key, value in cells.read(group).items()} for group in groups]
         return Table(

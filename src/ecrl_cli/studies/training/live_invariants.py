@@ -11,7 +11,6 @@ from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, SURVIVED, SURVIVORS, LostSamples, SurvivorReport
 from ecrl_cli.studies.training.live_history import AttemptHistory, Blow, Story, contributors
-from ecrl_cli.studies.training.live_oracle import can_tell, foretold
 from ecrl_cli.studies.training.trial import ending
 
 Influence = tuple[int, int, str]  # step, sample, layer
@@ -172,8 +171,9 @@ def _due(story: Story, chapter: AttemptHistory) -> frozenset[Influence]:
 
 def elsewhere(story: Story, end: str, reference: RunLayout) -> str:
     """Where the run ended (`end`: its digests), if it must not: as its reference where nothing was lost, else as `oracle` foretells, if it can."""
-    lossy = recovery_of(story.config).loses_samples
-    if not lossy:
+    from ecrl_cli.studies.training.live_oracle import can_tell, foretold  # needs torch
+
+    if not recovery_of(story.config).loses_samples:
         due = {ending(reference)}
     elif can_tell(story):
         end, due = _state(end), foretold(story)

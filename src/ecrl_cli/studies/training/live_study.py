@@ -7,23 +7,41 @@ random. A trial: one run by the code path of `ecrl train` under the zygote launc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from ecrl_cli.config.studies import LiveRecovery
+from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.survivor_records import SURVIVORS
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
+from ecrl_cli.studies.frame.gates import mutants_found
+from ecrl_cli.studies.frame.result import upper_bound
+from ecrl_cli.studies.frame.study import Results, Study, StudyContext, Trial
 from ecrl_cli.studies.mutants.in_place_recovery import LIVE_BUGS
 from ecrl_cli.studies.training.live_generator import LiveRunSpec, facts, generate, matrix, of_facts
 from ecrl_cli.studies.training.live_history import Story, read_story
 from ecrl_cli.studies.training.live_invariants import LOOKS, elsewhere, sockets
-from ecrl_cli.studies.training.live_tables import findings
-from ecrl_cli.studies.training.training_study import Campaign
+from ecrl_cli.studies.training.training_study import (
+    BUGS_FOUND,
+    FAILED,
+    all_valid,
+    by,
+    is_valid,
+    phases_hit,
+    phases_struck,
+    planted_arm,
+    run_arm,
+    runs,
+    whom,
+)
 from ecrl_cli.studies.training.trial import Bench, Run
 
+OUTCOMES = ("valid", "hung", "left", "exit", "invalid", "unknown", "apart", "restarted", "ledger", "differs", "idle")
+# The phases that a recorded study must have hit, each so often; and how many runs make one.
+PHASES = ("boundary", "forward", "backward", "optimizer", "capture", "load", "rendezvous")
+HITS, RECORDED = 5, 200
 TOLD = ("valid", "idle", "invalid", "unknown")  # outcomes of a run whose records are whole
 SHOWN = ("invalid", "apart", "restarted", "ledger", "differs", "exit")  # what a bug in a recovery may come to
 # What shows each bug: how the run recovers.
@@ -34,46 +52,35 @@ SHOWS = {
 }
 
 
-def make(setting: StudyContext) -> PreparedStudy:
-    return _LiveRecovery(setting)
+def _matrix(context: StudyContext) -> Iterator[Trial]:
+    for name, course, entries in matrix(context.keys.recoveries, context.keys.strategies):
+        yield Trial(f"matrix/{name}", {"arm": "matrix", **facts(course, entries)})
 
 
-class _LiveRecovery(Campaign):
-    bugs = LIVE_BUGS
+def _draw(context: StudyContext) -> Iterator[Trial]:
+    for number in range(context.keys.trials):
+        key = f"run/{number:04d}"
+        course, entries = generate(context.rng(key), context.keys.recoveries, context.keys.strategies)
+        yield Trial(key, {"arm": "random", **facts(course, entries)})
 
-    def play(self, bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        course, entries = of_facts(facts)
-        return play(bench, course, entries), course.typed(entries)
 
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return findings(self._config, records)
+def _play(bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    course, entries = of_facts(facts)
+    return play(bench, course, entries), course.typed(entries)
 
-    def drawn(self) -> Iterator[Trial]:
-        yield from self._matrix()
-        yield from self._random()
 
-    def _matrix(self) -> Iterator[Trial]:
-        for name, course, entries in matrix(self._config.recoveries, self._config.strategies):
-            yield Trial(f"matrix/{name}", {"arm": "matrix", **facts(course, entries)})
-
-    def _random(self) -> Iterator[Trial]:
-        for number in range(self._config.trials):
-            key = f"run/{number:04d}"
-            course, entries = generate(self._setting.rng(key), self._config.recoveries, self._config.strategies)
-            yield Trial(key, {"arm": "random", **facts(course, entries)})
-
-    def search(self, trial: Trial) -> dict[str, Any]:
-        """One run of the matrix after the other with the bug, until one comes out wrong."""
-        bug = trial.facts["bug"]
-        bench, runs = Bench(self._setting.scratch / "planted", bug), 0
-        try:
-            for _, course, entries in matrix(SHOWS.get(bug, LOSSY), self._config.strategies):
-                found, runs = play(bench, course, entries), runs + 1
-                if found["outcome"] in SHOWN:
-                    return {"found": True, "runs": runs, "by": f"{found['outcome']}: {found['why']}", "beside": found["seen"]}
-        finally:
-            bench.close()
-        return {"found": False, "runs": runs, "by": "", "beside": ""}
+def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    """One run of the matrix after the other with the bug, until one comes out wrong."""
+    bug = trial.facts["bug"]
+    bench, tried = Bench(context.scratch / "planted", bug), 0
+    try:
+        for _, course, entries in matrix(SHOWS.get(bug, LOSSY), context.keys.strategies):
+            found, tried = play(bench, course, entries), tried + 1
+            if found["outcome"] in SHOWN:
+                return {"found": True, "runs": tried, "by": f"{found['outcome']}: {found['why']}", "beside": found["seen"]}
+    finally:
+        bench.close()
+    return {"found": False, "runs": tried, "by": "", "beside": ""}
 
 
 def play(bench: Bench, course: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
@@ -115,3 +122,49 @@ def _counted(story: Story) -> dict[str, int]:
         "redone": len(steps),
         "lost": len(lost),
     }
+
+
+def _alive(results: Results) -> Iterator[Gate]:
+    """With each recovery some processes outlived others: else all of it was restarts."""
+    outlived = {record.facts["recovery"] for record in runs(results) if record.found["joined"] + record.found["went_on"]}
+    missing = [name for name in results.keys.recoveries if name not in outlived]
+    message = f"survivors went on with what was in their memory {sum(record.found['went_on'] for record in runs(results))} times"
+    yield Gate("alive", not missing, message + (f"; never outlived others with {', '.join(missing)}" if missing else ""))
+
+
+def _notes(results: Results) -> Iterator[str]:
+    tried = runs(results)
+    if not tried:
+        return
+    total = {name: sum(record.found[name] for record in tried) for name in ("attempts", "went_on", "joined", "redone", "lost")}
+    struck = sum(len(record.found["fired"]) for record in tried)
+    yield (
+        f"{struck} failures struck in {len(tried)} runs, which took {total['attempts']} attempts; into {total['went_on']} of these survivors took "
+        f"their memory along, spares took {total['joined']} places, {total['redone']} steps were finished without the dead, "
+        f"{total['lost']} samples are on ledgers."
+    )
+    if all(map(is_valid, tried)):
+        yield (
+            f"0 of {len(tried)} runs had survivors that differed, restarted what could go on, kept a false ledger or ended elsewhere than they must: "
+            f"the probability per such run is below {upper_bound(len(tried)):.2%} (one-sided exact 95%)."
+        )
+
+
+STUDY = Study(
+    keys=LiveRecovery,
+    description="Real training runs whose ranks die while others live on: a fixed matrix, then runs drawn at random.",
+    arms=(run_arm("matrix", _matrix, _play), run_arm("random", _draw, _play), planted_arm(LIVE_BUGS, _search)),
+    tables=(
+        by("recovery", "recovery", lambda r: [r.facts["recovery"]], OUTCOMES),
+        by("ranks", "ranks", lambda r: [str(r.facts["world_size"])], OUTCOMES),
+        by("who", "who was struck", whom, OUTCOMES),
+        by("phase", "phase in which it struck", phases_struck, OUTCOMES),
+        by("deaths", "failures in the run", lambda r: [str(len(r.facts["entries"]))], OUTCOMES),
+        by("spares", "spares", lambda r: [str(r.facts["spares"])], OUTCOMES),
+        by("strategy", "write strategy", lambda r: [r.facts["strategy"]], OUTCOMES),
+        FAILED,
+        BUGS_FOUND,
+    ),
+    gates=(all_valid, _alive, phases_hit(PHASES, HITS, RECORDED), mutants_found()),
+    notes=_notes,
+)

@@ -1,52 +1,134 @@
-"""What the studies over real training runs share: runs drawn at random, and one search for each planted bug."""
+"""What the studies over real training runs share: `failures`, `elastic` and `live-recovery` differ in what they draw and in what must come of it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.gates import GateRule
 from ecrl_cli.studies.frame.replay_command import command
-from ecrl_cli.studies.frame.study import Skip, StudyContext, Trial
+from ecrl_cli.studies.frame.result import Column, Table
+from ecrl_cli.studies.frame.study import Arm, Record, Results, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.tables import TableSpec, fact, found, mutants_table, value, yes
 from ecrl_cli.studies.training.trial import Bench
 
+# How a run came out, and the `ecrl train` that does it alone.
+Play = Callable[[Bench, dict[str, Any]], tuple[dict[str, Any], str]]
 
-class Campaign(ABC):
-    """A study but for its findings. `bugs`: the names of those that are planted, where the configuration asks for them."""
 
-    bugs: Iterable[str] = ()
+def _bench(context: StudyContext) -> Bench:
+    return Bench(context.scratch / "bench")
 
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting = setting
-        self._config: Any = setting.config.study
-        self._bench: Bench | None = None
 
-    @abstractmethod
-    def drawn(self) -> Iterator[Trial]:
-        """Every trial but the planted ones."""
+def run_arm(name: str, draw: Callable[[StudyContext], Iterable[Trial]], play: Play) -> Arm:
+    """The trials that `draw` gives, each one training run; one that is not valid is on record with the commands that run it again."""
 
-    @abstractmethod
-    def play(self, bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """How the run came out, and the `ecrl train` that does it alone."""
+    def run(context: StudyContext, trial: Trial) -> dict[str, Any]:
+        result, alone = play(context.shared(_bench), trial.facts)
+        return result if result["outcome"] == "valid" else result | {"replay": command(context.config, trial.key), "alone": alone}
 
-    @abstractmethod
-    def search(self, trial: Trial) -> dict[str, Any]:
-        """Runs with the planted bug until one comes out wrong."""
+    return Arm(name, draw, run)
 
-    def plan(self) -> list[Trial]:
-        bugs = self.bugs if self._config.planted else ()
-        return [*self.drawn(), *(Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug}) for bug in bugs)]
 
-    def skips(self) -> list[Skip]:
-        return []
+def planted_arm(bugs: Iterable[str], search: Callable[[StudyContext, Trial], dict[str, Any]]) -> Arm:
+    """A trial for each bug: `search` runs with it until one comes out wrong."""
+    return Arm(
+        "planted",
+        lambda context: [Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug}) for bug in bugs],
+        search,
+        planted,
+    )
 
-    def run(self, trial: Trial) -> dict[str, Any]:
-        if trial.facts["arm"] == "planted":
-            return self.search(trial)
-        self._bench = self._bench or Bench(self._setting.scratch / "bench")
-        found, alone = self.play(self._bench, trial.facts)
-        return found if found["outcome"] == "valid" else found | {"replay": command(self._setting.config, trial.key), "alone": alone}
 
-    def close(self) -> None:
-        if self._bench is not None:
-            self._bench.close()
+def runs(results: Results) -> list[Record]:
+    """All but those with a planted bug, in the plan's order."""
+    return [record for record in results.records if record.facts["arm"] != "planted"]
+
+
+def is_valid(record: Record) -> bool:
+    return bool(record.found["outcome"] == "valid")
+
+
+def phases_struck(record: Record) -> list[str]:
+    """Each once: the phases in which a failure struck the run."""
+    return list(dict.fromkeys(moment for _, moment in record.found["fired"]))
+
+
+def who(entry: str) -> str:
+    """Whom an entry of the plan strikes, in words."""
+    ranks = entry.partition(":")[2].partition("*")[0].partition("%")[0]
+    if not ranks:
+        return "what its kind strikes"
+    return "all ranks" if ranks == "all" else "two ranks" if "+" in ranks else "rank 0" if ranks == "0" else "another rank"
+
+
+def whom(record: Record) -> list[str]:
+    """Each once."""
+    return list(dict.fromkeys(map(who, record.facts["entries"])))
+
+
+def by(name: str, label: str, labels: Callable[[Record], Iterable[str]], outcomes: Sequence[str]) -> Callable[[Results], Table]:
+    """How runs came out, by what `labels` gives of each; a run may count under several."""
+
+    def table(results: Results) -> Table:
+        groups: dict[str, list[Record]] = {}
+        for record in runs(results):
+            for each in labels(record):
+                groups.setdefault(each, []).append(record)
+        rows = tuple({name: each, "n": len(group), **_counted(group, outcomes)} for each, group in sorted(groups.items()))
+        columns = (Column(name, label), Column("n", "runs", "count"), *(Column(outcome, outcome, "count") for outcome in outcomes))
+        return Table(f"by_{name}", f"Runs by {label}", columns, rows)
+
+    return table
+
+
+def _counted(group: Sequence[Record], outcomes: Sequence[str]) -> dict[str, int]:
+    counted = Counter(record.found["outcome"] for record in group)
+    return {outcome: counted[outcome] for outcome in outcomes}
+
+
+FAILED = TableSpec(
+    "failed",
+    "Runs that did not come out valid",
+    columns=(
+        value("trial", "trial", lambda r: r.key),
+        found("outcome", "outcome"),
+        found("why", "why"),
+        found("replay", "again"),
+        found("alone", "the run alone"),
+    ),
+    where=lambda r: r.facts["arm"] != "planted" and not is_valid(r),
+)
+BUGS_FOUND = mutants_table(
+    (
+        fact("bug", "a recovery with"),
+        yes("answer", "answer", lambda r: r.found["found"], ("found", "NOT FOUND")),
+        found("runs", "runs until then", "count"),
+        found("by", "what showed it"),
+    ),
+    "Is the study blind? Bugs planted into the recovery",
+)
+
+
+def all_valid(results: Results) -> Iterator[Gate]:
+    """Every run came out valid; else the first that did not, with the command that runs it again."""
+    tried = runs(results)
+    bad, first = [record for record in tried if not is_valid(record)], ""
+    if bad:
+        wrong = bad[0].found
+        first = f"; the first: {bad[0].key}: {wrong['outcome']}: {wrong['why']}: {wrong['replay']} (the run alone: {wrong['alone']})"
+    yield Gate("valid", bool(tried) and not bad, f"{len(tried) - len(bad)} of {len(tried)} runs ended valid, alike and clean{first}")
+
+
+def phases_hit(phases: Sequence[str], times: int, trials: int) -> GateRule:
+    """A study of at least so many `trials` must have struck in each of `phases`, in so many runs."""
+
+    def gate(results: Results) -> Iterator[Gate]:
+        if results.keys.trials >= trials:
+            hit = Counter(phase for record in runs(results) for phase in phases_struck(record))
+            rare = [phase for phase in phases if hit[phase] < times]
+            yield Gate("phases", not rare, f"each phase hit in at least {times} runs" + (f"; not {', '.join(rare)}" if rare else ""))
+
+    return gate
