@@ -17,7 +17,7 @@ _STUDIES = Registry(
     {
         "write-latency": "ecrl_cli.studies.write_latency:STUDY",
         "crash-points": "ecrl_cli.studies.crash_points.study:STUDY",
-        "power-loss": "ecrl_cli.studies.power_loss.study:make",
+        "power-loss": "ecrl_cli.studies.power_loss.study:STUDY",
         "corruption": "ecrl_cli.studies.corruption.study:STUDY",
         "io-errors": "ecrl_cli.studies.io_errors.study:STUDY",
         "disk-timeline": "ecrl_cli.studies.disk_timeline:STUDY",

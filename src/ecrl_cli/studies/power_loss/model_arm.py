@@ -7,13 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from ecrl_cli.config.schema import LAYOUTS
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Skip, StudyContext, Trial
+from ecrl_cli.studies.frame.study import StudyContext, Trial
 from ecrl_cli.studies.mutants.power_loss import hunt
 from ecrl_cli.studies.mutants.registry import PLANTED, Planted
 from ecrl_cli.studies.power_loss.model_cell import Cell, Limits
 from ecrl_cli.studies.power_loss.model_disk import MODELS
-from ecrl_cli.studies.power_loss.model_findings import findings
 from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle
 from ecrl_cli.studies.power_loss.model_published import published
 from ecrl_cli.studies.power_loss.tree_store import Forest
@@ -45,9 +43,6 @@ class ModelArm:
             trials += [Trial(f"model/planted/{each.name}", {"arm": "planted", **_facts(each)}) for each in PLANTED]
         return trials
 
-    def skips(self) -> Sequence[Skip]:
-        return ()
-
     def run(self, trial: Trial) -> dict[str, Any]:
         rng, seed = self._setting.rng(trial.key), self._setting.config.seed
         if trial.facts["arm"] == "planted":
@@ -66,12 +61,6 @@ class ModelArm:
             if facts["model"] == "X":
                 found["folders"] = cell.in_folders(self._share(), self._setting.scratch)
         return found
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return findings(records, self._config)
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
     def _cell(self, arm: str, mode: str, layout: str, workload: str, model: str) -> Trial:
         facts = {"arm": arm, "mode": mode, "layout": layout, "workload": workload, "model": model}

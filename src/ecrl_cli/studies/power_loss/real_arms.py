@@ -16,18 +16,13 @@ from typing import Any
 
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.config.studies import PowerLoss
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Skip, StudyContext, Trial
 from ecrl_cli.studies.power_loss.disk_mounts import DISKS
 from ecrl_cli.studies.power_loss.real_blocks import BlocksTrial
-from ecrl_cli.studies.power_loss.real_findings import real_findings
-from ecrl_cli.studies.power_loss.real_gates import classes_seen, not_kinder
 from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Who
 from ecrl_cli.studies.power_loss.real_rig import Rig
 from ecrl_cli.studies.power_loss.real_shutdown import ShutdownTrial
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED, Payload
-
-__all__ = ["classes_seen", "make_real_arms", "not_kinder"]
 
 _BLOCK_PLANTS = ("no_root_sync", "no_file_sync")
 
@@ -70,9 +65,6 @@ class RealArms:
             return rig.blocks(BlocksTrial(who, facts["fs"], study.real_states, rng.randrange(2**32)))
         delay = rng.uniform(0.0, study.real_window_s)
         return {**rig.shutdown(ShutdownTrial(who, facts["fs"], facts["block"], delay)), "delay_s": delay}
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return real_findings(records, self._study.real_window_s)
 
     def close(self) -> None:
         while self._rigs:
@@ -168,7 +160,3 @@ def _lacking_fuse() -> str:
     if importlib.util.find_spec("mfusepy") is None:
         return "mfusepy is not installed (pip install 'ecrl[rigs]')"
     return "" if ctypes.util.find_library("fuse3") or ctypes.util.find_library("fuse") else "libfuse is not installed (apt-get install libfuse3-3)"
-
-
-def make_real_arms(setting: StudyContext) -> PreparedStudy:
-    return RealArms(setting)

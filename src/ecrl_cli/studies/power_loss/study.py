@@ -1,71 +1,70 @@
-"""Power loss: the model and, where it is asked for and the machine can, real file systems. Each arm plans, runs and judges its own trials."""
+"""Power loss: the model and, where it is asked for and the machine can, real file systems."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.config.studies import PowerLoss
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Arm, Results, Study, StudyContext
+from ecrl_cli.studies.power_loss import model_findings
 from ecrl_cli.studies.power_loss.model_arm import ModelArm
 from ecrl_cli.studies.power_loss.model_findings import model_classes
 
+if TYPE_CHECKING:
+    from ecrl_cli.studies.power_loss.real_arms import RealArms
+
+MODEL = ("ours", "published", "planted")
 REAL = ("shutdown", "blocks")
 
 
-def make(setting: StudyContext) -> PreparedStudy:
-    arms: dict[str, PreparedStudy] = {}
-    chosen = setting.config.study.arms
-    if "model" in chosen:
-        arms["model"] = ModelArm(setting)
-    if any(arm in chosen for arm in REAL):
-        from ecrl_cli.studies.power_loss.real_arms import make_real_arms
+def _real(context: StudyContext) -> RealArms:
+    from ecrl_cli.studies.power_loss.real_arms import RealArms
 
-        arms |= dict.fromkeys(REAL, make_real_arms(setting))
-    return PowerLossStudy(arms)
+    return RealArms(context)
 
 
-class PowerLossStudy:
-    """`arms`: who answers for the trials whose key begins with that word. Two words may have the same one."""
-
-    def __init__(self, arms: dict[str, PreparedStudy]) -> None:
-        self._arms = arms
-        self._each = list(dict.fromkeys(arms.values()))
-
-    def plan(self) -> Sequence[Trial]:
-        return [trial for arm in self._each for trial in arm.plan()]
-
-    def skips(self) -> Sequence[Skip]:
-        return [skip for arm in self._each for skip in arm.skips()]
-
-    def run(self, trial: Trial) -> dict[str, Any]:
-        return self._of(trial.key).run(trial)
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        parts = [arm.findings(mine) for arm in self._each if (mine := [record for record in records if self._of(record.key) is arm])]
-        return Findings(
-            tables=tuple(chain.from_iterable(part.tables for part in parts)),
-            figures=tuple(chain.from_iterable(part.figures for part in parts)),
-            gates=(*chain.from_iterable(part.gates for part in parts), *_compared(records)),
-            notes=tuple(chain.from_iterable(part.notes for part in parts)),
-        )
-
-    def close(self) -> None:
-        for arm in self._each:
-            arm.close()
-
-    def _of(self, key: str) -> PreparedStudy:
-        return self._arms[key.partition("/")[0]]
+def _model_asked(keys: PowerLoss) -> bool:
+    return "model" in keys.arms
 
 
-def _compared(records: Sequence[Record]) -> tuple[Gate, ...]:
-    """The model must not be kinder than the file systems, where both have run."""
-    real = [record for record in records if record.key.partition("/")[0] in REAL]
-    classes = model_classes(records)
-    if not real or not classes:
-        return ()
-    from ecrl_cli.studies.power_loss.real_arms import not_kinder
+def _real_asked(keys: PowerLoss) -> bool:
+    return any(arm in keys.arms for arm in REAL)
 
-    return (not_kinder(classes, real),)
+
+def _model_findings(results: Results) -> Findings:
+    records = results.of(*MODEL)
+    return model_findings.findings(records, results.keys) if records else Findings()
+
+
+def _real_findings(results: Results) -> Findings:
+    """And the model must not be kinder than the file systems, where both have run."""
+    records = results.of(*REAL)
+    if not records:
+        return Findings()
+    from ecrl_cli.studies.power_loss.real_findings import real_findings
+    from ecrl_cli.studies.power_loss.real_gates import not_kinder
+
+    found, classes = real_findings(records, results.keys.real_window_s), model_classes(results.records)
+    compared = (not_kinder(classes, records),) if classes else ()
+    return Findings(found.tables, found.figures, (*found.gates, *compared), found.notes)
+
+
+def _arm(name: str, trials: Callable[[StudyContext], ModelArm | RealArms], asked: Callable[[PowerLoss], bool]) -> Arm:
+    """Those of the trials of `trials(context)`, shared by several arms, whose arm this is."""
+    return Arm(
+        name,
+        lambda context: [trial for trial in context.shared(trials).plan() if trial.facts["arm"] == name],
+        lambda context, trial: context.shared(trials).run(trial),
+        asked,
+    )
+
+
+STUDY = Study(
+    keys=PowerLoss,
+    description="Power loss: every legal state of a model; file systems cut off; every crash point of what a disk was told.",
+    arms=(*(_arm(name, ModelArm, _model_asked) for name in MODEL), *(_arm(name, _real, _real_asked) for name in REAL)),
+    findings=(_model_findings, _real_findings),
+    skips=lambda context: context.shared(_real).skips() if _real_asked(context.keys) else (),
+)
