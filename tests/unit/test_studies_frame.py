@@ -226,6 +226,7 @@ def test_a_record_that_tried_something_else_counts_for_nothing(tmp_path: Path, t
     [
         ([], "study: has no value"),
         (["study=corrupt"], "did you mean corruption?"),
+        (["study=al"], "did you mean all?"),
         (["study=corruption", "study.trails=3"], "did you mean study.trials?"),
         (["study=corruption", "study.trials=0"], "study.trials: must be >= 1 and < 100001, got 0"),
         (["study=corruption", "study.trials=many"], "study.trials: must be an integer"),

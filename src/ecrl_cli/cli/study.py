@@ -96,10 +96,10 @@ def _check(overrides: Iterable[Override], options: list[str]) -> None:
     """ConfigError for a key that no chosen study has, or a study that does not exist."""
     chosen = [str(value) for override in overrides if override.key_or_group == "study" for value in values(override)]
     if not chosen:
-        raise ConfigError("study", "has no value", f"give one of {', '.join(options)}: study=NAME")
+        raise ConfigError("study", "has no value", f"give one of {', '.join(options)}: study=NAME, or study=all")
     for name in chosen:
         if name not in options:
-            raise ConfigError("study", f"must be one of {', '.join(options)}, got {shown(name)}", did_you_mean(name, options))
+            raise ConfigError("study", f"must be one of {', '.join(options)}, got {shown(name)}", did_you_mean(name, [*options, ALL]))
     keys = {f"study.{f.name}" for name in chosen if name in STUDIES for f in dataclasses.fields(STUDIES[name])}
     for override in overrides:
         key = override.key_or_group
