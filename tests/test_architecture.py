@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.config.launchers import LAUNCHERS
+from ecrl_cli.config.recoveries import RECOVERIES
+from ecrl_cli.config.strategies import STRATEGIES
+
 PACKAGE = Path(__file__).parent.parent / "src" / "ecrl_cli"
 FLOORS = [
     *("errors", "linux", "storage", "config", "records", "history", "data", "models", "checkpoint", "failures", "recovery"),
@@ -190,6 +194,21 @@ def test_files_and_functions_stay_small() -> None:
                 length = (node.end_lineno or 0) - body[0].lineno + 1
                 if length > 50:
                     wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.name} has {length} lines")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nobody_compares_the_name_of_a_variant() -> None:
+    """They ask its object, so that a new one is right wherever one is asked. The replications speak of the published strategies."""
+    variants = {*STRATEGIES.builtin, *RECOVERIES.builtin, *LAUNCHERS.builtin} - {"none"}
+    wrong = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Compare) or floor_of(path) == "replication":
+                continue
+            named = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+            asked = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+            if named & variants or ("none" in named and "strategy" in asked):
+                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -35,7 +35,7 @@ def _check_newest(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     Rank 0 closes the span of a snapshot once it is whole; it writes the next one over the older of two, so that this one stays.
     """
     before = case.attempt(a.attempt - 1)
-    if case.run.stored.config.checkpoint.strategy != "in_memory" or before is None or before.session != a.session or a.memory == SURVIVORS:
+    if not strategy_of(case.run.stored.config).snapshots or before is None or before.session != a.session or a.memory == SURVIVORS:
         return
     account = case.spans.of(before.attempt, 0)
     taken = [span.global_step for span in (account.spans if account else ()) if span.category == "snapshot"]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.crash_points.counts import OUTCOMES, Records, count, group, whole
 from ecrl_cli.studies.crash_points.figures import CONDITIONS, atomicity, breakdown, phase_counts, phases, recovery
@@ -61,7 +62,7 @@ def _published(results: Results) -> Table:
 
 def _printed(mode: str, condition: str, strategy: str) -> dict[str, Any]:
     """The study in print wrote from one process, and killed no atomic writer."""
-    key = ("unsafe" if mode == "unsafe" else "atomic", condition) if strategy == "blocking" else ("", "")
+    key = ("unsafe" if mode == "unsafe" else "atomic", condition) if STRATEGIES.of(strategy).writes_in_step else ("", "")
     ok, total, low, high = PRINTED.get(key, (None, None, None, None))
     return {"published_ok": ok, "published_n": total, "published_low": low, "published_high": high}
 

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from ecrl_cli.checkpoint.store.catalog import entry_of
+from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.crash_points.crash_targets import Save
@@ -55,7 +56,7 @@ class Bench:
     def crash(self, save: Save, strategy: str) -> dict[str, Any]:
         """The save ends where it is to end. `hit`: it did."""
         with self._laid(save.layout):
-            if strategy == "blocking":
+            if STRATEGIES.of(strategy).writes_in_step:
                 end = self._killer.ask("save", self._run, save)
                 lived = end["signal"] == 0
             else:

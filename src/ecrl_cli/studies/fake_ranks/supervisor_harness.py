@@ -13,6 +13,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.failures.plan import plan
@@ -109,7 +110,7 @@ class Stage:
 
     def launcher(self, kind: str) -> ActorLauncher:
         if kind not in self._launchers:
-            if kind == "zygote":
+            if LAUNCHERS.of(kind).warm:
                 zygote = ZygoteLauncher((ACTOR,))
                 zygote.warm(RunConfig())
                 self._launchers[kind] = zygote
