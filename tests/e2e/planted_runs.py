@@ -9,6 +9,7 @@ from typing import Any
 
 from ecrl_cli.config.build import build
 from ecrl_cli.runs.run import RunContext, run
+from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.studies.mutants.recovery import environment
 from ecrl_cli.supervision.console import SilentUI
 from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
@@ -63,7 +64,7 @@ class PlantedRuns:
         if not root.exists():
             config = build(_merged({"checkpoint": {"every": 6}, "supervision": {"launcher": "zygote"}}, _TINY, keys, {"suite_name": suite}))
             with environment(**self._environment):
-                result = run(config, root, RunContext(lambda line: None, self._launchers, show=lambda *given: SilentUI()))
+                result = run(plan_run(config, root), RunContext(lambda line: None, self._launchers, show=lambda *given: SilentUI()))
             assert result.exit_code == 0, result
         return root
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from ecrl_cli.cli import compose, hydra_jobs
+from ecrl_cli.cli import prepare as train_prepare
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import compose_grid
 from ecrl_cli.cli.main import main
@@ -20,10 +21,12 @@ from ecrl_cli.config.identity import run_name
 from ecrl_cli.config.schema import FailureConfig, RunConfig, VariantConfig
 from ecrl_cli.errors import ConfigError, RunHeld
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.runs import run_plan
 from ecrl_cli.runs.run import RunContext, RunResult, init_run_dir
+from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.runs.sweep import fair_order
 
-Run = Callable[[RunConfig, Path, RunContext], RunResult]
+Run = Callable[[RunPlan, RunContext], RunResult]
 ARGUMENTS = ["-m", "+suite=digits-cnn", "variant=ref,blk,ovl"]
 
 
@@ -32,9 +35,9 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """The configurations that were started, in order; each run ends well."""
     configs: list[RunConfig] = []
 
-    def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
-        configs.append(config)
-        init_run_dir(RunLayout(run_dir), config)
+    def run(planned: RunPlan, context: RunContext) -> RunResult:
+        configs.append(planned.config)
+        init_run_dir(planned)
         return RunResult(0, "completed", "target reached")
 
     monkeypatch.chdir(tmp_path)
@@ -106,15 +109,31 @@ def test_hydra_composes_each_run_once(
 ) -> None:
     """Beside them only the command's own configuration, where it is more than one run's, and the one that nobody has touched."""
     calls: list[object] = []
+    compose._bare.cache_clear()
     monkeypatch.setattr(compose, "compose", lambda *given, real=compose.compose: calls.append(given) or real(*given))
     assert main(words) == 0 and len(calls) == composed
     recorded = [yaml.safe_load(path.read_text()) for path in sorted(tmp_path.rglob(".hydra/config.yaml"))]
     assert [document["seed"] for document in recorded] == sorted(config.seed for config in started)
 
 
+@pytest.mark.parametrize(("words", "checked"), [(["train", "seed=3"], [True]), (["-m", "seed=3,4"], [True, False])])
+def test_what_is_known_of_a_run_is_worked_out_once(
+    words: list[str], checked: list[bool], started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours may lie between the start of a sweep and a later run of it: that one's directory and data are looked at again."""
+    seen: list[bool] = []
+    calls: list[object] = []
+    plan, check_run_dir = run_plan.plan, train_prepare.check_run_dir
+    monkeypatch.setattr(run_plan, "plan", lambda config: calls.append(config) or plan(config))
+    monkeypatch.setattr(train_prepare, "check_run_dir", lambda run: calls.append(run) or check_run_dir(run))
+    use(monkeypatch, lambda planned, context: seen.append(planned.checked) or RunResult(0, "completed", ""))
+    assert main([*words, "failure=kill", "failure.steps=[40]", "reference=none"]) == 0
+    assert seen == checked and len(calls) == 2 * len(checked)
+
+
 def test_the_same_sweep_finds_its_folder_again(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(ARGUMENTS) == 0
-    use(monkeypatch, lambda config, run_dir, desk: RunResult(0, "completed_prev", "finished before"))
+    use(monkeypatch, lambda planned, context: RunResult(0, "completed_prev", "finished before"))
     assert main(ARGUMENTS) == 0
     assert {row["status"] for row in manifest(only(tmp_path / "outputs"))} == {"completed_prev"}
 
@@ -143,8 +162,8 @@ def test_another_start_in_the_same_folder_keeps_the_earlier_lines(started: list[
 def test_the_manifest_says_running_while_a_run_runs(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
-        seen.append([row["status"] for row in manifest(run_dir.parent)])
+    def run(planned: RunPlan, context: RunContext) -> RunResult:
+        seen.append([row["status"] for row in manifest(planned.layout.root.parent)])
         return RunResult(0, "completed", "")
 
     use(monkeypatch, run)
@@ -153,8 +172,8 @@ def test_the_manifest_says_running_while_a_run_runs(started: list[RunConfig], tm
 
 
 def failing(code: int, on_seed: int) -> Run:
-    def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
-        return RunResult(code, "failed", "why") if config.seed == on_seed else RunResult(0, "completed", "")
+    def run(planned: RunPlan, context: RunContext) -> RunResult:
+        return RunResult(code, "failed", "why") if planned.config.seed == on_seed else RunResult(0, "completed", "")
 
     return run
 
@@ -178,8 +197,8 @@ def test_a_stop_leaves_the_rest_to_do(code: int, started: list[RunConfig], tmp_p
 def test_whatever_a_run_raises_is_a_result(
     error: Exception, code: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
-        if config.seed == 1:
+    def run(planned: RunPlan, context: RunContext) -> RunResult:
+        if planned.config.seed == 1:
             raise error
         return RunResult(0, "completed", "")
 
@@ -231,7 +250,7 @@ def test_a_run_that_comes_up_again_is_done_once_and_a_value_listed_twice_is_refu
     """The reference meets no failures: their rate is no matter to it."""
     monkeypatch.chdir(tmp_path)
     plan = prepare(parse(["--cfg", "job", "+matrix=failure-rate"]), lambda line: None)
-    variants = [config.variant.name for config in plan.configs().values()]
+    variants = [run.config.variant.name for run in plan.runs.values()]
     assert [variants.count(name) for name in ("ref", "blk", "ovl")] == [3, 12, 12]
     with pytest.raises(ConfigError, match="comes up twice; look for a value that is listed twice"):
         prepare(parse(["--cfg", "job", "-m", "variant=ref,blk", "seed=1,1"]), lambda line: None)

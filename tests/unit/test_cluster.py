@@ -21,7 +21,7 @@ from ecrl_cli.cli.arguments import Arguments, parse
 from ecrl_cli.cli.compose import Cell
 from ecrl_cli.cli.launcher_settings import overrides_for_hydra
 from ecrl_cli.cli.main import main
-from ecrl_cli.cli.prepare import Plan
+from ecrl_cli.cli.prepare import TrainPlan
 from ecrl_cli.cli.slurm_queue import queued, remember
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.schema import DatasetConfig, FailureConfig, ModelConfig, RunConfig, SupervisionConfig
@@ -29,6 +29,7 @@ from ecrl_cli.errors import ConfigError, Stopped
 from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import RunResult
+from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.runs.sweep import Manifest
 from ecrl_cli.supervision.launch import multi_node as nodes
 from ecrl_cli.supervision.launch import slurm_allocation
@@ -281,12 +282,13 @@ class Jobs:
         return [Handed(f"9_{i}", partial(self.does[job.configs[f].seed], RunLayout(Path(f)))) for i, f in enumerate(folders)]
 
 
-def plan_of(folder: Path, *seeds: int) -> Plan:
+def plan_of(folder: Path, *seeds: int) -> TrainPlan:
     base = RunConfig(dataset=DatasetConfig("digits"), model=ModelConfig("small_cnn"), failure=FailureConfig())
-    return Plan(folder, True, {f"run-s{seed}": Cell((f"seed={seed}",), replace(base, seed=seed)) for seed in seeds})
+    cells = {f"run-s{seed}": Cell((f"seed={seed}",), replace(base, seed=seed)) for seed in seeds}
+    return TrainPlan(folder, True, {name: plan_run(cell.config, folder / name) for name, cell in cells.items()}, cells)
 
 
-def submitted(plan: Plan, engine: Jobs) -> tuple[dict[str, RunResult], dict[str, tuple[str, str]], list[str]]:
+def submitted(plan: TrainPlan, engine: Jobs) -> tuple[dict[str, RunResult], dict[str, tuple[str, str]], list[str]]:
     said: list[str] = []
     results = submission.submit(plan, engine, said.append)  # type: ignore[arg-type]
     with SweepLayout(plan.folder).manifest.open() as file:
@@ -405,7 +407,7 @@ def test_where_nobody_knows_of_a_queue_jobs_are_submitted(tmp_path: Path, monkey
 
 def test_one_damaged_record_does_not_keep_the_others_from_being_submitted(tmp_path: Path, queue: set[str]) -> None:
     plan = plan_of(tmp_path / "sweep", 1, 2)
-    damaged = RunLayout(plan.run_dir("run-s1"))
+    damaged = plan.runs["run-s1"].layout
     damaged.root.mkdir(parents=True)
     damaged.supervisor.write_text("{")
     refused = says(2, "failed", "E-record supervisor.json")
@@ -416,7 +418,7 @@ def test_one_damaged_record_does_not_keep_the_others_from_being_submitted(tmp_pa
 def test_the_same_command_submits_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(tmp_path / "sweep", 1, 2, 3)
     monkeypatch.setattr(submission, "is_finished", lambda layout: layout.root.name == "run-s1")
-    busy = RunLayout(plan.run_dir("run-s2"))
+    busy = plan.runs["run-s2"].layout
     busy.root.mkdir(parents=True)
     jobs = Jobs({3: says(0, "completed", "target reached")})
     with run_lock(busy):
@@ -428,7 +430,7 @@ def test_the_same_command_submits_only_what_is_missing(tmp_path: Path, monkeypat
 
 def test_what_an_earlier_job_said_is_not_taken_for_this_ones_word(tmp_path: Path, queue: set[str]) -> None:
     plan = plan_of(tmp_path / "sweep", 1)
-    submitit_job.record(RunLayout(plan.run_dir("run-s1")), RunResult(0, "completed", "target reached"))
+    submitit_job.record(plan.runs["run-s1"].layout, RunResult(0, "completed", "target reached"))
     results, _, _ = submitted(plan, Jobs({1: nothing}))
     assert results["run-s1"].exit_code == 143
 
@@ -439,7 +441,7 @@ def test_who_stops_waiting_stops_no_job(tmp_path: Path, queue: set[str]) -> None
 
 
 def attended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meets: Callable[[], RunResult]) -> RunLayout:
-    monkeypatch.setattr(submitit_job, "run", lambda config, folder, desk: meets())
+    monkeypatch.setattr(submitit_job, "run", lambda planned, context: meets())
     layout = RunLayout(tmp_path)
     submitit_job.attend(layout, RunConfig(device="cpu"))
     return layout

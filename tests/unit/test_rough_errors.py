@@ -18,6 +18,7 @@ from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.runs.run_dir_checks import check_run_dir, claim_sweep
+from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter
 
 
@@ -28,7 +29,7 @@ def test_a_path_that_is_no_text_is_refused_before_anything_is_written(tmp_path: 
     folder.mkdir()
     for place in (folder, folder / "below", plain / "below"):
         with pytest.raises(RunDirectoryError, match="is not UTF-8"):
-            check_run_dir(RunLayout(place), RunConfig())
+            check_run_dir(plan_run(RunConfig(), place))
         with pytest.raises(RunDirectoryError, match="is not UTF-8"):
             claim_sweep(SweepLayout(place))
     assert not list(folder.iterdir())

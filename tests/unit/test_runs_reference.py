@@ -20,8 +20,8 @@ from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.report.model.inputs import places
 from ecrl_cli.runs import run as runs
-from ecrl_cli.runs.reference import place, reference_of, to_train, wanted
 from ecrl_cli.runs.run import FINISHED, RunContext, RunResult
+from ecrl_cli.runs.run_plan import RunPlan, plan_reference, plan_run, reference_of, references
 from ecrl_cli.verify.disturbance import one_pass
 from tests.runs.builder import RunBuilder, config_of
 
@@ -74,15 +74,18 @@ def test_whether_a_reference_is_trained_is_no_part_of_what_a_run_is() -> None:
     ],
 )
 def test_a_reference_is_for_runs_that_are_struck_and_claim_the_trajectory(config: RunConfig, due: bool) -> None:
-    assert wanted(config) is due
+    assert (plan_run(config, Path("run")).reference is not None) is due
 
 
 def test_runs_that_must_end_alike_share_one_and_an_undisturbed_arm_serves_as_well(tmp_path: Path) -> None:
     other = replace(STRUCK, variant=replace(STRUCK.variant, name="ovl"), checkpoint=CheckpointConfig("overlapped", every=6))
-    assert list(to_train({"blk": STRUCK, "ovl": other}, lambda name: tmp_path / name)) == [place(tmp_path / "blk", STRUCK)]
-    for arm in ("ref", "clean"):
-        assert to_train({"blk": STRUCK, arm: config_of(arm)}, lambda name: tmp_path / name) == {}
-    assert len(to_train({"blk": STRUCK, "ref": replace(config_of("ref"), seed=8)}, lambda name: tmp_path / name)) == 1
+
+    def due(**arms: RunConfig) -> list[RunPlan]:
+        return references(plan_run(config, tmp_path / name) for name, config in arms.items())
+
+    assert due(blk=STRUCK, ovl=other) == [plan_reference(STRUCK, tmp_path / "blk")]
+    assert due(blk=STRUCK, ref=config_of("ref")) == due(blk=STRUCK, clean=config_of("clean")) == []
+    assert len(due(blk=STRUCK, ref=replace(config_of("ref"), seed=8))) == 1
 
 
 class Recorded:
@@ -91,7 +94,8 @@ class Recorded:
     def __init__(self, scratch: Path) -> None:
         self.scratch, self.folders, self.fails = scratch, list[str](), RunResult(0, "completed", "")
 
-    def __call__(self, config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
+    def __call__(self, planned: RunPlan, context: RunContext) -> RunResult:
+        config, run_dir = planned.config, planned.layout.root
         if RunLayout(run_dir).supervisor.exists():
             return FINISHED
         self.folders.append(run_dir.parent.name if run_dir.parent.name == REFERENCES else config.variant.name)

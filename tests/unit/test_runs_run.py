@@ -8,26 +8,26 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs import run as runs
+from ecrl_cli.runs.run_plan import plan_run
 from tests.runs.builder import build_ref, config_of
 
 
 class NoLaunchers:
     """Whoever asks for one is disappointed."""
 
-    def of(self, config: Any) -> Any:
+    def of(self, config: Any, failures: Any) -> Any:
         raise RuntimeError
 
 
-DESK = runs.RunContext(lambda line: None, NoLaunchers())  # type: ignore[arg-type]
+CONTEXT = runs.RunContext(lambda line: None, NoLaunchers())  # type: ignore[arg-type]
 
 
 def test_a_run_that_was_completed_and_not_measured_is_measured(tmp_path: Path) -> None:
     layout = build_ref(tmp_path)
     before = layout.metrics.read_bytes()
     layout.metrics.unlink()
-    result = runs.run(config_of("ref"), layout.root, DESK)
+    result = runs.run(plan_run(config_of("ref"), layout.root), CONTEXT)
     assert (result.exit_code, result.status) == (0, "completed")
     assert layout.metrics.read_bytes() == before
 
@@ -36,7 +36,7 @@ def test_metrics_of_an_earlier_stop_do_not_pass_for_those_of_the_completed_run(t
     layout = build_ref(tmp_path)
     before = layout.metrics.read_bytes()
     layout.metrics.write_bytes(before.replace(b'"terminal_status": "completed"', b'"terminal_status": "stopped"'))
-    runs.run(config_of("ref"), layout.root, DESK)
+    runs.run(plan_run(config_of("ref"), layout.root), CONTEXT)
     assert layout.metrics.read_bytes() == before
 
 
@@ -44,7 +44,7 @@ def test_metrics_of_an_earlier_stop_do_not_pass_for_those_of_the_completed_run(t
 def test_a_damaged_supervisors_record_is_bad_input(tmp_path: Path, damage: str) -> None:
     layout = build_ref(tmp_path)
     layout.supervisor.write_text(damage)
-    result = runs.run(config_of("ref"), layout.root, DESK)
+    result = runs.run(plan_run(config_of("ref"), layout.root), CONTEXT)
     assert result.exit_code == 2 and "supervisor.json" in result.reason
 
 
@@ -54,7 +54,7 @@ def test_a_damaged_log_is_found_before_the_training_that_would_follow(tmp_path: 
     layout = build_ref(tmp_path)
     log = layout.attempt(0).rank(0)
     log.write_bytes(b"xx" + log.read_bytes())
-    result = runs.run(config_of("ref"), layout.root, DESK)
+    result = runs.run(plan_run(config_of("ref"), layout.root), CONTEXT)
     assert result.exit_code == 2 and "rank0.jsonl" in result.reason
 
 
@@ -63,13 +63,13 @@ def test_nothing_is_shown_before_the_launcher_is_warm(tmp_path: Path, monkeypatc
     monkeypatch.setattr(runs, "prepare", lambda *given: None)
     monkeypatch.setattr(runs, "make_ui", lambda *given: shown.append(given))
     with pytest.raises(RuntimeError):
-        runs.run(config_of("ref"), tmp_path / "run", DESK)
+        runs.run(plan_run(config_of("ref"), tmp_path / "run"), CONTEXT)
     assert shown == []
 
 
 def test_the_name_of_a_run_directory_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(runs, "sync_directory", synced.append)
-    runs.init_run_dir(RunLayout(tmp_path / "a" / "b"), config_of("ref"))
+    runs.init_run_dir(plan_run(config_of("ref"), tmp_path / "a" / "b"))
     assert set(synced) == {tmp_path / "a", tmp_path}
     shutil.rmtree(tmp_path / "a" / "b")

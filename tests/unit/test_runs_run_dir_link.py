@@ -14,6 +14,7 @@ from ecrl_cli.config.schema import RunConfig, StorageConfig
 from ecrl_cli.errors import ConfigError, RunDirectoryError
 from ecrl_cli.runs.run import RunContext, RunResult
 from ecrl_cli.runs.run_dir_link import link_run_dir, lost
+from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.storage import throttled_fs
 from ecrl_cli.storage.fs import CREATE
 from ecrl_cli.verify.verify_run import verify_run
@@ -88,8 +89,8 @@ def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_run_alone_lies_in_the_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
-        return RunResult(0, "completed", str(run_dir.resolve()))
+    def run(planned: RunPlan, context: RunContext) -> RunResult:
+        return RunResult(0, "completed", str(planned.layout.root.resolve()))
 
     (tmp_path / "memory").mkdir()
     monkeypatch.chdir(tmp_path)

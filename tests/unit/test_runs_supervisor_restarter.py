@@ -14,9 +14,11 @@ import pytest
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig
 from ecrl_cli.errors import EcrlError, Stopped, StorageError
+from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs import supervisor_restarter
+from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals, held_back
 from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
@@ -42,7 +44,7 @@ def kept(root: Path, monkeypatch: pytest.MonkeyPatch, *stays: dict[str, Any], st
     layout, said = RunLayout(root), list[str]()
     (root / "stays.json").write_text(json.dumps(stays))
     write_json(layout.supervisor, encode(SupervisorRecord(1, "id", 100, status, 0, (), ())))
-    return supervisor_restarter.keep(PLAN, layout, said.append), said
+    return supervisor_restarter.keep(plan_run(PLAN, layout.root), said.append), said
 
 
 def stayed(root: Path) -> int:
@@ -50,10 +52,10 @@ def stayed(root: Path) -> int:
 
 
 def test_only_a_plan_that_ends_the_supervisor_wants_a_keeper() -> None:
-    assert supervisor_restarter.wanted(PLAN) and all(
-        supervisor_restarter.wanted(config(entry)) for entry in ("term@9", "readonly@9", "supervisor@0.5s")
+    assert supervisor_restarter.wanted(plan(PLAN)) and all(
+        supervisor_restarter.wanted(plan(config(entry))) for entry in ("term@9", "readonly@9", "supervisor@0.5s")
     )
-    assert not supervisor_restarter.wanted(config("kill@9", "corrupt@29", "stop@9")) and not supervisor_restarter.wanted(RunConfig())
+    assert not supervisor_restarter.wanted(plan(config("kill@9", "corrupt@29", "stop@9"))) and not supervisor_restarter.wanted(())
 
 
 def test_each_planned_end_is_followed_by_another_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from ecrl_cli.errors import RunDirectoryError
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.report.build import report
 from ecrl_cli.runs.run_dir_checks import check_run_dir
+from ecrl_cli.runs.run_plan import plan_run
 from tests.runs.builder import build_clean, config_of
 
 
@@ -18,7 +19,7 @@ from tests.runs.builder import build_clean, config_of
 )
 def test_a_run_with_a_link_where_it_would_write_is_not_resumed(tmp_path: Path, link: str) -> None:
     layout = build_clean(tmp_path)
-    check_run_dir(layout, config_of("clean"))
+    check_run_dir(plan_run(config_of("clean"), layout.root))
     outside = tmp_path / "outside"
     outside.mkdir()
     place = layout.root / link
@@ -26,7 +27,7 @@ def test_a_run_with_a_link_where_it_would_write_is_not_resumed(tmp_path: Path, l
         place.rename(outside / "moved")
     place.symlink_to(outside)
     with pytest.raises(RunDirectoryError, match="is a symbolic link"):
-        check_run_dir(layout, config_of("clean"))
+        check_run_dir(plan_run(config_of("clean"), layout.root))
 
 
 def test_a_journal_is_not_appended_to_through_a_link(tmp_path: Path) -> None:

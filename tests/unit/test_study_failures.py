@@ -166,8 +166,8 @@ def test_a_run_that_stops_of_itself_is_an_outcome(tmp_path: Path, monkeypatch: p
 def test_a_run_that_is_never_over_is_an_outcome_and_nothing_of_it_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone: list[subprocess.Popen[bytes]] = []
 
-    def hang(config: Any, root: Path, desk: Any) -> RunResult:
-        alone.append(subprocess.Popen(["sleep", "3600"], env={**os.environ, "ECRL_RUN": str(root)}))
+    def hang(planned: Any, context: Any) -> RunResult:
+        alone.append(subprocess.Popen(["sleep", "3600"], env={**os.environ, "ECRL_RUN": str(planned.layout.root)}))
         alone[0].wait()
         return RunResult(0, "completed", "never")
 
@@ -185,8 +185,8 @@ def test_what_a_run_leaves_behind_does_not_outlive_it(tmp_path: Path, monkeypatc
     (tmp_path / "link").symlink_to("real")
     left: list[subprocess.Popen[bytes]] = []
 
-    def leave(config: Any, root: Path, desk: Any) -> RunResult:
-        left.append(subprocess.Popen(["sleep", "3600"], env={**os.environ, "ECRL_RUN": str(root.resolve())}))
+    def leave(planned: Any, context: Any) -> RunResult:
+        left.append(subprocess.Popen(["sleep", "3600"], env={**os.environ, "ECRL_RUN": str(planned.layout.root.resolve())}))
         return RunResult(0, "completed", "done")
 
     monkeypatch.setattr(benches, "run", leave)

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.cli.compose import Cell
-from ecrl_cli.cli.prepare import Plan, Say
+from ecrl_cli.cli.prepare import Say, TrainPlan
 from ecrl_cli.cli.submission import Engine, submit
 from ecrl_cli.config.omegaconf_bridge import yaml_text
 from ecrl_cli.config.schema import RunConfig
@@ -31,49 +30,53 @@ class Jobs:
     `results`: how each run ended, by name. `references`: by name, the folders of undisturbed runs that were trained beside them.
     """
 
-    def __init__(self, plan: Plan, say: Say, debug: bool) -> None:
+    def __init__(self, plan: TrainPlan, say: Say, debug: bool) -> None:
         self._plan, self._say, self._debug = plan, say, debug
         self.results: dict[str, RunResult] = {}
         self.references: dict[str, Path] = {}
-        self._desk = RunContext(say, LauncherCache())
+        self._context = RunContext(say, LauncherCache())
+        self._begun = False
+
+    def folder(self, name: str) -> Path:
+        """The folder of a run of `results`."""
+        return self.references[name] if name in self.references else self._plan.runs[name].layout.root
 
     def run(self) -> None:
         """Run every job; what is expected to go wrong is not raised, `results` says how it went."""
         plan = self._plan
         try:
-            if not plan.swept:  # before .hydra/ is written into the folder: then it would be too late to put it elsewhere
-                link_run_dir(*next((cell.config, plan.folder) for cell in plan.cells.values()))
-            _write_yaml(plan.folder / ".hydra", {"multirun.yaml": plan.master})
+            if plan.swept or plan.engine:
+                _write_yaml(plan.folder / ".hydra", {"multirun.yaml": plan.master})
             if plan.engine:
                 self.results = submit(plan, Engine(plan.engine, plan.master), self._say)
             else:
-                self.results = self._sweep(plan.configs(), self._start) if plan.swept else {name: self._start(name) for name in plan.cells}
+                configs = {name: run.config for name, run in plan.runs.items()}
+                self.results = self._sweep(configs, self._start) if plan.swept else {name: self._start(name) for name in plan.runs}
                 self._train_references()
         except (EcrlError, OSError) as error:
             self.results = {"sweep": self._failed(error)}
         finally:
-            self._desk.launchers.close()
+            self._context.launchers.close()
 
     def _train_references(self) -> None:
         """Behind the runs, so that what was asked for comes first: the undisturbed runs that they lack. How these end is told like any run's."""
-        ended = {self._plan.run_dir(name): self._plan.cells[name].config for name, result in self.results.items() if result.exit_code == 0}
-        missing = lacking(ended, References())
+        missing = lacking((self._plan.runs[name] for name, result in self.results.items() if result.exit_code == 0), References())
         if not missing or exit_code(self.results) in (130, 143):
             return
         self.references = {f"{REFERENCES}/{where.name}": where for where in missing}
 
         def start(name: str) -> RunResult:
-            config, records = missing[self.references[name]]
+            reference, records = missing[self.references[name]]
             self._say(announcement(self.references[name], records))
             try:
-                return run(config, self.references[name], self._desk)
+                return run(reference, self._context)
             except KeyboardInterrupt:
                 return RunResult(130, "stopped", "stopped by SIGINT")
             except Exception as error:  # a defect here must not take the runs that it was for with it
                 return self._failed(error)
 
         if self._plan.swept:
-            found = self._sweep({name: missing[where][0] for name, where in self.references.items()}, start)
+            found = self._sweep({name: missing[where][0].config for name, where in self.references.items()}, start)
         else:
             found = {name: start(name) for name in self.references}
         for name, result in found.items():
@@ -85,27 +88,31 @@ class Jobs:
         layout = SweepLayout(self._plan.folder)
         do = todo(layout, configs, self._plan.mixed)
         board = Board(do)
-        self._desk = replace(self._desk, above=board.table)
+        self._context = replace(self._context, above=board.table)
         return sweep(layout, do, start, LoggedSweepProgress(board, self._say))
 
     def _start(self, name: str) -> RunResult:
-        folder, cell = RunLayout(self._plan.run_dir(name)), self._plan.cells[name]
-        self._say(f"{name}: {folder.root}")
+        planned = self._plan.runs[name]
+        if self._begun:  # hours may lie between the start of the command and this run: its directory and its data are looked at again
+            planned = replace(planned, checked=False)
+        self._begun = True
+        self._say(f"{name}: {planned.layout.root}")
         try:
-            link_run_dir(cell.config, folder.root)
-            self._record(folder, cell)
-            return run(cell.config, folder.root, self._desk)
+            link_run_dir(planned.config, planned.layout.root)
+            self._record(planned.layout, self._plan.cells[name].composed)
+            return run(planned, self._context)
         except KeyboardInterrupt:
             return RunResult(130, "stopped", "stopped by SIGINT")
         except Exception as error:  # a defect in one run must not take the others with it
             return self._failed(error)
 
-    def _record(self, run: RunLayout, cell: Cell) -> None:
+    def _record(self, layout: RunLayout, composed: Mapping[str, Any]) -> None:
         """What Hydra composed for the run, as Hydra's own jobs record it."""
-        hydra, values = cell.composed["hydra"], {key: value for key, value in cell.composed.items() if key != "hydra"}
-        sweep = {**hydra["sweep"], "dir": str(self._plan.folder / ".hydra"), "subdir": str(run.root)}
-        own = {**hydra, "sweep": sweep, "runtime": {**hydra["runtime"], "output_dir": str(run.root)}}
-        _write_yaml(run.hydra, {"config.yaml": values, "hydra.yaml": {"hydra": own}, "overrides.yaml": hydra["overrides"]["task"]})
+        hydra, values = composed["hydra"], {key: value for key, value in composed.items() if key != "hydra"}
+        sweep = {**hydra["sweep"], "dir": str(self._plan.folder / ".hydra"), "subdir": str(layout.root)}
+        own = {**hydra, "sweep": sweep, "runtime": {**hydra["runtime"], "output_dir": str(layout.root)}}
+        files = {"config.yaml": values, "hydra.yaml": {"hydra": own}, "overrides.yaml": hydra["overrides"]["task"]}
+        _write_yaml(layout.hydra, files if self._plan.swept else {**files, "multirun.yaml": self._plan.master})
 
     def _failed(self, error: Exception) -> RunResult:
         if self._debug:

@@ -15,7 +15,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 
 from ecrl_cli.cli.compose import PRIMARY, initialized, quote
-from ecrl_cli.cli.prepare import Plan, Say
+from ecrl_cli.cli.prepare import Say, TrainPlan
 from ecrl_cli.cli.slurm_queue import QUEUED, queued, remember
 from ecrl_cli.cli.submitit_job import AT_WORK, Job, recorded
 from ecrl_cli.config.omegaconf_bridge import resolved
@@ -92,12 +92,12 @@ def slurm_settings(settings: Mapping[str, Any], nodes: int, spare: bool) -> dict
     return {**settings, "nodes": 1, "additional_parameters": options, "srun_args": first}
 
 
-def submit(plan: Plan, engine: Engine, say: Say) -> dict[str, RunResult]:
+def submit(plan: TrainPlan, engine: Engine, say: Say) -> dict[str, RunResult]:
     """Run what is missing of `plan`, each in a job of its own, and give how every run stands once the jobs have ended.
 
     A run that a job of an earlier submission holds is left to it. RunHeld (exit 8) where another process submits into the same sweep.
     """
-    layouts = {name: RunLayout(plan.run_dir(name)) for name in fair_order(plan.configs())}
+    layouts = {name: plan.runs[name].layout for name in fair_order({name: run.config for name, run in plan.runs.items()})}
     plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with run_lock(SweepLayout(plan.folder)) if plan.swept else nullcontext():
         known = {name: result for name, layout in layouts.items() if (result := standing(layout))}
@@ -113,18 +113,18 @@ def submit(plan: Plan, engine: Engine, say: Say) -> dict[str, RunResult]:
         return ended
 
 
-def _wait(plan: Plan, engine: Engine, names: Sequence[str], say: Say) -> dict[str, str]:
+def _wait(plan: TrainPlan, engine: Engine, names: Sequence[str], say: Say) -> dict[str, str]:
     """Submit, and wait until every job has ended; gives why, for each run whose job gave no result."""
-    configs = {str(plan.run_dir(name)): plan.cells[name].config for name in names}
+    configs = {str(plan.runs[name].layout.root): plan.runs[name].config for name in names}
     nodes = max(config.supervision.nodes for config in configs.values())
-    placed = [[*plan.cells[name].overrides, f"hydra.sweep.subdir={quote(str(plan.run_dir(name)))}"] for name in names]
+    placed = [[*plan.cells[name].overrides, f"hydra.sweep.subdir={quote(str(plan.runs[name].layout.root))}"] for name in names]
     say(f"{len(placed)} job(s) to {engine.name}; their logs: {plan.folder / '.hydra' / '.submitit'}")
     reasons: dict[str, str] = {}
     try:
         jobs = dict(zip(names, engine.start(Job(configs), placed, nodes, any(map(may_shrink, configs.values()))), strict=True))
         if engine.name == "submitit_slurm":
             for name, job in jobs.items():
-                remember(RunLayout(plan.run_dir(name)), job.job_id)
+                remember(plan.runs[name].layout, job.job_id)
         for name, job in jobs.items():
             try:
                 job.results()
@@ -176,10 +176,10 @@ def _busy(layout: RunLayout) -> bool:
     return False
 
 
-def _manifest(plan: Plan, names: Iterable[str]) -> Manifest | None:
+def _manifest(plan: TrainPlan, names: Iterable[str]) -> Manifest | None:
     if not plan.swept:
         return None
-    return Manifest(SweepLayout(plan.folder).manifest, [row(name, plan.cells[name].config) for name in names])
+    return Manifest(SweepLayout(plan.folder).manifest, [row(name, plan.runs[name].config) for name in names])
 
 
 class ManifestUpdater:

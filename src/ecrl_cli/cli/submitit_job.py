@@ -25,6 +25,7 @@ from ecrl_cli.errors import EcrlError, RunHeld
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.run import RunContext, RunResult, failed, run
+from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
 from ecrl_cli.supervision.launch.slurm_allocation import REQUEUED
@@ -68,7 +69,7 @@ def _run(layout: RunLayout, config: RunConfig) -> RunResult:
     try:
         check_torch()
         check_machine(config)
-        return run(config, layout.root, RunContext(say, launchers))
+        return run(plan_run(config, layout.root), RunContext(say, launchers))
     except (EcrlError, OSError) as error:
         return failed(error, say)
     except Exception as error:  # a defect in one run must not look like a lost job

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from ecrl_cli.cli.arguments import parse
-from ecrl_cli.cli.launcher_settings import chosen
-from ecrl_cli.cli.prepare import Plan, Say, estimate, expected_seconds, prepare, references
+from ecrl_cli.cli.prepare import Say, TrainPlan, estimate, expected_seconds, prepare
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.runs.reference import estimate_s
+from ecrl_cli.runs.run_plan import references
 
 LONG_S = 600.0  # what takes longer is asked about first
 
@@ -25,12 +24,12 @@ def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
     if arguments.show:
         _show(plan)
         return 0
-    if any(config.scale.name == "paper" for config in plan.configs().values()):
+    if any(run.config.scale.name == "paper" for run in plan.runs.values()):
         say(estimate(plan))
-    if behind := {} if arguments.engine else references(plan):
-        trained = human_seconds(sum(map(estimate_s, behind.values())))
+    if behind := [] if plan.engine else references(plan.runs.values()):
+        trained = human_seconds(sum(reference.estimate_s for reference in behind))
         say(f"reference: {len(behind)} undisturbed run(s) behind them, to hold them against, roughly {trained}; reference=none leaves that out")
-    if not arguments.yes and chosen(arguments.engine) != "submitit_slurm":
+    if not arguments.yes and plan.engine != "submitit_slurm":
         confirm_long_run(expected_seconds(plan), say)
     return _run(plan, debug=debug, as_json=arguments.json, say=say)
 
@@ -51,11 +50,11 @@ def confirm_long_run(expected_s: float, say: Say) -> None:
         raise ConfigError("ecrl train", "not started", "add --yes, or a smaller scale: scale=cpu takes minutes, scale=smoke seconds")
 
 
-def _show(plan: Plan) -> None:
-    sys.stdout.write(json.dumps({name: encode(config) for name, config in plan.configs().items()}, indent=2) + "\n")
+def _show(plan: TrainPlan) -> None:
+    sys.stdout.write(json.dumps({name: encode(run.config) for name, run in plan.runs.items()}, indent=2) + "\n")
 
 
-def _run(plan: Plan, *, debug: bool, as_json: bool, say: Say) -> int:
+def _run(plan: TrainPlan, *, debug: bool, as_json: bool, say: Say) -> int:
     # Here and not above: the supervising side (psutil, rich, numpy) loads in half a second that bad input need not wait for.
     from ecrl_cli.cli.hydra_jobs import Jobs
     from ecrl_cli.runs.sweep import exit_code
@@ -67,7 +66,7 @@ def _run(plan: Plan, *, debug: bool, as_json: bool, say: Say) -> int:
     finally:
         os.umask(mask)
     if as_json:
-        ended = {name: {"run_dir": str(jobs.references.get(name, plan.run_dir(name))), **encode(result)} for name, result in jobs.results.items()}
+        ended = {name: {"run_dir": str(jobs.folder(name)), **encode(result)} for name, result in jobs.results.items()}
         sys.stdout.write(json.dumps(ended, indent=2) + "\n")
     elif plan.swept:
         say(f"next: ecrl verify {plan.folder}; ecrl report {plan.folder}")

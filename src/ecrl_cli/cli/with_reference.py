@@ -37,9 +37,9 @@ def train_references(runs: Sequence[Path], known: References) -> int:
             if isinstance(due, str):
                 _say(f"{folder}: {due}")
                 continue
-            config, where, records = due
-            _say(announcement(where, records))
-            result = run(config, where, RunContext(_say, launchers))
+            reference, records = due
+            _say(announcement(reference.layout.root, records))
+            result = run(reference, RunContext(_say, launchers))
             if result.exit_code in _STOPPED:
                 _say("the same command trains it again")
                 return result.exit_code

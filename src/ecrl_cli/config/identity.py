@@ -62,10 +62,10 @@ def _as_recorded(config: RunConfig) -> dict[str, Any]:
     return recorded
 
 
-def run_name(config: RunConfig) -> str:
-    """The run directory's name: suite, variant, seed and eight hex digits of the run id."""
+def run_name(config: RunConfig, identity: str = "") -> str:
+    """The run directory's name: suite, variant, seed and eight hex digits of the run id. `identity`: the run id, where it is known."""
     suite = config.suite_name or f"{config.dataset.name}-{config.model.name}"
-    return f"{suite}-{config.variant.name}-s{config.seed}-{run_id(config)[:8]}"
+    return f"{suite}-{config.variant.name}-s{config.seed}-{(identity or run_id(config))[:8]}"
 
 
 def _without(value: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

@@ -16,13 +16,16 @@ DIGITS_SIZE = 1797
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 
 
-def prepare(dataset: DatasetConfig, say: Callable[[str], None] = lambda line: None) -> None:
-    """`check`, after a download where files are missing and `download` allows it. For one process: call it before the ranks start."""
-    if dataset.download and missing(dataset):
+def prepare(dataset: DatasetConfig, say: Callable[[str], None] = lambda line: None) -> bool:
+    """`check`, after a download where files are missing and `download` allows it: whether there was one. For one process: call it before the ranks
+    start."""
+    downloads = dataset.download and bool(missing(dataset))
+    if downloads:
         archive = ARCHIVES[dataset.name]
         say(f"downloading {dataset.name} from {archive.url} to {home(dataset)}")
         download(archive, home(dataset))
     check(dataset)
+    return downloads
 
 
 def check(dataset: DatasetConfig) -> None:

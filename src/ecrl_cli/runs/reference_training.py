@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from ecrl_cli.config.estimates import human_seconds
-from ecrl_cli.config.identity import reference_id
 from ecrl_cli.config.recoveries import recovery_of
-from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.runs.reference import place, reference_of, wanted
+from ecrl_cli.runs.run_plan import RunPlan, plan_reference
 from ecrl_cli.verify.disturbance import disturbance
 from ecrl_cli.verify.reference import References, bounded, witnesses
 from ecrl_cli.verify.verification_input import same_sizes
@@ -25,24 +23,24 @@ def vouched(records: RunRecords, known: References, *, whole: bool) -> bool:
     return any(same_sizes(records, witness) or not whole for witness in witnesses(records, known).sound)
 
 
-def lacking(runs: Mapping[Path, RunConfig], known: References) -> dict[Path, tuple[RunConfig, RunRecords]]:
+def lacking(runs: Iterable[RunPlan], known: References) -> dict[Path, tuple[RunPlan, RunRecords]]:
     """By folder, the references that runs which have come to their target lack, each with the records of one that does."""
-    found: dict[Path, tuple[RunConfig, RunRecords]] = {}
-    for folder, config in runs.items():
-        where = place(folder, config)
-        if where in found or not wanted(config):
+    found: dict[Path, tuple[RunPlan, RunRecords]] = {}
+    for run in runs:
+        reference = run.reference
+        if reference is None or reference.layout.root in found:
             continue
         try:
-            records = bounded(RunLayout(named(folder)))
+            records = bounded(RunLayout(named(run.layout.root)))
         except (EcrlError, OSError):
             continue  # its own verdict says what is wrong with it
         if records.final is not None and not vouched(records, known, whole=False):
-            found[where] = (reference_of(config), records)
+            found[reference.layout.root] = (reference, records)
     return found
 
 
-def required(folder: Path, known: References) -> tuple[RunConfig, Path, RunRecords] | str:
-    """The reference that the run in `folder` lacks and where it belongs; in words why it lacks none, or can have none."""
+def required(folder: Path, known: References) -> tuple[RunPlan, RunRecords] | str:
+    """The reference that the run in `folder` lacks; in words why it lacks none, or can have none."""
     records = bounded(RunLayout(named(folder)))
     stored = records.stored
     if not disturbance(records):
@@ -51,10 +49,10 @@ def required(folder: Path, known: References) -> tuple[RunConfig, Path, RunRecor
         return f"recovery={stored.config.recovery.name} claims no trajectory: no reference is trained"
     if vouched(records, known, whole=True):
         return "an undisturbed run lies beside it already"
-    config = reference_of(stored.config)
-    if reference_id(config) != stored.reference_id:
+    reference = plan_reference(stored.config, folder)
+    if reference.reference_id != stored.reference_id:
         return "was recorded by another version, whose runs must not end as this one's do: no reference is trained"
-    return config, place(folder, stored.config), records
+    return reference, records
 
 
 def announcement(where: Path, records: RunRecords) -> str:

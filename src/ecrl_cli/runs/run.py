@@ -13,7 +13,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.preflight import prepare
 from ecrl_cli.errors import EcrlError, NoProgress, NoValidCheckpoint, RecordError, Stopped, StorageError
-from ecrl_cli.failures.plan import describe, plan
+from ecrl_cli.failures.plan import describe
 from ecrl_cli.history.load import load
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.metrics.disk import sampled
@@ -24,6 +24,7 @@ from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.runs import supervisor_restarter
 from ecrl_cli.runs.environment import environment
 from ecrl_cli.runs.run_dir_checks import check_run_dir
+from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.runs.sealing import end_run, write_metrics
 from ecrl_cli.storage.files import sync_directory, write_json
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
@@ -68,33 +69,35 @@ def failed(error: EcrlError | OSError, say: Say) -> RunResult:
     return RunResult(known.exit_code, "failed", known.line())
 
 
-def run(config: RunConfig, run_dir: Path, desk: RunContext) -> RunResult:
-    """Run `config` in `run_dir`, or go on with it, or find it finished. Expected errors are results, not exceptions."""
+def run(planned: RunPlan, context: RunContext) -> RunResult:
+    """Run what is planned, or go on with it, or find it finished. Expected errors are results, not exceptions."""
     try:
-        return _run(config, RunLayout(run_dir), desk)
+        return _run(planned, context)
     except EcrlError as error:
-        return failed(error, desk.say)
+        return failed(error, context.say)
 
 
-def _run(config: RunConfig, layout: RunLayout, desk: RunContext) -> RunResult:
-    say = desk.say
+def _run(planned: RunPlan, context: RunContext) -> RunResult:
+    layout, say = planned.layout, context.say
     if finished(layout):
-        say(f"{layout.root}: already at step {config.target_steps}; nothing to do")
+        say(f"{layout.root}: already at step {planned.config.target_steps}; nothing to do")
         return FINISHED
-    check_run_dir(layout, config)
+    if not planned.checked:
+        check_run_dir(planned)
     if completed(layout):  # whoever completed it was killed before it could measure it
         with run_lock(layout):
             write_metrics(layout)  # no seal: what may have changed between then and now, nobody knows
         return RunResult(0, "completed", "target reached")
-    prepare(config.dataset, say)
+    if not planned.checked:
+        prepare(planned.config.dataset, say)
     if layout.config.exists():
         check_records(layout)
     else:
-        init_run_dir(layout, config)
-    for line in describe(plan(config)):
+        init_run_dir(planned)
+    for line in describe(planned.failures):
         say(line)
     try:
-        record = _supervised(config, layout, desk)
+        record = _supervised(planned, context)
     except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
         end_run(layout, say)  # what it came to is shown too, and never averaged
         raise
@@ -102,23 +105,24 @@ def _run(config: RunConfig, layout: RunLayout, desk: RunContext) -> RunResult:
     return RunResult(0, record.terminal_status, record.reason)
 
 
-def _supervised(config: RunConfig, layout: RunLayout, desk: RunContext) -> SupervisorRecord:
+def _supervised(planned: RunPlan, context: RunContext) -> SupervisorRecord:
     """Here, or in a process of its own where the plan ends the supervisor."""
-    kept = supervisor_restarter.wanted(config)
-    launcher = None if kept else warm(desk.launchers, config, desk.say)  # before the UI: what is interrupted while it warms leaves no bar behind
-    with sampled(layout.disk, config.supervision.disk_interval_s, desk.say):
+    config, layout, say = planned.config, planned.layout, context.say
+    kept = supervisor_restarter.wanted(planned.failures)
+    launcher = None if kept else warm(context.launchers, planned, say)  # before the UI: what is interrupted while it warms leaves no bar behind
+    with sampled(layout.disk, config.supervision.disk_interval_s, say):
         if kept:
-            return supervisor_restarter.keep(config, layout, desk.say)
-        return supervise(config, layout, desk.show(config, layout, desk.above), launcher)
+            return supervisor_restarter.keep(planned, say)
+        return supervise(config, layout, context.show(config, layout, context.above), launcher)
 
 
-def warm(launchers: LauncherCache, config: RunConfig, say: Say) -> Launcher:
+def warm(launchers: LauncherCache, planned: RunPlan, say: Say) -> Launcher:
     """The launcher, ready; what its first use took is said, because no run's clock has it."""
     began = monotonic()
-    launcher = launchers.of(config)
+    launcher = launchers.of(planned.config, planned.failures)
     spent = monotonic() - began
     if spent > WORTH_SAYING_S:
-        say(f"{config.supervision.launcher}: warm after {spent:.1f} s, which is on no run's clock")
+        say(f"{planned.config.supervision.launcher}: warm after {spent:.1f} s, which is on no run's clock")
     return launcher
 
 
@@ -145,12 +149,13 @@ def check_records(layout: RunLayout) -> None:
             raise RecordError(trouble.path, trouble.reason, "restore the file or start a new run")
 
 
-def init_run_dir(layout: RunLayout, config: RunConfig) -> None:
+def init_run_dir(planned: RunPlan) -> None:
     """Write what the run is, once: environment and plan first, config.json last, because it makes the folder a run."""
+    layout = planned.layout
     make_durably(layout.root)
     write_json(layout.environment, environment(layout.root))
-    write_json(layout.failures, encode(plan(config)))
-    write_run_config(layout, config)
+    write_json(layout.failures, encode(planned.failures))
+    write_run_config(layout, planned.config)
 
 
 def make_durably(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_bytes, snapshot_bytes
-from ecrl_cli.config.identity import BEFORE, NOT_IDENTITY, run_id
+from ecrl_cli.config.identity import BEFORE, NOT_IDENTITY
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError, RecordError, RunDirectoryError, shown
@@ -19,6 +19,7 @@ from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.compatibility import differences
+from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.storage.files import sync_directory
 from ecrl_cli.storage.links import refuse_links
 
@@ -29,12 +30,13 @@ _WRITTEN = ("logs", "fired", "disk.jsonl", ".hydra", ".lock", "report")
 _LOGS_BYTES = 20 * 10**6
 
 
-def check_run_dir(layout: RunLayout, config: RunConfig) -> None:
-    """RunDirectoryError (or ConfigError, RecordError) unless `layout` is free for, or already holds, exactly this run."""
+def check_run_dir(run: RunPlan) -> None:
+    """RunDirectoryError (or ConfigError, RecordError) unless its directory is free for, or already holds, exactly this run."""
+    layout, config = run.layout, run.config
     here = _nearest(layout.root)
     if here == layout.root:
         _check_owner(here, config.checkpoint.trust_owner)
-        _check_contents(layout, config)
+        _check_contents(run)
         refuse_links(layout.root, _WRITTEN)
         if layout.checkpoints.is_symlink():  # the store looks after what is in it
             refuse_links(layout.root, [layout.checkpoints.name])
@@ -113,7 +115,8 @@ def _check_owner(path: Path, trusted: bool) -> None:
         raise RunDirectoryError("run_dir", fact, "choose another run_dir or set checkpoint.trust_owner=true")
 
 
-def _check_contents(layout: RunLayout, config: RunConfig) -> None:
+def _check_contents(run: RunPlan) -> None:
+    layout = run.layout
     if not layout.config.exists():
         _refuse_foreign(layout.root)
         return
@@ -124,13 +127,13 @@ def _check_contents(layout: RunLayout, config: RunConfig) -> None:
     if version != SCHEMA_VERSION:
         fact = f"{layout.root} has schema version {version}, this ECRL reads {SCHEMA_VERSION}"
         raise RunDirectoryError("run_dir", fact, "use the version that wrote it or choose another run_dir")
-    if document.get("run_id") != run_id(config):
-        raise _another_run(layout, document, config)
+    if document.get("run_id") != run.run_id:
+        raise _another_run(run, document)
 
 
-def _another_run(layout: RunLayout, document: dict[str, Any], config: RunConfig) -> RunDirectoryError:
-    changes = ", ".join(differences({**BEFORE, **document["config"]}, encode(config), NOT_IDENTITY)[:3])
-    fact = f"{layout.root} belongs to run {str(document.get('run_id'))[:8]}, this configuration is {run_id(config)[:8]}"
+def _another_run(run: RunPlan, document: dict[str, Any]) -> RunDirectoryError:
+    changes = ", ".join(differences({**BEFORE, **document["config"]}, encode(run.config), NOT_IDENTITY)[:3])
+    fact = f"{run.layout.root} belongs to run {str(document.get('run_id'))[:8]}, this configuration is {run.run_id[:8]}"
     return RunDirectoryError("run_dir", f"{fact} ({changes or 'config.json was edited'})", "set it back or choose another run_dir")
 
 

@@ -8,7 +8,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -17,10 +17,10 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, Stopped
 from ecrl_cli.failures.fault_log import fired_indices
-from ecrl_cli.failures.plan import plan
 from ecrl_cli.failures.registry import fault_kind
-from ecrl_cli.records.events import SupervisorRecord
+from ecrl_cli.records.events import PlannedFailure, SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals, held_back
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
@@ -36,20 +36,20 @@ class SupervisorRun:
     error: EcrlError | None
 
 
-def wanted(config: RunConfig) -> bool:
+def wanted(failures: Iterable[PlannedFailure]) -> bool:
     """Whether the plan ends the supervisor."""
-    return any(fault_kind(entry.kind).supervisor_exit is not None for entry in plan(config))
+    return any(fault_kind(entry.kind).supervisor_exit is not None for entry in failures)
 
 
-def keep(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) -> SupervisorRecord:
+def keep(planned: RunPlan, say: Callable[[str], None]) -> SupervisorRecord:
     """As `supervise`, for as many stays as the plan asks for. A stop signal that reaches this process goes to the supervisor, and ends it all."""
-    kinds = {entry.index: entry.kind for entry in plan(config)}
+    layout, kinds = planned.layout, {entry.index: entry.kind for entry in planned.failures}
     stop = StopSignals()
     try:
         with stop:
             while True:
                 before = fired_indices(layout)
-                stay = _stay(config, layout, stop)
+                stay = _stay(planned.config, layout, stop)
                 struck = {kinds[index] for index in fired_indices(layout) - before}
                 cause = next((kind for kind in sorted(struck) if fault_kind(kind).supervisor_exit == stay.code), None)
                 if cause is None or stop.received():

@@ -15,6 +15,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
 from ecrl_cli.failures.fault_log import read_fired
+from ecrl_cli.failures.plan import read_plan
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.attempt_spec import AttemptSpec
@@ -69,7 +70,7 @@ def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher |
             lock = stack.enter_context(run_lock(layout))
             refresh_run_config(config, layout)
             own = stack.enter_context(contextlib.closing(LauncherCache()))
-            with contextlib.closing(Supervisor(config, layout, ui, launcher or own.of(config), stop)) as supervisor:
+            with contextlib.closing(Supervisor(config, layout, ui, launcher or own.of(config, read_plan(layout)), stop)) as supervisor:
                 return supervisor.run(lock)
     except OSError as error:
         raise StorageError.of("supervise", error.filename or layout.root, error) from error
@@ -82,6 +83,7 @@ class Supervisor:
         self._config, self._layout, self._ui, self._launcher, self._stop = config, layout, ui, launcher, stop
         run_id = read_run_config(layout).run_id
         self._record = SupervisorRecordWriter(layout, run_id, config.target_steps)
+        self._private_network = parts(read_plan(layout))
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
         self._heartbeats = HeartbeatTable.create(
             max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size
@@ -190,7 +192,7 @@ class Supervisor:
             port=supervision.master_port,
             preload=preload(self._config),
             nodes=self._placement.nodes,
-            private_network=parts(self._config),
+            private_network=self._private_network,
             hands=self._worker_pool.call(todo.origins, todo.joined) if self._worker_pool else (),
         )
         if strategy_of(self._config).background:

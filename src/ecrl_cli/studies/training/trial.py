@@ -23,6 +23,7 @@ from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux import processes
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.run import RunContext, run
+from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.runs.supervisor_restarter import wanted
 from ecrl_cli.studies.frame.leak_check import reap, remaining, shared_memory
 from ecrl_cli.studies.frame.trial_timeout import Overdue, deadline
@@ -119,12 +120,12 @@ class Bench:
         return self._references[name]
 
     def _run(self, config: RunConfig, root: Path, bug: str, hash_seed: str = "") -> int:
-        delivered = StopSignals.delivered
-        with environment(PYTHONHASHSEED=hash_seed), planted(bug, self._scratch / "bug"), unheard() if wanted(config) else nullcontext():
+        delivered, run_plan = StopSignals.delivered, plan_run(config, root)
+        with environment(PYTHONHASHSEED=hash_seed), planted(bug, self._scratch / "bug"), unheard() if wanted(run_plan.failures) else nullcontext():
             launchers = self._launchers.setdefault(f"{bug}/{hash_seed}", LauncherCache())
             try:
                 with deadline(RUN_S):
-                    code = run(config, root, RunContext(_mute, launchers, show=lambda *given: SilentUI())).exit_code
+                    code = run(run_plan, RunContext(_mute, launchers, show=lambda *given: SilentUI())).exit_code
             except Overdue:
                 self._close_launchers()  # they may have been what hung, and are dead
                 reap()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.supervision.launch.launcher import Launcher
 from ecrl_cli.supervision.launch.netns_command import parts
 
@@ -15,9 +18,9 @@ class LauncherCache:
     def __init__(self) -> None:
         self._made: dict[tuple[str, bool], Launcher] = {}
 
-    def of(self, config: RunConfig) -> Launcher:
-        """The launcher of `config`, warm: what all runs share is paid before the clock of any of them starts."""
-        key = (config.supervision.launcher, parts(config))
+    def of(self, config: RunConfig, failures: Iterable[PlannedFailure]) -> Launcher:
+        """The launcher of a run against which `failures` are planned, warm: what all runs share is paid before the clock of any of them starts."""
+        key = (config.supervision.launcher, parts(failures))
         if key not in self._made:
             self._made[key] = launcher_of(config).load().make(config)
         self._made[key].warm(config)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 
-from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.failures.plan import plan
 from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.linux import netns
+from ecrl_cli.records.events import PlannedFailure
 
 
-def parts(config: RunConfig) -> bool:
+def parts(failures: Iterable[PlannedFailure]) -> bool:
     """Whether a failure is planned for which each attempt needs a network of its own."""
-    return any(fault_kind(entry.kind).needs_network for entry in plan(config))
+    return any(fault_kind(entry.kind).needs_network for entry in failures)
 
 
 def private(command: list[str]) -> list[str]:
@@ -22,9 +22,9 @@ def private(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", netns.__file__, *command]
 
 
-def check_network(config: RunConfig) -> None:
+def check_network(failures: Iterable[PlannedFailure]) -> None:
     """ConfigError where a partition is planned and this machine does not let its user make a network namespace."""
-    if not parts(config):
+    if not parts(failures):
         return
     tried = subprocess.run(private([sys.executable, "-I", "-S", "-c", ""]), capture_output=True, text=True, check=False)
     if tried.returncode:

@@ -19,6 +19,7 @@ import sys
 from typing import Any, Self
 
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux import processes
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.launch.launcher import WORKER, LaunchSpec, RankExit, RankExits, RankTable
@@ -119,7 +120,7 @@ class ZygoteLauncher:
     @classmethod
     def make(cls, config: RunConfig) -> Self:
         """With what the ranks of `config` import; where its plan cuts the network, in a network of its own."""
-        return cls(preload(config), parts(config))
+        return cls(preload(config), parts(plan(config)))
 
     def warm(self, config: RunConfig) -> None:
         self._discard()

@@ -1,0 +1,109 @@
+"""What is known of a run before it begins, worked out once: which run it is, where it lies, what strikes it, how long it takes, what vouches for it.
+
+A reference is the undisturbed run that struck runs are held against: trained once, beside them, for all that must end in the same state. It lies in
+`references/` of the folder that the runs lie in, where `ecrl verify` looks and `ecrl report` does not: it is no arm of a comparison. It saves one
+checkpoint, at the target. Stopped before, it begins anew when it is started again, because a run that resumed would rest on the very code that it is
+to vouch for (docs/decisions/references.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ecrl_cli.config.estimates import seconds
+from ecrl_cli.config.identity import reference_id, run_id, run_name
+from ecrl_cli.config.machine import visible_gpus
+from ecrl_cli.config.recoveries import recovery_of
+from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RecoveryConfig, RunConfig, ScheduleConfig, StorageConfig, VariantConfig
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.records.events import PlannedFailure
+from ecrl_cli.records.layout import REFERENCES, RunLayout
+
+OUTPUTS = Path("outputs")
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """`failures`: in order, as failures.json will hold them. `estimate_s`: about how long the run takes on this machine.
+
+    `reference`: the undisturbed run to train beside it where none is there; None where it needs none. `checked`: the command that starts it has just
+    looked at its directory and its data, and found nothing to refuse.
+    """
+
+    config: RunConfig
+    layout: RunLayout
+    run_id: str
+    reference_id: str
+    failures: tuple[PlannedFailure, ...]
+    estimate_s: float
+    reference: RunPlan | None = None
+    checked: bool = False
+
+
+def plan_run(config: RunConfig, run_dir: Path, identity: str = "") -> RunPlan:
+    """The plan of a run that is to lie in `run_dir`. `identity`: its run id, where that is known. ConfigError where a failure cannot strike it."""
+    estimate_s = seconds(config, gpu=visible_gpus() > 0 and config.device != "cpu")
+    made = RunPlan(config, RunLayout(run_dir), identity or run_id(config), reference_id(config), plan(config), estimate_s)
+    return replace(made, reference=_reference(made))
+
+
+def _reference(made: RunPlan) -> RunPlan | None:
+    """reference=auto: for a run that is struck and whose recovery claims the trajectory, where the reference takes no longer than the run itself."""
+    config = made.config
+    due = config.reference == "always" or (config.reference == "auto" and bool(made.failures) and recovery_of(config).exact)
+    if not due:
+        return None
+    reference = plan_reference(config, made.layout.root)
+    return reference if config.reference == "always" or reference.estimate_s <= made.estimate_s else None
+
+
+def plan_reference(config: RunConfig, run_dir: Path) -> RunPlan:
+    """The plan of the reference of the run of `config` that lies in `run_dir`."""
+    undisturbed = reference_of(config)
+    identity = run_id(undisturbed)
+    place = Path(os.path.normpath(run_dir.absolute())).parent / REFERENCES / run_name(undisturbed, identity)
+    return plan_run(undisturbed, place, identity)
+
+
+def reference_of(config: RunConfig) -> RunConfig:
+    """The same training with nothing planned against it, under stock DDP and restarts from the first step. Changes of the world size stay."""
+    checkpoint = replace(config.checkpoint, strategy="blocking", every=config.target_steps, keep=CheckpointConfig.keep, final=True)
+    plain = CheckpointConfig()
+    checkpoint = replace(checkpoint, memory_every=plain.memory_every, layout=plain.layout, format=plain.format, on_error=plain.on_error)
+    return replace(
+        config,
+        suite_name="",
+        run_dir="",
+        reference="none",
+        checkpoint=checkpoint,
+        storage=StorageConfig(),
+        failure=FailureConfig(),
+        schedule=ScheduleConfig(),
+        recovery=RecoveryConfig(),
+        supervision=replace(config.supervision, spares=0, grace_s=0.0),
+        variant=VariantConfig("ref", failures=False, resizes=config.variant.resizes),
+    )
+
+
+def references(plans: Iterable[RunPlan]) -> list[RunPlan]:
+    """The references that a command will want for its runs, each once, as far as their plans tell: none where one of them is to go through
+    undisturbed itself."""
+    runs = list(plans)
+    undisturbed = {run.reference_id for run in runs if not run.failures}
+    return list({run.reference.layout.root: run.reference for run in runs if run.reference and run.reference_id not in undisturbed}.values())
+
+
+def command_folder(configs: Sequence[RunConfig], identities: Sequence[str], *, swept: bool, matrix: str) -> Path:
+    """Where the runs of a command lie, absolute: `run_dir`, or outputs/ and a name by content, so that starting the same again finds what is there.
+    One run's name; a sweep's <matrix>, or <suite>-<hash of the run ids>."""
+    if configs[0].run_dir:
+        return Path(configs[0].run_dir).expanduser().absolute()
+    if not swept:
+        return (OUTPUTS / run_name(configs[0], identities[0])).absolute()
+    suites = {config.suite_name for config in configs}
+    content = hashlib.sha256("\n".join(sorted(identities)).encode()).hexdigest()[:8]
+    return (OUTPUTS / (matrix or f"{(suites.pop() or 'sweep') if len(suites) == 1 else 'sweep'}-{content}")).absolute()
