@@ -31,7 +31,7 @@ from ecrl_cli.replication.overhead.record_index import RecordIndex
 from ecrl_cli.replication.overhead.simulate import Failures, simulate, sweep, system_mtbf
 from ecrl_cli.replication.overhead.spread import Estimate, inverse, told
 from ecrl_cli.replication.overhead.strategies import BY_NAME, Loss, Scene, course, expected_loss, waiting
-from ecrl_cli.replication.overhead.study import make
+from ecrl_cli.replication.overhead.study import STUDY
 from ecrl_cli.replication.overhead.tables import published, scenarios, threshold
 from ecrl_cli.report.build import report
 from ecrl_cli.report.figures.studies import draw
@@ -392,7 +392,7 @@ def test_what_cannot_be_meant_is_refused(
 
 
 def study_of(config: RecoveryOverhead, scratch: Path) -> PreparedStudy:
-    return make(StudyContext(StudyConfig(config), scratch))
+    return STUDY.open(StudyContext(StudyConfig(config), scratch))
 
 
 def result_of(config: RecoveryOverhead, folder: Path) -> dict[str, Any]:

@@ -6,112 +6,124 @@ The arms: `check` (the simulation against closed forms, and with planted bugs), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ecrl_cli.config.studies import RecoveryOverhead
-from ecrl_cli.replication.overhead import published_claim
+from ecrl_cli.replication.overhead import published_claim, tables, tables_evidence
 from ecrl_cli.replication.overhead.checks import CASES, PLANTED
 from ecrl_cli.replication.overhead.experiments import Experiments
-from ecrl_cli.replication.overhead.findings import findings
+from ecrl_cli.replication.overhead.figures import figures
+from ecrl_cli.replication.overhead.gates import gates
 from ecrl_cli.replication.overhead.measured import Recording, measured_parts, parts_without, predictable, recordings
+from ecrl_cli.replication.overhead.notes import notes
 from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts, typed, typed_alone
+from ecrl_cli.replication.overhead.record_index import RecordIndex
 from ecrl_cli.replication.overhead.simulate import system_mtbf
 from ecrl_cli.replication.overhead.strategies import Loss, checkpoint_restart, waiting
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Skip, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Arm, Results, Skip, Study, StudyContext, Trial
 
 
-def make(setting: StudyContext) -> PreparedStudy:
-    return _RecoveryOverhead(setting)
+def _recordings(context: StudyContext) -> list[Recording]:
+    """Read by the process that plans, and by no worker: what a trial needs stands in its facts."""
+    source = context.keys.source
+    return [] if source in ("published", "typed") else recordings(Path(source).expanduser())
 
 
-class _RecoveryOverhead:
-    def __init__(self, setting: StudyContext) -> None:
-        self._setting = setting
-        self._config: RecoveryOverhead = setting.config.study
-        self._laboratory = Experiments(self._config)
+def _models(context: StudyContext) -> dict[str, Parts]:
+    """The parts by the name of what they were measured on."""
+    keys: RecoveryOverhead = context.keys
+    if keys.source == "published":
+        return {name: typed(keys, parts) for name, parts in PUBLISHED.items()}
+    if keys.source == "typed":
+        return {"typed": typed_alone(keys)}
+    return {"measured": typed(keys, measured_parts(context.shared(_recordings)))}
 
-    @cached_property
-    def recordings(self) -> list[Recording]:
-        """Read by the process that plans, and by no worker: what a trial needs stands in its facts."""
-        return [] if self._config.source in ("published", "typed") else recordings(Path(self._config.source).expanduser())
 
-    @cached_property
-    def models(self) -> dict[str, Parts]:
-        """The parts by the name of what they were measured on."""
-        if self._config.source == "published":
-            return {name: typed(self._config, parts) for name, parts in PUBLISHED.items()}
-        if self._config.source == "typed":
-            return {"typed": typed_alone(self._config)}
-        return {"measured": typed(self._config, measured_parts(self.recordings))}
+def _skips(context: StudyContext) -> list[Skip]:
+    found = context.shared(_recordings)
+    if not found or predictable(found):
+        return []
+    return [Skip("prediction", "one failure is on record, and no other to predict it from: name a folder of runs with more")]
 
-    def plan(self) -> list[Trial]:
-        return [*self._checks(), *self._recorded(), *self._two_minutes(), *self._optima(), *self._scale()]
 
-    def skips(self) -> list[Skip]:
-        if not self.recordings or predictable(self.recordings):
-            return []
-        return [Skip("prediction", "one failure is on record, and no other to predict it from: name a folder of runs with more")]
+def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    rng = np.random.default_rng(context.rng(trial.key).getrandbits(128))
+    return Experiments(context.keys).run(trial.facts, rng)
 
-    def run(self, trial: Trial) -> dict[str, Any]:
-        rng = np.random.default_rng(self._setting.rng(trial.key).getrandbits(128))
-        return self._laboratory.run(trial.facts, rng)
 
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return findings(self._config, self.models, self.recordings, records)
+def _checks(context: StudyContext) -> Iterator[Trial]:
+    for name in (*CASES, *(PLANTED if context.keys.planted else ())):
+        yield Trial(f"check/{name}", {"kind": "check", "case": name})
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-    def _checks(self) -> Iterator[Trial]:
-        for name in (*CASES, *(PLANTED if self._config.planted else ())):
-            yield Trial(f"check/{name}", {"kind": "check", "case": name})
+def _recorded(context: StudyContext) -> Iterator[Trial]:
+    every = context.shared(_recordings)
+    for recording in every:
+        for failure in recording.failures:
+            parts, others = parts_without(every, recording, failure)
+            facts = {"run": recording.name, "strategy": recording.strategy, "workers": recording.workers, **asdict(failure)}
+            yield Trial(f"recorded/{recording.name}/{failure.attempt}", {"kind": "recorded", **facts, "from": others, "others": asdict(parts)})
 
-    def _recorded(self) -> Iterator[Trial]:
-        for recording in self.recordings:
-            for failure in recording.failures:
-                parts, others = parts_without(self.recordings, recording, failure)
-                facts = {"run": recording.name, "strategy": recording.strategy, "workers": recording.workers, **asdict(failure)}
-                yield Trial(f"recorded/{recording.name}/{failure.attempt}", {"kind": "recorded", **facts, "from": others, "others": asdict(parts)})
 
-    def _two_minutes(self) -> Iterator[Trial]:
-        for name, (checkpoint, restart) in self.assumptions().items():
-            needed = published_claim.needed(checkpoint, restart)
-            mtbfs = {"published": system_mtbf(published_claim.WORKER_MTBF, published_claim.WORKERS), **({"needed": needed} if needed else {})}
-            for at, mtbf in mtbfs.items():
-                facts = {"assumption": name, "checkpoint": checkpoint, "restart": restart, "at": at, "mtbf": mtbf}
-                yield Trial(f"two minutes/{name}/{at}", {"kind": "two minutes", **facts})
+def _two_minutes(context: StudyContext) -> Iterator[Trial]:
+    for name, (checkpoint, restart) in _assumptions(context).items():
+        needed = published_claim.needed(checkpoint, restart)
+        mtbfs = {"published": system_mtbf(published_claim.WORKER_MTBF, published_claim.WORKERS), **({"needed": needed} if needed else {})}
+        for at, mtbf in mtbfs.items():
+            facts = {"assumption": name, "checkpoint": checkpoint, "restart": restart, "at": at, "mtbf": mtbf}
+            yield Trial(f"two minutes/{name}/{at}", {"kind": "two minutes", **facts})
 
-    def assumptions(self) -> dict[str, tuple[float, float]]:
-        """Seconds of a checkpoint and of a restart under which the sentence is looked at."""
-        scene = self._laboratory.scene(published_claim.WORKERS)
-        found = {name: (p.checkpoint, waiting(checkpoint_restart(p, scene, Loss(0.0)))) for name, p in self.models.items()}
-        return {"both cost nothing": (0.0, 0.0), "5 s and 30 s": (5.0, 30.0), **found}
 
-    def _cells(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Every model, MTBF and size: the parts, the MTBF of a system of that size."""
-        for model, parts in self.models.items():
-            for minutes in self._config.mtbf_min:
-                for workers in self._config.workers:
-                    mtbf = self._mtbf(60.0 * minutes, workers)
-                    yield f"{model}/{minutes}/{workers}", {"model": model, "minutes": minutes, "workers": workers, "mtbf": mtbf, **asdict(parts)}
+def _assumptions(context: StudyContext) -> dict[str, tuple[float, float]]:
+    """Seconds of a checkpoint and of a restart under which the sentence is looked at."""
+    scene = Experiments(context.keys).scene(published_claim.WORKERS)
+    found = {name: (p.checkpoint, waiting(checkpoint_restart(p, scene, Loss(0.0)))) for name, p in context.shared(_models).items()}
+    return {"both cost nothing": (0.0, 0.0), "5 s and 30 s": (5.0, 30.0), **found}
 
-    def _mtbf(self, quoted: float, workers: int) -> float:
-        reference = self._config.reference_workers
-        return system_mtbf(quoted * reference, workers) if reference else quoted
 
-    def _optima(self) -> Iterator[Trial]:
-        for name, facts in self._cells():
-            yield Trial(f"optimum/{name}", {"kind": "optimum", **facts, "shape": 1.0})
-            if facts["workers"] == max(self._config.workers) and self._config.weibull_shape != 1.0:
-                yield Trial(f"optimum/{name}/weibull", {"kind": "optimum", **facts, "shape": self._config.weibull_shape})
+def _cells(context: StudyContext) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every model, MTBF and size: the parts, the MTBF of a system of that size."""
+    keys = context.keys
+    for model, parts in context.shared(_models).items():
+        for minutes in keys.mtbf_min:
+            for workers in keys.workers:
+                mtbf = system_mtbf(60.0 * minutes * keys.reference_workers, workers) if keys.reference_workers else 60.0 * minutes
+                yield f"{model}/{minutes}/{workers}", {"model": model, "minutes": minutes, "workers": workers, "mtbf": mtbf, **asdict(parts)}
 
-    def _scale(self) -> Iterator[Trial]:
-        for name, facts in self._cells():
-            yield Trial(f"scale/{name}", {"kind": "scale", **facts})
+
+def _optima(context: StudyContext) -> Iterator[Trial]:
+    keys = context.keys
+    for name, facts in _cells(context):
+        yield Trial(f"optimum/{name}", {"kind": "optimum", **facts, "shape": 1.0})
+        if facts["workers"] == max(keys.workers) and keys.weibull_shape != 1.0:
+            yield Trial(f"optimum/{name}/weibull", {"kind": "optimum", **facts, "shape": keys.weibull_shape})
+
+
+def _findings(results: Results) -> Findings:
+    context = results.context
+    found = RecordIndex(context.keys, context.shared(_models), context.shared(_recordings), results.records)
+    model = (tables.at_scale(found), *tables_evidence.recorded(found), tables.per_failure(found), *tables.scenarios(found), tables.crossovers(found))
+    rest = (tables.optimum(found), tables.weibull(found), tables_evidence.sanity(found), tables.scale(found), tables_evidence.checks(found))
+    return Findings((*model, *rest), figures(found), gates(found), notes(found))
+
+
+STUDY = Study(
+    keys=RecoveryOverhead,
+    description="What each recovery strategy costs: a sum of measured parts, and a job at scale simulated event by event.",
+    arms=(
+        Arm("check", _checks, _run),
+        Arm("recorded", _recorded, _run),
+        Arm("two minutes", _two_minutes, _run),
+        Arm("optimum", _optima, _run),
+        Arm("scale", lambda context: [Trial(f"scale/{name}", {"kind": "scale", **facts}) for name, facts in _cells(context)], _run),
+    ),
+    findings=(_findings,),
+    skips=_skips,
+    fact="kind",
+)

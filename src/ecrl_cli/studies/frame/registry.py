@@ -30,8 +30,8 @@ _STUDIES = Registry(
         "elastic": "ecrl_cli.studies.training.elastic_study:STUDY",
         "live-recovery": "ecrl_cli.studies.training.live_study:STUDY",
         "compat": "ecrl_cli.studies.compat:STUDY",
-        "recovery-overhead": "ecrl_cli.replication.overhead.study:make",
-        "mini-batch-failure": "ecrl_cli.replication.mini_batch.study:make",
+        "recovery-overhead": "ecrl_cli.replication.overhead.study:STUDY",
+        "mini-batch-failure": "ecrl_cli.replication.mini_batch.study:STUDY",
     },
 )
 
