@@ -72,9 +72,11 @@ def _train_help() -> str:
 
 def _study_help() -> str:
     from ecrl_cli.config.conf_paths import conf_dir, summary
-    from ecrl_cli.studies.frame.registry import names
+    from ecrl_cli.studies.frame.registry import load_study, names
 
-    return HELP["study"].replace("{studies}", "\n".join(f"  {name:<20} {summary(conf_dir(), 'study', name)}".rstrip() for name in names()))
+    # The first comment of a study's YAML is read in a blink; a study of an installed package need not have one.
+    said = {name: summary(conf_dir(), "study", name) or load_study(name).description for name in names()}
+    return HELP["study"].replace("{studies}", "\n".join(f"  {name:<20} {text}" for name, text in said.items()))
 
 
 def _hear_interrupt() -> None:

@@ -19,7 +19,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.machine import check_torch
 from ecrl_cli.config.registry import did_you_mean
-from ecrl_cli.config.studies import STUDIES
+from ecrl_cli.config.studies import study_keys
 from ecrl_cli.config.study import StudyConfig, build_study, study_id, study_name
 from ecrl_cli.errors import ConfigError, EcrlError, shown
 from ecrl_cli.studies.frame.registry import names
@@ -28,9 +28,6 @@ PRIMARY = "study"
 ALL = "all"
 _AROUND = tuple(f.name for f in dataclasses.fields(StudyConfig))
 _WORST_FIRST = (130, 143, 1, 5, 2, 3, 0)
-
-for _name, _kind in STUDIES.items():
-    ConfigStore.instance().store(group="study", name=f"keys-{_name}", node=encode(_kind()), provider="ecrl")
 
 
 def study(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
@@ -73,39 +70,48 @@ def _result(place: Path) -> dict[str, object]:
 
 
 def _configs(arguments: Arguments) -> list[StudyConfig]:
-    known = groups([conf_dir(), *user_folders(arguments.search)]).get("study", [])
-    overrides = _with_all_named(arguments.overrides, known)
-    _check(overrides, known)
+    written = groups([conf_dir(), *user_folders(arguments.search)]).get("study", [])
+    known = [*written, *(name for name in names() if name not in written)]  # a study of an installed package needs no YAML
+    overrides = _with_all_named(arguments.overrides)
+    _register(_check(overrides, known), written)
     with initialized(PRIMARY):
         jobs = expand([override.input_line or "" for override in overrides])
         configs = [build_study(compose(PRIMARY, [*job, *search_override(arguments.search)])) for job in jobs]
-    names = [study_name(config) for config in configs]
-    if repeated := next((name for name in names if names.count(name) > 1), None):
+    folders = [study_name(config) for config in configs]
+    if repeated := next((name for name in folders if folders.count(name) > 1), None):
         raise ConfigError("sweep", f"study {repeated} comes up twice", "look for a value that is listed twice")
     return configs
 
 
-def _with_all_named(overrides: Iterable[Override], options: list[str]) -> list[Override]:
+def _with_all_named(overrides: Iterable[Override]) -> list[Override]:
     """`study=all` as the names of all studies."""
-    every = [name for name in names() if name in options]  # one of an installed package has its YAML in a --config-dir
-    every_study = read_overrides([f"study={','.join(every)}"])
+    every_study = read_overrides([f"study={','.join(names())}"])
     return [each for o in overrides for each in (every_study if o.key_or_group == PRIMARY and values(o) == [ALL] else [o])]
 
 
-def _check(overrides: Iterable[Override], options: list[str]) -> None:
-    """ConfigError for a key that no chosen study has, or a study that does not exist."""
+def _register(chosen: Iterable[str], written: list[str]) -> None:
+    """Tell Hydra the keys of each chosen study, as `study/keys-NAME` for its YAML to build on; without a YAML they are the option itself."""
+    for name in chosen:
+        if keys := study_keys(name):
+            for option in (f"keys-{name}", *((name,) if name not in written else ())):
+                ConfigStore.instance().store(group="study", name=option, node=encode(keys()), provider="ecrl")
+
+
+def _check(overrides: Iterable[Override], options: list[str]) -> list[str]:
+    """The chosen studies. ConfigError for a key that none of them has, or a study that does not exist."""
     chosen = [str(value) for override in overrides if override.key_or_group == "study" for value in values(override)]
     if not chosen:
         raise ConfigError("study", "has no value", f"give one of {', '.join(options)}: study=NAME, or study=all")
     for name in chosen:
         if name not in options:
             raise ConfigError("study", f"must be one of {', '.join(options)}, got {shown(name)}", did_you_mean(name, [*options, ALL]))
-    keys = {f"study.{f.name}" for name in chosen if name in STUDIES for f in dataclasses.fields(STUDIES[name])}
+    keys = {f"study.{f.name}" for name in chosen if (found := study_keys(name)) for f in dataclasses.fields(found)}
     for override in overrides:
         key = override.key_or_group
         if key not in _AROUND and key not in keys and keys:
             remedy = did_you_mean(key, [*_AROUND, *keys]) or f"known: {', '.join(sorted([*_AROUND, *keys]))}"
             raise ConfigError(key, f"unknown key {shown(key)}", remedy)
+    return chosen
 
 
 def _places(configs: list[StudyConfig], swept: bool) -> list[Path]:

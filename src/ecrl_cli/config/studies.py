@@ -4,6 +4,7 @@ or smaller where a larger number is called recorded."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any
 
 from ecrl_cli.config.counts import MOST, count, some_counts, some_of
@@ -269,3 +270,13 @@ _KINDS = (
     MiniBatchFailure,
 )
 STUDIES: dict[str, type[Any]] = {kind.name: kind for kind in _KINDS}
+
+
+def study_keys(name: str) -> type[Any] | None:
+    """What a user may set of the study `name`: of ours, or of an installed package; None where there is no such study."""
+    if name in STUDIES:
+        return STUDIES[name]
+    for point in entry_points(group="ecrl.studies", name=name):
+        keys: type[Any] = point.load().keys
+        return keys
+    return None

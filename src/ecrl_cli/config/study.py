@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.codec import encode
 from ecrl_cli.config.convert import convert
 from ecrl_cli.config.counts import MOST
 from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.registry import did_you_mean, unknown
 from ecrl_cli.config.schema import at_least
-from ecrl_cli.config.studies import STUDIES, RecoveryOverhead, WriteLatency
+from ecrl_cli.config.studies import STUDIES, RecoveryOverhead, WriteLatency, study_keys
 from ecrl_cli.errors import ConfigError, shown
 
 
@@ -55,11 +55,12 @@ def build_study(composed: Mapping[str, Any]) -> StudyConfig:
     if not isinstance(inner, Mapping):
         raise ConfigError("study", "has no value", f"give one of {', '.join(STUDIES)}: study=NAME")
     name = inner.get("name")
-    if name not in STUDIES:
+    keys = study_keys(str(name))
+    if keys is None:
         raise unknown("study", str(name), STUDIES)
     _refuse_unknown([str(key) for key in values], [f.name for f in fields(_Around)], "")
-    _refuse_unknown([str(key) for key in inner], [f.name for f in fields(STUDIES[name])], "study.")
-    study = convert(STUDIES[name], inner, "study.")
+    _refuse_unknown([str(key) for key in inner], [f.name for f in fields(keys)], "study.")
+    study = convert(keys, inner, "study.")
     _check_lists(study)
     _check_size(study)
     _check_source(study)
@@ -120,9 +121,3 @@ def study_id(config: StudyConfig) -> str:
 def study_name(config: StudyConfig) -> str:
     """The folder's name: study, seed and eight hex digits of the study id."""
     return f"{config.name}-s{config.seed}-{study_id(config)[:8]}"
-
-
-def read_study(document: Mapping[str, Any]) -> StudyConfig:
-    """The study that a study.json holds. Raises TypeError or KeyError, naming the key."""
-    inner = document["study"]
-    return StudyConfig(decode(STUDIES[inner["name"]], inner), **{key: document[key] for key in ("seed", "run_dir", "workers", "trial")})

@@ -15,7 +15,7 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import die_with_parent
-from ecrl_cli.studies.frame.registry import make_study, parallel
+from ecrl_cli.studies.frame.registry import load_study, make_study
 from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 
 _AHEAD = 4  # trials in the queue per worker
@@ -23,8 +23,8 @@ _AHEAD = 4  # trials in the queue per worker
 
 def results(config: StudyConfig, scratch: Path, study: PreparedStudy, trials: Sequence[Trial], say: Callable[[str], None]) -> Iterator[Record]:
     """The record of each trial as it comes in."""
-    together = parallel(config)
-    workers = min(config.workers or len(os.sched_getaffinity(0)), len(trials)) if together else 1
+    alone = load_study(config.name).alone  # timing suffers from a neighbour
+    workers = 1 if alone else min(config.workers or len(os.sched_getaffinity(0)), len(trials))
     if workers <= 1:
         for trial in trials:
             yield timed(study, trial)

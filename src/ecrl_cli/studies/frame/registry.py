@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ecrl_cli.config.registry import Registry
 
 if TYPE_CHECKING:  # the names alone are wanted by `ecrl study --help`
-    from ecrl_cli.config.study import StudyConfig
-    from ecrl_cli.studies.frame.study import PreparedStudy, StudyContext
+    from ecrl_cli.studies.frame.study import PreparedStudy, Study, StudyContext
 
 # Each names a `Study`.
 _STUDIES = Registry(
@@ -41,19 +40,12 @@ def names() -> tuple[str, ...]:
     return _STUDIES.names()
 
 
-def load_study(name: str) -> Any:
-    """The Study of that name. ConfigError where there is none."""
-    return _STUDIES.load(name)
+def load_study(name: str) -> Study:
+    """The study of that name. ConfigError where there is none."""
+    found: Study = _STUDIES.load(name)
+    return found
 
 
 def make_study(context: StudyContext) -> PreparedStudy:
     """The study that `context.config` names, at work."""
-    found = load_study(context.config.name)
-    made: PreparedStudy = found(context) if callable(found) else found.open(context)
-    return made
-
-
-def parallel(config: StudyConfig) -> bool:
-    """Whether trials may run side by side: timing suffers from a neighbour."""
-    found = load_study(config.name)
-    return callable(found) or not found.alone
+    return load_study(context.config.name).open(context)
