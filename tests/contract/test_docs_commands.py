@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -191,10 +193,13 @@ def test_the_page_of_studies_lists_every_study() -> None:
     assert sorted(set(rows)) == sorted(names())
 
 
+def half_written() -> str:
+    return next(body for _, language, body in blocks(ROOT / "docs" / "studies.md") if language == "python")
+
+
 def test_the_study_on_the_page_of_studies_runs_and_finds_its_planted_bug(tmp_path: Path) -> None:
     example: dict[str, Any] = {"__name__": "half_written"}
-    text = next(body for _, language, body in blocks(ROOT / "docs" / "studies.md") if language == "python")
-    exec(compile(text, "docs/studies.md", "exec", dont_inherit=True), example)
+    exec(compile(half_written(), "docs/studies.md", "exec", dont_inherit=True), example)
     study = example["STUDY"].open(StudyContext(StudyConfig(example["HalfWritten"](), seed=1), tmp_path))
     records = [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in study.plan()]
     findings = study.findings(records)
@@ -203,6 +208,34 @@ def test_the_study_on_the_page_of_studies_runs_and_finds_its_planted_bug(tmp_pat
     torn = [Record(record.key, record.facts, {"torn": True, "found": False}, 0.0) for record in records]
     assert [gate.passed for gate in study.findings(torn).gates] == [False, False]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("yaml", ["", "defaults: [keys-half-written, _self_]\nname: half-written\ntrials: 7\n"], ids=["no YAML", "a YAML"])
+def test_the_study_on_the_page_of_studies_is_one_of_ecrl_by_its_entry_point_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], yaml: str
+) -> None:
+    """As another package has it: its module, and the entry point that the page shows."""
+    package, point = tmp_path / "package", next(body for _, language, body in blocks(ROOT / "docs" / "studies.md") if language == "toml")
+    (package / "half_written-1.dist-info").mkdir(parents=True)
+    (package / "half_written-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: half-written\nVersion: 1\n")
+    (package / "half_written-1.dist-info" / "entry_points.txt").write_text("[ecrl.studies]\n" + point.partition("\n")[2].replace('"', ""))
+    (package / "half_written.py").write_text(half_written())
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.chdir(tmp_path)
+    searched = ["--config-dir", "conf"] if yaml else []
+    (tmp_path / "conf" / "study").mkdir(parents=True)
+    (tmp_path / "conf" / "study" / "half-written.yaml").write_text(yaml)
+    try:
+        assert main(["study", "--help"]) == 0
+        assert re.search(r"half-written +A reader beside a writer", capsys.readouterr().out)
+        assert main(["study", *searched, "study=half-written", "study.trails=3"]) == 2 and "did you mean study.trials?" in capsys.readouterr().err
+        words = [] if yaml else ["study.trials=7"]
+        assert main(["study", *searched, "study=half-written", *words, "seed=3", "workers=1", "run_dir=out", "--json"]) == 0
+        (answer,) = json.loads(capsys.readouterr().out).values()
+        assert (answer["name"], answer["done"], answer["complete"], answer["exit_code"]) == ("half-written", 8, True, 0)
+        assert {gate["name"]: gate["passed"] for gate in answer["gates"]} == {"trials": True, "rename": True, "planted": True}
+    finally:
+        sys.modules.pop("half_written", None)
 
 
 def test_the_page_of_the_architecture_lists_every_room() -> None:
