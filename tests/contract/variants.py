@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -13,6 +15,23 @@ from ecrl_cli.config.conf_paths import conf_dir, summary
 from ecrl_cli.config.registry import VariantRegistry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
+
+# What CONTRIBUTING.md adds: its files by name.
+TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r'^```\w+ title="(mylab/[^"]+)"\n(.*?)^```$', TEXT, re.MULTILINE | re.DOTALL))
+
+
+def install(folder: Path) -> Path:
+    """`folder`, with `mylab` installed in it: its files, and its entry points as an installer writes them."""
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    groups = tomllib.loads(FILES["mylab/pyproject.toml"])["project"]["entry-points"]
+    points = "\n".join(f"[{group}]\n" + "".join(f"{name} = {path}\n" for name, path in names.items()) for group, names in groups.items())
+    (folder / "mylab-1.dist-info").mkdir()
+    (folder / "mylab-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mylab\nVersion: 1\n")
+    (folder / "mylab-1.dist-info" / "entry_points.txt").write_text(points)
+    return folder
 
 
 def check_description(registry: VariantRegistry[Any], name: str, group: str, key: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,26 +16,13 @@ from ecrl_cli.verify.verdict import VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import Ecrl
 from tests.contract import test_recoveries, test_strategies
-from tests.contract.variants import check_description
+from tests.contract.variants import check_description, install
 from tests.e2e.runs import supervisor, tiny
-
-TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r'^```\w+ title="(mylab/[^"]+)"\n(.*?)^```$', TEXT, re.MULTILINE | re.DOTALL))
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder of packages with `mylab` installed: its files, and its entry points as an installer writes them."""
-    folder = tmp_path / "site"
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    groups = tomllib.loads(FILES["mylab/pyproject.toml"])["project"]["entry-points"]
-    points = "\n".join(f"[{group}]\n" + "".join(f"{name} = {path}\n" for name, path in names.items()) for group, names in groups.items())
-    (folder / "mylab-1.dist-info").mkdir()
-    (folder / "mylab-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mylab\nVersion: 1\n")
-    (folder / "mylab-1.dist-info" / "entry_points.txt").write_text(points)
-    return folder
+    return install(tmp_path / "site")
 
 
 @pytest.fixture

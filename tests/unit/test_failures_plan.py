@@ -291,6 +291,8 @@ def lossy(*entries: str, spares: int = 0, batch: int = 64, failure: FailureConfi
         (lossy("stop@40:1"), None),
         (lossy("nan@40:1"), None),
         (lossy("kill@40:1+2", "stop@50:1", "kill@60:3"), "the 3 ranks that failure 3 leaves"),
+        (lossy("kill@40:1+2", "term@50", "kill@60:3"), "the 3 ranks that failure 3 leaves"),
+        (lossy("kill@40:1+2", "readonly@50", "kill@60:3"), "the 3 ranks that failure 3 leaves"),
         (lossy("kill@40:1+2", "kill@50:3"), "failure 2 strikes rank 3, and only 2 ranks are left at step 50; strike rank 0 to 1"),
         (lossy("kill@3.5s:1"), "the 3 ranks that failure 1 leaves"),
         (lossy("kill@3.5s:1", "kill@4.5s:1", "kill@5.5s:1", batch=60), None),

@@ -57,6 +57,9 @@ ecrl verify holds them against it. reference=none leaves it out, reference=alway
 Groups
 {groups}
 
+Failures (failure=NAME; docs/failures.md says more)
+{failures}
+
 """
 
 _VERIFY = """\

@@ -64,10 +64,12 @@ def _refuse_unknown_verb(word: str) -> None:
 
 
 def _train_help() -> str:
-    from ecrl_cli.config.conf_paths import conf_dir, groups
+    from ecrl_cli.config.conf_paths import conf_dir, groups, summary
 
-    options = "\n".join(f"  {name:<14} {', '.join(found)}" for name, found in groups([conf_dir()]).items())
-    return HELP["train"].replace("{groups}", options)
+    found = groups([conf_dir()])
+    options = "\n".join(f"  {name:<14} {', '.join(each)}" for name, each in found.items())
+    failures = "\n".join(f"  {name:<14} {summary(conf_dir(), 'failure', name)}".rstrip() for name in found["failure"])
+    return HELP["train"].replace("{groups}", options).replace("{failures}", failures)
 
 
 def _study_help() -> str:

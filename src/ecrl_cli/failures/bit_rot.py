@@ -20,7 +20,7 @@ MAX_FLIPS = 8  # bytes
 
 @dataclass(frozen=True)
 class Damage:
-    """Which bytes of which file of a checkpoint change, and by what they are xored (never zero)."""
+    """Bytes to change in one file of a checkpoint: (offset, mask that the byte is xored with, 1 to 255)."""
 
     file: Path
     flips: tuple[tuple[int, int], ...]
@@ -31,7 +31,7 @@ class Damage:
 
 
 def choose_damage(checkpoint: Path, seed: int) -> Damage:
-    """What to change in `checkpoint` (a group's folder or a single file): in one of its parts, drawn from `seed`."""
+    """Up to MAX_FLIPS bytes of one part of `checkpoint` (a group's folder or a single file), drawn from `seed`."""
     generator = random.Random(seed)
     parts = [path for path in sorted(checkpoint.iterdir()) if path.name not in (MANIFEST, COMMIT, TRAIN)] if checkpoint.is_dir() else [checkpoint]
     file = generator.choice(parts)
@@ -40,7 +40,7 @@ def choose_damage(checkpoint: Path, seed: int) -> Damage:
 
 
 def inflict(damage: Damage) -> None:
-    """AssertionError where the file is not as it should then be: an injector that changed nothing has tested nothing."""
+    """Change the bytes. AssertionError where the file is not as it should then be: an injector that changed nothing has tested nothing."""
     before = damage.file.read_bytes()
     data = bytearray(before)
     for offset, mask in damage.flips:
@@ -56,6 +56,7 @@ class Corrupt(FaultKind):
 
     name = "corrupt"
     description = "`failure.rank` is killed, and bytes of the newest checkpoint are flipped before the next attempt chooses what to resume from"
+    shows = "the damaged checkpoint is refused, by name and layer, and an older one is taken"
     text = "is damaged"
     moments = ("rest",)
     victim = Victim.CHECKPOINT

@@ -148,10 +148,11 @@ class FaultKind:
     `tests/contract/test_failure_kinds.py` holds every registered kind to what it says here.
     """
 
-    # What it is. `description`: one sentence for help and docs, the first comment of its YAML file. `text`: what happens, for the printed plan,
-    # behind the victim; `{seconds}` stands for how long.
+    # What it is. `description`: one sentence for help and docs, the first comment of its YAML file. `shows`: what a run that meets it and stays
+    # valid shows. `text`: what happens, for the printed plan, behind the victim; `{seconds}` stands for how long.
     name = ""
     description = ""
+    shows = ""
     text = ""
 
     # When and whom it strikes, its own moment first (config/fault_spec.py lists all), and which parameters it takes.

@@ -1,4 +1,4 @@
-"""Which entries of the plan have struck: one file each, created before the blow, so that none strikes twice."""
+"""Which entries of the plan have struck: one file in fired/ each, created before the failure is injected, so that none strikes twice."""
 
 from __future__ import annotations
 

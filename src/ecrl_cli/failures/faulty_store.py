@@ -1,4 +1,4 @@
-"""A store whose saves meet what is planned: used by whichever process writes, in place of the plain one where a failure of a save is planned."""
+"""The store that the writing process uses where a failure of a save is planned: its saves meet the planned failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arms the plan inside one rank. The loop says where it is; nothing of a failure stands in the path it strikes before its own step. Torch-free."""
+"""Injects the planned failures of one rank. The train loop says where it is; hooks are in place for the armed step only. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INSIDE = ("forward", "backward", "optimizer")
 
 
 class Injector:
-    """The failures that may still strike in this attempt, seen from one rank."""
+    """The failures of one rank that may still strike in this attempt."""
 
     def __init__(self, layout: RunLayout, attempt: int, rank: int, pending: tuple[PlannedFailure, ...]) -> None:
         self._layout, self._attempt, self._rank = layout, attempt, rank
@@ -67,7 +67,7 @@ class Injector:
         """Strike what is planned behind `global_step`; every rank calls this, at the same step.
 
         `flush` is the strategy's, and collective: where the kind asks for it, all ranks take part, and only then is the entry claimed
-        (so that a claim is at most an instant older than its blow). What was armed inside the step and found no occasion strikes now.
+        (so that a claim is at most an instant older than its failure). What was armed inside the step and not reached strikes now.
         """
         late, self._armed = self._armed, []
         for entry, armed in late:
@@ -81,7 +81,7 @@ class Injector:
                 self._strike(entry, global_step)
 
     def disarm(self) -> None:
-        """What is armed strikes no more: the rank leaves the attempt, and its model goes on in another."""
+        """Take all hooks out: the rank leaves the attempt, and its model goes on in another."""
         for _, armed in self._armed:
             armed.disarm()
         self._armed = []
@@ -101,12 +101,9 @@ class Injector:
             step_hooks.in_forward(armed, self._model, entry.share)
 
     def _strike(self, entry: PlannedFailure, at_step: int, output: Any = None) -> Any:
-        """Claim the entry and do what it says; nothing where another process, or an earlier attempt, has claimed it."""
-        if entry.index in self._claimed or self._claim(entry, at_step):
+        """Claim the entry and inject it; nothing where another process, or an earlier attempt, has claimed it."""
+        fired = InjectedFault(entry.index, entry.kind, self._rank, entry.global_step, self._attempt, monotonic(), wall(), at_step)
+        if entry.index in self._claimed or claim(self._layout, fired):
             self._claimed.add(entry.index)
             return fault_kind(entry.kind).inject(InjectionContext(self._layout, entry, self._peers, output))
         return None
-
-    def _claim(self, entry: PlannedFailure, at_step: int) -> bool:
-        fired = InjectedFault(entry.index, entry.kind, self._rank, entry.global_step, self._attempt, monotonic(), wall(), at_step)
-        return claim(self._layout, fired)

@@ -17,6 +17,10 @@ from ecrl_cli.failures.fault_kind import Death, Ends, FaultKind, InjectionContex
 from ecrl_cli.failures.signals import to_victims
 from ecrl_cli.records.events import PlannedFailure
 
+HANG_IS_FOUND = "a hang is found from the ranks' progress, the rank to blame named, all stacks kept, the job restarted"
+SLOWNESS_IS_REPORTED = "slowness is reported, not killed, and changes no bit"
+_EXACT = "recovery is exact wherever in a step a rank dies"
+_NAMED = "the error is named; what it made of the state is neither logged nor saved"
 ASKED = 2**34  # bytes; never handed out
 _SPARE = 2**26  # bytes that the process may still take: enough to say why it ends
 
@@ -26,6 +30,7 @@ class Exit(FaultKind):
 
     name = "exit"
     description = "rank 0 exits with code 137 after the final barrier of a step and a flush: the published protocol"
+    shows = _EXACT
     text = "exits with code 137 after a flush"
     moments = (*IN_STEP, "capture", *STARTING)
     victim = Victim.RANK_0
@@ -40,6 +45,7 @@ class Exit(FaultKind):
 class Kill(FaultKind):
     name = "kill"
     description = "SIGKILL of `failure.rank` behind a step, without a flush or a barrier; of several ranks or a node with `failure.who`"
+    shows = _EXACT
     text = "is killed by SIGKILL, without a flush"
     moments: tuple[str, ...] = (*IN_STEP, "capture", *STARTING, "wall")
     victim = Victim.RANKS
@@ -71,6 +77,7 @@ class PlannedError(RuntimeError):
 class Raise(FaultKind):
     name = "raise"
     description = "an exception in the code of `failure.rank`, in forward"
+    shows = _NAMED
     text = "raises an exception"
     moments = ("forward", "boundary", "backward", "optimizer", "capture", *STARTING)
     death = Death(exit_code=1)
@@ -82,6 +89,7 @@ class Raise(FaultKind):
 class OutOfMemory(FaultKind):
     name = "oom"
     description = "`failure.rank` runs out of memory: an allocation that really fails"
+    shows = _NAMED
     text = "runs out of memory"
     moments = ("forward", "backward", "load")
     death = Death(exit_code=1)
@@ -120,6 +128,7 @@ class NotANumber(FaultKind):
 
     name = "nan"
     description = "the loss of `failure.rank` is NaN: refused before the step is logged or saved"
+    shows = _NAMED
     text = "computes a NaN loss"
     moments = ("forward",)
     share = 1.0  # the output of the whole model
@@ -135,6 +144,7 @@ class NotANumber(FaultKind):
 class Stop(FaultKind):
     name = "stop"
     description = "SIGSTOP of `failure.rank`: it hangs, and only whoever watches its progress can tell"
+    shows = HANG_IS_FOUND
     text = "is stopped by SIGSTOP and hangs"
     moments = (*IN_STEP, "capture", *STARTING, "wall")
     victim = Victim.RANKS
@@ -152,6 +162,7 @@ class Stop(FaultKind):
 class SlowRank(FaultKind):
     name = "slow_rank"
     description = "`failure.rank` takes `failure.seconds` longer over each of ten steps: reported, not killed"
+    shows = SLOWNESS_IS_REPORTED
     text = "takes {seconds:g} s longer over each of 10 steps"
     moments = ("forward",)
     seconds = 0.05

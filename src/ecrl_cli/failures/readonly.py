@@ -22,6 +22,7 @@ _CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "symlink", "trunca
 class ReadOnly(FaultKind):
     name = "readonly"
     description = "from a step on, rank 0 finds the run directory read-only: the run ends with exit code 5, and goes on once it is writable again"
+    shows = "the run ends with code 5 and goes on exactly"
     text = "finds the run directory read-only"
     victim = Victim.RANK_0
     ends = Ends.ATTEMPT

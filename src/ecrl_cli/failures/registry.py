@@ -18,8 +18,8 @@ def kind_names() -> tuple[str, ...]:
 def fault_kind(name: str) -> FaultKind:
     """The kind of that name. ConfigError where there is none, or where its package cannot be imported."""
     found = FAILURES.load(name)
-    if not (isinstance(found, type) and issubclass(found, FaultKind)):
-        raise ConfigError("failure", f"failure {name!r} is no FaultKind ({found!r})", "reinstall its package")
+    if not (isinstance(found, type) and issubclass(found, FaultKind) and found.name == name):
+        raise ConfigError("failure", f"the entry point {name!r} in {FAILURES.group} is no FaultKind of that name", "mend its package, or remove it")
     return found()
 
 
@@ -39,6 +39,6 @@ def recorded_kind(name: str) -> FaultKind:
 
 def table() -> str:
     """All kinds in a Markdown table, for the docs."""
-    head = ("| `failure=` | what happens | moments |", "| --- | --- | --- |")
+    head = ("| `failure=` | what happens | when it can strike | what it shows |", "| --- | --- | --- | --- |")
     kinds = [fault_kind(name) for name in kind_names()]
-    return "\n".join((*head, *(f"| `{kind.name}` | {kind.description} | {', '.join(kind.moments)} |" for kind in kinds)))
+    return "\n".join((*head, *(f"| `{kind.name}` | {kind.description} | {', '.join(kind.moments)} | {kind.shows} |" for kind in kinds)))

@@ -1,4 +1,4 @@
-"""How many ranks a plan leaves: with a recovery that shrinks whoever is left goes on, and must be able to share the batch."""
+"""How many ranks a plan leaves: with a recovery that shrinks, the ranks that are left go on and must divide the batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrl_cli.records.events import PlannedFailure
 
 
 def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
-    """ConfigError where so many ranks are left behind one of `entries` that they cannot share the batch equally, or its victim is not there."""
+    """ConfigError where the ranks left behind one of `entries` do not divide the batch, or where its victim is no more."""
     if not recovery_of(config).shrinks:
         return
     left = _Left(config)

@@ -1,4 +1,4 @@
-"""A signal to the victims of a blow: the others first, the striking process itself last."""
+"""Signals to the ranks that a failure takes: to the others first, to the process that injects it last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrl_cli.failures.fault_kind import InjectionContext
 
 
 def to_victims(scene: InjectionContext, number: int) -> None:
-    """`number` to the ranks that go with this one, to their agent where the whole node goes, then to this process."""
+    """Send `number` to the ranks that go with this one, to their agent where the whole node goes, then to this process."""
     others = [scene.peers[rank] for rank in scene.entry.others if rank in scene.peers]
     for pid in [*others, *([os.getppid()] if scene.entry.node else [])]:
         to_process(pid, number)
@@ -18,7 +18,7 @@ def to_victims(scene: InjectionContext, number: int) -> None:
 
 
 def to_process(pid: int, number: int) -> None:
-    """Through a descriptor; nothing where it has gone."""
+    """Send `number` to `pid` through a pidfd, which cannot hit a process that took over the pid; nothing where it has gone."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(pid)
         try:

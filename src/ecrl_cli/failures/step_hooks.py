@@ -1,4 +1,4 @@
-"""Hooks into one step of one rank: put in place before it, gone when they have struck. Whatever is not armed has nothing in its path."""
+"""Hooks into one step of one rank: in place before it, removed when they have struck. A step without a planned failure has none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
-Blow = Callable[..., Any]
+Inject = Callable[..., Any]
 
 
 class Handle(Protocol):
@@ -14,10 +14,10 @@ class Handle(Protocol):
 
 
 class ArmedFault:
-    """Some hooks that strike once, whichever of them comes first. `waiting` until then."""
+    """Hooks that strike once, whichever of them is called first. `waiting`: not yet."""
 
-    def __init__(self, blow: Blow) -> None:
-        self._blow, self.waiting = blow, True
+    def __init__(self, inject: Inject) -> None:
+        self._inject, self.waiting = inject, True
         self._handles: list[Handle] = []
 
     def hold(self, handle: Handle) -> None:
@@ -27,7 +27,7 @@ class ArmedFault:
         if not self.waiting:
             return None
         self.disarm()
-        return self._blow(output)
+        return self._inject(output)
 
     def disarm(self) -> None:
         self.waiting = False
@@ -45,7 +45,7 @@ def in_forward(armed: ArmedFault, model: Any, share: float) -> None:
 
 
 def on_output(armed: ArmedFault, model: Any) -> None:
-    """When the model has computed; what the blow gives takes the place of its output."""
+    """When the model has computed; what the injection returns takes the place of its output."""
     armed.hold(model.register_forward_hook(lambda module, given, output: armed.strike(output)))
 
 
@@ -66,7 +66,7 @@ def in_backward(armed: ArmedFault, model: Any, optimizer: Any, share: float) -> 
 
 
 def in_update(armed: ArmedFault, optimizer: Any, share: float) -> None:
-    """When `share` of the parameters have been updated: the optimizer is shown no others. Only for blows behind which nothing goes on."""
+    """When `share` of the parameters have been updated: the optimizer sees no others. Only where nothing goes on with the model."""
     whole = [group["params"] for group in optimizer.param_groups]
 
     def show_a_part(*given: Any) -> None:

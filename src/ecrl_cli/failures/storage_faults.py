@@ -11,6 +11,7 @@ from ecrl_cli.checkpoint.format.names import CRASH_POINTS, MODEL, OPTIMIZER, RNG
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.failures.fault_kind import Death, Ends, FaultKind, InjectionContext, Problem, RecordedFault, SaveInProgress, Victim
+from ecrl_cli.failures.rank_faults import SLOWNESS_IS_REPORTED
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, PlannedFailure
 from ecrl_cli.storage.fault_injecting_fs import Fault
 
@@ -29,6 +30,7 @@ _TRASH = ("before_trash", "half_trash", "after_trash")
 class SaveFault(FaultKind):
     """Strikes one save."""
 
+    shows = "a save fails or dies; nothing acknowledged is lost"
     moments = ("save",)
     victim = Victim.SAVE
     point = HALF
@@ -136,6 +138,7 @@ class FailedSync(FailedCall):
 class SlowDisk(SaveFault):
     name = "slow_disk"
     description = "three saves, from the first one due at `failure.steps` on, take `failure.seconds` longer over each write and sync"
+    shows = SLOWNESS_IS_REPORTED
     text = f"and the {SLOW_SAVES - 1} behind it take {{seconds:g}} s longer over each write and sync"
     point = ""
     seconds = 0.02

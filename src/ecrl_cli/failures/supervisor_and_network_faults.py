@@ -23,6 +23,7 @@ from ecrl_cli.failures.fault_kind import (
     Victim,
     how_it_ended,
 )
+from ecrl_cli.failures.rank_faults import HANG_IS_FOUND
 from ecrl_cli.failures.signals import supervisor_pid, to_process
 from ecrl_cli.history.membership import was_stopped
 from ecrl_cli.linux.netns import set_loopback
@@ -34,6 +35,7 @@ class KilledSupervisor(FaultKind):
 
     name = "supervisor"
     description = "SIGKILL of the supervisor at a step boundary: everything goes down with it, and a new one goes on"
+    shows = "no process is left alive, and the run goes on exactly"
     text = "is killed by SIGKILL"
     moments = (*IN_STEP, "capture", "load", "rest", "wall")
     victim = Victim.SUPERVISOR
@@ -72,6 +74,7 @@ class Term(FaultKind):
 
     name = "term"
     description = "SIGTERM to the supervisor, as a scheduler preempts: a last checkpoint within `supervision.grace_s`, a clean end, the run goes on"
+    shows = "the run ends with code 143 and a last checkpoint, and goes on exactly"
     text = "is told to stop by SIGTERM"
     moments = ("boundary", "forward", "backward", "load", "wall")
     victim = Victim.SUPERVISOR
@@ -108,6 +111,7 @@ class Partition(FaultKind):
 
     name = "partition"
     description = "the network between the ranks goes down (each attempt runs in a network namespace of its own)"
+    shows = HANG_IS_FOUND
     text = "loses the network to all others"
     moments = ("boundary", "forward", "backward", "load")
     needs_network = True

@@ -21,7 +21,7 @@ _AGAIN_S = 0.05  # between two looks for a rank whose time has come and who is n
 
 
 class BetweenAttemptFaults:
-    """What strikes before an attempt chooses what to resume from: the newest checkpoint is damaged, or the supervisor dies there."""
+    """Failures between two attempts, before the next one chooses what to resume from."""
 
     def __init__(self, layout: RunLayout, store: CheckpointStore, seed: int) -> None:
         self._layout, self._store, self._seed = layout, store, seed
@@ -38,7 +38,7 @@ class BetweenAttemptFaults:
 
 
 class WallClockFaults:
-    """What strikes a running attempt once its time has come. `began`: of this supervisor's stay; `spent_s`: gives the seconds of those before."""
+    """Failures at a wall time. `began`: of this supervisor's session, monotonic; `spent_s`: gives the seconds of the sessions before it."""
 
     def __init__(self, layout: RunLayout, attempt: int, began: float, spent_s: Callable[[], float]) -> None:
         self._layout, self._attempt, self._began = layout, attempt, began
@@ -50,7 +50,7 @@ class WallClockFaults:
         return max(_AGAIN_S, min(self._due_at(entry) for entry in self._left) - now) if self._left else None
 
     def inject_due(self, now: float, pids: Mapping[int, int]) -> None:
-        """Strike what is due. A rank that is not known yet is struck as soon as it is."""
+        """Inject what is due. A rank whose pid is not known yet is struck as soon as it is."""
         for entry in [each for each in self._left if self._due_at(each) <= now]:
             kind = fault_kind(entry.kind)
             pid = os.getpid() if kind.victim is Victim.SUPERVISOR else pids.get(entry.rank)
