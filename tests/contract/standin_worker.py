@@ -3,7 +3,8 @@
 `script.json` holds one object per attempt (the last one serves all later ones) that maps a rank to its part, `END` or `STEPS:END`:
 STEPS are beaten and logged as done; then END: an exit code; `kill` (SIGKILL itself); `wait` (for ever); `done` (the target is reached); `late`
 (it is, then `kill`); `trouble` (say that the input is bad, then exit 2); the name of a signal (it sends that to itself). A rank without a part
-waits. Those that hang do so in the forward pass of the step after STEPS, the others wait in its backward pass: `freeze` (SIGSTOP itself), `spin`,
+waits. `kernels` prints which torch would compute with, and ends well.
+Those that hang do so in the forward pass of the step after STEPS, the others wait in its backward pass: `freeze` (SIGSTOP itself), `spin`,
 `grasp` (sleep, and never give back Python's lock). `heed` goes on stepping until it learns where to stop, and ends there, well.
 """
 
@@ -94,6 +95,11 @@ def finish(end: str, layout: RunLayout, attempt: int, rank: int, control: Contro
     if end == "trouble":
         control.trouble(RankError(rank, "E-dataset dataset: is missing", 2))
         return 2
+    if end == "kernels":
+        import torch  # the other parts need none
+
+        sys.stdout.write(f"computes with {torch.backends.cpu.get_cpu_capability()}\n")
+        return 0
     if end in ("done", "late"):
         write_json(layout.attempt(attempt).final, encode(FinalState(1, attempt, 0.0, 0.0, "", "", "", "", 0.5)))
         if end == "late":

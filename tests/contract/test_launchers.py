@@ -28,6 +28,7 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[StandinLauncher]:
     """One per kind for all tests: a launcher serves attempt after attempt, whatever became of the one before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PYTHONPATH)
+        patch.setenv("ATEN_CPU_CAPABILITY", "default")
         made = standin_launcher(request.param)
         yield made
         made.close()
@@ -76,6 +77,13 @@ def test_ranks_that_end_well_end_the_attempt_well(launcher: StandinLauncher, tmp
     assert own.exists() == launcher.kind.warm, "what is warm outlives an attempt, anything else is started for it"
     said = layout.attempt(0).output.read_text()
     assert all(f"rank {rank} of 3 prints" in said for rank in range(3))
+
+
+def test_ranks_compute_with_the_kernels_that_the_user_chose(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # what is warm was started with it already
+    layout = scripted(tmp_path, {0: "kernels", 1: "0"})
+    assert attempt(launcher, layout).well
+    assert "computes with DEFAULT" in layout.attempt(0).output.read_text()
 
 
 def test_a_killed_rank_ends_the_attempt_and_is_named(launcher: Launcher, tmp_path: Path) -> None:

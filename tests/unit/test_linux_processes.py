@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.linux import processes
-from ecrl_cli.supervision.launch.child_environment import child_environment
+from ecrl_cli.supervision.launch.child_environment import child_environment, kernel_choices
 from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
 WAIT = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -97,6 +97,10 @@ def test_no_secret_travels_to_a_child(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SECRET_TOKEN", "s3cret")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    monkeypatch.setenv("ONEDNN_VERBOSE", "0")
     made = child_environment(tmp_path, 2)
     assert "SECRET_TOKEN" not in made
+    assert made["ONEDNN_MAX_CPU_ISA"] == kernel_choices()["ONEDNN_MAX_CPU_ISA"] == "SSE41"
+    assert "ONEDNN_VERBOSE" in made and "ONEDNN_VERBOSE" not in kernel_choices(), "it chooses nothing"
     assert (made["OMP_NUM_THREADS"], made["NCCL_DEBUG"], made["ECRL_RUN"]) == ("2", "INFO", str(tmp_path))

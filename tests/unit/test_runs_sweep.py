@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from rich.console import Console
@@ -19,6 +20,7 @@ from ecrl_cli.runs.run import RunResult
 from ecrl_cli.runs.sweep import SweepPlan, read_manifest, sweep, todo
 from ecrl_cli.runs.sweep_progress import Board
 from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.launch import launcher_cache
 from ecrl_cli.supervision.run_lock import run_lock
 from tests.runs.builder import build_ref
 
@@ -95,6 +97,23 @@ def begun(folder: Path, **changed: object) -> RunLayout:
 def test_runs_of_this_code_and_machine_agree_whatever_document_was_committed_since(tmp_path: Path) -> None:
     layouts = {"same": begun(tmp_path / "same", git_revision="another"), "new": RunLayout(tmp_path / "new")}
     assert compatibility.disagreements(layouts) == {}
+
+
+def test_a_run_begun_under_other_kernels_is_another_machine_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    layouts = {"run": begun(tmp_path / "run")}
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert compatibility.disagreements(layouts) == {"run": "math_kernels.ATEN_CPU_CAPABILITY None there and 'default' here"}
+
+
+def test_a_warm_launcher_serves_no_run_under_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher_cache, "launcher_of", lambda config: mock.Mock(load=lambda: mock.Mock(make=lambda config: mock.Mock())))
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    cache = launcher_cache.LauncherCache()
+    first = cache.of(RunConfig(), ())
+    assert cache.of(RunConfig(), ()) is first
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert cache.of(RunConfig(), ()) is not first
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:

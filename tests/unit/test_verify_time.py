@@ -145,6 +145,14 @@ def test_what_is_scaled_alike_everywhere_contradicts_nothing(run: RunLayout) -> 
     assert found(verdict, "records-consistent").status == INVALID
 
 
+def test_other_kernels_than_the_reference_s_are_told_and_change_nothing(run: RunLayout) -> None:
+    edit_json(run.environment, lambda document: document | {"math_kernels": {"MKL_CBWR": "COMPATIBLE"}})
+    verdict = verify_run(run.root)
+    assert verdict.status == VALID, render(verdict)
+    told = found(verdict, "records-consistent").evidence
+    assert told == ("the reference ran with math_kernels.MKL_CBWR not set, this run with 'COMPATIBLE'",)
+
+
 def test_another_machine_than_the_reference_s_is_told_and_changes_nothing(run: RunLayout) -> None:
     def edit(document: dict[str, Any]) -> dict[str, Any]:
         return document | {"source_sha256": "6" * 64, "packages": {"torch": "2.11.0"}}

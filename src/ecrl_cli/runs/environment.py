@@ -14,13 +14,15 @@ import psutil
 
 from ecrl_cli import __version__
 from ecrl_cli.records.source_code import source_sha256
+from ecrl_cli.supervision.launch.child_environment import kernel_choices
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "safetensors")
 
 
 def environment(run_dir: Path) -> dict[str, Any]:
-    """The content of environment.json."""
-    return _machine() | {"file_system": file_system(run_dir)}
+    """The content of environment.json. `math_kernels` is there only where the user chose any: no record of earlier versions has it."""
+    chosen = kernel_choices()
+    return _machine() | ({"math_kernels": chosen} if chosen else {}) | {"file_system": file_system(run_dir)}
 
 
 @cache

@@ -107,9 +107,21 @@ def other_environment(case: Case) -> tuple[str, ...]:
     if case.reference is None:
         return ()
     ours, theirs = _environment(case.run.layout.environment), _environment(case.reference.layout.environment)
-    names = ("source_sha256", "packages.torch", "machine", "cpu.model")
+    kernels = sorted({name for told in (ours, theirs) for name in _kernels(told)})
+    names = ("source_sha256", "packages.torch", "machine", "cpu.model", *kernels)
     differing = [(name, _at(ours, name), _at(theirs, name)) for name in names if _at(ours, name) != _at(theirs, name)]
-    return tuple(f"the reference ran with {name} {shown(str(there), 20)}, this run with {shown(str(here), 20)}" for name, here, there in differing)
+    return tuple(f"the reference ran with {name} {_value(there)}, this run with {_value(here)}" for name, here, there in differing)
+
+
+def _kernels(told: Any) -> Iterator[str]:
+    """The dotted keys of the choices of kernels on record. A variable's name has no dot."""
+    chosen = told.get("math_kernels") if isinstance(told, Mapping) else None
+    if isinstance(chosen, Mapping):
+        yield from (f"math_kernels.{name}" for name in chosen if isinstance(name, str) and "." not in name)
+
+
+def _value(found: Any) -> str:
+    return "not set" if found is None else shown(str(found), 20)
 
 
 def _environment(path: Any) -> Any:

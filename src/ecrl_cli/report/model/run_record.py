@@ -148,7 +148,7 @@ class Run:
 
 def known_environment(value: Any) -> dict[str, Any]:
     """environment.json without what is not of the type that this ECRL writes: nothing depends on it, so it fails nothing."""
-    kinds: dict[str, Any] = {"cpu": dict, "packages": dict, "file_system": dict, "gpus": list}
+    kinds: dict[str, Any] = {"cpu": dict, "packages": dict, "math_kernels": dict, "file_system": dict, "gpus": list}
     known: dict[str, Any] = {
         key: item for key, item in (value if isinstance(value, dict) else {}).items() if isinstance(item, kinds.get(key, str | int | None))
     }
