@@ -26,8 +26,7 @@ from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.storage.writing import BLOCK
-from ecrl_cli.supervision.recall import recall
-from ecrl_cli.supervision.resume import choose, order
+from ecrl_cli.supervision.resume import choose, order, recall
 from tests.unit.checkpoint_support import commit, store_at
 from tests.unit.test_checkpoint_train_state import Run, config
 

@@ -22,7 +22,7 @@ from ecrl_cli.cli.compose import Cell
 from ecrl_cli.cli.launcher_settings import overrides_for_hydra
 from ecrl_cli.cli.main import main
 from ecrl_cli.cli.prepare import TrainPlan
-from ecrl_cli.cli.slurm_queue import queued, remember
+from ecrl_cli.cli.submission import queued, remember
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.schema import DatasetConfig, FailureConfig, ModelConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import ConfigError, Stopped

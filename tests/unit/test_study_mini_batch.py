@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ecrl_cli.cli.main import main
-from ecrl_cli.config.mini_batch import MiniBatchFailure
+from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.config.study import build_study
 from ecrl_cli.errors import ConfigError, DatasetError
 from ecrl_cli.records.journal import read_journal

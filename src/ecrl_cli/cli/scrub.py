@@ -12,9 +12,18 @@ from ecrl_cli.checkpoint.repair.diagnose import line
 from ecrl_cli.checkpoint.repair.repair import repair
 from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, ScrubResult, scrub
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
-from ecrl_cli.cli.answers import VerifyOutput
 from ecrl_cli.cli.targets import Checkpoints
 from ecrl_cli.errors import StorageError
+
+
+@dataclass(frozen=True)
+class VerifyOutput:
+    """Text for people, a document for programs, an exit code."""
+
+    text: str
+    document: dict[str, Any]
+    exit_code: int
+
 
 _OK, _INVALID, _NONE_VALID, _STORAGE = 0, 1, 4, 5
 _STATUS = {_OK: "valid", _INVALID: "invalid", _NONE_VALID: "no valid checkpoint"}

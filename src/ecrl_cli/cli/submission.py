@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,17 +17,20 @@ from hydra.types import HydraContext
 
 from ecrl_cli.cli.compose import PRIMARY, initialized, quote
 from ecrl_cli.cli.prepare import Say, TrainPlan
-from ecrl_cli.cli.slurm_queue import QUEUED, queued, remember
 from ecrl_cli.cli.submitit_job import AT_WORK, Job, recorded
+from ecrl_cli.config.elastic import may_shrink
 from ecrl_cli.config.omegaconf_bridge import resolved
-from ecrl_cli.config.seats import may_shrink
-from ecrl_cli.errors import RunHeld
+from ecrl_cli.errors import EcrlError, RunHeld
+from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import FINISHED, RunResult
 from ecrl_cli.runs.sweep import Manifest, fair_order, is_finished, row, status
+from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.run_lock import run_lock
 
 LOOK_EVERY_S = 2.0
+QUEUED = RunResult(RunHeld.exit_code, "pending", "its job waits in the queue")
+ANSWERS_WITHIN_S = 60.0  # a controller under load takes its time
 _NOT_BEGUN = RunResult(143, "stopped", "its job has not begun")
 _SILENT = RunResult(143, "stopped", "its job ended without a word: its log lies in .hydra/.submitit")
 
@@ -213,3 +217,22 @@ class ManifestUpdater:
     def _follow(self) -> None:
         while not self._over.wait(LOOK_EVERY_S):
             self.show({name: said for name, layout in self._layouts.items() if (said := recorded(layout))})
+
+
+def remember(layout: RunLayout, job_id: str) -> None:
+    """Put on record which of Slurm's jobs the run was submitted as (`12`, or `12_3` in an array)."""
+    layout.job.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_json(layout.job, {"job_id": job_id})
+
+
+def queued(layout: RunLayout) -> bool:
+    """Whether Slurm still has the job that the run was last submitted as. False where nobody knows: a run too often submitted does no harm,
+    because the second job finds it finished or held."""
+    try:
+        job = read_json(layout.job)["job_id"]
+        asked = subprocess.run(
+            ["squeue", "-h", "-j", str(job), "-o", "%T"], capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=ANSWERS_WITHIN_S
+        )
+    except (OSError, EcrlError, KeyError, TypeError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0 and bool(asked.stdout.strip())

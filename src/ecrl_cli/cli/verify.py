@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,12 +14,11 @@ from typing import Any
 from ecrl_cli.checkpoint.repair.repair import check_folder
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
-from ecrl_cli.cli.answers import VerifyOutput
 from ecrl_cli.cli.console import out, say
-from ecrl_cli.cli.scrub import scrubbed
+from ecrl_cli.cli.scrub import VerifyOutput, scrubbed
 from ecrl_cli.cli.targets import Checkpoints, Parser, checked, checkpoints_of, sorted_out
-from ecrl_cli.cli.with_reference import train_references
 from ecrl_cli.config.hmac_key import read_key
+from ecrl_cli.config.machine import check_torch
 from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError, visible
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
@@ -31,6 +31,7 @@ from ecrl_cli.verify.verdict import render
 from ecrl_cli.verify.verify_run import named, verify_run
 
 _EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
+_STOPPED = (130, 143)
 _WORST_FIRST = (5, 4, 1, 2, 3, 0)
 
 
@@ -156,3 +157,38 @@ def _say(answer: VerifyOutput, as_json: bool) -> None:
         say(answer.text)
     elif not as_json:
         out(answer.text)
+
+
+def train_references(runs: Sequence[Path], known: References) -> int:
+    """Train one reference for all of `runs` that share it, where none vouches for them: 0, or the exit code where that was stopped by a signal.
+
+    What keeps one from being trained is said, and the run is judged as it stands.
+    """
+    # Here and not above: the supervising side loads in half a second that a judge of records alone need not wait for.
+    from ecrl_cli.runs.reference_training import announcement, required
+    from ecrl_cli.runs.run import RunContext, run
+    from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
+
+    launchers, mask = LauncherCache(), os.umask(0o077)
+    try:
+        for folder in runs:
+            try:
+                due = required(folder, known)
+                if not isinstance(due, str):
+                    check_torch()
+            except (EcrlError, OSError) as error:
+                say(f"{folder}: no reference is trained ({error.line() if isinstance(error, EcrlError) else error.strerror})")
+                continue
+            if isinstance(due, str):
+                say(f"{folder}: {due}")
+                continue
+            reference, records = due
+            say(announcement(reference.layout.root, records))
+            result = run(reference, RunContext(say, launchers))
+            if result.exit_code in _STOPPED:
+                say("the same command trains it again")
+                return result.exit_code
+    finally:
+        launchers.close()
+        os.umask(mask)
+    return 0

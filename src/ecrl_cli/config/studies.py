@@ -7,11 +7,27 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
-from ecrl_cli.config.counts import MOST, count, some_counts, some_of
 from ecrl_cli.config.failure_kinds import BUILTIN
-from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES, at_least, positive
+
+MOST = 100_000  # of any count: a plan is made whole before the first trial
+
+
+def count(default: int, minimum: int) -> Any:
+    """A number of things to try: `minimum` to MOST."""
+    return field(default=default, metadata={"minimum": minimum, "below": MOST + 1})
+
+
+def some_counts(default: tuple[int, ...], minimum: int, most: int) -> Any:
+    """A field that holds any numbers of things from `minimum` to `most`, each once."""
+    return field(default=default, metadata={"minimum": minimum, "below": most + 1})
+
+
+def some_of(choices: tuple[str, ...], default: tuple[str, ...] | None = None) -> Any:
+    """A field that holds any of `choices`, each once; all of them unless `default` says fewer."""
+    return field(default=choices if default is None else default, metadata={"choices": choices})
+
 
 WRITING = ("blocking", "overlapped")
 # first: checkpoints/ is not there yet. overlapped: two in flight. rejected: over a damaged one. again: a step saved twice. recovery: after a crash.
@@ -214,6 +230,39 @@ class Compat:
     """Golden checkpoints of every format version, and of versions that do not exist."""
 
     name: str = "compat"
+
+
+@dataclass(frozen=True)
+class MiniBatchFailure:
+    """Workers die in the middle of a mini-batch; simulated, `replicas` workers one after the other. Published: 8 of them, 25, 50 and 75% of the
+    gradients applied, 2 to 6 survivors.
+
+    `scale`: paper (as published, days), small (minutes on two cores), smoke (seconds). `percents`: of the gradient tensors in backward order
+    (0: in forward). `casualties`: drawn per seed, or the last workers, or the first. `data`: made up, or files under `root`. `mask`, `buffers`,
+    `division`: the corrections of the published simulation, each of which can be left out. `long_run`: also go on to the end of the run, after
+    one failure and after `failures`. `rounds`: of timing. `averages`: of the dormant workers' arm, 0 without it. `hours`: most that it may take
+    by its own estimate.
+    """
+
+    name: str = "mini-batch-failure"
+    scale: str = field(default="small", metadata={"choices": ("small", "paper", "smoke")})
+    applications: tuple[str, ...] = some_of(("resnet50", "nt3"))
+    strategies: tuple[str, ...] = some_of(("checkpoint_restart", "immediate_rollback", "consistent_rollback", "lossy_forward", "skip"))
+    percents: tuple[int, ...] = some_counts((25, 50, 75), 0, 99)
+    survivors: tuple[int, ...] = some_counts((2, 3, 4, 5, 6), 1, 1023)
+    replicas: int = field(default=8, metadata={"minimum": 2, "below": 1025})
+    casualties: str = field(default="drawn", metadata={"choices": ("drawn", "last", "first")})
+    seeds: int = count(4, 1)
+    data: str = field(default="made", metadata={"choices": ("made", "files")})
+    root: str = "data"
+    mask: bool = True
+    buffers: bool = True
+    division: bool = True
+    long_run: bool = True
+    failures: int = count(4, 1)
+    rounds: int = count(3, 1)
+    averages: int = count(200, 0)
+    hours: float = positive(12.0)
 
 
 @dataclass(frozen=True)

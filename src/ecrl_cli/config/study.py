@@ -11,12 +11,10 @@ from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.convert import convert
-from ecrl_cli.config.counts import MOST
-from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.registry import did_you_mean, unknown
 from ecrl_cli.config.schema import at_least
-from ecrl_cli.config.studies import STUDIES, RecoveryOverhead, WriteLatency, study_keys
+from ecrl_cli.config.studies import MOST, STUDIES, MiniBatchFailure, RecoveryOverhead, WriteLatency, study_keys
 from ecrl_cli.errors import ConfigError, shown
 
 

@@ -1,4 +1,4 @@
-"""One run, from its configuration to metrics.json."""
+"""One run, from its plan to metrics.json and the seal over every record."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.preflight import prepare
-from ecrl_cli.errors import EcrlError, NoProgress, NoValidCheckpoint, RecordError, Stopped, StorageError
+from ecrl_cli.errors import EcrlError, NoProgress, NoValidCheckpoint, RecordError, RunHeld, Stopped, StorageError
 from ecrl_cli.failures.plan import describe
 from ecrl_cli.history.load import load
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.metrics.disk import sampled
+from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.records.seal import make_seal, write_seal
 from ecrl_cli.runs import supervisor_restarter
 from ecrl_cli.runs.environment import environment
 from ecrl_cli.runs.run_dir_checks import check_run_dir
 from ecrl_cli.runs.run_plan import RunPlan
-from ecrl_cli.runs.sealing import end_run, write_metrics
 from ecrl_cli.storage.files import sync_directory, write_json
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.console import UI, make_ui
@@ -33,6 +35,7 @@ from ecrl_cli.supervision.launch.launcher import Launcher
 from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
 from ecrl_cli.supervision.run_lock import run_lock
 from ecrl_cli.supervision.supervisor import supervise
+from ecrl_cli.verify.disk_state import on_disk
 
 Say = Callable[[str], None]
 WORTH_SAYING_S = 0.5
@@ -165,3 +168,26 @@ def make_durably(folder: Path) -> None:
     for made in (folder.absolute(), *missing):
         with contextlib.suppress(PermissionError):  # a folder above that may be entered and not read
             sync_directory(made.parent)
+
+
+def end_run(layout: RunLayout, say: Callable[[str], None]) -> None:
+    """Nothing is written where another command has gone on with the run meanwhile: then its end counts."""
+    with contextlib.suppress(RunHeld), run_lock(layout):
+        write_metrics(layout)
+        seal_run(layout, say)
+
+
+def write_metrics(layout: RunLayout) -> None:
+    write_json(layout.metrics, metrics_document(load(layout)))
+
+
+def seal_run(layout: RunLayout, say: Callable[[str], None]) -> None:
+    """Write seal.json. Where that fails the run has ended all the same, unsealed: said, and `verify` says it again."""
+    try:
+        records = load(layout)
+        key = read_key(records.stored.config.seal.key_file, "seal.key_file")
+        commits = {c.path: c.report.commit_sha256 or "" for c in on_disk(records, contents=False)}
+        status = records.supervisor.terminal_status if records.supervisor else ""
+        write_seal(layout, make_seal(layout, records.stored.run_id, status, commits, key))
+    except (EcrlError, OSError) as error:
+        say(f"{layout.root.name}: not sealed ({error.line() if isinstance(error, EcrlError) else error})")

@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
+from ecrl_cli.checkpoint.capture.memory_snapshots import InvalidSnapshot, Snapshot, SnapshotContent, SnapshotPair
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.names import step_name
 from ecrl_cli.checkpoint.format.saved_state import saved_state, tensor_digests
-from ecrl_cli.checkpoint.store.catalog import ResumeChoice, newest_valid
+from ecrl_cli.checkpoint.store.catalog import MemorySnapshotChoice, ResumeChoice, newest_valid
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import NoValidCheckpoint
 from ecrl_cli.records.attempt_spec import AttemptSpec
-from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, Rejected, ResumedFrom
+from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, RankLine, Rejected, ResumedFrom, SkippedSnapshot
+from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import acknowledge, still_kept
 from ecrl_cli.supervision.in_place.checkpoint_prevalidation import CheckpointPrevalidator
 from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, begin, write_order
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement
-from ecrl_cli.supervision.recall import recall
 
 
 def choose(
@@ -126,3 +126,42 @@ def state_of(choice: ResumeChoice) -> dict[str, str]:
 def _refused(rejected: tuple[Rejected, ...], gone: tuple[Rejected, ...]) -> str:
     each = "; ".join(f"{r.path} ({r.layer}: {r.reason})" for r in (*rejected, *gone)[:3])
     return f"{len(rejected)} found, 0 valid: {each}"
+
+
+def recall(
+    layout: RunLayout, snapshots: SnapshotPair, behind: int, finite: str = "all"
+) -> tuple[MemorySnapshotChoice | None, tuple[SkippedSnapshot, ...]]:
+    """The newest sound snapshot behind a later step than `behind`, and the newer ones that were refused: these are withdrawn.
+    `finite`: checkpoint.finite.
+
+    Only while nobody writes: no rank lives.
+    """
+    forgone: list[SkippedSnapshot] = []
+    for snapshot in snapshots.whole():
+        if snapshot.global_step <= behind:
+            break
+        try:
+            return MemorySnapshotChoice(snapshot.attempt, snapshot.global_step, _sound(layout, snapshot, finite)), tuple(forgone)
+        except InvalidSnapshot as unsound:
+            snapshots.withdraw(snapshot.number)
+            forgone.append(SkippedSnapshot(snapshot.global_step, snapshot.attempt, str(unsound)))
+    return None, tuple(forgone)
+
+
+def _sound(layout: RunLayout, snapshot: Snapshot, finite: str) -> SnapshotContent:
+    """What it holds. Unsound where that is not finite, or not what rank 0 had, where its lines say what it had (`state_digests`)."""
+    snapshot.refuse_what_is_not_finite(finite)
+    try:
+        step = parse(snapshot.train)["global_step"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidSnapshot(f"its train.json cannot be read ({error})") from error
+    if step != snapshot.global_step:
+        raise InvalidSnapshot(f"its train.json is of step {step}")
+    content = snapshot.content()
+    lines = read_journal(layout.attempt(snapshot.attempt).rank(0), RankLine).events
+    line = next((line for line in reversed(lines) if line.global_step == snapshot.global_step), None)
+    if line is None:
+        raise InvalidSnapshot("rank 0 logged no such step")
+    if line.state_digest not in (None, content.state_digest):
+        raise InvalidSnapshot("its state is not the one that rank 0 logged")
+    return content

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.format.names import COMPONENTS
-from ecrl_cli.config.elastic import next_change, world_size_after
+from ecrl_cli.config.elastic import may_shrink, next_change, place_ranks, world_size_after
 from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.config.seats import may_shrink, place_ranks
 from ecrl_cli.history.lineage import ancestry, furthest, line_chain, lines_of
 from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt, FinalState, SupervisorRecord

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from ecrl_cli.config.elastic import may_shrink
 from ecrl_cli.config.recoveries import recovery_of
-from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.failures.fault_kind import how_it_ended
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.failures.registry import recorded_kind

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ecrl_cli.checkpoint.format.names import COMPONENTS
+from ecrl_cli.config.elastic import may_shrink
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay
-from ecrl_cli.config.seats import may_shrink
 from ecrl_cli.errors import shown
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized

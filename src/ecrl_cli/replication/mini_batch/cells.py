@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ecrl_cli.config.mini_batch import MiniBatchFailure
+from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.records.survivor_records import LOST, REPEATED
 from ecrl_cli.replication.mini_batch.outliers import left_out
 from ecrl_cli.replication.mini_batch.scene import Corrections, Failure, Scene

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ecrl_cli.config.mini_batch import MiniBatchFailure
+from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.metrics.statistics import paired, ratio_interval, ratio_of_means, summary
 from ecrl_cli.replication.mini_batch.cells import Cell, planned
 from ecrl_cli.replication.mini_batch.sizes import SIZES, Size

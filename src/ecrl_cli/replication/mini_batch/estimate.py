@@ -7,7 +7,7 @@ from dataclasses import replace
 import psutil
 import torch
 
-from ecrl_cli.config.mini_batch import MiniBatchFailure
+from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.models import build
 from ecrl_cli.replication.mini_batch.long_run import arms

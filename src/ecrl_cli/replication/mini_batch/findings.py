@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ecrl_cli.config.mini_batch import MiniBatchFailure
+from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.metrics.statistics import ratio_of_means, summary
 from ecrl_cli.replication.mini_batch import tables, tables_model, tables_run
 from ecrl_cli.replication.mini_batch.components import measured

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.config.mini_batch import MiniBatchFailure
+from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.replication.mini_batch.cells import corrections, middle, replace_corrections, survivors
 from ecrl_cli.replication.mini_batch.checkpoints import Checkpoints
 from ecrl_cli.replication.mini_batch.scene import Failure, Scene

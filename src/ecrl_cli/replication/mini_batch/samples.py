@@ -9,8 +9,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.config.schema import DatasetConfig
+from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.data.nt3 import NT3WithIDs
 from ecrl_cli.data.order import Ids, epoch_order, position, shard, window
 from ecrl_cli.data.sample_set import SampleSet, normalised

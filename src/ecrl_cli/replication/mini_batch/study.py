@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ecrl_cli.config.mini_batch import MiniBatchFailure
 from ecrl_cli.config.schema import DatasetConfig
+from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.data import preflight
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.linux.clock import monotonic

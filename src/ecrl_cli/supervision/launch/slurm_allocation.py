@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ecrl_cli.config.elastic import place_ranks
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.config.seats import place_ranks
 from ecrl_cli.errors import ConfigError, Stopped
 from ecrl_cli.linux import processes
 
