@@ -10,13 +10,14 @@ import contextlib
 import io
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from unittest import mock
 
 from ecrl_cli.cli import hydra_jobs
 from ecrl_cli.cli.main import main
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.supervision.launch import launcher_cache
 from ecrl_cli.supervision.launch.launcher import Launcher
 from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
@@ -31,9 +32,9 @@ class SharedLaunchers(LauncherCache):
         super().__init__()
         self._environment = _ENVIRONMENT | dict(variables or {})
 
-    def of(self, config: RunConfig) -> Launcher:
+    def of(self, config: RunConfig, failures: Iterable[PlannedFailure]) -> Launcher:
         with mock.patch.dict(os.environ, self._environment, clear=True):
-            return super().of(config)
+            return super().of(config, failures)
 
     def close(self) -> None:
         """A command is over, and others follow."""

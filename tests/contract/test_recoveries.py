@@ -12,7 +12,7 @@ from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.recoveries import LOSSY_FORWARD, RECOVERIES, RecoveryKind
 from ecrl_cli.config.schema import ElasticConfig, RecoveryConfig, RunConfig, SupervisionConfig
 from ecrl_cli.records.survivor_records import SURVIVORS
-from ecrl_cli.supervision.in_place.regroup_plan import going_on
+from ecrl_cli.supervision.in_place.regroup_plan import plan_regroup
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
@@ -57,9 +57,9 @@ def test_the_object_does_not_contradict_itself(kind: RecoveryKind) -> None:
 
 def test_who_goes_on_is_as_the_object_says(kind: RecoveryKind) -> None:
     """Of three ranks one has died: with a spare as many go on as before, without one fewer do, or all begin anew."""
-    filled = going_on(chosen(kind, spares=1), 3, {0: 9, 2: 9}, spares=1)
+    filled = plan_regroup(chosen(kind, spares=1), 3, {0: 9, 2: 9}, spares=1)
     assert (filled.origins, filled.joined, filled.memory) == ((0, 1, 2), (1,), SURVIVORS if kind.from_memory else "")
-    fewer = going_on(chosen(kind, spares=1), 3, {0: 9, 2: 9}, spares=0)
+    fewer = plan_regroup(chosen(kind, spares=1), 3, {0: 9, 2: 9}, spares=0)
     assert fewer.origins == ((0, 2) if kind.shrinks else ())
 
 

@@ -13,6 +13,9 @@ from ecrl_cli.config.fault_spec import Entry, parse
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
+from ecrl_cli.failures.fault_kind import Victim
+from ecrl_cli.failures.rank_faults import Kill
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.studies.training.failures_generator import available
 
 TARGET, EVERY, BATCH = 16, 4, 144  # steps, steps between checkpoints, samples: 1 to 4 ranks share them, and an epoch of the digits has 12 steps
@@ -141,7 +144,8 @@ def _next(rng: random.Random, course: LiveRunSpec, entries: tuple[str, ...], the
     """One failure two or more steps behind the ones before; or one that strikes the recovery from the last of these; or two in one step."""
     if not entries and rng.random() < 0.05:
         return (str(Entry("kill", 0, rng.choice(("start", *_RECOVERING)), None, (rng.randrange(there),))),)
-    if entries and step > 1 and rng.random() < 0.35 and not (before := parse(entries[-1])).moment.startswith(_RECOVERING) and before.what != "writer":
+    before = parse(entries[-1]) if entries and step > 1 and rng.random() < 0.35 else None
+    if before and not before.moment.startswith(_RECOVERING) and fault_kind(before.what).victim.is_rank:
         return (str(Entry("kill", step - 1, rng.choice(_RECOVERING), None, (rng.randrange(there),))),)
     begin = rng.randint(step + 2, min(LATEST, step + 6))
     if there > 1 and rng.random() < 0.12:
@@ -153,15 +157,16 @@ def _next(rng: random.Random, course: LiveRunSpec, entries: tuple[str, ...], the
 def _alone(rng: random.Random, course: LiveRunSpec, there: int, step: int, last: bool) -> Entry:
     what = rng.choices(tuple(KINDS), [weight for weight, _ in KINDS.values()])[0]
     moment = rng.choice(KINDS[what][1])
-    if what == "writer":
-        return Entry("writer", -(-step // EVERY) * EVERY, "save", None, (), None, rng.choice(("before_rename", "after_rename")))
-    who: tuple[int, ...] | str = () if what == "exit" else (rng.randrange(there),)
+    kind = fault_kind(what)
+    if kind.victim is Victim.WRITER:
+        return Entry(what, -(-step // EVERY) * EVERY, "save", None, (), None, rng.choice(("before_rename", "after_rename")))
+    who: tuple[int, ...] | str = (rng.randrange(there),) if kind.takes_rank else ()
     if moment == "capture":  # which may be the next one due, when others have gone
-        step, who = -(-step // EVERY) * EVERY, who if last or what == "exit" else (0,)
-    elif what == "kill" and rng.random() < 0.2:
+        step, who = -(-step // EVERY) * EVERY, who if last or not kind.takes_rank else (0,)
+    elif type(kind) is Kill and rng.random() < 0.2:
         who = "all" if rng.random() < 0.25 or there < 2 else tuple(sorted(rng.sample(range(there), 2)))
     share = round(rng.random(), 2) if moment in _INSIDE else None
-    return Entry(what, step, "" if what == "backward" else moment, share, who)
+    return Entry(what, step, "" if kind.moments == (moment,) else moment, share, who)
 
 
 def facts(course: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
