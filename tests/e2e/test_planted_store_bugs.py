@@ -186,7 +186,7 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     def remove(layout, store, rejected):
         for each in rejected:
             shutil.rmtree(layout.root / each.path)
-    patch(supervisor, "quarantine", remove)
+    patch(supervisor, "set_aside", remove)
 """,
         NO_BAD,
         UNKNOWN,
@@ -209,8 +209,8 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     ),
     "damage that changes nothing": (
         """
-    from ecrl_cli.supervision.attempts import supervisor_faults
-    patch(supervisor_faults, "inflict", lambda damage: None)
+    from ecrl_cli.failures import bit_rot
+    patch(bit_rot, "inflict", lambda damage: None)
 """,
         FAILURES,
         INVALID,

@@ -217,10 +217,10 @@ def test_it_dies_with_the_one_who_started_it(layout: RunLayout, tmp_path: Path) 
     code = (
         "import sys, os, signal; from pathlib import Path; from ecrl_cli.records.layout import RunLayout\n"
         "from tests.unit.checkpoint_support import writer_process\n"
-        "from tests.unit.test_checkpoint_server import RankProcess\n"
+        "from tests.unit.test_checkpoint_server import Rank\n"
         f"layout = RunLayout(Path({str(tmp_path)!r}))\n"
         "with writer_process(layout) as process:\n"
-        "    RankProcess(layout).expect('grant')\n"
+        "    Rank(layout).expect('grant')\n"
         "    print(process.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

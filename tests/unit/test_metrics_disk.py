@@ -175,7 +175,7 @@ def test_a_run_samples_while_it_is_supervised_if_it_is_told_to(
         return runs.read_record(layout)
 
     layout = build_ref(tmp_path)
-    quiet = {name: lambda *given: None for name in ("prepare", "claim", "warm", "make_ui", "write_metrics", "end_run")}
+    quiet = {name: lambda *given: None for name in ("prepare", "check_run_dir", "warm", "make_ui", "write_metrics", "end_run")}
     for name, instead in {**quiet, "completed": lambda layout: False, "supervise": supervise}.items():
         monkeypatch.setattr(runs, name, instead)
     monkeypatch.setattr(disks, "disk_of", lambda folder: Disk("sda"))

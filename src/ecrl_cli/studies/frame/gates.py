@@ -39,7 +39,7 @@ def mutants_found(bug: str = "bug", found: str = "found") -> GateRule:
     """Passes where each bug of the arm `planted` was found, of at least one. No gate where none was to be planted."""
 
     def gate(results: Results) -> Iterable[Gate]:
-        asked = getattr(results.keys, "planted", True)
+        asked = getattr(results.keys, "planted", True) or results.of("planted")
         return mutants_gate({record.facts[bug]: bool(record.found[found]) for record in results.of("planted")}) if asked else ()
 
     return gate

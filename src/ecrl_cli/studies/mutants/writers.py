@@ -43,13 +43,13 @@ class _NeverLooks(FencingToken):
 class _NoCheckBehindTheBuild(CheckpointStore):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._lease = _LooksOnce(self.fs, self.root)
+        self._fencing = _LooksOnce(self.fs, self.root)
 
 
 class _NoFence(CheckpointStore):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._lease = _NeverLooks(self.fs, self.root)
+        self._fencing = _NeverLooks(self.fs, self.root)
 
 
 class _ByMtime(CheckpointStore):
