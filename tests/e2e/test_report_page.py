@@ -150,8 +150,8 @@ def test_a_run_opens_from_the_table_and_shows_its_evidence(show: Show, page: Pat
 
 def test_tables_sort_by_their_values(show: Show, page: Path) -> None:
     tab = show(page)
-    column = "[...document.querySelectorAll('#goodput table')[1].tBodies[0].rows].map((row) => Number(row.cells[4].dataset.value))"
-    button = "document.querySelectorAll('#goodput table')[1].tHead.rows[0].cells[4].querySelector('button')"
+    column = "[...document.querySelectorAll('#goodput table')[1].tBodies[0].rows].map((row) => Number(row.cells[5].dataset.value))"
+    button = "document.querySelectorAll('#goodput table')[1].tHead.rows[0].cells[5].querySelector('button')"
     before = tab.run(column)
     tab.run(f"{button}.focus()")
     tab.press("Enter")

@@ -16,8 +16,8 @@ from ecrl_cli.config.identity import reference_id, run_id
 from ecrl_cli.config.schema import RunConfig, SupervisionConfig
 from ecrl_cli.errors import EvidenceMissing, Stopped
 from ecrl_cli.metrics import disk as disks
-from ecrl_cli.metrics.disk import Disk, DiskLine, Sampler, coarser, disk_of, rates, read_disk, sampled
-from ecrl_cli.records.events import SupervisorSession
+from ecrl_cli.metrics.disk import Disk, Sampler, coarser, disk_of, rates, read_disk, sampled
+from ecrl_cli.records.events import DiskLine, SupervisorSession
 from ecrl_cli.records.journal import line_of, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report

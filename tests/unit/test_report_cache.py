@@ -18,8 +18,7 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.report.build import report
-from ecrl_cli.report.model.comparison import Comparison, compare
-from ecrl_cli.report.model.copies import once
+from ecrl_cli.report.model.comparison import Comparison, compare, once
 from ecrl_cli.report.model.inputs import RunInput
 from ecrl_cli.report.model.run_record import Run, read_run
 from ecrl_cli.storage.files import write_json

@@ -11,8 +11,9 @@ import pytest
 from ecrl_cli.metrics.statistics import ratio_of_means, summary
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
-from ecrl_cli.report.model.paired import NO_FLOOR
-from ecrl_cli.report.tables.csv_files import as_csv
+from ecrl_cli.report.model.contrast import NO_FLOOR
+from ecrl_cli.report.tables.renderers import csv_of
+from ecrl_cli.report.tables.table import records_table
 from tests.unit.report_runs import Plan, Simulation, arms, edit, make_run, make_sweep
 
 SEEDS = (1337, 2027, 4242)
@@ -208,4 +209,4 @@ def test_the_report_is_the_same_when_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@sum"])
 def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
-    assert as_csv([{"run": text, "change": -0.5, "suite": "a-b"}]).decode().splitlines()[1] == f"'{text},-0.5,a-b"
+    assert csv_of(records_table([{"run": text, "change": -0.5, "suite": "a-b"}])).decode().splitlines()[1] == f"'{text},-0.5,a-b"

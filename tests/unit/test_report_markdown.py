@@ -8,14 +8,15 @@ import pytest
 
 from ecrl_cli.report.build import report
 from ecrl_cli.report.formats import change, count, distance, duration, listed, plural, rate, size
-from ecrl_cli.report.render.markdown import COLUMNS, aligned, escaped
+from ecrl_cli.report.tables.renderers import escaped
+from ecrl_cli.report.tables.runs import BRIEF
 from tests.unit.report_runs import Simulation, arms, make_sweep
 
 
 def test_one_line_per_run_with_its_numbers_and_the_page_last(tmp_path: Path) -> None:
     result = report([make_sweep(tmp_path / "sweep", arms())])
     lines = result.text.splitlines()
-    assert lines[1].split() == " ".join(COLUMNS).split()
+    assert lines[1].split() == " ".join(BRIEF).split()
     for line, plan in zip(lines[2:6], arms(), strict=True):
         said = Simulation(plan).metrics()
         cells = line.split()
@@ -23,11 +24,6 @@ def test_one_line_per_run_with_its_numbers_and_the_page_last(tmp_path: Path) -> 
         assert cells[4:7] == [str(said["restarts"]), str(said["replayed_steps"]), rate(said["goodput"])]
         assert cells[-3:] == [f"{said['checkpoints'][key]:.0f}" for key in ("committed", "failed", "lost")]
     assert lines[-1] == f"report: {result.page}" and result.page.is_file() and result.exit_ok
-
-
-def test_columns_stand_under_one_another() -> None:
-    rows = aligned([list(COLUMNS), [*"abc", *["1,000,000"] * 10]])
-    assert len(rows[0]) == len(rows[1])
 
 
 @pytest.mark.parametrize(

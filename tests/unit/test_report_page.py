@@ -15,7 +15,6 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.figures.export import picture, say
 from ecrl_cli.report.formats import change, duration, minus, rate
-from ecrl_cli.report.tables.html_table import plain_sheet
 from tests.unit.report_runs import Plan, Simulation, arms, judged, make_run, make_sweep
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{"
@@ -177,14 +176,6 @@ def test_another_run_adds_little(tmp_path: Path) -> None:
         text[seeds] = report([make_sweep(tmp_path / str(seeds), plans)]).page.read_text(encoding="utf-8")
     assert (len(text[4]) - len(text[2])) / 2 < 50_000
     assert (Awake(text[4]).nodes - Awake(text[2]).nodes) / 2 < 60
-
-
-def test_a_table_of_text_knows_its_columns_of_numbers() -> None:
-    rows = [["r18", "+4.0% [1, 2]", "8 up", "-", "3 seeds"], ["r50", "-", "1,024 up", "", "none"]]
-    sheet = plain_sheet("t", ["suite", "gain", "signs", "empty", "mixed"], rows)
-    assert [column.words for column in sheet.columns] == [True, False, False, True, True]
-    assert [float(cell.value) for cell in (sheet.lines[0].cells[1], sheet.lines[1].cells[2])] == [4.0, 1024.0]
-    assert sheet.lines[1].cells[1].value == sheet.lines[1].cells[3].value == "", "what is not there is sorted last"
 
 
 def test_minus_signs_are_true_and_names_keep_their_hyphens() -> None:

@@ -15,24 +15,10 @@ from ecrl_cli.metrics.statistics import paired, summary
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.figures.runs import draw_effects
 from ecrl_cli.report.model.comparison import ALL, Comparison, compare
-from ecrl_cli.report.model.contrasts import contrasted
-from ecrl_cli.report.model.paired import (
-    AGAIN,
-    NO_FLOOR,
-    SAME,
-    NoiseFloor,
-    above_floor,
-    against_floor,
-    contrasts,
-    floors,
-    noise_floor,
-    pairs,
-    told_apart,
-    versus,
-)
-from ecrl_cli.report.tables.run_tables import wins
-from ecrl_cli.report.tables.statistics import brief, tables
-from ecrl_cli.report.tables.statistics_rows import comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
+from ecrl_cli.report.model.contrast import AGAIN, NO_FLOOR, SAME, Contrast, NoiseFloor, by_scope, compared_arms, floors, noise_floor, pairs, versus
+from ecrl_cli.report.tables.comparisons import brief, tables, wins_table
+from ecrl_cli.report.tables.records import comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
+from ecrl_cli.report.tables.table import text_of
 from ecrl_cli.report.text.claims import claims
 from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, make_run, make_sweep, timed
 
@@ -63,7 +49,15 @@ def test_pooled_is_over_the_pairs_of_all_suites(two: Comparison) -> None:
     expected = paired([goodput[s, "ovl", n] for s, n in order], [goodput[s, "blk", n] for s, n in order])
     assert versus(shown, "ovl", "blk", "goodput") == expected and expected.n == 6
     assert expected.ratio_of_means == pytest.approx(0.25) and expected.signs.positive == 6
-    assert contrasts(shown) == [("ovl", "blk"), ("blk", "ref"), ("ovl", "ref"), ("ref", "clean"), ("blk", "clean"), ("ovl", "clean"), ("ref2", "ref")]
+    assert compared_arms(shown) == [
+        ("ovl", "blk"),
+        ("blk", "ref"),
+        ("ovl", "ref"),
+        ("ref", "clean"),
+        ("blk", "clean"),
+        ("ovl", "clean"),
+        ("ref2", "ref"),
+    ]
     rows = {(row["suite"], row["arm"], row["base"], row["measure"]): row for row in comparison_rows(shown)}
     assert rows[ALL, "ovl", "blk", "goodput"]["ratio_of_means"] == expected.ratio_of_means and rows["one", "ovl", "blk", "goodput"]["pairs"] == 3
     assert rows[ALL, "blk", "clean", "stall_s"]["ratio_of_means"] is None and rows[ALL, "blk", "clean", "stall_s"]["difference_mean"] > 0
@@ -82,7 +76,7 @@ def test_an_arm_is_compared_with_the_base_of_its_own_settings(tmp_path: Path) ->
         make_run(tmp_path / f"blk-{every}", Plan("blk", every=every))
     shown = compared(tmp_path)
     assert shown.passed, shown.gates
-    found = {a.name: b.name for arm, base in contrasts(shown) for a, b in pairs(shown, arm, base)}
+    found = {a.name: b.name for arm, base in compared_arms(shown) for a, b in pairs(shown, arm, base)}
     assert found == {f"ovl-{every}-{inflight}": f"blk-{every}" for every in (5, 10) for inflight in (1, 4)}
 
 
@@ -185,13 +179,12 @@ def test_the_noise_beside_a_comparison_is_of_the_suites_of_its_pairs(tmp_path: P
     assert rows[ALL, "ovl", "blk", "wall_s"]["floor_largest"] == pytest.approx(0.01)
     assert rows[ALL, "blk", "ref", "wall_s"]["floor_largest"] == pytest.approx(1.0)
     (claim,) = claims(shown, "ovl", "blk")
-    contrast = {entry.title: entry for entry in contrasted(shown)}["ovl against blk"]
-    assert claim.floor == contrast.floor == contrast.effects[0].floor and contrast.effects[0].suites == ("one",)
-    assert wins(shown, [contrast]).title.startswith("Arm against arm, one, scale")
-    assert "1.0%" in wins(shown, [contrast]).lines[0].cells[5].text
-    bands = {round(bar.get_width(), 6) for bar in draw_effects(contrasted(shown)).axes[0].patches if isinstance(bar, Rectangle)}
-    rows_ = [effect for entry in contrasted(shown) for effect in entry.effects]
-    own = {round(200 * effect.floor.of_mean(effect.pair.n), 6) for effect in rows_ if effect.floor}
+    contrasts = {members[0].title: members for members in by_scope(shown)}["ovl against blk"]
+    assert claim.floor == contrasts[0].floor and contrasts[0].suites == ("one",)
+    table = wins_table(shown, [contrasts])
+    assert table.title.startswith("Arm against arm, one, scale") and "1.0%" in text_of(table.rows[0][5], table.columns[5])
+    bands = {round(bar.get_width(), 6) for bar in draw_effects(by_scope(shown)).axes[0].patches if isinstance(bar, Rectangle)}
+    own = {round(200 * each.noise, 6) for members in by_scope(shown) for each in members if each.noise is not None}
     assert bands == own and len(own) > 2, "behind each row its own floor, in percent to both sides"
 
 
@@ -212,7 +205,8 @@ def test_an_effect_is_above_the_floor_only_with_its_whole_interval(
 ) -> None:
     floor = None if largest is None else NoiseFloor(AGAIN, 1, summary([largest]), largest, 1, 0)  # of one pair: the difference itself
     pair = paired([1 + ratio for ratio in ratios], [1.0] * len(ratios))
-    assert (above_floor(pair, floor), told_apart(pair, floor), against_floor(pair, floor)) == (above, claimed, words)
+    found = Contrast("ovl", "blk", "goodput", pair, floor)
+    assert (found.above_floor, found.distinguishable, found.against_floor) == (above, claimed, words)
 
 
 def test_the_floor_of_a_mean_does_not_grow_with_the_pairs_that_are_looked_at() -> None:
@@ -279,7 +273,8 @@ def test_every_table_states_its_scale(two: Comparison) -> None:
 def test_the_floor_stands_beside_every_difference(two: Comparison) -> None:
     found = [table for table in tables(two) if "compared" in table.title]
     assert found[0].title.startswith(ALL), "all suites together come first"
-    cells = {row[-1] for table in found for row in table.rows if row[:2] == ["ovl against blk", "wall"]}
+    rows = [[text_of(value, column) for column, value in zip(table.columns, row, strict=True)] for table in found for row in table.rows]
+    cells = {row[-1] for row in rows if row[1:3] == ["ovl against blk", "wall"]}
     assert cells == {"above the floor (1.2%)", "above the floor (2.8%)"}, "a mean of six pairs, of three"
 
 

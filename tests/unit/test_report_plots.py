@@ -24,7 +24,7 @@ from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS
 from ecrl_cli.report.figures.runs import draw_effects, draw_goodput, draw_losses
 from ecrl_cli.report.figures.studies import draw
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.contrasts import contrasted
+from ecrl_cli.report.model.contrast import by_scope
 from ecrl_cli.studies.frame.result import Figure as StudyFigure
 from ecrl_cli.studies.frame.result import Series
 from tests.unit.published_runs import matrix
@@ -80,7 +80,7 @@ def test_the_bar_of_an_arm_is_as_long_as_its_goodput(two: Comparison, plotted: l
 
 def test_every_kind_of_figure_that_seaborn_has_a_plot_for_goes_through_it(two: Comparison, plotted: list[str]) -> None:
     draw_losses(two)
-    draw_effects(contrasted(two))
+    draw_effects(by_scope(two))
     assert set(plotted) == {"lineplot"}
     kinds = {"bars": "barplot", "cdf": "ecdfplot", "lines": "lineplot"}
     for kind, plot in kinds.items():

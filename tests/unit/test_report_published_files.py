@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.metrics.statistics import Paired, paired
+from ecrl_cli.metrics.statistics import paired
 from ecrl_cli.replication.report import claims as claims_module
 from ecrl_cli.replication.report.claims import Claim, claims
-from ecrl_cli.replication.report.findings import NewFinding, new_findings
-from ecrl_cli.replication.report.limits import limits
+from ecrl_cli.replication.report.findings import NewFinding, limits, new_findings
 from ecrl_cli.replication.report.publication import publication
 from ecrl_cli.replication.report.sample import Experiment, experiments
 from ecrl_cli.replication.report.values import SUITES
 from ecrl_cli.report.build import report
 from ecrl_cli.report.model.arms import arms_of
+from ecrl_cli.report.model.contrast import Contrast
 from ecrl_cli.report.model.replication import Publication
 from tests.unit.published_runs import SEEDS, cell, diverge, matrix, read, recorded, run_of
 from tests.unit.report_runs import Plan, edit, make_sweep
@@ -150,14 +150,13 @@ class EverySuite:
         self.pairs = {name: paired([1.1, 1.2, 1.3], [1.0, 1.1, 1.2]) for name in names}
         self.pairs |= {name: paired([1.0, 3.0, 1.6], [1.0, 1.0, 1.9]) for name in names[:indistinct]}
 
-    def pair(self, variant: str, base: str, measure: str, suites: list[str]) -> Paired:
-        return self.pairs[suites[0]]
+    def contrast(self, variant: str, base: str, measure: str, suites: list[str]) -> Contrast:
+        return Contrast(variant, base, measure, self.pairs[suites[0]], None)
 
 
 @pytest.mark.parametrize(("indistinct", "verdict"), [(0, "supported"), (1, "undecided"), (8, "undecided")])
 def test_every_suite_supports_only_where_every_suite_is_distinguishable(monkeypatch: pytest.MonkeyPatch, indistinct: int, verdict: str) -> None:
     experiment: Any = EverySuite(indistinct)
-    monkeypatch.setattr(claims_module, "noise_floor", lambda *_: None)
     monkeypatch.setattr(claims_module, "gains", lambda e: {name: pair.mean_of_ratios.mean for name, pair in e.pairs.items()})
     told = claims_module._unanimous(experiment)
     assert (told.verdict, told.measured, told.n) == (verdict, "8 of 8 above zero", 24)
@@ -320,7 +319,7 @@ def test_the_summary_holds_tables_claims_findings_and_limits(published: Publicat
     rows = list(csv.DictReader(io.StringIO(published.files["new_findings.csv"].decode(), newline="")))
     assert [row["finding"] for row in rows] == [entry["finding"] for entry in summary["new_findings"]]
     text = published.files["publication_summary.md"].decode()
-    assert all(table.title in text for table in published.tables) and "2 of 2 suites accepted" in text
+    assert all(table.table.title in text for table in published.tables) and "2 of 2 suites accepted" in text
 
 
 def test_figures_show_the_measured_and_the_published_value(sweep: Path, published: Publication) -> None:

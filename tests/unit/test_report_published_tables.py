@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.replication.report import values
+from ecrl_cli.replication.report.publication import published_tables
 from ecrl_cli.replication.report.sample import experiments
 from ecrl_cli.replication.report.setting import differences, facts, in_full, in_short
-from ecrl_cli.replication.report.tables import published_tables
-from ecrl_cli.report.model.replication import PublishedTable
+from ecrl_cli.report.tables.table import Table, text_of
 from ecrl_cli.storage.files import write_json
 from tests.unit.published_runs import SEEDS, SUITES, cell, diverge, matrix, read, recorded, run_of
 from tests.unit.report_runs import Plan, edit, make_run, make_sweep
@@ -31,18 +31,23 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tables(sweep: Path) -> dict[str, PublishedTable]:
+def tables(sweep: Path) -> dict[str, Table]:
     return by_ident(sweep)
 
 
-def by_ident(*folders: Path) -> dict[str, PublishedTable]:
-    return {table.ident: table for table in published_tables(experiments(read(*folders)))}
+def by_ident(*folders: Path) -> dict[str, Table]:
+    return {table.ident: table.table for table in published_tables(experiments(read(*folders)))}
 
 
-def row(table: PublishedTable, *starts: str) -> dict[str, str]:
+def texts(table: Table) -> list[tuple[str, ...]]:
+    """The rows as a reader sees them."""
+    return [tuple(text_of(value, column) for column, value in zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def row(table: Table, *starts: str) -> dict[str, str]:
     """The only row that begins with these cells."""
-    (found,) = [row for row in table.rows if row[: len(starts)] == starts]
-    return dict(zip(table.columns, found, strict=True))
+    (found,) = [row for row in texts(table) if row[: len(starts)] == starts]
+    return dict(zip([column.label for column in table.columns], found, strict=True))
 
 
 def first(cell: str) -> float:
@@ -67,45 +72,49 @@ def test_the_published_rows_agree_with_themselves(suite: values.SuiteValues) -> 
 
 def test_the_published_aggregates_are_those_of_the_suites() -> None:
     for index, arm in enumerate(("ref", "blk", "ovl")):
-        assert values.TABLE5["goodput"][index] == pytest.approx(mean([getattr(s, arm) for s in values.SUITES]), abs=1e-4)
-    assert values.TABLE5["stall_s"][1] == pytest.approx(mean([s.blk_stall for s in values.SUITES]), abs=1e-4)
-    assert values.TABLE5["wall_s"][3] == pytest.approx(mean([s.wall_change for s in values.SUITES]), abs=1e-4)
-    for part in values.TABLE7:
+        assert values.PUBLISHED.table5["goodput"].arms[index] == pytest.approx(mean([getattr(s, arm) for s in values.SUITES]), abs=1e-4)
+    assert values.PUBLISHED.table5["stall_s"].blk == pytest.approx(mean([s.blk_stall for s in values.SUITES]), abs=1e-4)
+    assert values.PUBLISHED.table5["wall_s"].difference == pytest.approx(mean([s.wall_change for s in values.SUITES]), abs=1e-4)
+    for part in values.PUBLISHED.table7:
         members = [s for s in values.SUITES if getattr(s, part.axis) == part.group]
         gain = 100 * (mean([s.ovl for s in members]) / mean([s.blk for s in members]) - 1)
         assert part.gain == pytest.approx(gain, abs=5e-3)
         assert part.stall_change == pytest.approx(mean([s.stall_change for s in members]), abs=1e-4)
 
 
-def test_every_table_of_the_matrix_is_there_and_says_its_scale(tables: dict[str, PublishedTable]) -> None:
+def test_every_table_of_the_matrix_is_there_and_says_its_scale(tables: dict[str, Table]) -> None:
     assert list(tables) == [f"table{number}" for number in range(2, 9)]
     for table in tables.values():
-        assert "scale paper" in table.title and "steps 20 instead of 1,600" in table.setting
+        assert "scale paper" in table.title
         assert table.rows and all(len(row) == len(table.columns) for row in table.rows)
-        assert any(column == "What differs" for column in table.columns)
+        assert any(column.label == "What differs" for column in table.columns)
 
 
-def test_table5_has_the_recorded_means_beside_the_published_ones(sweep: Path, tables: dict[str, PublishedTable]) -> None:
+def test_every_table_says_what_was_set_otherwise(sweep: Path) -> None:
+    assert all("steps 20 instead of 1,600" in table.setting for table in published_tables(experiments(read(sweep))))
+
+
+def test_table5_has_the_recorded_means_beside_the_published_ones(sweep: Path, tables: dict[str, Table]) -> None:
     table = tables["table5"]
     for metric, key in (("Stall time (s)", "stall_s"), ("Restarts", "restarts")):
         measured, published = row(table, metric, "measured"), row(table, metric, "published")
         for column, arm in (("Reference", "ref"), ("Blocking", "blk"), ("Overlapped", "ovl")):
             expected = mean([mean(recorded(sweep, suite, arm, key)) for suite in SUITES])
             assert first(measured[column]) == pytest.approx(expected, rel=1e-3)
-        assert published["Blocking"] == f"{values.TABLE5[key][1]:.4f}" and measured["n"] == "9 pairs"
+        assert published["Blocking"] == f"{values.PUBLISHED.table5[key].blk:.4f}" and measured["n"] == "9 pairs"
     assert row(table, "Pass rate", "measured")["Blocking"] == "1.0000"
 
 
-def test_a_write_reaches_from_serialising_to_durable_as_the_published_one(sweep: Path, tables: dict[str, PublishedTable]) -> None:
+def test_a_write_reaches_from_serialising_to_durable_as_the_published_one(sweep: Path, tables: dict[str, Table]) -> None:
     """Not the files alone: that is a part of it."""
     name = "Write time (s), serialise to durable"
     measured, published = row(tables["table5"], name, "measured"), row(tables["table5"], name, "published")
     parts = [mean([mean(recorded(sweep, suite, "blk", key)) for suite in SUITES]) for key in ("serialize_s", "write_s")]
     assert first(measured["Blocking"]) == pytest.approx(sum(parts), rel=1e-3) and parts[0] > 0
-    assert published["Blocking"] == f"{values.TABLE5['write_s'][1]:.4f}"
+    assert published["Blocking"] == f"{values.PUBLISHED.table5['write_s'].blk:.4f}"
 
 
-def test_ratio_of_means_and_mean_of_ratios_stand_apart_on_both_clocks(sweep: Path, tables: dict[str, PublishedTable]) -> None:
+def test_ratio_of_means_and_mean_of_ratios_stand_apart_on_both_clocks(sweep: Path, tables: dict[str, Table]) -> None:
     for key, clock in (("goodput", "launch to target"), ("goodput_published_clock", "published clock")):
         ovl, blk = ([number for suite in SUITES for number in recorded(sweep, suite, arm, key)] for arm in ("ovl", "blk"))
         of_means = row(tables["table5"], f"Goodput (steps/s), {clock}; gain as ratio of means", "measured")["Ovl - Blk"]
@@ -117,7 +126,7 @@ def test_ratio_of_means_and_mean_of_ratios_stand_apart_on_both_clocks(sweep: Pat
     assert published == "+3.3827%" and "+3.2272% is a ratio of means" in tables["table5"].note
 
 
-def test_suites_are_ranked_by_what_was_measured(sweep: Path, tables: dict[str, PublishedTable]) -> None:
+def test_suites_are_ranked_by_what_was_measured(sweep: Path, tables: dict[str, Table]) -> None:
     goodputs = {suite: [sum(recorded(sweep, suite, arm, "goodput")) for arm in ("ovl", "blk")] for suite in SUITES}
     expected = sorted(SUITES, key=lambda suite: -goodputs[suite][0] / goodputs[suite][1])
     names = {
@@ -125,7 +134,7 @@ def test_suites_are_ranked_by_what_was_measured(sweep: Path, tables: dict[str, P
         "cifar10-r18-late": "CIFAR-10 ResNet-18 late",
         "cifar100-r50-base": "CIFAR-100 ResNet-50 base",
     }
-    measured = [cells for cells in tables["table6"].rows if cells[2] == "measured, launch to target"]
+    measured = [cells for cells in texts(tables["table6"]) if cells[2] == "measured, launch to target"]
     assert [(cells[0], cells[1]) for cells in measured] == [(str(rank), names[suite]) for rank, suite in enumerate(expected, 1)]
     assert row(tables["table6"], "3", "CIFAR-10 ResNet-18 base", "published")["Blk vs Ref"] == "-15.6849%"
     wall = row(tables["table8"], "CIFAR-10 ResNet-18 base", "measured, launch to target")["Ovl - Blk wall (s)"]
@@ -133,15 +142,15 @@ def test_suites_are_ranked_by_what_was_measured(sweep: Path, tables: dict[str, P
     assert first(wall) == pytest.approx(mean(ovl) - mean(blk), rel=2e-3)
 
 
-def test_a_wall_time_is_on_the_clock_that_its_row_names(sweep: Path, tables: dict[str, PublishedTable]) -> None:
+def test_a_wall_time_is_on_the_clock_that_its_row_names(sweep: Path, tables: dict[str, Table]) -> None:
     """The published walls are 1,600 steps over the published goodput; the synthetic runs take a second less on that clock."""
-    for blk, wall in zip(values.TABLE5["goodput"][:3], values.TABLE5["wall_s"][:3], strict=True):
+    for blk, wall in zip(values.PUBLISHED.table5["goodput"].arms, values.PUBLISHED.table5["wall_s"].arms, strict=True):
         assert wall == pytest.approx(1600 / blk, rel=0.1)
     theirs, ours = (row(tables["table5"], f"Wall time (s), {clock}", "measured") for clock in ("published clock", "launch to target"))
     for column, arm in (("Reference", "ref"), ("Blocking", "blk"), ("Overlapped", "ovl")):
         expected = mean([mean(recorded(sweep, suite, arm, "wall_s")) for suite in SUITES])
         assert first(ours[column]) == pytest.approx(expected, rel=1e-3) and first(theirs[column]) == pytest.approx(expected - 1, rel=1e-3)
-    assert row(tables["table5"], "Wall time (s), published clock", "published")["Blocking"] == f"{values.TABLE5['wall_s'][1]:.4f}"
+    assert row(tables["table5"], "Wall time (s), published clock", "published")["Blocking"] == f"{values.PUBLISHED.table5['wall_s'].blk:.4f}"
     assert row(tables["table5"], "Wall time (s), launch to target", "published")["Blocking"] == "-"
     assert "both on the published clock" in tables["table5"].note
 
@@ -169,7 +178,7 @@ def test_suites_of_two_machines_are_not_averaged(tmp_path: Path) -> None:
     assert wall == pytest.approx(mean([mean(recorded(folder, s, "blk", "wall_s", (1337,))) for s in (SUITES[0], SUITES[2])]), rel=1e-3)
 
 
-def test_reuse_is_told_from_the_manifest(tmp_path: Path, tables: dict[str, PublishedTable]) -> None:
+def test_reuse_is_told_from_the_manifest(tmp_path: Path, tables: dict[str, Table]) -> None:
     assert "Here all runs are of one code, one machine and one scale." in tables["table3"].note
     folder = matrix(tmp_path / "sweep", SUITES[:1], (1337,))
     manifest = folder / "manifest.csv"
@@ -183,7 +192,7 @@ def test_a_suite_without_one_of_the_published_arms_is_not_averaged(tmp_path: Pat
     assert f"Listed, not averaged (gate failed: arms): {SUITES[0]}." in table.note and "1 of 8 suites" in table.title
 
 
-def test_a_slice_has_its_suites_alone_and_the_loss_difference_of_the_records(tables: dict[str, PublishedTable]) -> None:
+def test_a_slice_has_its_suites_alone_and_the_loss_difference_of_the_records(tables: dict[str, Table]) -> None:
     first_set = row(tables["table7"], "Data set", "CIFAR-10", "measured, launch to target")
     second = row(tables["table7"], "Data set", "CIFAR-100", "measured, launch to target")
     assert (first_set["n"], second["n"]) == ("6 pairs", "3 pairs")
@@ -240,7 +249,7 @@ def test_ranks_that_share_a_gpu_are_a_difference_of_every_table(tmp_path: Path) 
     assert "device" not in found and facts(run)["device"] == "cuda"
 
 
-def test_controlled_and_varied_are_read_from_the_runs(tables: dict[str, PublishedTable], tmp_path: Path) -> None:
+def test_controlled_and_varied_are_read_from_the_runs(tables: dict[str, Table], tmp_path: Path) -> None:
     assert row(tables["table4"], "Failure schedule")["Role here"] == "varied" and row(tables["table4"], "Seed count")["Role here"] == "controlled"
     dataset = row(tables["table4"], "Dataset")
     assert dataset["Role here"] == "controlled" and dataset["Values here"] == "digits" and "varied there, controlled here" in dataset["What differs"]
@@ -248,7 +257,7 @@ def test_controlled_and_varied_are_read_from_the_runs(tables: dict[str, Publishe
     assert row(by_ident(uneven)["table4"], "Seed count")["Role here"] == "varied"
 
 
-def test_the_environment_is_that_of_the_runs(tables: dict[str, PublishedTable]) -> None:
+def test_the_environment_is_that_of_the_runs(tables: dict[str, Table]) -> None:
     assert row(tables["table2"], "Python")["Measured"] == "3.11.7" and row(tables["table2"], "CPU")["Measured"] == "a processor"
     assert row(tables["table2"], "DDP launch shape")["Published"] == "nproc_per_node=4 for all reported runs"
 

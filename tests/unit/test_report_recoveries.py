@@ -10,8 +10,10 @@ from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.inputs import places
 from ecrl_cli.report.model.run_record import read_run
 from ecrl_cli.report.render.markdown import markdown
-from ecrl_cli.report.tables.csv_files import CSV_FILES, as_csv
-from ecrl_cli.report.tables.recoveries import recoveries_table
+from ecrl_cli.report.tables.records import CSV_FILES
+from ecrl_cli.report.tables.renderers import csv_of
+from ecrl_cli.report.tables.runs import recoveries_table
+from ecrl_cli.report.tables.table import records_table, text_of
 from ecrl_cli.report.text.summary import answer
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_rollback, build_spared
@@ -33,7 +35,8 @@ def compared(sweep: Path) -> Comparison:
 
 def row(shown: Comparison, arm: str) -> dict[str, str]:
     table = recoveries_table(shown)
-    return next(dict(zip(table.columns, cells, strict=True)) for cells in table.rows if cells[1] == arm)
+    rows = [{column.label: text_of(value, column) for column, value in zip(table.columns, row, strict=True)} for row in table.rows]
+    return next(row for row in rows if row["arm"] == arm)
 
 
 def test_a_line_per_run_says_what_each_way_costs(live: Comparison) -> None:
@@ -57,6 +60,6 @@ def test_where_every_run_restarts_from_its_checkpoint_there_is_no_such_table(tmp
 
 
 def test_every_recovery_is_in_a_file(live: Comparison) -> None:
-    header, *lines = as_csv(CSV_FILES["recoveries.csv"](live)).decode().splitlines()
+    header, *lines = csv_of(records_table(CSV_FILES["recoveries.csv"](live))).decode().splitlines()
     assert header.endswith("attempt,way,resumed_from_step,joined,lost_samples,given_up_steps,seconds,ranks_before,ranks_after")
     assert len(lines) == 4 and any(",1,survivors,8,1,0,1," in line for line in lines) and any(",1,checkpoint,6,1,0,0," in line for line in lines)

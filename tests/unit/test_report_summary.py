@@ -54,8 +54,10 @@ def test_a_slower_overlap_loses(tmp_path: Path) -> None:
 )
 def test_no_winner_within_the_noise_or_around_zero(tmp_path: Path, overlapped: tuple[float, float, float], why: str) -> None:
     shown = walls(tmp_path, overlapped)
-    assert winner(shown) == "Overlapped and blocking are not told apart"
-    assert sentences(shown)[0].startswith("Overlapped and blocking are not told apart: ") and sentences(shown)[0].endswith(f"{why}.")
+    assert winner(shown) == "Overlapped and blocking are not statistically distinguishable"
+    assert sentences(shown)[0].startswith("Overlapped and blocking are not statistically distinguishable: ") and sentences(shown)[0].endswith(
+        f"{why}."
+    )
     assert "wins" not in " ".join(answer(shown).sentences) and "beats" not in answer(shown).headline
 
 
@@ -86,7 +88,7 @@ def test_failures_have_a_price_and_the_noise_a_size(clear: Comparison) -> None:
 
 def test_wall_time_that_may_be_none_is_not_called_saved(tmp_path: Path) -> None:
     text = " ".join(sentences(walls(tmp_path, (16.0, 20.5, 24.0))))
-    assert "of wall time come back: not told apart from none, scale smoke." in text and "come back as wall time" not in text
+    assert "of wall time come back: not statistically distinguishable from zero, scale smoke." in text and "come back as wall time" not in text
 
 
 def crossed(folder: Path) -> Comparison:
@@ -105,7 +107,7 @@ def crossed(folder: Path) -> Comparison:
 
 def test_no_pooled_winner_hides_that_the_suites_disagree(tmp_path: Path) -> None:
     shown = crossed(tmp_path)
-    assert winner(shown) == "Of 2 suites overlapped wins in 1, blocking in 1; in 0 they are not told apart"
+    assert winner(shown) == "Of 2 suites overlapped wins in 1, blocking in 1; 0 are not statistically distinguishable"
     text = " ".join(sentences(shown))
     assert "Overlapped wins: goodput of ovl against blk in one is +25.0%" in text
     assert "Blocking wins: goodput of ovl against blk in two is -20.0%" in text
@@ -116,7 +118,7 @@ def test_suites_of_two_machines_have_an_answer_each(tmp_path: Path) -> None:
     for run in tmp_path.glob("two-*"):
         edit(RunLayout(run).environment, cpu={"model": "another", "logical": 2})
     shown = compared(tmp_path)
-    assert winner(shown) == "Of 2 suites overlapped wins in 2, blocking in 0; in 0 they are not told apart"
+    assert winner(shown) == "Of 2 suites overlapped wins in 2, blocking in 0; 0 are not statistically distinguishable"
     text = " ".join(answer(shown).sentences)
     assert "The suites are not pooled: two has another cpu than one." in text and "A restart in two takes " in text
     assert not any("6 pairs" in sentence for sentence in sentences(shown))
@@ -136,7 +138,7 @@ def test_what_failed_a_gate_has_no_winner(tmp_path: Path) -> None:
     make_sweep(tmp_path, made)
     said = answer(compared(tmp_path))
     assert said.tone == "bad" and "broke a promise" in said.headline
-    assert not any("wins" in sentence or "told apart" in sentence for sentence in said.sentences)
+    assert not any("wins" in sentence or "distinguishable" in sentence for sentence in said.sentences)
 
 
 def test_many_settings_are_counted(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_many_settings_are_counted(tmp_path: Path) -> None:
                 timed(name, wall)
     shown = compared(tmp_path)
     assert len(claims(shown, "ovl", "blk")) == 4
-    assert winner(shown) == "Of 4 settings overlapped wins in 3, blocking in 1; in 0 they are not told apart"
+    assert winner(shown) == "Of 4 settings overlapped wins in 3, blocking in 1; 0 are not statistically distinguishable"
     assert "from -16.7% (ovl checkpoint.every=12) to +25.0% (ovl checkpoint.every=" in sentences(shown)[0]
 
 

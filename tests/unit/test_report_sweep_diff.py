@@ -47,9 +47,9 @@ def test_every_run_stands_against_its_own_kind(both: Against) -> None:
 
 
 def test_the_difference_is_ours_relative_to_theirs(both: Against, here: Comparison, slower: Comparison) -> None:
-    found = both.versus("ovl", "goodput", ["one"])
+    found = both.contrast("ovl", "goodput", "one", ["one"])
     sides = [[r.metrics.goodput for r in side.runs if (r.suite, r.variant) == ("one", "ovl") and r.metrics] for side in (here, slower)]
-    assert found == paired(*sides) and found.ratio_of_means == pytest.approx(0.25)
+    assert found and found.pair == paired(*sides) and found.pair.ratio_of_means == pytest.approx(0.25)
     rows = {(row["suite"], row["arm"], row["measure"]): row for row in against_rows(both)}
     assert rows[ALL, "ovl", "goodput"]["pairs"] == 6 and rows[ALL, "ovl", "wall_s"]["ratio_of_means"] == pytest.approx(-0.2)
     assert rows[ALL, "ovl", "goodput"]["told_apart"] is True and rows[ALL, "ovl", "goodput"]["scale"] == "smoke"
@@ -62,10 +62,11 @@ def test_what_both_sides_say_of_the_arms_stands_together(both: Against) -> None:
 
 
 def test_the_floor_is_the_larger_of_the_two_and_none_where_one_side_has_none(both: Against, here: Comparison, tmp_path: Path) -> None:
-    floor = both.floor("goodput")
-    assert floor is not None and floor.largest == pytest.approx(0.05)
+    found = both.contrast("ovl", "goodput")
+    assert found and found.floor and found.floor.largest == pytest.approx(0.05)
     unknown = against(here, full_sweep(tmp_path, suites=("one",), names=("ref", "blk", "ovl")))
-    assert unknown.floor("goodput") is None and "no noise floor: one side has no A/A arm" in " ".join(against_sentences(unknown))
+    alone = unknown.contrast("ovl", "goodput")
+    assert alone and alone.floor is None and "no noise floor: one side has no A/A arm" in " ".join(against_sentences(unknown))
 
 
 def test_what_differs_around_them_is_named(both: Against) -> None:
@@ -77,10 +78,10 @@ def test_what_differs_around_them_is_named(both: Against) -> None:
     assert "another processor" in against_markdown(both) and all("scale" in table.title for table in against_tables(both)[1:])
 
 
-def test_the_same_sweep_twice_is_not_told_apart(here: Comparison) -> None:
+def test_the_same_sweep_twice_is_not_distinguishable(here: Comparison) -> None:
     same = against(here, here, "one", "other")
     assert same.differences == [] and "one environment" in " ".join(against_sentences(same))
-    assert all("not told apart" in sentence for sentence in against_sentences(same) if sentence.startswith("Goodput"))
+    assert all("not statistically distinguishable" in sentence for sentence in against_sentences(same) if sentence.startswith("Goodput"))
 
 
 def test_another_configuration_of_the_same_name_is_paired_and_its_keys_are_named(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from ecrl_cli.config.studies import DiskTimeline
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.metrics.disk import Disk, DiskLine
+from ecrl_cli.metrics.disk import Disk
+from ecrl_cli.records.events import DiskLine
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.storage.fs import PosixFs

@@ -15,6 +15,7 @@ from ecrl_cli.records.events import (
     SCHEMA_VERSION,
     CheckpointLine,
     DatasetRecord,
+    DiskLine,
     FinalState,
     InjectedFault,
     PlannedFailure,
@@ -31,6 +32,7 @@ from ecrl_cli.records.survivor_records import LostSamples, SurvivorReport
 
 T = TypeVar("T")
 NOTHING: Lines[Any] = Lines((), (), 0)
+MOST_DISK_BYTES = 2**26
 SPARE_LOGS = SPARE_CLAIMS = 16  # more logs or claims than a run can have left are looked at up to so many, to name them
 
 
@@ -108,6 +110,25 @@ class RunRecords:
 def load(layout: RunLayout) -> RunRecords:
     """The records under `layout`. EvidenceMissing or RecordError where config.json, without which it is no run, cannot be read."""
     return _Loader(layout).load()
+
+
+def load_environment(layout: RunLayout) -> dict[str, Any]:
+    """What the run recorded of its machine and versions (environment.json); empty where it did not. RecordError or OSError for a damaged file."""
+    return known_environment(dict(read_json(layout.environment))) if layout.environment.exists() else {}
+
+
+def known_environment(value: Any) -> dict[str, Any]:
+    """environment.json without fields of another type than this ECRL writes."""
+    kinds: dict[str, Any] = {"cpu": dict, "packages": dict, "math_kernels": dict, "file_system": dict, "gpus": list}
+    known: dict[str, Any] = {
+        key: item for key, item in (value if isinstance(value, dict) else {}).items() if isinstance(item, kinds.get(key, str | int | None))
+    }
+    return known | ({"gpus": [gpu for gpu in known["gpus"] if isinstance(gpu, dict)]} if "gpus" in known else {})
+
+
+def load_disk(layout: RunLayout) -> tuple[DiskLine, ...]:
+    """The samples of the disk's counters (disk.jsonl); none where it was not sampled. RecordError or OSError for a damaged file."""
+    return read_journal(layout.disk, DiskLine, MOST_DISK_BYTES).events
 
 
 class _Loader:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
 
 import psutil
 
 from ecrl_cli.errors import EcrlError, EvidenceMissing
 from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.events import DiskLine
 from ecrl_cli.records.journal import Journal
 
 LEAST_S = 0.005  # a shorter interval would measure the sampler
@@ -30,24 +30,6 @@ class Disk:
 
     name: str
     note: str = ""
-
-
-@dataclass(frozen=True)
-class DiskLine:
-    """A line of disk.jsonl: what the device has done since it came up. `at`: monotonic; `time`: wall, to tell two boots apart.
-
-    SHARED: a torn line in the middle, left by a full disk or a killed supervisor, is passed over.
-    """
-
-    SHARED: ClassVar[bool] = True
-
-    at: float
-    time: float
-    reads: int
-    writes: int
-    read_bytes: int
-    write_bytes: int
-    busy_ms: int
 
 
 @dataclass(frozen=True)

@@ -326,3 +326,21 @@ class DatasetRecord:
     size: int
     classes: int
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DiskLine:
+    """A line of disk.jsonl: what the device has done since it came up. `at`: monotonic; `time`: wall, to tell two boots apart.
+
+    SHARED: a torn line in the middle, left by a full disk or a killed supervisor, is passed over.
+    """
+
+    SHARED: ClassVar[bool] = True
+
+    at: float
+    time: float
+    reads: int
+    writes: int
+    read_bytes: int
+    write_bytes: int
+    busy_ms: int

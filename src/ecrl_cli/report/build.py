@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
 from ecrl_cli.report.figures.runs import pictures
@@ -20,13 +19,14 @@ from ecrl_cli.report.model.run_record import read_run
 from ecrl_cli.report.model.study_record import StudyResult, read_studies
 from ecrl_cli.report.model.sweep_diff import Against, read_against
 from ecrl_cli.report.parallel import spread
-from ecrl_cli.report.render.markdown import markdown, terminal
+from ecrl_cli.report.render.markdown import ALONE, AMONG_OTHERS, markdown, markdown_study, terminal, terminal_study
 from ecrl_cli.report.render.page import Figures, render
 from ecrl_cli.report.render.sections import parts
-from ecrl_cli.report.render.study_markdown import ALONE, AMONG_OTHERS, study_lines, study_markdown
 from ecrl_cli.report.render.sweep_diff import against_document, against_files, against_lines
-from ecrl_cli.report.tables.csv_files import CSV_FILES, as_csv, as_document
+from ecrl_cli.report.tables.records import CSV_FILES, as_document
+from ecrl_cli.report.tables.renderers import csv_of
 from ecrl_cli.report.tables.studies import csv_files, study_document
+from ecrl_cli.report.tables.table import records_table
 from ecrl_cli.report.text.study_summary import studies_answer, together, worst_code
 from ecrl_cli.report.text.summary import Answer, answer
 from ecrl_cli.storage.files import write_whole
@@ -67,7 +67,7 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     _write(folder, contents(shown, studies, beside), out is not None)
     page = folder / "index.html"
     lines = against_lines(beside) if beside else []
-    lines += [line for study in studies for line in study_lines(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
+    lines += [line for study in studies for line in terminal_study(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
     code = _code(shown, studies, beside)
     text = "\n".join([*(printable(line) for line in lines), terminal(shown, page)])
     return ReportResult(page, text, code, shown.notes + (beside.theirs.notes if beside else ()))
@@ -92,15 +92,17 @@ def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: Aga
     said = _said(shown, studies)
     files = {f"figures/{picture.name}.{kind}": data for picture in drawn.every for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
     if shown.runs:
-        files |= {name: as_csv(rows(shown)) for name, rows in CSV_FILES.items()}
+        files |= {name: csv_of(records_table(rows(shown))) for name, rows in CSV_FILES.items()}
     files |= published.files if published else {}
     for study in studies:
         files |= csv_files(study)
     files |= against_files(beside) if beside else {}
-    document = _document(shown, studies, said) | {"exit_code": _code(shown, studies, beside)}
+    document = as_document(shown, said.headline, said.sentences) | {"exit_code": _code(shown, studies, beside)}
+    document |= {"studies": [study_document(study) for study in studies]} if studies else {}
     document |= {"against": against_document(beside)} if beside else {}
     files["report.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
-    files["report.md"] = _markdown(shown, studies, said, drawn).encode(errors="replace")
+    sections = [markdown_study(study, [picture.name for picture in drawn.studies[study.ident]]) for study in studies]
+    files["report.md"] = "\n".join([markdown(shown, said, [picture.name for picture in drawn.runs]), *sections]).encode(errors="replace")
     files["index.html"] = render(shown, studies, said, drawn).encode(errors="replace")
     return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}
 
@@ -109,17 +111,6 @@ def _said(shown: Comparison, studies: Sequence[StudyResult]) -> Answer:
     if not studies:
         return answer(shown)
     return together(answer(shown), studies_answer(studies)) if shown.runs else studies_answer(studies)
-
-
-def _document(shown: Comparison, studies: Sequence[StudyResult], said: Answer) -> dict[str, Any]:
-    document = as_document(shown, said.headline, said.sentences)
-    return document | ({"studies": [study_document(study) for study in studies]} if studies else {})
-
-
-def _markdown(shown: Comparison, studies: Sequence[StudyResult], said: Answer, drawn: Figures) -> str:
-    text = markdown(shown, said, [picture.name for picture in drawn.runs])
-    parts = [study_markdown(study, [picture.name for picture in drawn.studies[study.ident]]) for study in studies]
-    return "\n".join([text, *("\n".join(lines) for lines in parts)])
 
 
 def _write(folder: Path, files: dict[str, bytes], named: bool) -> None:

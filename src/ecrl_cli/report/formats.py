@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
 
 NONE = "-"
 
@@ -124,18 +120,3 @@ _OBEYED = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u
 def harmless(text: str) -> str:
     """A whole document of ours without what only a record can have brought in: the last sieve behind the escapes of each place."""
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-    """UTF-8. What others may have written into records is shown by a spreadsheet and taken for no formula, in the header neither."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow([csv_cell(name) for name in header])
-    writer.writerows([csv_cell(value) for value in row] for row in rows)
-    return text.getvalue().encode()
-
-
-def csv_cell(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    return printable(f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value)

@@ -20,8 +20,9 @@ from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.studies import DiskTimeline
 from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.metrics.disk import Disk, DiskLine, DiskRate, Sampler, coarser, disk_of, rates, read_disk
+from ecrl_cli.metrics.disk import Disk, DiskRate, Sampler, coarser, disk_of, rates, read_disk
 from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.records.events import DiskLine
 from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial
 from ecrl_cli.studies.frame.write_modes import write_mode

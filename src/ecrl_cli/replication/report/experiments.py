@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ecrl_cli.metrics.statistics import Summary
-from ecrl_cli.replication.report.cells import counted, estimate, of_means, of_ratios
+from ecrl_cli.replication.report.cells import counted, estimate, of_means, of_ratios, percent, printed
 from ecrl_cli.replication.report.sample import CLOCKS, Experiment
 from ecrl_cli.replication.report.setting import in_short
-from ecrl_cli.replication.report.values import EXPERIMENTS, SUITES, ExperimentValues
-from ecrl_cli.report.formats import NONE
+from ecrl_cli.replication.report.values import BY_EXPERIMENT, SUITES, ExperimentValues
 from ecrl_cli.report.model.replication import PublishedTable
 from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value
 
-Row = tuple[str, ...]
-COLUMNS = ("What", "Published", "Measured", "n", "What differs")
+COLUMNS = (Column("What"), Column("Published", "measured"), Column("Measured", "measured"), Column("n", "count"), Column("What differs"))
 ARM_WORDS = {"ref": "reference", "blk": "blocking", "ovl": "overlapped", "elastic": "elastic", "pooled": "all arms with failures"}
 _DISTANCES = {
     "auc": "loss AUC, absolute difference",
@@ -24,20 +23,20 @@ _DISTANCES = {
 
 
 def experiment_table(experiment: Experiment) -> PublishedTable:
-    values = next(entry for entry in EXPERIMENTS if entry.ident == experiment.ident)
+    values = BY_EXPERIMENT[experiment.ident]
     differs = in_short(experiment.differs_in(experiment.present))
     parts = [_passed(experiment, values), *_goodputs(experiment, values), *_drops(experiment, values), *_gains(experiment, values)]
     parts += [*_restarts(experiment, values), *_divergences(experiment, values)]
     rows = tuple((*part, differs) for part in parts)
     title = f"Experiment {values.ident[-1]}: {values.title} ({experiment.scale})"
     note = " ".join([f"Published: {values.source}.", *_notes(values), *experiment.remarks()])
-    return PublishedTable(values.ident, title, note, COLUMNS, rows, experiment.setting)
+    return PublishedTable(values.ident, Table(title, COLUMNS, rows, note), experiment.setting)
 
 
 def _passed(experiment: Experiment, values: ExperimentValues) -> Row:
     rates = [(arm, experiment.pass_rate(arm)) for arm in values.goodput]
     told = ", ".join(f"{ARM_WORDS[arm]} {rate:.2f}" for arm, rate in rates if rate is not None)
-    return "Correctness pass rate", ", ".join(f"{ARM_WORDS[arm]} 1.00" for arm in values.goodput), told or NONE, counted(len(experiment.runs), "run")
+    return "Correctness pass rate", ", ".join(f"{ARM_WORDS[arm]} 1.00" for arm in values.goodput), told or None, counted(len(experiment.runs), "run")
 
 
 def _goodputs(experiment: Experiment, values: ExperimentValues) -> list[Row]:
@@ -45,7 +44,7 @@ def _goodputs(experiment: Experiment, values: ExperimentValues) -> list[Row]:
     for measure in reversed(CLOCKS):
         for arm, value in values.goodput.items():
             found = experiment.mean(arm, measure)
-            published = f"{value:.4f}" if measure == "goodput_published_clock" else NONE
+            published = printed(value) if measure == "goodput_published_clock" else None
             rows.append((f"Goodput of {ARM_WORDS[arm]} (steps/s), {CLOCKS[measure]}", published, estimate(found), _runs(found)))
     return rows
 
@@ -55,10 +54,10 @@ def _drops(experiment: Experiment, values: ExperimentValues) -> list[Row]:
     for measure in reversed(CLOCKS):
         for arm, value in values.drops.items():
             pair = experiment.pair(arm, "ref", measure)
-            published = f"{value:+.2f}%" if measure == "goodput_published_clock" else NONE
+            published = percent(value / 100) if measure == "goodput_published_clock" else None
             n = counted(pair.n if pair else None)
             rows.append((f"{ARM_WORDS[arm].capitalize()} vs reference, ratio of means, {CLOCKS[measure]}", published, of_means(pair), n))
-            rows.append((f"{ARM_WORDS[arm].capitalize()} vs reference, mean of ratios, {CLOCKS[measure]}", NONE, of_ratios(pair), n))
+            rows.append((f"{ARM_WORDS[arm].capitalize()} vs reference, mean of ratios, {CLOCKS[measure]}", None, of_ratios(pair), n))
     return rows
 
 
@@ -70,14 +69,14 @@ def _gains(experiment: Experiment, values: ExperimentValues) -> list[Row]:
     rows: list[Row] = []
     for measure in reversed(CLOCKS):
         pair = experiment.pair("ovl", "blk", measure)
-        there = f"{published:+.2f}%" if measure == "goodput_published_clock" else NONE
+        there = percent(published / 100) if measure == "goodput_published_clock" else None
         rows.append((f"Overlapped vs blocking, ratio of means, {CLOCKS[measure]}", there, of_means(pair), counted(pair.n if pair else None)))
     return rows
 
 
 def _restarts(experiment: Experiment, values: ExperimentValues) -> list[Row]:
     found = [(arm, number, experiment.mean(arm, "restarts")) for arm, number in values.restarts.items()]
-    return [(f"Restarts of {ARM_WORDS[arm]}", f"{number:g}", estimate(mean), _runs(mean)) for arm, number, mean in found]
+    return [(f"Restarts of {ARM_WORDS[arm]}", Cell(number, "number"), estimate(mean), _runs(mean)) for arm, number, mean in found]
 
 
 def _divergences(experiment: Experiment, values: ExperimentValues) -> list[Row]:
@@ -86,7 +85,7 @@ def _divergences(experiment: Experiment, values: ExperimentValues) -> list[Row]:
         runs = _struck(experiment, values) if arm == "pooled" else experiment.runs_of(arm)
         for key, value in distances.items():
             found = experiment.divergence(runs, key)
-            rows.append((f"{ARM_WORDS[arm].capitalize()}: {_DISTANCES[key]}", f"{value:.4f}", estimate(found), _runs(found)))
+            rows.append((f"{ARM_WORDS[arm].capitalize()}: {_DISTANCES[key]}", printed(value), estimate(found), _runs(found)))
     return rows
 
 
@@ -94,7 +93,7 @@ def _struck(experiment: Experiment, values: ExperimentValues) -> Sequence[Run]:
     return [run for arm in values.drops for run in experiment.runs_of(arm)]
 
 
-def _runs(found: Summary | None) -> str:
+def _runs(found: Summary | None) -> Value:
     return counted(found.n if found else None, "run")
 
 

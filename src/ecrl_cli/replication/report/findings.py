@@ -1,31 +1,25 @@
-"""What these runs show beyond or against the published experiments: what their records cannot tell, or told wrongly."""
+"""What these runs show beyond or against the published experiments, and what they cannot say; both worked out from the runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ecrl_cli.metrics.statistics import summary
-from ecrl_cli.replication.report.cells import estimate, of_means, of_ratios
+from ecrl_cli.replication.report.cells import estimate, of_means, of_ratios, words
 from ecrl_cli.replication.report.claims import Claim
 from ecrl_cli.replication.report.sample import CLOCKS, Experiment, diverged
-from ecrl_cli.replication.report.values import (
-    DIVERGED_AFTER_FAILURE,
-    FIRST_LINE_CLOCK_GAIN,
-    MOST_INFLIGHT,
-    RESTART_GAP_S,
-    SUPERVISOR_CLOCK_GAIN,
-    TABLE5,
-    WRITES_COUNTED,
-    WRITES_SUBMITTED,
-)
+from ecrl_cli.replication.report.setting import WORDS, facts, shown
+from ecrl_cli.replication.report.values import PUBLISHED
 from ecrl_cli.report.formats import change as relative
-from ecrl_cli.report.formats import count, duration, plural, share
-from ecrl_cli.report.model.overlap import overlaps
-from ecrl_cli.report.model.paired import NoiseFloor, floors, noise_floor, told_apart
+from ecrl_cli.report.formats import count, duration, listed, plural, share
+from ecrl_cli.report.model.contrast import floors, overlaps
 from ecrl_cli.report.model.run_record import Run
 
-COLUMNS = ("Experiment", "Finding", "Published", "Measured", "Kind", "n")
+KNOBS = ("checkpoint.every", "checkpoint.max_inflight", "world_size", "global_batch", "write_mode.name", "supervision.launcher", "device")
+SIZES = ("target_steps", "dataset_size", "model.width", "global_batch", "world_size")
+_ENOUGH_SEEDS = 5  # S0 section 9 asks for them
+_ENDS = ("submitted", "committed", "failed", "lost")
 
 
 @dataclass(frozen=True)
@@ -39,15 +33,11 @@ class NewFinding:
     kind: str
     n: int
 
-    @property
-    def row(self) -> tuple[str, ...]:
-        return tuple(str(value) for value in asdict(self).values())
-
 
 def new_findings(found: Sequence[Experiment], told: Sequence[Claim]) -> list[NewFinding]:
     """Experiment by experiment; the claims that the runs contradict come first."""
     against = [NewFinding(c.experiment, c.claim, c.published, c.measured, "against", c.n) for c in told if c.verdict == "contradicted" and c.n]
-    return against + [entry for experiment in found if experiment.suites for look in _LOOKS for entry in look(experiment)]
+    return against + [entry for experiment in found if experiment.suites for look in _FINDINGS for entry in look(experiment)]
 
 
 def _end_states(experiment: Experiment) -> list[NewFinding]:
@@ -57,7 +47,7 @@ def _end_states(experiment: Experiment) -> list[NewFinding]:
     unknown = sum(not isinstance(end, dict) for end in ends)
     if unknown == len(ends):
         return []
-    there, of = DIVERGED_AFTER_FAILURE
+    there, of = PUBLISHED.diverged_after_failure.runs, PUBLISHED.diverged_after_failure.of
     matrix = f"{there} of {of} ResNet-50 runs left their reference after the first failure, unseen by its checks (raw logs)"
     published = matrix if experiment.ident == "exp4" else "correct by sample ids, whatever the state"
     measured = f"{alike} of {len(ends)} runs with failures end bit for bit as their reference" + (f", {unknown} not compared" if unknown else "")
@@ -71,11 +61,13 @@ def _end_states(experiment: Experiment) -> list[NewFinding]:
 
 def _clocks(experiment: Experiment) -> list[NewFinding]:
     pairs = {measure: experiment.pair("ovl", "blk", measure) for measure in CLOCKS}
-    measured = "; ".join(f"{CLOCKS[measure]} {of_ratios(pair)}" for measure, pair in pairs.items() if pair)
-    published = f"published clock {FIRST_LINE_CLOCK_GAIN:+.2f}%; launch to target {SUPERVISOR_CLOCK_GAIN[0]:+.2f}% (recomputed from its raw logs)"
+    measured = "; ".join(f"{CLOCKS[measure]} {words(of_ratios(pair))}" for measure, pair in pairs.items() if pair)
+    ours, theirs = PUBLISHED.supervisor_clock_gain.mean, PUBLISHED.first_line_clock_gain
+    published = f"published clock {theirs:+.2f}%; launch to target {ours:+.2f}% (recomputed from its raw logs)"
     n = max((pair.n for pair in pairs.values() if pair), default=0)
     there = published if experiment.ident == "exp4" else "published clock only"
-    signs = {_sign(experiment, measure) for measure in CLOCKS}
+    contrasts = [experiment.contrast("ovl", "blk", measure) for measure in CLOCKS]
+    signs = {each.sign if each else 0 for each in contrasts}
     if {1, -1} <= signs:
         found = "depends on the clock"
     elif 0 not in signs:
@@ -85,24 +77,14 @@ def _clocks(experiment: Experiment) -> list[NewFinding]:
     return [NewFinding(experiment.ident, f"the gain of overlapped {found} (mean of ratios)", there, measured, "beyond", n)] if n else []
 
 
-def _sign(experiment: Experiment, measure: str) -> int:
-    """Of the gain of overlapped: 1, -1, or 0 where it is not told apart from none."""
-    pair = experiment.pair("ovl", "blk", measure)
-    if not (pair and pair.mean_of_ratios and told_apart(pair, noise_floor(experiment.comparison, measure, experiment.suites))):
-        return 0
-    return 1 if pair.mean_of_ratios.mean > 0 else -1
-
-
 def _accounted(experiment: Experiment) -> list[NewFinding]:
     sums = {key: sum(int(run.metrics.checkpoints[key]) for run in _counted(experiment) if run.metrics) for key in _ENDS}
     ended = ", ".join(f"{count(sums[key])} {key}" for key in _ENDS[1:])
     matrix = experiment.ident == "exp4"
-    published = f"{WRITES_COUNTED['ovl']} of {WRITES_SUBMITTED} writes of an overlapped run are in its total (raw logs)" if matrix else "not said"
+    written = f"{PUBLISHED.writes_counted['ovl']} of {PUBLISHED.writes_submitted} writes of an overlapped run are in its total (raw logs)"
+    published = written if matrix else "not said"
     measured, kind = f"{count(sums['submitted'])} submitted: {ended}", "against" if matrix else "beyond"
     return [NewFinding(experiment.ident, "every submitted checkpoint is accounted for", published, measured, kind, len(_counted(experiment)))]
-
-
-_ENDS = ("submitted", "committed", "failed", "lost")
 
 
 def _inflight(experiment: Experiment) -> list[NewFinding]:
@@ -112,22 +94,21 @@ def _inflight(experiment: Experiment) -> list[NewFinding]:
     most = max((save.inflight for run in runs for save in run.saves), default=0)
     waited = summary([run.metrics.checkpoints["backpressure_s"] for run in runs if run.metrics])
     measured = f"at most {most} in flight, {duration(waited.mean)} of backpressure per run"
-    published = f"at most {MOST_INFLIGHT} of 4 in flight (raw logs)"
+    published = f"at most {PUBLISHED.most_inflight} of 4 in flight (raw logs)"
     return [NewFinding(experiment.ident, "how far the queue of overlapped writes was used", published, measured, "beyond", len(runs))]
 
 
 def _saved(experiment: Experiment) -> list[NewFinding]:
     found = []
-    stall, wall = TABLE5["stall_s"][3] or 0.0, TABLE5["wall_s"][3] or 0.0
+    stall, wall = PUBLISHED.table5["stall_s"].difference or 0.0, PUBLISHED.table5["wall_s"].difference or 0.0
     published = (
         f"{share(wall / stall)} of the stall saved ({-stall:.4f} s) is wall time saved, {CLOCKS['goodput_published_clock']}"
         if experiment.ident == "exp4"
         else "not said"
     )
     for _, _, saved in overlaps(experiment.comparison, experiment.suites):
-        measured = (
-            f"stall {estimate(saved.stall_saved_s, sign=True)} s, wall {estimate(saved.wall_saved_s, sign=True)} s saved per run, {CLOCKS['goodput']}"
-        )
+        stall_saved, wall_saved = (words(estimate(seconds, sign=True)) for seconds in (saved.stall_saved_s, saved.wall_saved_s))
+        measured = f"stall {stall_saved} s, wall {wall_saved} s saved per run, {CLOCKS['goodput']}"
         measured += f": {share(saved.efficiency)}" if saved.efficiency is not None else ""
         found.append(NewFinding(experiment.ident, "what saving stall is worth", published, measured, "beyond", saved.pairs))
     return found
@@ -139,8 +120,8 @@ def _restart_costs(experiment: Experiment) -> list[NewFinding]:
         return []
     phases = {name: sum(restart.seconds[name] for restart in restarts) / len(restarts) for name in restarts[0].seconds}
     told = ", ".join(f"{name} {duration(seconds)}" for name, seconds in sorted(phases.items(), key=lambda item: -item[1])[:4])
-    measured = f"{estimate(summary([restart.total_s for restart in restarts]))} s ({told})"
-    published = f"{RESTART_GAP_S} s in one piece (raw logs)" if experiment.ident == "exp4" else "not said"
+    measured = f"{words(estimate(summary([restart.total_s for restart in restarts])))} s ({told})"
+    published = f"{PUBLISHED.restart_gap_s} s in one piece (raw logs)" if experiment.ident == "exp4" else "not said"
     return [NewFinding(experiment.ident, "what a restart costs, by phase", published, measured, "beyond", len(restarts))]
 
 
@@ -148,15 +129,12 @@ def _noise(experiment: Experiment) -> list[NewFinding]:
     found = floors(experiment.comparison, "goodput", experiment.suites)
     if not found:
         return [NewFinding(experiment.ident, "noise between equal runs", "no A/A arm", "no A/A arm either: add variant=...,ref2", "limit", 0)]
-    return [
-        NewFinding(experiment.ident, f"noise between equal runs ({floor.source})", "no A/A arm", _apart(floor), "beyond", floor.pairs)
-        for floor in found
-    ]
-
-
-def _apart(floor: NoiseFloor) -> str:
-    pairs = floor.alike + floor.differing
-    return f"goodput {relative(floor.relative.mean)} on average, {share(floor.largest)} at most; {floor.alike} of {pairs} end bit for bit alike"
+    told = []
+    for floor in found:
+        alike = f"{floor.alike} of {floor.alike + floor.differing} end bit for bit alike"
+        measured = f"goodput {relative(floor.relative.mean)} on average, {share(floor.largest)} at most; {alike}"
+        told.append(NewFinding(experiment.ident, f"noise between equal runs ({floor.source})", "no A/A arm", measured, "beyond", floor.pairs))
+    return told
 
 
 def _price(experiment: Experiment) -> list[NewFinding]:
@@ -164,7 +142,7 @@ def _price(experiment: Experiment) -> list[NewFinding]:
     what, published = "what checkpointing itself costs (reference against clean)", "not said: the reference checkpoints too"
     if pair is None:
         return [NewFinding(experiment.ident, what, published, "no arm without checkpoints: add variant=clean,...", "limit", 0)]
-    return [NewFinding(experiment.ident, what, published, of_means(pair), "beyond", pair.n)]
+    return [NewFinding(experiment.ident, what, published, words(of_means(pair)), "beyond", pair.n)]
 
 
 def _replays(experiment: Experiment) -> list[NewFinding]:
@@ -178,7 +156,7 @@ def _replays(experiment: Experiment) -> list[NewFinding]:
     return [NewFinding(experiment.ident, "steps done again", published, plural(steps, "step") + why, kind, len(runs))]
 
 
-_LOOKS: tuple[Callable[[Experiment], list[NewFinding]], ...] = (
+_FINDINGS: tuple[Callable[[Experiment], list[NewFinding]], ...] = (
     _end_states,
     _clocks,
     _accounted,
@@ -193,3 +171,62 @@ _LOOKS: tuple[Callable[[Experiment], list[NewFinding]], ...] = (
 
 def _counted(experiment: Experiment) -> list[Run]:
     return [run for run in experiment.runs if run.suite in experiment.suites and run.counted]
+
+
+def limits(found: Sequence[Experiment]) -> list[str]:
+    """Sentences; those of one experiment begin with its name."""
+    return [f"{experiment.ident}: {text}." for experiment in found for look in _LIMITS if (text := look(experiment))]
+
+
+def _seeds(experiment: Experiment) -> str:
+    numbers = sorted({len(arm.metrics) for suite in experiment.suites for arm in experiment.comparison.of(suite)})
+    if not numbers or numbers[0] >= _ENOUGH_SEEDS:
+        return ""
+    few = plural(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
+    return f"{few} per arm: the intervals of single suites are wide, a bootstrap over so few says little"
+
+
+def _size(experiment: Experiment) -> str:
+    smaller = [difference for difference in experiment.differs_in(experiment.present) if difference.key in SIZES]
+    return f"{experiment.scale}: {'; '.join(map(str, smaller))}: sizes of effects do not carry over to the published setting" if smaller else ""
+
+
+def _fixed(experiment: Experiment) -> str:
+    known = [facts(run) for run in experiment.runs]
+    values = {key: {shown(item[key]) for item in known if key in item} for key in KNOBS}
+    held = [f"{WORDS[key]} {next(iter(found))}" for key, found in values.items() if len(found) == 1]
+    return f"held at one value throughout: {listed(held)}" if held else ""
+
+
+def _machine(experiment: Experiment) -> str:
+    machines = {str(run.environment.get("cpu", {}).get("model")) for run in experiment.runs if run.environment}
+    if len(machines) != 1:
+        return ""
+    gpus = max((len(run.environment.get("gpus", ())) for run in experiment.runs), default=0)
+    return f"one machine ({next(iter(machines))}, {plural(gpus, 'GPU')})"
+
+
+def _failures(experiment: Experiment) -> str:
+    """Failures on a checkpoint lose nothing and prove little."""
+    planned = [(run.config["checkpoint"]["every"], step) for run in experiment.runs if run.config for step in run.config["failure"]["steps"]]
+    if not planned or any(step % every for every, step in planned):
+        return ""
+    return f"all {count(len(planned))} planned failures lie on a checkpoint: nothing is lost by them, and what losing work costs is not seen"
+
+
+def _arms(experiment: Experiment) -> str:
+    variants = {run.variant for run in experiment.runs}
+    told = [] if "clean" in variants else ["no arm without checkpoints, so that checkpointing itself has no price"]
+    if "ref2" not in variants:
+        other = floors(experiment.comparison, "goodput", experiment.suites)
+        instead = "the noise floor rests on equal runs of different suites" if other else "there is no noise floor"
+        told.append(f"no repeated reference: {instead}")
+    return "; ".join(told)
+
+
+def _gaps(experiment: Experiment) -> str:
+    told = [f"not averaged: {suite} ({why})" for suite, why in experiment.refused.items()]
+    return "; ".join(told + ([f"not run: {', '.join(experiment.missing)}"] if experiment.missing else []))
+
+
+_LIMITS = (_seeds, _size, _fixed, _machine, _failures, _arms, _gaps)

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from ecrl_cli.records.layout import SweepLayout
 from ecrl_cli.records.safe_read import read_whole
+from ecrl_cli.replication.report.experiments import experiment_table
 from ecrl_cli.replication.report.figures import published_pictures
+from ecrl_cli.replication.report.matrix_tables import table5, table6, table7, table8
 from ecrl_cli.replication.report.publishable import publishables
-from ecrl_cli.replication.report.sample import experiments
+from ecrl_cli.replication.report.sample import Experiment, experiments
+from ecrl_cli.replication.report.settings_tables import table2, table3, table4
 from ecrl_cli.replication.report.summary import ReplicationData, summary_files
-from ecrl_cli.replication.report.tables import published_tables
 from ecrl_cli.replication.report.values import ARMS, repeats
-from ecrl_cli.report.figures.export import Picture
-from ecrl_cli.report.formats import csv_bytes
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.replication import Publication
+from ecrl_cli.report.model.replication import Publication, PublishedTable
 from ecrl_cli.report.model.study_record import slugs
+from ecrl_cli.report.tables.renderers import csv_bytes
+
+MATRIX = (table2, table3, table4, table5, table6, table7, table8)
 
 
 def publication(comparison: Comparison) -> Publication:
     """Every file of it by its path in the report's folder. RecordError, OSError where a sweep's manifest went away since it was read."""
     found = tuple(experiments(comparison))
     material = ReplicationData(comparison, found, published_tables(found), published_pictures(found))
-    files = publishables(comparison) | summary_files(material) | _manifests(comparison) | _drawn(material.pictures)
-    return Publication(files, material.tables, material.pictures)
+    figures = {f"figures/{each.name}.{kind}": data for each in material.pictures for kind, data in (("png", each.png), ("pdf", each.pdf))}
+    return Publication(publishables(comparison) | summary_files(material) | _manifests(comparison) | figures, material.tables, material.pictures)
 
 
-def _drawn(pictures: Iterable[Picture]) -> dict[str, bytes]:
-    return {f"figures/{picture.name}.{kind}": data for picture in pictures for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
+def published_tables(found: Sequence[Experiment]) -> tuple[PublishedTable, ...]:
+    """The matrix's tables in their order, then those of experiments 1 to 3; none where no suite of an experiment is at hand."""
+    matrix = [make(experiment) for experiment in found if experiment.ident == "exp4" for make in MATRIX]
+    return tuple(matrix + [experiment_table(experiment) for experiment in found if experiment.ident != "exp4"])
 
 
 def _manifests(comparison: Comparison) -> dict[str, bytes]:

@@ -8,16 +8,18 @@ from typing import Any
 
 from ecrl_cli.replication.report.cells import estimate, of_means
 from ecrl_cli.replication.report.sample import DIVERGENCES, diverged
-from ecrl_cli.replication.report.setting import differences, in_full, published_setting
-from ecrl_cli.report.formats import NONE, listed, magnitude, printable
+from ecrl_cli.replication.report.setting import differences, in_full
+from ecrl_cli.replication.report.values import published_setting
+from ecrl_cli.report.formats import listed
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.paired import contrasts, versus
+from ecrl_cli.report.model.contrast import compared_arms, versus
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.study_record import slugs
 from ecrl_cli.report.model.suite_gates import whole
-from ecrl_cli.report.render.markdown import escaped, grid
-from ecrl_cli.report.tables.csv_files import finite
-from ecrl_cli.report.tables.statistics_rows import Row, comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
+from ecrl_cli.report.render.markdown import gate_lines
+from ecrl_cli.report.tables.records import Record, comparison_rows, finite, noise_rows, overlap_rows, restart_cost_rows, summary_rows
+from ecrl_cli.report.tables.renderers import escaped, markdown_of
+from ecrl_cli.report.tables.table import Column, Row, Table
 
 SCHEMA_VERSION = 1
 _ROWS = {
@@ -42,7 +44,7 @@ def publishables(comparison: Comparison) -> dict[str, bytes]:
     return files
 
 
-def suite_document(comparison: Comparison, suite: str, rows: dict[str, list[Row]]) -> dict[str, Any]:
+def suite_document(comparison: Comparison, suite: str, rows: dict[str, list[Record]]) -> dict[str, Any]:
     """`accepted`: every gate passed; only then do its averages stand anywhere."""
     runs = [run for run in comparison.runs if run.suite == suite]
     gates = comparison.gates[suite]
@@ -94,19 +96,22 @@ def _markdown(comparison: Comparison, suite: str, document: dict[str, Any]) -> s
         f"Scale {escaped(document['scale']) or 'unknown'}. {_setting(comparison, suite)}",
         "",
     ]
-    lines += ["## Gates", "", *(f"- {'passed' if g['passed'] else '**failed**'}: {g['name']}: {escaped(g['message'])}" for g in document["gates"])]
-    lines += ["", "## Arms", "", *grid(("Arm", "Seeds", *_MEASURES), _arm_rows(comparison, suite), 2), ""]
-    compared = _pair_rows(comparison, suite)
+    lines += ["## Gates", "", *gate_lines(comparison.gates[suite])]
+    lines += ["", "## Arms", "", *markdown_of(_arms(comparison, suite)), ""]
+    compared = _pairs(comparison, suite)
     if compared:
-        lines += ["## Comparisons", "", "Ratio of means with its bootstrap interval, over pairs of one seed.", ""]
-        lines += [*grid(("Arm", "Against", "Pairs", *_MEASURES[:5]), compared, 2), ""]
-    lines += ["## Runs", "", *grid(_RUN_COLUMNS, [_run_row(run, comparison) for run in comparison.runs if run.suite == suite], len(_RUN_COLUMNS)), ""]
+        lines += ["## Comparisons", "", "Ratio of means with its bootstrap interval, over pairs of one seed.", "", *markdown_of(compared), ""]
+    runs = Table("Runs", _RUN_COLUMNS, tuple(_run_row(run, comparison) for run in comparison.runs if run.suite == suite))
+    lines += ["## Runs", "", *markdown_of(runs), ""]
     code = listed([escaped(name) for name in document["code_revisions"]])
     lines += [f"Code: {code}. Environment, configuration and every number: the JSON file beside this one.", ""]
     return "\n".join(lines)
 
 
-_RUN_COLUMNS = ("Run", "Arm", "Seed", "Verdict", "Against", "Losses differ from step", "Parameters L2", "Left out")
+_RUN_COLUMNS = (
+    *map(Column, ("Run", "Arm", "Seed", "Verdict", "Against", "Losses differ from step")),
+    *(Column("Parameters L2", "magnitude"), Column("Left out")),
+)
 
 
 def _setting(comparison: Comparison, suite: str) -> str:
@@ -116,27 +121,25 @@ def _setting(comparison: Comparison, suite: str) -> str:
     return f"Against the published setting: {escaped(in_full(found, [suite]))}"
 
 
-def _arm_rows(comparison: Comparison, suite: str) -> list[tuple[str, ...]]:
+def _arms(comparison: Comparison, suite: str) -> Table:
     """Averages only where every gate passed."""
-    return [
-        (arm.label, ", ".join(run.seed for run in arm.runs), *(estimate(arm.summary(measure)) for measure in _MEASURES))
-        for arm in comparison.of(suite)
-    ]
+    rows = [(arm.label, ", ".join(run.seed for run in arm.runs), *(estimate(arm.summary(m)) for m in _MEASURES)) for arm in comparison.of(suite)]
+    return Table("Arms", (Column("Arm"), Column("Seeds"), *(Column(measure, "measured") for measure in _MEASURES)), tuple(rows))
 
 
-def _pair_rows(comparison: Comparison, suite: str) -> list[tuple[str, ...]]:
+def _pairs(comparison: Comparison, suite: str) -> Table:
     rows = []
-    for arm, base in contrasts(comparison, [suite]):
+    for arm, base in compared_arms(comparison, [suite]):
         pairs = [versus(comparison, arm, base, measure, [suite]) for measure in _MEASURES[:5]]
-        rows.append((arm, base, str(max((pair.n for pair in pairs if pair), default=0)), *map(of_means, pairs)))
-    return rows
+        rows.append((arm, base, max((pair.n for pair in pairs if pair), default=0), *map(of_means, pairs)))
+    columns = (Column("Arm"), Column("Against"), Column("Pairs", "count"), *(Column(measure, "measured") for measure in _MEASURES[:5]))
+    return Table("Comparisons", columns, tuple(rows))
 
 
-def _run_row(run: Run, comparison: Comparison) -> tuple[str, ...]:
-    first, distance = diverged(run, "loss", "first_differing_step"), DIVERGENCES["l2"](run)
-    losses = NONE if diverged(run, "loss") is None else "never" if first is None else str(first)
-    names = (run.name, comparison.label(run), run.seed, run.verdict.status, run.verdict.reference or NONE)
-    return (*map(printable, names), losses, magnitude(distance), printable(run.reason or NONE))
+def _run_row(run: Run, comparison: Comparison) -> Row:
+    first = diverged(run, "loss", "first_differing_step")
+    losses = None if diverged(run, "loss") is None else "never" if first is None else str(first)
+    return run.name, comparison.label(run), run.seed, run.verdict.status, run.verdict.reference, losses, DIVERGENCES["l2"](run), run.reason
 
 
 def _placeless(config: dict[str, Any]) -> dict[str, Any]:

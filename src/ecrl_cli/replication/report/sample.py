@@ -1,4 +1,4 @@
-"""Which runs at hand repeat which published experiment, and their statistics; the arithmetic is `report.paired`'s and metrics'."""
+"""Which runs at hand repeat which published experiment, and their statistics; the arithmetic is the report's and metrics'."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from functools import cached_property
 
 from ecrl_cli.metrics.statistics import Paired, Summary, summary
 from ecrl_cli.replication.report.setting import Difference, differences, in_full
-from ecrl_cli.replication.report.values import BY_SUITE, EXPERIMENTS
+from ecrl_cli.replication.report.values import BY_EXPERIMENT, BY_SUITE
 from ecrl_cli.report.formats import listed, printable
 from ecrl_cli.report.model.arms import Arm
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.paired import pairs, versus
+from ecrl_cli.report.model.contrast import Contrast, contrast, pairs
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.suite_gates import unlike, whole
 
-SUITES_OF = {"exp4": tuple(BY_SUITE)} | {experiment.ident: (experiment.ident,) for experiment in EXPERIMENTS}
+SUITES_OF = {"exp4": tuple(BY_SUITE)} | {ident: (ident,) for ident in BY_EXPERIMENT}
 CLOCKS = {"goodput": "launch to target", "goodput_published_clock": "published clock"}  # measure: the clock's name
 WALLS = {"goodput": "wall_s", "goodput_published_clock": "wall_published_clock_s"}  # by clock: its wall time
 DIVERGENCES: dict[str, Callable[[Run], float | None]] = {
@@ -85,10 +85,15 @@ class Experiment:
             return found[0] if found else None
         return summary([entry.mean for entry in found])
 
-    def pair(self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
+    def contrast(self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None) -> Contrast | None:
         """`variant` against `base`, pooled over the suites: pairs of equal suite, seed and reference."""
         chosen = self.suites if suites is None else [suite for suite in suites if suite in self.suites]
-        return versus(self.comparison, variant, base, measure, chosen) if chosen else None
+        return contrast(self.comparison, variant, base, measure, chosen) if chosen else None
+
+    def pair(self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
+        """The statistics of `contrast` alone."""
+        found = self.contrast(variant, base, measure, suites)
+        return found.pair if found else None
 
     def pass_rate(self, variant: str) -> float | None:
         """The share of runs judged valid, those of refused suites and unfinished ones among them: a mean over what passed would always be 1."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ecrl_cli.replication.report.values import BY_SUITE, S1_ENVIRONMENT, TABLE2
+from ecrl_cli.replication.report.values import published_setting
 from ecrl_cli.report.formats import listed, printable
 from ecrl_cli.report.model.run_record import Run
 
@@ -56,19 +56,6 @@ GROUPS = {
 }
 _FAILURE_KEYS = ("failure.kind", "failure.steps")  # compared on the arms that fail
 _CHECKPOINT_KEYS = ("checkpoint.every", "checkpoint.max_inflight", "checkpoint.format", "write_mode.name")  # and on those that save
-_IMAGES, _UNSTATED = 50_000, "not stated; the authors' public configuration"
-
-
-@dataclass(frozen=True)
-class PublishedSetting:
-    """A published setting and where it stands."""
-
-    value: Any
-    source: str
-
-    @property
-    def stated(self) -> bool:
-        return self.source != _UNSTATED
 
 
 @dataclass(frozen=True)
@@ -85,75 +72,6 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.word} {listed([shown(value) for value in self.measured])} instead of {shown(self.published)}"
-
-
-def published_setting(suite: str) -> dict[str, PublishedSetting]:
-    """By key, what the published run of this name had; empty where there was none."""
-    if suite in BY_SUITE:
-        values = BY_SUITE[suite]
-        model = {"r18": "resnet18", "r50": "resnet50"}[values.model]
-        steps = {"base": (400, 1200), "late": (800, 1400)}[values.failure]
-        return _common(values.dataset, model, "S0 section 5.3") | _matrix(steps)
-    if suite in _PROJECT:
-        dataset, model, own = _PROJECT[suite]
-        source = "S1 section 9" if suite == "exp3" else _UNSTATED
-        return _common(dataset, model, source) | _machine() | own
-    return {}
-
-
-def _common(dataset: str, model: str, source: str) -> dict[str, PublishedSetting]:
-    """What experiments 1 to 4 share."""
-    width = {"model.width": PublishedSetting(64, "the model's definition")} if model.startswith("resnet") else {}
-    training = {"optimizer.name": "sgd", "optimizer.lr": 0.1, "precision": "bf16", "dataset.augment": True}
-    unstated = {"global_batch": 256, "checkpoint.every": 50, **training}
-    return width | {
-        "dataset.name": PublishedSetting(dataset, source),
-        "model.name": PublishedSetting(model, source),
-        "dataset_size": PublishedSetting(_IMAGES, "the data set's training images"),
-        "failure.kind": PublishedSetting("exit", "S0 section 4.5, S1 section 7"),
-        "checkpoint.format": PublishedSetting("torch", "S1 section 6.1"),
-        "supervision.launcher": PublishedSetting("torchrun", "S0 section 3.2, S1 section 7"),
-        "supervision.nodes": PublishedSetting(1, "S0 Table 2, S1 section 9"),
-        "storage.name": PublishedSetting("disk", _UNSTATED),
-        **{key: PublishedSetting(value, _UNSTATED) for key, value in unstated.items()},
-    }
-
-
-def _matrix(steps: tuple[int, ...]) -> dict[str, PublishedSetting]:
-    table4, section = "S0 Table 4", "S0 section 5.3"
-    return {
-        "target_steps": PublishedSetting(1600, _UNSTATED),
-        "world_size": PublishedSetting(4, table4),
-        "seed": PublishedSetting((1337, 2027, 4242), table4),
-        "failure.steps": PublishedSetting(steps, section),
-        "checkpoint.every": PublishedSetting(50, section),
-        "checkpoint.max_inflight": PublishedSetting(4, section),
-        "write_mode.name": PublishedSetting("atomic_nodirsync", "S0 section 4.3"),
-        "device": PublishedSetting("cuda", "S0 Table 2"),
-        "backend": PublishedSetting("nccl", _UNSTATED),
-        "ranks_per_gpu": PublishedSetting(1, "S0 Table 2"),
-        **{key: PublishedSetting(TABLE2[key][1], "S0 Table 2") for key in ("torch", "python", "cpu")},
-    }
-
-
-def _machine() -> dict[str, PublishedSetting]:
-    return {"write_mode.name": PublishedSetting("atomic_dirsync", "S1 section 6.1"), "backend": PublishedSetting("gloo", _UNSTATED)} | {
-        key: PublishedSetting(value, "S1 section 9") for key, value in S1_ENVIRONMENT.items()
-    }
-
-
-def _run(steps: int, ranks: int, failures: tuple[int, ...], seeds: tuple[int, ...] | None) -> dict[str, PublishedSetting]:
-    source = "S1 section 9"
-    found = {"target_steps": PublishedSetting(steps, source), "world_size": PublishedSetting(ranks, source)}
-    found |= {"failure.steps": PublishedSetting(failures, source)} if failures else {}
-    return found | ({"seed": PublishedSetting(seeds, source)} if seeds else {})
-
-
-_PROJECT: dict[str, tuple[str, str, dict[str, PublishedSetting]]] = {
-    "exp1": ("cifar10", "small_cnn", _run(1000, 2, (200, 600), None)),
-    "exp2": ("cifar10", "small_cnn", _run(800, 2, (), None) | {"elastic.schedule": PublishedSetting({400: 1}, "S1 section 9")}),
-    "exp3": ("cifar100", "resnet18", _run(600, 2, (200, 500), (1337, 2027))),
-}
 
 
 def facts(run: Run) -> dict[str, Any]:

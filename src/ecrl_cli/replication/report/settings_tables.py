@@ -7,15 +7,19 @@ from typing import Any
 
 from ecrl_cli.replication.report.sample import Experiment
 from ecrl_cli.replication.report.setting import WORDS, facts, shown
-from ecrl_cli.replication.report.values import EXP4_PREFIX, MANIFEST, SUITES, TABLE2, TABLE3, TABLE4
+from ecrl_cli.replication.report.values import PUBLISHED, SUITES
 from ecrl_cli.report.formats import NONE, listed, plural, printable
 from ecrl_cli.report.model.replication import PublishedTable
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.suite_gates import unlike
+from ecrl_cli.report.tables.table import Cell, Column, Row, Table
 
-COLUMNS2 = ("Item", "Published", "Measured", "n", "What differs")
-COLUMNS3 = ("Axis", "Published", "Count there", "Measured", "Count here", "Role", "What differs")
-COLUMNS4 = ("Factor", "Role there", "Treatment there", "Role here", "Values here", "What differs")
+COLUMNS2 = (Column("Item"), Column("Published"), Column("Measured"), Column("n", "count"), Column("What differs"))
+COLUMNS3 = (
+    *(Column("Axis"), Column("Published"), Column("Count there", "count"), Column("Measured"), Column("Count here", "count")),
+    *(Column("Role"), Column("What differs")),
+)
+COLUMNS4 = tuple(map(Column, ("Factor", "Role there", "Treatment there", "Role here", "Values here", "What differs")))
 _GIB = 2**30
 
 Read = Callable[[Run], str]
@@ -40,16 +44,16 @@ _MORE: dict[str, tuple[str, Read]] = {
 
 def table2(experiment: Experiment) -> PublishedTable:
     runs = [run for run in experiment.runs if run.environment]
-    items = [(label, published, _ITEMS[key]) for key, (label, published) in TABLE2.items()]
+    items = [(item.label, item.value, _ITEMS[key]) for key, item in PUBLISHED.table2.items()]
     items += [(name.capitalize(), published, read) for name, (published, read) in _MORE.items()]
     rows = []
     for label, published, read in items:
         values = list(dict.fromkeys(printable(read(run)) for run in runs))
         measured = "; ".join(values) or NONE
         verdict = NONE if published == "not stated" or not values else "nothing" if values == [published] else "differs"
-        rows.append((label, published, measured, plural(len(runs), "run"), verdict))
+        rows.append((label, published, measured, Cell(len(runs), text=plural(len(runs), "run")), verdict))
     note = "The published runs used four of six GPUs of two kinds, and it is not said which."
-    return PublishedTable("table2", f"Table 2: environment ({experiment.scale})", note, COLUMNS2, tuple(rows), experiment.setting)
+    return PublishedTable("table2", Table(f"Table 2: environment ({experiment.scale})", COLUMNS2, tuple(rows), note), experiment.setting)
 
 
 def table3(experiment: Experiment) -> PublishedTable:
@@ -66,18 +70,19 @@ def table3(experiment: Experiment) -> PublishedTable:
     lines = zip(axes.items(), _missing(experiment), strict=True)
     rows = [_axis(key, found, missing) for (key, found), missing in lines]
     finished = sum(run.counted is not None for run in runs)
-    rows.append(("finished runs", NONE, "72", _statuses(runs), str(finished), "completion accounting", _short_of(finished, len(runs))))
-    there = ", ".join(f"{status} {number}" for status, number in MANIFEST.items())
-    note = f"The published matrix is {EXP4_PREFIX}; its manifest counts suites ({there}) and averages both kinds. {_reuse(runs)}"
+    left = "nothing" if finished == len(runs) else f"{len(runs) - finished} unfinished"
+    rows.append(("finished runs", None, PUBLISHED.table3["runs"].count, _statuses(runs), finished, "completion accounting", left))
+    there = ", ".join(f"{status} {number}" for status, number in PUBLISHED.manifest.items())
+    note = f"The published matrix is {PUBLISHED.exp4_prefix}; its manifest counts suites ({there}) and averages both kinds. {_reuse(runs)}"
     title = f"Table 3: run matrix, {len(experiment.present)} of {len(SUITES)} suites at hand ({experiment.scale})"
-    return PublishedTable("table3", title, " ".join([note, *experiment.remarks()]), COLUMNS3, tuple(rows), experiment.setting)
+    return PublishedTable("table3", Table(title, COLUMNS3, tuple(rows), " ".join([note, *experiment.remarks()])), experiment.setting)
 
 
-def _axis(key: str, found: Sequence[str], missing: str) -> tuple[str, ...]:
-    published, count, role = TABLE3[key]
+def _axis(key: str, found: Sequence[str], missing: str) -> Row:
+    axis = PUBLISHED.table3[key]
     names = {"units": "run units", "runs": "seed-runs", "failure": "failure schedule", "dataset": "data set"}
-    listed_here = NONE if key in ("units", "runs") else "; ".join(map(printable, found))
-    return names.get(key, key), published, str(count), listed_here, str(len(found)), role, missing
+    listed_here = None if key in ("units", "runs") else "; ".join(map(printable, found))
+    return names.get(key, key), axis.values, axis.count, listed_here, len(found), axis.role, missing
 
 
 def _missing(experiment: Experiment) -> list[str]:
@@ -91,8 +96,8 @@ def _missing(experiment: Experiment) -> list[str]:
     arms = [f"{arm} missing" for arm in ("ref", "blk", "ovl") if arm not in variants] + [f"{arm} besides" for arm in beyond]
     texts = [", ".join(f"{name} missing" for name in names) for names in gone] + [", ".join(arms)]
     texts += [f"missing: {', '.join(experiment.missing)}" if experiment.missing else "", f"missing: {', '.join(lacking)}" if lacking else ""]
-    runs = len(experiment.runs)
-    return [text or "nothing" for text in texts] + ["nothing" if runs == TABLE3["runs"][1] else f"{runs} instead of {TABLE3['runs'][1]}"]
+    runs, wanted = len(experiment.runs), PUBLISHED.table3["runs"].count
+    return [text or "nothing" for text in texts] + ["nothing" if runs == wanted else f"{runs} instead of {wanted}"]
 
 
 def _statuses(runs: Sequence[Run]) -> str:
@@ -111,22 +116,18 @@ def _reuse(runs: Sequence[Run]) -> str:
     return f"Here {listed(told)}." if told else "Here all runs are of one code, one machine and one scale." if known else ""
 
 
-def _short_of(finished: int, runs: int) -> str:
-    return "nothing" if finished == runs else f"{runs - finished} unfinished"
-
-
 def table4(experiment: Experiment) -> PublishedTable:
     """Published factors, then every other key that differs between the runs; the roles from the runs' configurations."""
     known = [facts(run) | _strategy(run) | {"seed": run.seed} for run in experiment.runs]
     differing: dict[str, list[str]] = {}
     for difference in experiment.differs_in(experiment.present):
         differing.setdefault(difference.key, []).append(str(difference))
-    rows = [_factor(key, _values(known, key), _role(key, known, experiment.runs), differing) for key in TABLE4]
-    others = [key for key in WORDS if key not in TABLE4 and len(_values(known, key)) > 1]
-    rows += [(WORDS[key], "not named", NONE, "varied", _listed(_values(known, key)), "varied here") for key in others]
+    rows = [_factor(key, _values(known, key), _role(key, known, experiment.runs), differing) for key in PUBLISHED.table4]
+    others = [key for key in WORDS if key not in PUBLISHED.table4 and len(_values(known, key)) > 1]
+    rows += [(WORDS[key], "not named", None, "varied", "; ".join(_values(known, key)), "varied here") for key in others]
     note = "The published text calls the seed fixed (section 5.3); its table counts three of them. Arms without failures have no failure steps."
     title = f"Table 4: controlled and varied factors ({experiment.scale})"
-    return PublishedTable("table4", title, note, COLUMNS4, tuple(rows), experiment.setting)
+    return PublishedTable("table4", Table(title, COLUMNS4, tuple(rows), note), experiment.setting)
 
 
 def _strategy(run: Run) -> dict[str, Any]:
@@ -143,19 +144,15 @@ def _role(key: str, known: Sequence[dict[str, Any]], runs: Sequence[Run]) -> str
     return "controlled" if len({frozenset(seeds) for seeds in by_arm.values()}) == 1 else "varied"
 
 
-def _factor(key: str, values: Sequence[str], here: str, differing: dict[str, list[str]]) -> tuple[str, ...]:
-    label, role, treatment = TABLE4[key]
-    told = [f"{role} there, {here} here"] if role != here else []
+def _factor(key: str, values: Sequence[str], here: str, differing: dict[str, list[str]]) -> Row:
+    there = PUBLISHED.table4[key]
+    told = [f"{there.role} there, {here} here"] if there.role != here else []
     told += differing.get(key, [])
-    return label, role, treatment, here, _listed(values), "; ".join(told) or "nothing"
+    return there.label, there.role, there.treatment, here, "; ".join(values), "; ".join(told) or "nothing"
 
 
 def _values(known: Sequence[dict[str, Any]], key: str) -> list[str]:
     return list(dict.fromkeys(shown(item[key]) for item in known if key in item and item[key] not in ([], ())))
-
-
-def _listed(values: Sequence[str]) -> str:
-    return "; ".join(values) or NONE
 
 
 def _distinct(runs: Sequence[Run], read: Read) -> list[str]:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from ecrl_cli.replication.report import claims as claimed
-from ecrl_cli.replication.report import findings
 from ecrl_cli.replication.report.claims import Claim
-from ecrl_cli.replication.report.findings import NewFinding
-from ecrl_cli.replication.report.limits import limits
+from ecrl_cli.replication.report.findings import NewFinding, limits, new_findings
 from ecrl_cli.replication.report.publishable import as_json, revision
 from ecrl_cli.replication.report.sample import Experiment
 from ecrl_cli.report.figures.export import Picture
-from ecrl_cli.report.formats import NONE, plural
+from ecrl_cli.report.formats import plural
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.replication import PublishedTable
 from ecrl_cli.report.model.suite_gates import whole
-from ecrl_cli.report.render.markdown import escaped, grid
-from ecrl_cli.report.tables.csv_files import as_csv
-from ecrl_cli.report.tables.statistics_rows import summary_rows
+from ecrl_cli.report.tables.records import summary_rows
+from ecrl_cli.report.tables.renderers import csv_of, escaped, markdown_of, markdown_section
+from ecrl_cli.report.tables.table import Column, Row, Table, records_table, text_of
 
 SCHEMA_VERSION = 1
-SUITE_COLUMNS = ("Suite", "Accepted", "Scale", "Arms", "Runs", "Valid", "Gates that failed")
+SUITE_COLUMNS = (
+    *(Column("Suite"), Column("Accepted"), Column("Scale"), Column("Arms"), Column("Runs", "count"), Column("Valid", "count")),
+    Column("Gates that failed"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,15 @@ class ReplicationData:
 
     @cached_property
     def news(self) -> list[NewFinding]:
-        return findings.new_findings(self.experiments, self.claims)
+        return new_findings(self.experiments, self.claims)
 
 
 def summary_files(material: ReplicationData) -> dict[str, bytes]:
     """publication_summary.json and .md; new_findings.csv and .md where a published experiment was repeated."""
     files = {"publication_summary.json": as_json(_document(material)), "publication_summary.md": _markdown(material).encode()}
     if material.experiments:
-        header = ",".join(field.name for field in fields(NewFinding)) + "\r\n"
-        files["new_findings.csv"] = as_csv([asdict(entry) for entry in material.news]) if material.news else header.encode()
+        names = [field.name for field in fields(NewFinding)]
+        files["new_findings.csv"] = csv_of(records_table([asdict(entry) for entry in material.news], names))
         files["new_findings.md"] = "\n".join(["# New findings", "", *_findings(material.news)]).encode()
     return files
 
@@ -62,12 +63,12 @@ def _document(material: ReplicationData) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "exit_code": shown.exit_code,
         "code_revisions": sorted({revision(run) for run in shown.runs if run.environment}),
-        "suites": [dict(zip(("suite", *_KEYS), row, strict=True)) for row in _suite_rows(shown)],
+        "suites": [dict(zip(_KEYS, [str(value) for value in row], strict=True)) for row in _suite_rows(shown)],
         "experiments": [
             {"experiment": e.ident, "scale": e.scale, "averaged": e.suites, "refused": e.refused, "missing": e.missing, "setting": e.setting}
             for e in material.experiments
         ],
-        "tables": [asdict(table) for table in material.tables],
+        "tables": [table_document(table) for table in material.tables],
         "statistics": summary_rows(shown),
         "claims": [asdict(claim) for claim in material.claims],
         "new_findings": [asdict(entry) for entry in material.news],
@@ -76,31 +77,40 @@ def _document(material: ReplicationData) -> dict[str, Any]:
     }
 
 
-_KEYS = ("accepted", "scale", "arms", "runs", "valid", "failed_gates")
+_KEYS = ("suite", "accepted", "scale", "arms", "runs", "valid", "failed_gates")
 
 
-def _suite_rows(shown: Comparison) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
+def table_document(published: PublishedTable) -> dict[str, Any]:
+    """A published table in publication_summary.json: its cells as a reader sees them."""
+    table = published.table
+    rows = [[text_of(value, column) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
+    labels = [column.label for column in table.columns]
+    return {"ident": published.ident, "title": table.title, "note": table.note, "columns": labels, "rows": rows, "setting": published.setting}
+
+
+def _suite_rows(shown: Comparison) -> list[Row]:
+    rows: list[Row] = []
     for suite, gates in shown.gates.items():
         runs = [run for run in shown.runs if run.suite == suite]
         valid = sum(run.verdict.status == "valid" for run in runs)
-        failed = ", ".join(gate.name for gate in gates if not gate.passed) or NONE
+        failed = ", ".join(gate.name for gate in gates if not gate.passed) or "-"
         arms = ", ".join(arm.label for arm in shown.of(suite))
-        rows.append((suite or NONE, "yes" if whole(gates) else "no", shown.scale([suite]), arms, str(len(runs)), str(valid), failed))
+        rows.append((suite or "-", "yes" if whole(gates) else "no", shown.scale([suite]), arms, len(runs), valid, failed))
     return rows
 
 
 def _markdown(material: ReplicationData) -> str:
     shown = material.comparison
     lines = ["# Publication summary", "", *_sentences(material), "", "## Suites", ""]
-    lines += [*grid(SUITE_COLUMNS, _suite_rows(shown), 4), ""]
+    lines += [*markdown_of(Table("Suites", SUITE_COLUMNS, tuple(_suite_rows(shown)))), ""]
     if material.claims:
-        lines += ["## Published claims", "", *grid(claimed.COLUMNS, [claim.row for claim in material.claims], len(claimed.COLUMNS)), ""]
+        columns = tuple(map(Column, ("Experiment", "Claim", "Published", "Measured", "Verdict", "Why")))
+        lines += markdown_section(Table("Published claims", columns, tuple(claim.row for claim in material.claims)))
     if material.news:
         lines += ["## New findings", "", *_findings(material.news)]
     for table in material.tables:
-        lines += [f"## {escaped(table.title)}", "", escaped(table.note), "", f"What differs: {escaped(table.setting)}", ""]
-        lines += [*grid(table.columns, table.rows, 2), ""]
+        lines += [f"## {escaped(table.table.title)}", "", escaped(table.table.note), "", f"What differs: {escaped(table.setting)}", ""]
+        lines += [*markdown_of(table.table), ""]
     lines += [*_section("Figures", [f"![{escaped(p.title)}](figures/{p.name}.png)" for p in material.pictures], "")]
     lines += [*_section("Limits", [escaped(text) for text in limits(material.experiments)], "- ")]
     return "\n".join(lines)
@@ -120,7 +130,8 @@ def _sentences(material: ReplicationData) -> list[str]:
 
 
 def _findings(news: Sequence[NewFinding]) -> list[str]:
-    return [*grid(findings.COLUMNS, [entry.row for entry in news], len(findings.COLUMNS) - 1), ""]
+    columns = (*map(Column, ("Experiment", "Finding", "Published", "Measured", "Kind")), Column("n", "count"))
+    return [*markdown_of(Table("New findings", columns, tuple(astuple(entry) for entry in news))), ""]
 
 
 def _section(title: str, items: Sequence[str], bullet: str) -> list[str]:

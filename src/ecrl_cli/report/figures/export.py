@@ -1,6 +1,6 @@
 """How a figure gets into the page and into a paper: one drawing, saved as SVG (slimmed, in the page's colours), PNG and PDF.
 
-seaborn (`report.plots`) and matplotlib draw on figures that are made here, never on pyplot's current one: no global state, no window system.
+seaborn (`figures.plots`) and matplotlib draw on figures that are made here, never on pyplot's current one: no global state, no window system.
 What `say` says of an artist is the value that the page shows over it.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from ecrl_cli.report.formats import minus, printable
 from ecrl_cli.report.parallel import spread
 
 WIDTH = 7.4  # inches
+TITLE_WIDTH = 88  # characters in a line of a title
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it along
@@ -95,15 +97,15 @@ def _drawn(sketch: FigureSpec) -> Picture | None:
     import seaborn as sns
 
     with sns.axes_style("ticks"), mpl.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in a script that the font lacks
-        warnings.filterwarnings("ignore", ".*layout not applied")  # more names than there is room for: drawn as well as it goes
-        warnings.filterwarnings("ignore", "Attempting to set identical low and high")  # one value: the axis is widened
+        # A name in a script that the font lacks, more names than there is room for, an axis of one value: drawn as well as it goes.
+        warnings.simplefilter("ignore", UserWarning)
         figure = sketch.draw()
         return picture(sketch.name, sketch.title, figure, in_page=sketch.in_page) if figure else None
 
 
 def picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> Picture:
-    """Draw `figure` in each format; the layout is computed once, and what is there only to be pointed at is in the page alone."""
+    """Draw `figure` in each format under its title; the layout is computed once, and what is there only to be pointed at is in the page alone."""
+    _head(figure, title)
     engine = figure.get_layout_engine()
     if engine:
         engine.execute(figure)
@@ -113,6 +115,18 @@ def picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> P
         artist.remove()
     png, pdf = _png(figure), _pdf(figure)
     return Picture(name, title, slim(svg.decode(), title) if svg else "", png, pdf)
+
+
+def _head(figure: Figure, title: str) -> None:
+    """Put `title` above all axes, in a strip of its own; a figure without a layout engine keeps its axes as large as they are."""
+    text = textwrap.fill(printable(title), TITLE_WIDTH)
+    before, strip = figure.get_figheight(), 0.22 * (text.count("\n") + 1)
+    figure.set_figheight(before + strip)
+    if figure.get_layout_engine() is None:
+        kept = before / (before + strip)
+        figure.subplots_adjust(top=figure.subplotpars.top * kept, bottom=figure.subplotpars.bottom * kept)
+    place = {} if figure.get_layout_engine() else {"y": 1 - 0.05 / (before + strip)}  # a layout engine makes room only where it places the title
+    figure.suptitle(text, x=0.01, ha="left", va="top", fontsize=10, fontweight="bold", color=INK.light, **place)
 
 
 def _unseen(artist: Artist) -> bool:

@@ -17,7 +17,7 @@ from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS
 from ecrl_cli.report.formats import change, duration, plural, printable, rate, share
 from ecrl_cli.report.model.arms import Arm
 from ecrl_cli.report.model.comparison import ALL, Comparison
-from ecrl_cli.report.model.contrasts import Contrast, Effect, contrasted
+from ecrl_cli.report.model.contrast import Contrast, by_scope
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.timeline_view import View, thinned
 
@@ -30,7 +30,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
     """Every figure that there is something to show for."""
     if not comparison.arms:
         return []
-    effects = contrasted(comparison)
+    effects = by_scope(comparison)
     found = [FigureSpec("effects", EFFECTS, partial(draw_effects, effects))] if effects else []
     found += [
         FigureSpec("goodput", "Goodput of each arm, in committed steps per second", partial(draw_goodput, comparison)),
@@ -103,25 +103,25 @@ def draw_seconds(comparison: Comparison) -> Figure:
     return figure
 
 
-def draw_effects(found: Sequence[Contrast]) -> Figure:
-    """A point and its interval per suite and over all of them, by contrast; the band behind each: what equal runs of its suites differ by."""
-    rows = [(contrast, effect) for contrast in found for effect in contrast.effects]
-    figure = Figure(figsize=(WIDTH, 0.24 * (len(rows) + 1.2 * len(found)) + 0.65), layout="constrained")
+def draw_effects(found: Sequence[Sequence[Contrast]]) -> Figure:
+    """A point and its interval per suite and over all of them, arm by arm; the band behind each: what equal runs of its suites differ by."""
+    every = [each for members in found for each in members]
+    figure = Figure(figsize=(WIDTH, 0.24 * (len(every) + 1.2 * len(found)) + 0.65), layout="constrained")
     axes = figure.subplots()
-    colours = variant_colours(list(dict.fromkeys(contrast.arm for contrast in found)))
+    colours = variant_colours(list(dict.fromkeys(each.arm for each in every)))
     ticks: list[tuple[float, str]] = []
     y = 0.0
-    for contrast in found:
-        axes.annotate(contrast.title, (0, y), xycoords=("axes fraction", "data"), va="center", weight="bold", color=INK.light)
+    for members in found:
+        axes.annotate(members[0].title, (0, y), xycoords=("axes fraction", "data"), va="center", weight="bold", color=INK.light)
         y += 1
-        for effect in contrast.effects:
-            _band(axes, y, effect)
-            ticks.append((y, effect.suite))
+        for each in members:
+            _band(axes, y, each)
+            ticks.append((y, each.scope))
             y += 1
         y += 0.2
-    _estimates(axes, [(at, *row) for (at, _), row in zip(ticks, rows, strict=True)], colours)
+    _estimates(axes, [(at, each) for (at, _), each in zip(ticks, every, strict=True)], colours)
     axes.axvline(0, color=MUTED.light, linewidth=0.8)
-    _reach(axes, found)
+    _reach(axes, every)
     axes.set_yticks([at for at, _ in ticks], [printable(name) for _, name in ticks])
     axes.set_ylim(y - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
@@ -132,27 +132,25 @@ def draw_effects(found: Sequence[Contrast]) -> Figure:
 
 def _reach(axes: Axes, found: Sequence[Contrast]) -> None:
     """Room for the intervals; a floor far beyond them fills the axes without crushing them."""
-    pairs = [ratios for contrast in found for effect in contrast.effects if (ratios := effect.pair.mean_of_ratios)]
-    ends = [abs(end) for ratios in pairs for end in (ratios.mean, ratios.low, ratios.high) if end is not None]
+    ends = [abs(end) for each in found if each.pair.mean_of_ratios for end in (each.effect, *(each.interval or ()))]
     widest = max(ends, default=0.0)
-    floor = max((effect.floor.of_mean(effect.pair.n) for contrast in found for effect in contrast.effects if effect.floor), default=0.0)
+    floor = max((each.noise for each in found if each.noise is not None), default=0.0)
     reach = 112 * max(widest, min(floor, 2 * widest)) or 1.0
     axes.set_xlim(-reach, reach)
 
 
-def _band(axes: Axes, y: float, effect: Effect) -> None:
-    if effect.floor:
-        reach = effect.floor.of_mean(effect.pair.n)
-        (band,) = axes.barh(y, 200 * reach, left=-100 * reach, height=1.0, color=RULE.light, linewidth=0, zorder=0)
-        say(band, f"noise floor: the mean of as many pairs of {effect.floor.source} may differ by {share(reach)}")
+def _band(axes: Axes, y: float, each: Contrast) -> None:
+    if each.floor and each.noise is not None:
+        (band,) = axes.barh(y, 200 * each.noise, left=-100 * each.noise, height=1.0, color=RULE.light, linewidth=0, zorder=0)
+        say(band, f"noise floor: the mean of as many pairs of {each.floor.source} may differ by {share(each.noise)}")
 
 
-def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast, Effect]], colours: dict[str, Colour]) -> None:
+def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast]], colours: dict[str, Colour]) -> None:
     """The means of ratios with their intervals by Student's t; a pooled one is a diamond."""
     import pandas as pd
 
-    shown = [(y, contrast, effect, ratios) for y, contrast, effect in rows if (ratios := effect.pair.mean_of_ratios)]
-    found = [(y, r.low, r.mean, r.high, colours[c.arm].light, effect.suite == ALL, _estimated(c, effect, r)) for y, c, effect, r in shown]
+    shown = [(y, each, ratios) for y, each in rows if (ratios := each.pair.mean_of_ratios)]
+    found = [(y, r.low, r.mean, r.high, colours[each.arm].light, each.scope == ALL, _estimated(each)) for y, each, r in shown]
     frame = pd.DataFrame(found, columns=["row", "low", "mean", "high", "colour", "pooled", "says"])
     frame[["low", "mean", "high"]] = 100 * frame[["low", "mean", "high"]].astype(float)
     intervals(axes, frame[END_COLUMNS], 1.6)
@@ -160,10 +158,10 @@ def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast, Effect]], colou
         marks(axes, frame[frame["pooled"] == pooled].rename(columns={"mean": "x", "row": "y"})[MARK_COLUMNS], marker=marker, markersize=size)
 
 
-def _estimated(contrast: Contrast, effect: Effect, ratios: Summary) -> str:
-    spread = "" if ratios.low is None else f" [{change(ratios.low)} to {change(ratios.high)}]"
-    noise = f", {effect.noise}" if effect.noise else ""
-    return f"{contrast.title}, {effect.suite or 'all suites'}: {change(ratios.mean)}{spread}, {plural(effect.pair.n, 'pair')}{noise}"
+def _estimated(each: Contrast) -> str:
+    spread = f" [{change(each.interval[0])} to {change(each.interval[1])}]" if each.interval else ""
+    noise = f", {each.against_floor}" if each.against_floor else ""
+    return f"{each.title}, {each.scope or 'all suites'}: {change(each.effect)}{spread}, {plural(each.pair.n, 'pair')}{noise}"
 
 
 def draw_losses(comparison: Comparison) -> Figure:
@@ -184,7 +182,7 @@ def draw_losses(comparison: Comparison) -> Figure:
         axes.set_xlabel("step")
     panels[0][0].set_ylabel("loss")
     handles = [Patch(color=colours[label].light, label=legend_name(label)) for label in comparison.labels]
-    figure.legend(handles=handles, loc="outside upper right", ncols=6, fontsize=8, handlelength=1, handleheight=0.5)
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8, handlelength=1, handleheight=0.5)
     return figure
 
 

@@ -8,22 +8,20 @@ from typing import Any, Protocol
 
 from ecrl_cli.config.registry import Registry
 from ecrl_cli.report.figures.export import Picture
+from ecrl_cli.report.tables.table import Table
 
 _REPLICATIONS = Registry("replication", "ecrl.replications", {"published": "ecrl_cli.replication.report.publication:PUBLISHED"})
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """`ident`: as in the file names (`table5`, `exp1`). `title` names the scale; `note`: what is wrong or contradictory in the published numbers.
+    """`ident`: as in the file names (`table5`, `exp1`). The table's title names the scale, its note what is wrong in the published numbers.
 
-    `rows`: as wide as `columns`. `setting`: what differs between the published setting and the measured one.
+    `setting`: what differs between the published setting and the measured one.
     """
 
     ident: str
-    title: str
-    note: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    table: Table
     setting: str
 
 

@@ -12,23 +12,25 @@ from typing import Any, TypeVar
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, RecordError
-from ecrl_cli.history.load import NOTHING, RunRecords
+from ecrl_cli.history.load import RunRecords, load, load_disk, load_environment
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.checkpoints import Checkpoint
 from ecrl_cli.metrics.checkpoints import account as checkpoint_account
-from ecrl_cli.metrics.disk import DiskLine
+from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.restarts import Restart, restarts
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, InjectedFault, SupervisorRecord
-from ecrl_cli.records.journal import Lines, read_journal, read_json
+from ecrl_cli.records.fingerprint import fingerprint
+from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.verdict_file import divergence_of, read_verdict
 from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
 from ecrl_cli.report.model.inputs import RunInput
-from ecrl_cli.report.model.recordings import Recording, recording_of
 from ecrl_cli.report.model.timeline_view import View, view
-from ecrl_cli.report.model.verdicts import UNJUDGED, Verdict, judged_before, judged_now
 from ecrl_cli.verify.reference import bounded
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, worst
+from ecrl_cli.verify.verify_run import named, verify_run
 
 T = TypeVar("T")
 CHECKPOINT_TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "stall_s")
@@ -103,6 +105,37 @@ class Metrics:
         return self.checkpoints[key] / submitted if submitted else None
 
 
+@dataclass(frozen=True)
+class Finding:
+    promise: str
+    status: str
+    message: str
+    evidence: Any = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verdict; `missing` where the run was not verified, or not as it is now: `why`. `reference`: the run that it was compared with, or empty."""
+
+    status: str
+    findings: tuple[Finding, ...] = ()
+    reference: str = ""
+    why: str = ""
+
+
+Judged = tuple[Verdict, dict[str, Any] | None]  # with the distances to its reference, where there is one
+UNJUDGED: Judged = (Verdict(UNKNOWN), None)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """`start`: boot, monotonic and wall time at which the first supervisor began. `content`: the fingerprint of all records."""
+
+    run_id: str
+    start: tuple[str, float, float]
+    content: str
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run. `reason`: why it takes part in no comparison; empty if it does. `saves`: every submitted checkpoint, once.
@@ -144,15 +177,6 @@ class Run:
     def counted(self) -> Metrics | None:
         """The run's numbers if it may be compared."""
         return None if self.reason else self.metrics
-
-
-def known_environment(value: Any) -> dict[str, Any]:
-    """environment.json without what is not of the type that this ECRL writes: nothing depends on it, so it fails nothing."""
-    kinds: dict[str, Any] = {"cpu": dict, "packages": dict, "math_kernels": dict, "file_system": dict, "gpus": list}
-    known: dict[str, Any] = {
-        key: item for key, item in (value if isinstance(value, dict) else {}).items() if isinstance(item, kinds.get(key, str | int | None))
-    }
-    return known | ({"gpus": [gpu for gpu in known["gpus"] if isinstance(gpu, dict)]} if "gpus" in known else {})
 
 
 def read_run(place: RunInput, judge_anew: bool = False) -> Run:
@@ -198,8 +222,8 @@ class _Reader:
             tuple(line for a in records.attempts for line in a.checkpoints.events) if records else (),
             records.fired if records else (),
             config,
-            self.attempt(lambda: known_environment(dict(read_json(layout.environment))) if layout.environment.exists() else {}, {}),
-            self.attempt(lambda: view(told, self.disk(), account) if told and account else None, None),
+            self.attempt(lambda: load_environment(layout), {}),
+            self.attempt(lambda: view(told, self.attempt(lambda: load_disk(layout), ()), account) if told and account else None, None),
             divergence,
             tuple(self.troubles),
             self.attempt(lambda: checkpoint_account(records).checkpoints if records else (), ()),
@@ -207,10 +231,6 @@ class _Reader:
             tuple(_missing(layout, supervisor)),
             self.attempt(lambda: recording_of(told) if told else None, None),
         )
-
-    def disk(self) -> tuple[DiskLine, ...]:
-        lines: Lines[DiskLine] = self.attempt(lambda: read_journal(self.layout.disk, DiskLine, 2**26), NOTHING)
-        return lines.events
 
 
 def folded(records: RunRecords) -> dict[str, Any]:
@@ -279,3 +299,38 @@ def _status(supervisor: SupervisorRecord | None) -> str:
     if supervisor is None:
         return ""
     return supervisor.terminal_status + (f": {supervisor.reason}" if supervisor.reason else "")
+
+
+def judged_before(layout: RunLayout) -> Judged:
+    """What is on file. A stale verdict is shown as none, with the reason. RecordError, OSError, KeyError, TypeError for a file that is no verdict."""
+    if not layout.verdict.exists():
+        return Verdict("missing"), None
+    value, stale = read_verdict(layout)
+    if stale:
+        return Verdict("missing", (Finding("records", UNKNOWN, f"not judged ({stale}); run `ecrl verify` again"),), why=stale), None
+    findings = tuple(Finding(f["promise"], f["status"], f["message"], f.get("evidence")) for f in value["findings"])
+    return Verdict(status_of(findings), findings, str(value.get("reference", ""))), divergence_of(layout, value)
+
+
+def judged_now(layout: RunLayout) -> Judged:
+    """Whatever is on file. What `judge` raises."""
+    said = verify_run(layout.root)
+    findings = tuple(Finding(f.promise, f.status, f.message, list(f.evidence)) for f in said.findings)
+    beside = load(RunLayout(named(layout.root).parent / said.reference)) if said.reference else None
+    return Verdict(status_of(findings), findings, said.reference), divergence_document(load(layout), beside) if beside else None
+
+
+def status_of(findings: Sequence[Finding]) -> str:
+    """The worst of the findings, as the judge has it, whatever stands beside them; unknown for a word that it does not know."""
+    known = all(finding.status in (VALID, INVALID, UNKNOWN, NOT_CHECKED) for finding in findings)
+    found = worst(finding.status for finding in findings) if findings and known else UNKNOWN
+    return UNKNOWN if found == NOT_CHECKED else found
+
+
+def recording_of(records: RunRecords) -> Recording | None:
+    """Which recording the run is: by its first supervisor's start, which no two of them share."""
+    sessions = records.supervisor.sessions if records.supervisor else ()
+    if not sessions:
+        return None
+    first = sessions[0]
+    return Recording(records.stored.run_id, (first.boot_id, first.started_at, first.time), fingerprint(records.layout))

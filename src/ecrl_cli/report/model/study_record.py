@@ -10,9 +10,9 @@ from typing import Any
 
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import RecordError, shown
+from ecrl_cli.history.load import known_environment
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.model.inputs import StudyPlace
-from ecrl_cli.report.model.run_record import known_environment
 from ecrl_cli.studies.frame.result import KINDS, SCHEMA_VERSION, Figure, Series, Table
 from ecrl_cli.studies.frame.study import Skip
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.metrics.statistics import Paired
 from ecrl_cli.report.formats import listed
 from ecrl_cli.report.model.arms import flat
 from ecrl_cli.report.model.comparison import ALL, Comparison, compare
+from ecrl_cli.report.model.contrast import Contrast, contrast, contrasts, noise_floor, paired_runs
 from ecrl_cli.report.model.inputs import places
-from ecrl_cli.report.model.paired import NoiseFloor, contrasts, noise_floor, paired_runs, versus
 from ecrl_cli.report.model.run_record import Run, read_run
 
 
@@ -35,17 +34,6 @@ class Difference:
     key: str
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Effect:
-    """The same comparison of two arms on both sides."""
-
-    scope: str
-    arm: str
-    base: str
-    ours: Paired
-    theirs: Paired
 
 
 @dataclass(frozen=True)
@@ -93,24 +81,33 @@ class Against:
         a, b = _environments(self.ours.counted), _environments(self.theirs.counted)
         return [Difference(key, a.get(key, ()), b.get(key, ())) for key in sorted({*a, *b}) if set(a.get(key, ())) != set(b.get(key, ()))]
 
-    def versus(self, label: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
-        """One arm of ours against its counterpart over the pairs of `suites` (None: all) that passed; None where no pair has the measure."""
-        chosen = [suite for suite in self.passed if suites is None or suite in suites]
-        return paired_runs([(match.ours, match.theirs) for match in self.matched if match.label == label and match.ours.suite in chosen], measure)
+    def contrast(self, label: str, measure: str, scope: str = "", suites: Sequence[str] | None = None) -> Contrast | None:
+        """One arm of ours against its counterpart over the pairs of `suites` (None: all) that passed; None where no pair has the measure.
 
-    def floor(self, measure: str, suites: Sequence[str] | None = None) -> NoiseFloor | None:
-        """The larger of the two sides' noise floors; None where one side has none: its noise is not known."""
+        Its floor is the larger of the two sides'; None where one side has none: its noise is not known.
+        """
+        chosen = [suite for suite in self.passed if suites is None or suite in suites]
+        runs = [(match.ours, match.theirs) for match in self.matched if match.label == label and match.ours.suite in chosen]
+        pair = paired_runs(runs, measure)
+        if pair is None:
+            return None
         floors = [noise_floor(side, measure, suites) for side in (self.ours, self.theirs)]
         known = [floor for floor in floors if floor]
-        return max(known, key=lambda floor: floor.largest) if len(known) == len(floors) else None
+        floor = max(known, key=lambda floor: floor.largest) if len(known) == len(floors) else None
+        return Contrast(label, self.theirs_name, measure, pair, floor, scope, tuple(chosen), scale=self.ours.scale(suites))
 
-    def effects(self, measure: str = "goodput") -> list[Effect]:
-        """Each comparison of arms that both sides have, suite by suite and over all."""
+    def contrasts(self, measures: Sequence[str]) -> list[Contrast]:
+        """Every arm against its counterpart, scope by scope and measure by measure."""
+        wanted = [(label, measure, *scope) for scope in self.scopes for label in self.labels for measure in measures]
+        return [found for each in wanted if (found := self.contrast(*each))]
+
+    def effects(self, measure: str = "goodput") -> list[tuple[Contrast, Contrast]]:
+        """Each comparison of two arms that both sides have, ours and theirs, suite by suite and over all."""
         found = []
         for scope, suites in self.scopes:
-            for arm, base in contrasts(self.ours, suites):
-                a, b = versus(self.ours, arm, base, measure, suites), versus(self.theirs, arm, base, measure, suites)
-                found += [Effect(scope, arm, base, a, b)] if a and b else []
+            for ours in contrasts(self.ours, scope, suites, [measure]):
+                theirs = contrast(self.theirs, ours.arm, ours.base, measure, suites)
+                found += [(ours, theirs)] if theirs else []
         return found
 
 
@@ -137,20 +134,20 @@ def _folders(dirs: Sequence[Path], other: Path) -> tuple[str, str]:
 
 def against(ours: Comparison, theirs: Comparison, ours_name: str = "ours", theirs_name: str = "theirs") -> Against:
     """The counterparts: of equal suite and run id; else of equal suite, arm, seed and scale."""
+
+    def name(side: Comparison, run: Run) -> tuple[str, str, str, str]:
+        return run.suite, side.label(run), run.seed, run.metrics.scale if run.metrics else ""
+
     same = {(run.suite, run.metrics.run_id): run for run in theirs.counted if run.metrics}
-    alike = {_name(theirs, run): run for run in theirs.counted}
+    alike = {name(theirs, run): run for run in theirs.counted}
     matched = []
     for run in ours.counted:
-        other = same.get((run.suite, run.metrics.run_id if run.metrics else "")) or alike.get(_name(ours, run))
+        other = same.get((run.suite, run.metrics.run_id if run.metrics else "")) or alike.get(name(ours, run))
         if other:
             matched.append(Match(ours.label(run), run, other, _differing(run, other)))
     taken = {id(run) for match in matched for run in (match.ours, match.theirs)}
     alone = [tuple(run for run in side.counted if id(run) not in taken) for side in (ours, theirs)]
     return Against(ours_name, theirs_name, ours, theirs, tuple(matched), (alone[0], alone[1]))
-
-
-def _name(side: Comparison, run: Run) -> tuple[str, str, str, str]:
-    return run.suite, side.label(run), run.seed, run.metrics.scale if run.metrics else ""
 
 
 def _differing(a: Run, b: Run) -> tuple[str, ...]:

@@ -21,23 +21,22 @@ from ecrl_cli.report.figures.export import Picture
 from ecrl_cli.report.figures.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
 from ecrl_cli.report.figures.runs import first_seed
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.contrasts import contrasted
+from ecrl_cli.report.model.contrast import by_scope
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.study_record import StudyResult
 from ecrl_cli.report.model.timeline_view import recorded_at
-from ecrl_cli.report.render.markdown import in_order
 from ecrl_cli.report.render.sections import Part
-from ecrl_cli.report.tables import run_tables
-from ecrl_cli.report.tables.html_table import Sheet, plain_sheet
-from ecrl_cli.report.tables.recoveries import recoveries_table
-from ecrl_cli.report.tables.studies import cell, named_tables, shown_columns
+from ecrl_cli.report.tables import runs
+from ecrl_cli.report.tables.comparisons import wins_table
+from ecrl_cli.report.tables.renderers import MOST_ROWS, cut_note, page_rows
+from ecrl_cli.report.tables.studies import shown_tables
 from ecrl_cli.report.text.glossary import CATEGORY_WORDS, DEFINITIONS, GATE_WORDS, STUDY_DEFINITIONS
 from ecrl_cli.report.text.study_summary import badge, circumstances, command, headline, progress
 from ecrl_cli.report.text.summary import Answer
 
 HERE = Path(__file__).parent
 MOST_CHECKPOINTS = 40
-MOST_OPEN, MOST_ROWS = 60, 400  # rows of a study's table: folded beyond the first, cut at the second
+MOST_OPEN = 60  # rows of a study's table: a longer one is folded
 MOST_LINES = 16  # of a table of runs: a longer one scrolls in its own box
 COSTS = ("stall_s", "snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s")
 BADGES = {
@@ -82,45 +81,45 @@ def render(comparison: Comparison, studies: Sequence[StudyResult], said: Answer,
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             when=_when(comparison),
-            environment=next((found for found in _environments(comparison, studies) if found), {}),
+            environment=next((known for known in [*(run.environment for run in comparison.runs), *(s.environment for s in studies)] if known), {}),
         )
     )
 
 
 def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
     """What the sections of the runs show; empty tables where there is nothing to compare."""
-    suites = [(suite, in_order(comparison, suite)) for suite in comparison.suites]
-    anchors = {id(run): f"run-{number}" for number, run in enumerate(run for _, runs in suites for run in runs)}
-    contrasts = contrasted(comparison)
+    suites = [(suite, runs.in_order(comparison, suite)) for suite in comparison.suites]
+    anchors = {id(run): f"run-{number}" for number, run in enumerate(run for _, members in suites for run in members)}
+    contrasts = by_scope(comparison)
     shown = _in_page(drawn.runs)
     return {
         "comparison": comparison,
         "suites": suites,
         "anchors": anchors,
-        "wins": run_tables.wins(comparison, contrasts) if contrasts else None,
-        "costs": run_tables.costs(comparison),
-        "recoveries": _recoveries(comparison),
-        "arms": run_tables.arms(comparison),
-        "runs": run_tables.runs(comparison, anchors),
-        "divergence": run_tables.divergence(comparison, anchors),
+        "wins": wins_table(comparison, contrasts) if contrasts else None,
+        "costs": runs.costs_table(comparison),
+        "recoveries": runs.recoveries_table(comparison),
+        "arms": runs.arms_table(comparison),
+        "runs": runs.runs_table(comparison, anchors),
+        "divergence": runs.divergence_table(comparison, anchors),
         "opening": [found for found in shown if found[0].name == "effects"],
         "figures": [found for found in shown if found[0].name != "effects"],
         "files": [picture.name for picture in drawn.runs],
         "first_seed": first_seed(comparison),
         "colours": variant_colours(list(dict.fromkeys([*comparison.labels, *(run.variant for run in comparison.runs)]))),
         "choices": _choices(comparison),
-        "known_of": lambda run: run_tables.of(run, comparison),
+        "known_of": lambda run: _facets(comparison, run),
     }
 
 
-def _recoveries(comparison: Comparison) -> Sheet:
-    table = recoveries_table(comparison)
-    return plain_sheet(table.title, table.columns, table.rows, file="recoveries.csv")
+def _facets(comparison: Comparison, run: Run) -> dict[str, str]:
+    """What the filter knows of a run."""
+    return {"suite": run.suite, "arm": comparison.label(run), "seed": run.seed, "verdict": run.verdict.status}
 
 
 def _choices(comparison: Comparison) -> dict[str, list[str]]:
     """What the filter can choose from: the values of each word that tell runs apart."""
-    of = [run_tables.of(run, comparison) for run in comparison.runs]
+    of = [_facets(comparison, run) for run in comparison.runs]
     found = {key: list(dict.fromkeys(known[key] for known in of)) for key in ("suite", "arm", "seed", "verdict")}
     found["seed"].sort(key=lambda seed: (len(seed), seed))
     return {key: values for key, values in found.items() if len(values) > 1}
@@ -128,10 +127,6 @@ def _choices(comparison: Comparison) -> dict[str, list[str]]:
 
 def _in_page(pictures: Sequence[Picture]) -> list[tuple[Picture, Markup]]:
     return [(picture, Markup(picture.svg)) for picture in pictures if picture.svg]
-
-
-def _environments(comparison: Comparison, studies: Sequence[StudyResult]) -> list[dict[str, Any]]:
-    return [run.environment for run in comparison.runs] + [study.environment for study in studies]
 
 
 def _made_of(comparison: Comparison, studies: Sequence[StudyResult]) -> str:
@@ -165,9 +160,9 @@ def _environment() -> Environment:
         "study_badge": badge,
         "study_command": command,
         "study_circumstances": circumstances,
-        "named_tables": named_tables,
-        "shown_columns": shown_columns,
-        "cell": cell,
+        "shown_tables": shown_tables,
+        "page_rows": page_rows,
+        "cut_note": cut_note,
         "most_open": MOST_OPEN,
         "most_rows": MOST_ROWS,
         "most_lines": MOST_LINES,

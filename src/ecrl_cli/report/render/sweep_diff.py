@@ -5,49 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ecrl_cli.metrics.statistics import Paired
-from ecrl_cli.report.formats import NONE, change, count, listed, plural, printable, share, short
+from ecrl_cli.report.formats import change, listed, plural, printable, share, short
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import ALL
-from ecrl_cli.report.model.paired import above_floor, against_floor, noise_floor, told_apart
+from ecrl_cli.report.model.contrast import Contrast, noise_floor
 from ecrl_cli.report.model.sweep_diff import Against
-from ecrl_cli.report.render.markdown import escaped, grid
-from ecrl_cli.report.tables.csv_files import as_csv
-from ecrl_cli.report.tables.statistics import FORMS, NAMES, SHORT, Table, between, noise_cell, sign_count
-from ecrl_cli.report.tables.statistics import pair_cells as words_of
-from ecrl_cli.report.tables.statistics_rows import Row, pair_cells, summary_cells
+from ecrl_cli.report.tables.comparisons import COMPARED, SHORT, alike, contrast_cells, ratio_cells
+from ecrl_cli.report.tables.records import Record, noise_cells, pair_cells, summary_cells
+from ecrl_cli.report.tables.renderers import csv_of, escaped, markdown_section
+from ecrl_cli.report.tables.runs import ARM, NAMES, SUITE
+from ecrl_cli.report.tables.table import Cell, Column, Table, records_table, signs_cell
+from ecrl_cli.report.text.claims import INDISTINGUISHABLE
 
-_COMPARED = ("arm", "measure", "pairs", "ratio of means", "BCa", "mean of ratios", "95% t", "BCa", "difference", "signs", "noise floor")
+FOUND = "{ours} against {theirs}: {pairs} of runs of {suites}, scale {scale}."
+GOODPUT = "Goodput of {arm}{where} is {result}: {effect} (mean of ratios, {interval}{pairs}; ratio of means {ratio}), {noise}, scale {scale}."
 
 
-def against_rows(found: Against) -> list[Row]:
+def against_rows(found: Against) -> list[Record]:
     """against.csv: our arms against theirs, by suite (or all), arm and measure."""
-    rows = []
-    for scope, suites in found.scopes:
-        for label in found.labels:
-            for measure in MEASURES:
-                pair, floor = found.versus(label, measure, suites), found.floor(measure, suites)
-                if pair:
-                    row: Row = {"suite": scope, "arm": label, "measure": measure, "scale": found.ours.scale(suites), **pair_cells(pair)}
-                    reach = floor.of_mean(pair.n) if floor else None
-                    row |= {"floor_largest": floor.largest if floor else None, "floor_of_mean": reach, "above_floor": above_floor(pair, floor)}
-                    rows.append(row | {"against_floor": against_floor(pair, floor), "told_apart": told_apart(pair, floor)})
-    return rows
-
-
-def effect_rows(found: Against) -> list[Row]:
-    """against_effects.csv: the same comparison of two arms on both sides, for every measure."""
     return [
-        {"suite": e.scope, "arm": e.arm, "base": e.base, "measure": measure}
-        | {f"ours_{key}": value for key, value in _brief(e.ours).items()}
-        | {f"theirs_{key}": value for key, value in _brief(e.theirs).items()}
-        for measure in MEASURES
-        for e in found.effects(measure)
+        {"suite": each.scope, "arm": each.arm, "measure": each.measure, "scale": each.scale, **pair_cells(each.pair), **noise_cells(each)}
+        for each in found.contrasts(tuple(MEASURES))
     ]
 
 
-def _brief(pair: Paired) -> Row:
-    return {"pairs": pair.n, "ratio_of_means": pair.ratio_of_means, **summary_cells("mean_of_ratios", pair.mean_of_ratios)}
+def effect_rows(found: Against) -> list[Record]:
+    """against_effects.csv: the same comparison of two arms on both sides, for every measure."""
+    return [
+        {"suite": ours.scope, "arm": ours.arm, "base": ours.base, "measure": measure}
+        | {f"ours_{key}": value for key, value in _brief(ours).items()}
+        | {f"theirs_{key}": value for key, value in _brief(theirs).items()}
+        for measure in MEASURES
+        for ours, theirs in found.effects(measure)
+    ]
+
+
+def _brief(each: Contrast) -> Record:
+    return {"pairs": each.pair.n, "ratio_of_means": each.pair.ratio_of_means, **summary_cells("mean_of_ratios", each.pair.mean_of_ratios)}
 
 
 def against_document(found: Against) -> dict[str, Any]:
@@ -72,39 +66,34 @@ def against_document(found: Against) -> dict[str, Any]:
 
 def against_sentences(found: Against) -> list[str]:
     """What stands against what, whether the two differ, and what differs around them."""
-    told = [
-        f"{found.ours_name} against {found.theirs_name}: {plural(len(found.matched), 'pair')} of runs of "
-        f"{plural(len({m.ours.suite for m in found.matched}), 'suite')}, scale {found.ours.scale()}."
-    ]
+    pairs, suites = plural(len(found.matched), "pair"), plural(len({m.ours.suite for m in found.matched}), "suite")
+    told = [FOUND.format(ours=found.ours_name, theirs=found.theirs_name, pairs=pairs, suites=suites, scale=found.ours.scale())]
     whole = [scope for scope in found.scopes if scope[0] == ALL] or found.scopes
-    told += [_told(found, label, *scope) for label in found.labels for scope in whole]
-    told.append(_around(found))
+    goodput = [found.contrast(label, "goodput", *scope) for label in found.labels for scope in whole]
+    told += [_sentence(each, len(found.passed) > 1) for each in goodput if each and each.pair.mean_of_ratios]
+    keys = [difference.key for difference in found.differences]
+    more = f" and {len(keys) - 8} more." if len(keys) > 8 else "."
+    alike = "Both were recorded in one environment: same machine, same versions, same source."
+    told.append(f"The environments differ in {listed(keys[:8])}{more}" if keys else alike)
     if found.settings:
         told.append("Counterparts differ in " + listed([f"{key} ({plural(n, 'pair')})" for key, n in found.settings.items()]) + ".")
     alone = [f"{plural(len(runs), 'run')} of {name}" for runs, name in zip(found.alone, (found.ours_name, found.theirs_name), strict=True) if runs]
     told += [f"Without a counterpart: {listed(alone)}."] if alone else []
-    told += [f"Not averaged, because a quality gate failed on one side: {listed(found.failed)}."] if found.failed else []
-    return [sentence for sentence in told if sentence]
+    return told + ([f"Not averaged, because a quality gate failed on one side: {listed(found.failed)}."] if found.failed else [])
 
 
-def _told(found: Against, label: str, scope: str, suites: Sequence[str]) -> str:
-    pair, floor = found.versus(label, "goodput", suites), found.floor("goodput", suites)
-    if pair is None or pair.mean_of_ratios is None:
-        return ""
-    ratios = pair.mean_of_ratios
-    result = f"{'faster' if ratios.mean > 0 else 'slower'} here" if told_apart(pair, floor) else "not told apart"
-    noise = f"noise floor {share(floor.of_mean(pair.n))}" if floor else "no noise floor: one side has no A/A arm"
-    interval = f"95% {between(change, ratios.low, ratios.high)}, " if ratios.low is not None else "no interval, "
-    numbers = f"{change(ratios.mean)} (mean of ratios, {interval}{plural(pair.n, 'pair')}; ratio of means {change(pair.ratio_of_means)})"
-    where = f" in {scope}" if scope != ALL and len(found.passed) > 1 else ""
-    return f"Goodput of {label}{where} is {result}: {numbers}, {noise}, scale {found.ours.scale(suites)}."
-
-
-def _around(found: Against) -> str:
-    keys = [difference.key for difference in found.differences]
-    if not keys:
-        return "Both were recorded in one environment: same machine, same versions, same source."
-    return f"The environments differ in {listed(keys[:8])}" + (f" and {len(keys) - 8} more." if len(keys) > 8 else ".")
+def _sentence(each: Contrast, several: bool) -> str:
+    return GOODPUT.format(
+        arm=each.arm,
+        where=f" in {each.scope}" if each.scope != ALL and several else "",
+        result={1: "faster here", -1: "slower here", 0: INDISTINGUISHABLE}[each.sign],
+        effect=change(each.effect),
+        interval=f"95% {change(each.interval[0])} to {change(each.interval[1])}, " if each.interval else "no interval, ",
+        pairs=plural(each.pair.n, "pair"),
+        ratio=change(each.pair.ratio_of_means),
+        noise=f"noise floor {share(each.noise)}" if each.noise is not None else "no noise floor: one side has no A/A arm",
+        scale=each.scale,
+    )
 
 
 def against_lines(found: Against) -> list[str]:
@@ -112,75 +101,68 @@ def against_lines(found: Against) -> list[str]:
     return [*(printable(sentence) for sentence in against_sentences(found)), ""]
 
 
-def against_markdown(found: Against) -> str:
-    """against.md."""
-    lines = [f"# {escaped(found.ours_name)} against {escaped(found.theirs_name)}", ""]
-    lines += [*(f"- {escaped(sentence)}" for sentence in against_sentences(found)), ""]
-    for table in against_tables(found):
-        lines += [f"## {escaped(table.title)}", "", *grid(table.columns, table.rows, table.left), ""]
-    return "\n".join([*lines, "All numbers: against.csv, against_effects.csv, report.json.", ""])
-
-
 def against_files(found: Against) -> dict[str, bytes]:
     """The files of a comparison of two sweeps."""
     return {
-        "against.csv": as_csv(against_rows(found)),
-        "against_effects.csv": as_csv(effect_rows(found)),
+        "against.csv": csv_of(records_table(against_rows(found))),
+        "against_effects.csv": csv_of(records_table(effect_rows(found))),
         "against.md": against_markdown(found).encode(),
     }
 
 
+def against_markdown(found: Against) -> str:
+    """against.md."""
+    lines = [f"# {escaped(found.ours_name)} against {escaped(found.theirs_name)}", ""]
+    lines += [*(f"- {escaped(sentence)}" for sentence in against_sentences(found)), ""]
+    lines += [line for table in against_tables(found) for line in markdown_section(table)]
+    return "\n".join([*lines, "All numbers: against.csv, against_effects.csv, report.json.", ""])
+
+
 def against_tables(found: Against) -> list[Table]:
-    """What Markdown shows; without empty tables."""
-    about = Table(
+    """What Markdown and the page show; without empty tables."""
+    around = Table(
         "What differs around them",
-        ("key", found.ours_name, found.theirs_name),
-        [[d.key, _values(d.ours), _values(d.theirs)] for d in found.differences],
-        3,
+        (Column("key"), Column(found.ours_name), Column(found.theirs_name)),
+        tuple((d.key, short("; ".join(d.ours), 80) or None, short("; ".join(d.theirs), 80) or None) for d in found.differences),
+        file="report.json",
     )
-    tables = [about, _arms_table(found), _effects_table(found), _noise_table(found)]
-    return [table for table in tables if table.rows]
-
-
-def _values(values: tuple[str, ...]) -> str:
-    return short("; ".join(values), 80) or NONE
+    return [table for table in (around, _arms_table(found), _effects_table(found), _noise_table(found)) if table]
 
 
 def _arms_table(found: Against) -> Table:
-    rows = []
-    for scope, suites in found.scopes:
-        for label in found.labels:
-            for measure in tuple(MEASURES) if scope == ALL or len(found.scopes) == 1 else SHORT:
-                pair = found.versus(label, measure, suites)
-                if pair and (pair.difference.mean or pair.signs.positive):
-                    rows.append([scope, label, NAMES[measure], *words_of(pair, FORMS[measure]), noise_cell(pair, found.floor(measure, suites))])
+    """All measures where all suites are pooled, or there is one; else the chief ones."""
+    whole = {scope for scope, _ in found.scopes if scope == ALL or len(found.scopes) == 1}
+    shown = [
+        each
+        for each in found.contrasts(tuple(MEASURES))
+        if (each.scope in whole or each.measure in SHORT) and (each.pair.difference.mean or each.pair.signs.positive)
+    ]
+    rows = tuple((each.scope, Cell(each.arm, arm=each.arm), *contrast_cells(each)) for each in shown)
     title = f"{found.ours_name} against {found.theirs_name}, run by run (scale {found.ours.scale()})"
-    return Table(title, ("suite", *_COMPARED), rows, 3)
+    return Table(title, (SUITE, ARM, *COMPARED[2:]), rows, file="against.csv")
 
 
 def _effects_table(found: Against) -> Table:
-    rows = [
-        [e.scope, f"{e.arm} against {e.base}"]
-        + [cell for pair in (e.ours, e.theirs) for cell in (count(pair.n), *_ratio_cells(pair), sign_count(pair.signs))]
-        for e in found.effects()
-    ]
-    sides = [f"{what}, {name}" for name in (found.ours_name, found.theirs_name) for what in ("pairs", "mean of ratios", "95% t", "signs")]
-    return Table(f"The arms compared on both sides: goodput (scale {found.ours.scale()})", ("suite", "comparison", *sides), rows, 2)
+    rows = tuple(
+        (ours.scope, Cell(ours.title, arm=ours.arm), *(cell for each in (ours, theirs) for cell in _side(each))) for ours, theirs in found.effects()
+    )
+    kinds: Sequence[tuple[str, str]] = (("pairs", "count"), ("mean of ratios", "change"), ("95% t", "change"), ("signs", "count"))
+    sides = [Column(f"{what}, {name}", kind) for name in (found.ours_name, found.theirs_name) for what, kind in kinds]
+    columns = (SUITE, Column("comparison", facet="arm"), *sides)
+    return Table(f"The arms compared on both sides: goodput (scale {found.ours.scale()})", columns, rows, file="against_effects.csv")
 
 
-def _ratio_cells(pair: Paired) -> tuple[str, str]:
-    ratios = pair.mean_of_ratios
-    return (change(ratios.mean), between(change, ratios.low, ratios.high)) if ratios else (NONE, NONE)
+def _side(each: Contrast) -> tuple[Any, ...]:
+    return each.pair.n, *ratio_cells(each.pair), signs_cell(each.pair.signs)
 
 
 def _noise_table(found: Against) -> Table:
     """The noise floor of each side."""
-    rows = []
-    for name, side in ((found.ours_name, found.ours), (found.theirs_name, found.theirs)):
-        for measure in SHORT:
-            floor = noise_floor(side, measure, found.passed)
-            if floor:
-                alike = f"{floor.alike} of {floor.alike + floor.differing}"
-                rows.append([name, floor.source, NAMES[measure], count(floor.pairs), share(floor.largest), alike])
-    columns = ("sweep", "source", "measure", "pairs", "largest", "ended bit for bit alike")
-    return Table(f"The noise floor of each side (scale {found.ours.scale()})", columns, rows, 3)
+    sides = ((found.ours_name, found.ours), (found.theirs_name, found.theirs))
+    floors = [(name, measure, noise_floor(side, measure, found.passed)) for name, side in sides for measure in SHORT]
+    rows = tuple((name, floor.source, NAMES[measure], floor.pairs, floor.largest, alike(floor)) for name, measure, floor in floors if floor)
+    columns = (
+        *(Column("sweep"), Column("source"), Column("measure"), Column("pairs", "count"), Column("largest", "percent")),
+        Column("ended bit for bit alike", "count"),
+    )
+    return Table(f"The noise floor of each side (scale {found.ours.scale()})", columns, rows, file="report.json")

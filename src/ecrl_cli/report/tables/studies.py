@@ -1,95 +1,62 @@
-"""A study's tables as a reader sees them, as CSV and as JSON. Values stand as recorded; only their look is decided here."""
+"""A study's tables: as recorded, for CSV and JSON, and with the two ends of an interval in one column, for readers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from ecrl_cli.report import formats
-from ecrl_cli.report.formats import NONE, csv_bytes, printable
 from ecrl_cli.report.model.study_record import StudyResult, slugs
+from ecrl_cli.report.tables.renderers import csv_of
+from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, scalar
 from ecrl_cli.report.text.study_summary import headline
-from ecrl_cli.studies.frame.result import Column, Table
-
-FORMS: dict[str, Callable[[Any], str]] = {
-    "count": formats.count,
-    "share": formats.proportion,
-    "change": formats.change,
-    "seconds": formats.duration,
-    "bytes": formats.size,
-    "number": formats.number,
-}
+from ecrl_cli.studies.frame.result import Table as StudyTable
 
 
-@dataclass(frozen=True)
-class DisplayColumn:
-    """A column as shown: one of the table's, or the two ends of an interval in one."""
-
-    label: str
-    kind: str
-    keys: tuple[str, ...]
-
-    @property
-    def words(self) -> bool:
-        return self.kind == "text"
+def recorded_tables(study: StudyResult) -> list[Table]:
+    """Each table as recorded, with the name of its CSV."""
+    tables = study.result.tables if study.result else ()
+    return [_recorded(f"{study.ident}.{name}.csv", table) for name, table in zip(slugs(t.name for t in tables), tables, strict=True)]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """`text`: for a reader. `value`: to sort by, empty where there is none."""
-
-    text: str
-    value: Any
+def _recorded(file: str, table: StudyTable) -> Table:
+    columns = tuple(Column(column.label, column.kind, key=column.key) for column in table.columns)
+    rows = tuple(tuple(row.get(column.key) for column in table.columns) for row in table.rows)
+    return Table(table.title, columns, rows, table.note, file)
 
 
-def shown_columns(table: Table) -> list[DisplayColumn]:
-    """The columns, `X_low` and `X_high` that stand side by side joined."""
-    found: list[DisplayColumn] = []
-    for column in table.columns:
-        if found and _ends(found[-1], column):
-            low = found.pop()
-            found.append(DisplayColumn(low.label.removesuffix(" low"), low.kind, (*low.keys, column.key)))
-        else:
-            found.append(DisplayColumn(column.label, column.kind, (column.key,)))
-    return found
+def shown_tables(study: StudyResult) -> list[Table]:
+    """The same with the columns `X_low` and `X_high` that stand side by side joined."""
+    return [_joined(table) for table in recorded_tables(study)]
 
 
-def _ends(before: DisplayColumn, column: Column) -> bool:
-    stem = column.key.removesuffix("_high")
-    same = before.keys == (f"{stem}_low",) and before.kind == column.kind
-    return stem != column.key and same and before.label.removesuffix(" low") == column.label.removesuffix(" high")
+def _joined(table: Table) -> Table:
+    places = range(len(table.columns))
+    lows = {at for at in places[:-1] if _ends(table.columns[at], table.columns[at + 1])}
+    kept = [at for at in places if at - 1 not in lows]
+    columns = tuple(_spanning(table.columns[at]) if at in lows else table.columns[at] for at in kept)
+    return Table(table.title, columns, tuple(tuple(_value(row, at, at in lows) for at in kept) for row in table.rows), table.note, table.file)
 
 
-def cell(row: dict[str, Any], column: DisplayColumn) -> Cell:
-    """What stands in `row` under `column`."""
-    values = [row.get(key) for key in column.keys]
-    texts = [_text(value, column.kind) for value in values]
-    text = NONE if set(texts) == {NONE} else " to ".join(texts)
-    return Cell(text, "" if values[0] is None else values[0])
+def _ends(low: Column, high: Column) -> bool:
+    stem, label = low.key.removesuffix("_low"), low.label.removesuffix(" low")
+    return stem != low.key and high.key == f"{stem}_high" and low.kind == high.kind and label == high.label.removesuffix(" high")
 
 
-def _text(value: Any, kind: str) -> str:
-    if value is None:
-        return NONE
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return FORMS[kind](value) if kind in FORMS and isinstance(value, int | float) else printable(value)
+def _spanning(low: Column) -> Column:
+    return Column(low.label.removesuffix(" low"), low.kind, key=low.key)
+
+
+def _value(row: Row, at: int, spans: bool) -> Value:
+    """The value at `at`, or the interval that begins there; half an interval is shown as the end that it has."""
+    if not spans or (row[at] is None and row[at + 1] is None):
+        return row[at]
+    low, high = scalar(row[at]), scalar(row[at + 1])
+    return Cell(None, "", low, high) if isinstance(low, int | float) and isinstance(high, int | float) else Cell(low, text=f"{low} to {high}")
 
 
 def csv_files(study: StudyResult) -> dict[str, bytes]:
     """One CSV per table, by file name: the columns' keys, every value in full precision."""
-    return {name: _csv(table) for name, table in named_tables(study)}
-
-
-def named_tables(study: StudyResult) -> list[tuple[str, Table]]:
-    """Each table with the name of its CSV."""
-    tables = study.result.tables if study.result else ()
-    return [(f"{study.ident}.{name}.csv", table) for name, table in zip(slugs(t.name for t in tables), tables, strict=True)]
-
-
-def _csv(table: Table) -> bytes:
-    return csv_bytes([column.key for column in table.columns], ([row.get(column.key) for column in table.columns] for row in table.rows))
+    return {table.file: csv_of(table) for table in recorded_tables(study)}
 
 
 def study_document(study: StudyResult) -> dict[str, Any]:
@@ -99,10 +66,9 @@ def study_document(study: StudyResult) -> dict[str, Any]:
     if study.result is None:
         return document
     facts = {key: value for key, value in asdict(study.result).items() if key not in ("name", "tables", "figures")}
-    return document | facts | {"tables": [_table_document(name, table) for name, table in named_tables(study)]}
+    named = zip(study.result.tables, recorded_tables(study), strict=True)
+    return document | facts | {"tables": [{**asdict(table), "csv": recorded.file, "rows": _rows(table)} for table, recorded in named]}
 
 
-def _table_document(file: str, table: Table) -> dict[str, Any]:
-    keys = [column.key for column in table.columns]
-    rows: Sequence[dict[str, Any]] = [{key: row.get(key) for key in keys} for row in table.rows]
-    return {**asdict(table), "csv": file, "rows": rows}
+def _rows(table: StudyTable) -> list[dict[str, Any]]:
+    return [{column.key: row.get(column.key) for column in table.columns} for row in table.rows]

@@ -27,7 +27,10 @@ DEFINITIONS = (
         "noise floor",
         "How far a mean over as many pairs may lie from zero where nothing differs: from ref2 against ref, or equal runs of different suites.",
     ),
-    ("told apart", "The interval of the effect holds neither zero nor anything within the noise floor. Only then is a winner named."),
+    (
+        "statistically distinguishable",
+        "The interval of the effect holds neither zero nor anything within the noise floor. Only then is a winner named (column told_apart).",
+    ),
     ("wall / stall", "Of the stall that overlapping saved, the share that came back as wall time. The rest the writer took from the training."),
     ("residual", "Wall time that no category accounts for; negative where time was counted twice."),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ecrl_cli.report.formats import count, distance, duration, listed, plural
 from ecrl_cli.report.model.arms import BASES
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.paired import contrasts, versus
+from ecrl_cli.report.model.contrast import compared_arms, versus
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.text.claims import noise, repeated, sentences, winner
 
@@ -27,10 +27,11 @@ class Answer:
 
 def answer(comparison: Comparison) -> Answer:
     headline, tone = _headline(comparison)
+    apart = f"The suites are not pooled: {comparison.apart}." if comparison.apart else ""
     parts = [
         [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
         [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison)],
-        [noise(comparison), _trust(comparison), _apart(comparison), *comparison.notes, _left_out(comparison), _gates(comparison)],
+        [noise(comparison), _trust(comparison), apart, *comparison.notes, _left_out(comparison), _gates(comparison)],
     ]
     told = [tuple(sentence for sentence in part if sentence) for part in parts]
     return Answer(headline, tone, tuple(paragraph for paragraph in told if paragraph))
@@ -85,7 +86,7 @@ def _judged(comparison: Comparison) -> str:
 
 
 def _recovered(comparison: Comparison) -> str:
-    restarts = sum(_restarts(run) for run in comparison.counted)
+    restarts = sum(m.restarts for m in (run.counted for run in comparison.counted) if m)
     replayed = sum(m.replayed_steps for m in (run.counted for run in comparison.counted) if m)
     told = [f"{plural(restarts, 'restart')} in all; {plural(replayed, 'step')} had to be done again."] if restarts else []
     if survivals := sum(m.survivals for m in (run.counted for run in comparison.counted) if m):
@@ -98,19 +99,18 @@ def _recovered(comparison: Comparison) -> str:
 
 def _costs(comparison: Comparison) -> list[str]:
     """Where every comparison is one pair, one sentence per arm; a range where there are several suites."""
-    told: dict[str, list[str]] = {}
-    for label, base in contrasts(comparison):
+    told: dict[str, list[tuple[int, str]]] = {}
+    for label, base in compared_arms(comparison):
         found = [pair for suite in comparison.passed if (pair := versus(comparison, label, base, "goodput", [suite]))]
         ratios = [pair.mean_of_ratios.mean for pair in found if pair.mean_of_ratios]
         if ratios:
-            told.setdefault(label, []).append(f"{distance(min(ratios), max(ratios))} {base}")
+            order = BASES.index(base) if base in BASES else len(BASES)
+            told.setdefault(label, []).append((order, f"{distance(min(ratios), max(ratios))} {base}"))
     scale = comparison.scale(comparison.passed)
-    return [f"Goodput of {label} is {listed(sorted(parts, key=_base_of))}, scale {scale}." for label, parts in told.items()]
-
-
-def _base_of(part: str) -> int:
-    base = part.rpartition(" ")[2]
-    return BASES.index(base) if base in BASES else len(BASES)
+    return [
+        f"Goodput of {label} is {listed([text for _, text in sorted(parts, key=lambda part: part[0])])}, scale {scale}."
+        for label, parts in told.items()
+    ]
 
 
 def _stalls(comparison: Comparison) -> list[str]:
@@ -131,10 +131,6 @@ def _trust(comparison: Comparison) -> str:
         return "Each arm is one run: what differs between arms is a single observation, without an interval."
     several = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     return f"Each arm has {several} runs per suite; intervals are 95% by Student's t, comparisons are means of ratios of pairs of one suite and seed."
-
-
-def _apart(comparison: Comparison) -> str:
-    return f"The suites are not pooled: {comparison.apart}." if comparison.apart else ""
 
 
 def _left_out(comparison: Comparison) -> str:
@@ -162,7 +158,3 @@ def _went_on(run: Run) -> bool:
 def _trajectory(run: Run) -> str:
     """Whether the run was held against an undisturbed one: the status of that promise."""
     return next((finding.status for finding in run.verdict.findings if finding.promise == "same-trajectory"), "not checked")
-
-
-def _restarts(run: Run) -> int:
-    return run.counted.restarts if run.counted else 0

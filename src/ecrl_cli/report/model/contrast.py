@@ -1,0 +1,239 @@
+"""One arm against another over pairs of runs of one suite and seed, and the noise between runs that are the same. The arithmetic is metrics'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+
+from ecrl_cli.metrics.overlap import Overlap, RunCosts, overlap
+from ecrl_cli.metrics.statistics import Paired, Summary, paired, prediction, summary
+from ecrl_cli.report.model.arms import MEASURES, Arm, base_of, partners
+from ecrl_cli.report.model.comparison import ALL, Comparison
+from ecrl_cli.report.model.run_record import Metrics, Run
+from ecrl_cli.report.model.suite_gates import changed
+
+AGAIN, SAME = "ref2 against ref", "equal runs of different suites"
+NO_FLOOR = "no A/A arm: add variant=...,ref2"
+ARM_PAIRS = (("ovl", "blk"), ("blk", "ref"), ("ovl", "ref"), ("ref", "clean"), ("blk", "clean"), ("ovl", "clean"), ("ref2", "ref"))
+_BASES = ("clean", "ref", "blk", "ovl")  # for an arm of another name
+_DIGESTS = ("parameters_digest", "buffers_digest", "optimizer_digest")
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """What the same configuration, run twice, shows. `source`: AGAIN, or where there is no such arm SAME (further apart in time).
+
+    `relative`: of a / b - 1 over the `pairs`; `largest`: of the larger over the smaller - 1, whichever came first. `alike`, `differing`: how
+    many pairs ended bit for bit in the same state, how many did not.
+    """
+
+    source: str
+    pairs: int
+    relative: Summary
+    largest: float
+    alike: int
+    differing: int
+
+    def of_mean(self, pairs: int) -> float:
+        """How far the mean over so many pairs of equal runs may lie from zero (95%): what the mean of an effect has to exceed.
+
+        |mean| + t(n - 1) * sd * sqrt(1/pairs + 1/n) of the n pairs seen, the prediction interval for a mean to come. The largest difference
+        seen would grow with every pair that is looked at. It stands in where one pair alone was seen.
+        """
+        return abs(self.relative.mean) + prediction(self.relative, pairs) if self.relative.sd is not None else self.largest
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """`arm` against `base` by one measure, over pairs of runs.
+
+    `scope`: the suite of the pairs, ALL, or empty where it needs no name; `suites`: all suites that have a pair. `floor`: the noise of those
+    suites; None where nothing ran twice. `published`: the same pairs on the published clock, beside goodput.
+    """
+
+    arm: str
+    base: str
+    measure: str
+    pair: Paired
+    floor: NoiseFloor | None
+    scope: str = ""
+    suites: tuple[str, ...] = ()
+    seeds: int = 0
+    scale: str = ""
+    published: Paired | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.arm} against {self.base}"
+
+    @property
+    def effect(self) -> float:
+        """The mean of ratios, which the interval is of, less 1; 0 where the measure has no ratio."""
+        return self.pair.mean_of_ratios.mean if self.pair.mean_of_ratios else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the effect by Student's t; None where there is a single pair."""
+        found = self.pair.mean_of_ratios
+        return None if found is None or found.low is None or found.high is None else (found.low, found.high)
+
+    @property
+    def noise(self) -> float | None:
+        """How far the mean over as many pairs of equal runs may lie from zero."""
+        return self.floor.of_mean(self.pair.n) if self.floor else None
+
+    @cached_property
+    def above_floor(self) -> bool | None:
+        """Whether the whole interval lies outside of what equal runs differ by. None where there is no floor or no ratio."""
+        if self.noise is None or self.pair.mean_of_ratios is None:
+            return None
+        return self.interval is not None and (self.interval[0] > self.noise or self.interval[1] < -self.noise)
+
+    @property
+    def against_floor(self) -> str:
+        """`above_floor` in words; empty where the measure has no ratio."""
+        if self.pair.mean_of_ratios is None:
+            return ""
+        if self.floor is None:
+            return NO_FLOOR
+        return "one pair, no interval" if self.pair.n < 2 else f"{'above' if self.above_floor else 'within'} the floor"
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the effect may be claimed: its interval excludes zero, and lies above the noise floor where there is one."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1] and self.above_floor is not False
+
+    @property
+    def sign(self) -> int:
+        """1: more, -1: less, 0: not statistically distinguishable."""
+        return (1 if self.effect > 0 else -1) if self.distinguishable else 0
+
+
+def contrast(comparison: Comparison, arm: str, base: str, measure: str = "goodput", suites: Sequence[str] | None = None) -> Contrast | None:
+    """The contrast of two arms (labels) over the pairs of `suites` (None: all) that passed; None where no pair has the measure."""
+    found = pairs(comparison, arm, base, suites)
+    pair = paired_runs(found, measure)
+    if pair is None:
+        return None
+    members = tuple(dict.fromkeys(run.suite for run, _ in found))
+    published = paired_runs(found, "goodput_published_clock") if measure == "goodput" else None
+    seeds, floor = len({run.seed for run, _ in found}), noise_floor(comparison, measure, members)
+    scale = comparison.scale(members)
+    return Contrast(arm, base, measure, pair, floor, suites=members, seeds=seeds, scale=scale, published=published)
+
+
+def contrasts(comparison: Comparison, scope: str, suites: Sequence[str], measures: Iterable[str] = ("goodput",)) -> list[Contrast]:
+    """Every comparison of arms that has a pair in the suites of `scope`, measure by measure."""
+    found = [contrast(comparison, *labels, measure, suites) for labels in compared_arms(comparison, suites) for measure in measures]
+    return [replace(each, scope=scope) for each in found if each]
+
+
+def by_scope(comparison: Comparison) -> list[tuple[Contrast, ...]]:
+    """The contrasts of goodput, arm by arm: over all suites first, then suite by suite. A repeated reference is the floor and no contrast."""
+    scopes = sorted(comparison.scopes, key=lambda scope: scope[0] != ALL)
+    found: dict[tuple[str, str], list[Contrast]] = {
+        labels: [] for labels in compared_arms(comparison) if not (labels[0].startswith("ref2") and labels[1].startswith("ref"))
+    }
+    for scope, suites in scopes:
+        for each in contrasts(comparison, scope, suites):
+            if (each.arm, each.base) in found:
+                found[each.arm, each.base].append(each)
+    return [tuple(members) for members in found.values() if members]
+
+
+def overlaps(comparison: Comparison, suites: Sequence[str] | None = None) -> list[tuple[str, str, Overlap]]:
+    """Every overlapped arm and its blocking one, by label, and what it saved over the pairs of `suites` (None: all)."""
+    labels = {arm.label: arm.variant for arm in comparison.arms}
+    wanted = [(a, b) for a in labels if labels[a] == "ovl" for b in labels if labels[b] == "blk"]
+    found = [(a, b, pairs(comparison, a, b, suites)) for a, b in wanted]
+    return [
+        (a, b, overlap([_costs(x.metrics) for x, _ in runs if x.metrics], [_costs(y.metrics) for _, y in runs if y.metrics]))
+        for a, b, runs in found
+        if runs
+    ]
+
+
+def _costs(m: Metrics) -> RunCosts:
+    saves = m.checkpoints
+    return RunCosts(m.wall_s, saves["stall_s"], saves["serialize_s"], saves["write_s"], saves["submitted"])
+
+
+def versus(comparison: Comparison, arm_label: str, base_label: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
+    """One arm against another over the pairs of `suites` (None: all) that passed their gates; None where no pair has the measure."""
+    return paired_runs(pairs(comparison, arm_label, base_label, suites), measure)
+
+
+def pairs(comparison: Comparison, arm_label: str, base_label: str, suites: Sequence[str] | None = None) -> list[tuple[Run, Run]]:
+    """Runs of one suite, seed and reference_id, of the arm and of its base; suites that failed a gate give none."""
+    chosen = [suite for suite in comparison.passed if suites is None or suite in suites]
+    return [pair for suite in chosen for pair in _of_suite(comparison.of(suite), arm_label, base_label)]
+
+
+def compared_arms(comparison: Comparison, suites: Sequence[str] | None = None) -> list[tuple[str, str]]:
+    """The comparisons that have a pair, as labels: the house's own first, then arms of other names against each base."""
+    arms = [arm for arm in comparison.arms if suites is None or arm.suite in suites]
+    labels = {label: next(arm.variant for arm in arms if arm.label == label) for label in dict.fromkeys(arm.label for arm in arms)}
+    known = {name for both in ARM_PAIRS for name in both}
+    wanted = [*ARM_PAIRS, *((name, base) for name in dict.fromkeys(labels.values()) if name not in known for base in _BASES)]
+    found = [(a, b) for variants in wanted for a in labels if labels[a] == variants[0] for b in labels if labels[b] == variants[1]]
+    return [both for both in found if pairs(comparison, *both, suites)]
+
+
+def noise_floor(comparison: Comparison, measure: str, suites: Sequence[str] | None = None) -> NoiseFloor | None:
+    """The floor of `measure`: of the A/A arm where there is one, else of equal runs in different suites; None: nothing was run twice."""
+    return next(iter(floors(comparison, measure, suites)), None)
+
+
+def floors(comparison: Comparison, measure: str, suites: Sequence[str] | None = None) -> list[NoiseFloor]:
+    """Every floor of `measure`, by source: AGAIN first, then SAME."""
+    found = [_floor(source, repeated, measure) for source, repeated in _repeated(comparison, suites).items()]
+    return [floor for floor in found if floor]
+
+
+def _of_suite(arms: Sequence[Arm], arm_label: str, base_label: str) -> list[tuple[Run, Run]]:
+    arm = next((arm for arm in arms if arm.label == arm_label), None)
+    base = base_of(arm, arms, base_label) if arm else None
+    return partners(arm, base) if arm and base else []
+
+
+def _repeated(comparison: Comparison, suites: Sequence[str] | None) -> dict[str, list[tuple[Run, Run]]]:
+    """By source, the pairs of runs that differ in nothing but their name, at least one of each pair in `suites`."""
+    wanted = [suite for suite in comparison.passed if suites is None or suite in suites]
+    arms = [(arm, comparison.of(suite)) for suite in wanted for arm in comparison.of(suite) if arm.variant == "ref2"]
+    again = [pair for arm, others in arms for pair in _of_suite(others, arm.label, "ref")]
+    by_id: dict[str, list[Run]] = {}
+    for run in comparison.counted:
+        if run.metrics and run.suite in comparison.passed:
+            by_id.setdefault(run.metrics.run_id, []).append(run)
+    twice = [(a, b) for runs in by_id.values() for a, b in combinations(runs, 2) if a.suite != b.suite and {a.suite, b.suite} & set(wanted)]
+    same = [(b, a) for a, b in twice if not changed(a, b)]
+    return {AGAIN: again, SAME: same}
+
+
+def _floor(source: str, found: Sequence[tuple[Run, Run]], measure: str) -> NoiseFloor | None:
+    values = [pair for pair in _values(found, measure) if min(pair) > 0]
+    if not values:
+        return None
+    relative = [a / b - 1 for a, b in values]
+    alike = sum(_ended_alike(a, b) for a, b in found)
+    return NoiseFloor(source, len(values), summary(relative), max(max(pair) / min(pair) - 1 for pair in values), alike, len(found) - alike)
+
+
+def _ended_alike(a: Run, b: Run) -> bool:
+    ours, theirs = ((run.metrics.final or {}) if run.metrics else {} for run in (a, b))
+    return all(ours.get(key) == theirs.get(key) for key in _DIGESTS)
+
+
+def _values(found: Iterable[tuple[Run, Run]], measure: str) -> list[tuple[float, float]]:
+    """The measure of both runs of each pair; a pair in which one lacks it is left out."""
+    read = MEASURES[measure]
+    both = [(read(a.metrics), read(b.metrics)) for a, b in found if a.metrics and b.metrics]
+    return [(x, y) for x, y in both if x is not None and y is not None]
+
+
+def paired_runs(found: Iterable[tuple[Run, Run]], measure: str) -> Paired | None:
+    """The statistics of pairs of runs; None where no pair has the measure."""
+    values = _values(found, measure)
+    return paired([a for a, _ in values], [b for _, b in values]) if values else None

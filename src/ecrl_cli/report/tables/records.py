@@ -1,0 +1,260 @@
+"""The records of every CSV, and report.json, which has the statistics too. Keys are contracts; values are as recorded, in full precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ecrl_cli.metrics.checkpoints import TIMES
+from ecrl_cli.metrics.restarts import RESTART_COSTS, Restart
+from ecrl_cli.metrics.statistics import Paired, Summary, summary
+from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
+from ecrl_cli.report.formats import plural
+from ecrl_cli.report.model.arms import BASES, MEASURES, Arm, run_versus
+from ecrl_cli.report.model.comparison import Comparison
+from ecrl_cli.report.model.contrast import Contrast, contrasts, floors, overlaps
+from ecrl_cli.report.model.run_record import CHECKPOINT_KEYS, Run
+
+Record = dict[str, Any]
+INTERVALS = ("ci95_low", "ci95_high", "bca_low", "bca_high")
+
+_SIZES = (
+    "target_steps",
+    "committed_steps",
+    "replayed_steps",
+    "restarts",
+    "survivals",
+    "lost_samples",
+    "scale",
+    "global_batch",
+    "run_id",
+    "reference_id",
+)
+_PLAIN = ("goodput", "goodput_published_clock", "wall_s", "stall_per_checkpoint_s", *_SIZES)
+
+SNAPSHOT_KEYS = ("taken", "copy_s", "sync_s", "per_snapshot_s")  # in memory, of runs that take any
+_RECOVERY = ("attempt", "way", "resumed_from_step", "joined", "lost_samples", "given_up_steps", "seconds")
+
+
+def run_row(run: Run, comparison: Comparison) -> Record:
+    """One row of runs.csv; the numbers of a run without metrics are empty, its `left_out` says why."""
+    m = run.metrics
+    row: Record = {
+        "run": run.name,
+        "suite": run.suite,
+        "variant": run.variant,
+        "arm": comparison.label(run),
+        "seed": run.seed,
+        "verdict": run.verdict.status,
+        "left_out": run.reason,
+    }
+    row |= {key: getattr(m, key) if m else None for key in _PLAIN}
+    arms = list(comparison.arms)
+    row |= {f"goodput_vs_{base}": run_versus(run, arms, base) for base in BASES}
+    row |= {f"checkpoint_{key}": m.checkpoints[key] if m else None for key in CHECKPOINT_KEYS}
+    row |= {f"snapshots_{key}": m.snapshots.get(key) if m else None for key in SNAPSHOT_KEYS}
+    row |= {f"seconds_{key}": m.seconds[key] if m else None for key in CATEGORY_COLOURS}
+    final = (m.final if m else None) or {}
+    row |= divergence_cells(run)
+    return row | {f"final_{key}": final.get(key) for key in ("global_step", "parameters_digest", "buffers_digest", "optimizer_digest", "loss")}
+
+
+def divergence_cells(run: Run) -> Record:
+    """How far the run ended from its reference; empty where it was not compared."""
+    document = run.divergence or {}
+    loss, state = document.get("loss") or {}, document.get("state") or {}
+    cells = {"reference": document.get("reference")}
+    cells |= {f"loss_difference_{key}": loss.get(key) for key in ("maximum", "mean", "auc", "first_differing_step")}
+    for component in ("parameters", "buffers"):
+        cells |= {f"{component}_{key}": (state.get(component) or {}).get(key) for key in ("l2", "relative_l2")}
+    return cells | {"state_step": document.get("state_step")}
+
+
+def run_rows(comparison: Comparison) -> list[Record]:
+    return [run_row(run, comparison) for run in comparison.runs]
+
+
+def checkpoint_rows(comparison: Comparison) -> list[Record]:
+    """checkpoints.csv: every checkpoint that was submitted, once, whatever became of it."""
+    return [
+        _of(run, comparison)
+        | {"attempt": save.attempt, "global_step": save.global_step, "end": save.end, "bytes": save.bytes, "inflight": save.inflight}
+        | {time: save.seconds[time] for time in TIMES}
+        for run in comparison.runs
+        for save in run.saves
+    ]
+
+
+def restart_rows(comparison: Comparison) -> list[Record]:
+    """restarts.csv: every restart, and what it cost phase by phase."""
+    return [
+        _of(run, comparison)
+        | {"attempt": r.attempt, "after": r.after, "resumed_from_step": r.resumed_from_step, "replayed_steps": r.replayed}
+        | {f"{phase}_s": r.seconds[phase] for phase in RESTART_COSTS}
+        | {"total_s": r.total_s}
+        for run in comparison.runs
+        for r in run.restarts
+    ]
+
+
+def recovery_rows(comparison: Comparison) -> list[Record]:
+    """recoveries.csv: every recovery, whichever way it went, and what it cost from the failure to the first new step."""
+    return [
+        _of(run, comparison)
+        | {"recovery": recovery_of(run)}
+        | {key: each.get(key) for key in _RECOVERY}
+        | dict(zip(("ranks_before", "ranks_after"), each.get("ranks") or (None, None), strict=True))
+        for run in comparison.runs
+        for each in (run.metrics.recoveries if run.metrics else ())
+    ]
+
+
+def recovery_of(run: Run) -> str:
+    """How the run was to recover, and with how many spares."""
+    spares = run.config.get("supervision", {}).get("spares", 0)
+    name = str(run.config.get("recovery", {}).get("name", "")).replace("_", " ")
+    return f"{name}, {plural(spares, 'spare')}" if spares else name
+
+
+def _of(run: Run, comparison: Comparison) -> Record:
+    scale = run.metrics.scale if run.metrics else ""
+    return {"run": run.name, "suite": run.suite, "arm": comparison.label(run), "seed": run.seed, "scale": scale}
+
+
+def summary_rows(comparison: Comparison) -> list[Record]:
+    """One row per arm and suite, and per arm over all suites; an arm of a suite that failed a gate has its n and no averages."""
+    return [summary_row(arm, comparison.scale([arm.suite])) for arm in comparison.arms] + [
+        summary_row(arm, comparison.scale(comparison.passed)) for arm in comparison.pooled
+    ]
+
+
+def summary_row(arm: Arm, scale: str) -> Record:
+    row: Record = {"suite": arm.suite, "variant": arm.variant, "arm": arm.label, "scale": scale, "n": len(arm.metrics), "averaged": arm.whole}
+    for measure in MEASURES:
+        row |= summary_cells(measure, arm.summary(measure))
+    return row
+
+
+def summary_cells(name: str, found: Summary | None) -> Record:
+    """Mean, sd, Student's interval and the bootstrap's under `name`; empty where there is none."""
+    values = (found.mean, found.sd, found.low, found.high, found.boot_low, found.boot_high) if found else (None,) * 6
+    return {f"{name}_{key}": value for key, value in zip(("mean", "sd", *INTERVALS), values, strict=True)}
+
+
+def comparison_rows(comparison: Comparison) -> list[Record]:
+    """One row per suite (or all of them), arm, base and measure."""
+    rows = []
+    for scope, suites in comparison.scopes:
+        for each in contrasts(comparison, scope, suites, MEASURES):
+            row: Record = {"suite": scope, "arm": each.arm, "base": each.base, "measure": each.measure, "scale": comparison.scale(suites)}
+            source = {"floor_source": each.floor.source if each.floor else "", "floor_pairs": each.floor.pairs if each.floor else 0}
+            rows.append(row | pair_cells(each.pair) | source | noise_cells(each))
+    return rows
+
+
+def noise_cells(contrast: Contrast) -> Record:
+    """Where an effect stands to the noise between equal runs."""
+    return {
+        "floor_largest": contrast.floor.largest if contrast.floor else None,
+        "floor_of_mean": contrast.noise,
+        "above_floor": contrast.above_floor,
+        "against_floor": contrast.against_floor,
+        "told_apart": contrast.distinguishable,
+    }
+
+
+def pair_cells(pair: Paired) -> Record:
+    """Every number of a comparison."""
+    return {
+        "pairs": pair.n,
+        "ratio_of_means": pair.ratio_of_means,
+        "ratio_of_means_bca_low": pair.ratio_low,
+        "ratio_of_means_bca_high": pair.ratio_high,
+        **summary_cells("mean_of_ratios", pair.mean_of_ratios),
+        **summary_cells("difference", pair.difference),
+        **{f"signs_{key}": value for key, value in asdict(pair.signs).items()},
+    }
+
+
+def noise_rows(comparison: Comparison) -> list[Record]:
+    """What runs that are the same differ by: per scope, source and measure."""
+    return [
+        {"suite": scope, "source": floor.source, "measure": measure, "scale": comparison.scale(suites), "pairs": floor.pairs}
+        | summary_cells("relative", floor.relative)
+        | {"largest": floor.largest, "ended_alike": floor.alike, "ended_differing": floor.differing}
+        for scope, suites in comparison.scopes
+        for measure in MEASURES
+        for floor in floors(comparison, measure, suites)
+    ]
+
+
+def overlap_rows(comparison: Comparison) -> list[Record]:
+    """Stall saved against wall saved, and what a write cost: per scope and overlapped arm."""
+    return [
+        {"suite": scope, "arm": arm, "base": base, "scale": comparison.scale(suites), "pairs": saved.pairs}
+        | summary_cells("stall_saved_s", saved.stall_saved_s)
+        | summary_cells("wall_saved_s", saved.wall_saved_s)
+        | {"efficiency": saved.efficiency, "efficiency_bca_low": saved.efficiency_low, "efficiency_bca_high": saved.efficiency_high}
+        | {f"overlapped_{key}": value for key, value in asdict(saved.overlapped).items()}
+        | {f"blocking_{key}": value for key, value in asdict(saved.blocking).items()}
+        for scope, suites in comparison.scopes
+        for arm, base, saved in overlaps(comparison, suites)
+    ]
+
+
+def restart_cost_rows(comparison: Comparison) -> list[Record]:
+    """What a restart cost on average, phase by phase: per suite and arm, and per arm over all suites; only where the runs are averaged."""
+    found = []
+    for arm in [*comparison.arms, *comparison.pooled]:
+        restarts = [restart for run in arm.runs if run.counted for restart in run.restarts] if arm.whole else []
+        if restarts:
+            scale = comparison.scale(sorted({run.suite for run in arm.runs}))
+            row: Record = {"suite": arm.suite, "arm": arm.label, "scale": scale, "restarts": len(restarts)}
+            found.append(row | _phase_cells(restarts))
+    return found
+
+
+def _phase_cells(restarts: Sequence[Restart]) -> Record:
+    row: Record = {}
+    for phase in RESTART_COSTS:
+        row |= summary_cells(f"{phase}_s", summary([restart.seconds[phase] for restart in restarts]))
+    row |= summary_cells("total_s", summary([restart.total_s for restart in restarts]))
+    return row | summary_cells("replayed_steps", summary([restart.replayed for restart in restarts]))
+
+
+CSV_FILES: dict[str, Callable[[Comparison], list[Record]]] = {
+    "runs.csv": run_rows,
+    "summary.csv": summary_rows,
+    "comparisons.csv": comparison_rows,
+    "restarts.csv": restart_rows,
+    "recoveries.csv": recovery_rows,
+    "checkpoints.csv": checkpoint_rows,
+}
+
+
+def as_document(comparison: Comparison, headline: str, sentences: Sequence[str]) -> dict[str, Any]:
+    """report.json."""
+    return {
+        "schema_version": 1,
+        "exit_code": comparison.exit_code,
+        "headline": headline,
+        "sentences": list(sentences),
+        "gates": {suite: [asdict(gate) for gate in gates] for suite, gates in comparison.gates.items()},
+        "runs": finite(run_rows(comparison)),
+        "summary": finite(summary_rows(comparison)),
+        "comparisons": finite(comparison_rows(comparison)),
+        "noise": finite(noise_rows(comparison)),
+        "overlap": finite(overlap_rows(comparison)),
+        "restart_costs": finite(restart_cost_rows(comparison)),
+    }
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become text."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,253 @@
+"""The tables of runs: what each run reached and cost, how each recovery went, how far each ended from its reference; and of arms over their runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ecrl_cli.config.recoveries import RECOVERIES
+from ecrl_cli.config.schema import RecoveryConfig
+from ecrl_cli.metrics.restarts import RESTART_COSTS
+from ecrl_cli.metrics.statistics import Paired, summary
+from ecrl_cli.records.events import STALL_PARTS
+from ecrl_cli.report import formats
+from ecrl_cli.report.figures.palette import FAMILIES
+from ecrl_cli.report.model.arms import BASES, MEASURES, Arm, run_versus
+from ecrl_cli.report.model.comparison import ALL, Comparison
+from ecrl_cli.report.model.contrast import versus
+from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.tables.records import divergence_cells, recovery_of
+from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, interval_cell, mean_cell
+
+Anchors = Mapping[int, str]  # of the runs' own sections on the page, by id(run)
+SUITE, ARM, SEED = Column("suite", facet="suite"), Column("arm", facet="arm"), Column("seed", facet="seed")
+_ENDS = ("committed", "failed", "lost")
+# The columns of the runs' table that a terminal and Markdown have room for.
+BRIEF = ("arm", "seed", "verdict", "steps", "restarts", "replayed", "goodput", "vs ref", "vs clean", "stall per checkpoint", *_ENDS)
+KINDS = {name: "seconds" if name.endswith("_s") else "rate" if name.startswith("goodput") else "count" for name in MEASURES}
+NAMES = {
+    "goodput": "goodput (steps/s)",
+    "goodput_published_clock": "goodput, published clock",
+    "wall_s": "wall",
+    "wall_published_clock_s": "wall, published clock",
+    "stall_s": "stall",
+    "stall_per_checkpoint_s": "stall per checkpoint",
+    "write_s": "write (files)",
+    "write_per_checkpoint_s": "write (files) per checkpoint",
+    "durable_write_s": "write, serialise to durable (as published)",
+    "durable_write_per_checkpoint_s": "write, serialise to durable, per checkpoint",
+    "snapshot_s": "snapshot",
+    "restarts": "restarts",
+    "replayed_steps": "replayed steps",
+    "replay_s": "replay",
+}
+
+
+def in_order(comparison: Comparison, suite: str) -> list[Run]:
+    """The runs of a suite, arm by arm, then those that are not compared."""
+    compared = [run for arm in comparison.of(suite) for run in arm.runs]
+    return compared + [run for run in comparison.runs if run.suite == suite and run not in compared]
+
+
+def runs_table(comparison: Comparison, anchors: Anchors | None = None) -> Table:
+    """Every run, whether it is compared or not."""
+    columns = (
+        *(SUITE, ARM, SEED, Column("verdict", facet="verdict"), Column("steps", "count"), Column("goodput", "rate")),
+        *(Column(f"vs {base}", "change", "goodput against the run of the same suite and seed") for base in BASES),
+        *(Column("restarts", "count"), Column("replayed", "count"), Column("stall per checkpoint", "seconds")),
+        *(Column(end, "count", "checkpoints that ended so") for end in _ENDS),
+    )
+    rows = tuple(_run(comparison, run, anchors or {}) for suite in comparison.suites for run in in_order(comparison, suite))
+    note = "Goodput in committed steps per second of wall time, from the supervisor's launch to the target."
+    return Table(f"Run by run, scale {comparison.scale()}", columns, rows, note, "runs.csv")
+
+
+def brief_runs(comparison: Comparison, suite: str) -> Table:
+    """The runs of one suite in the columns that a terminal has room for."""
+    return runs_table(comparison).only(lambda row: row[0] == suite, BRIEF)
+
+
+def _run(comparison: Comparison, run: Run, anchors: Anchors) -> Row:
+    status, m = run.verdict.status, run.counted
+    words = ("not judged" if run.verdict.why else "not verified") if status == "missing" else status
+    head = (*_names(comparison, run, anchors), Cell(status, text=words, badge=status, anchor=anchors.get(id(run), "")))
+    if m is None:
+        steps = f"{run.metrics.committed_steps}/{run.metrics.target_steps}" if run.metrics else None
+        return (*head, steps, run.reason)
+    compared = [run_versus(run, list(comparison.arms), base) for base in BASES]
+    ends = [m.checkpoints[end] for end in _ENDS]
+    reached: tuple[Value, ...] = (m.committed_steps, Cell(m.goodput, strong=True))
+    return (*head, *reached, *compared, m.restarts, m.replayed_steps, m.stall_per_checkpoint_s, *ends)
+
+
+def _names(comparison: Comparison, run: Run, anchors: Anchors) -> Row:
+    label = comparison.label(run)
+    return run.suite, Cell(label, arm=label, anchor=anchors.get(id(run), "")), run.seed
+
+
+def divergence_table(comparison: Comparison, anchors: Anchors) -> Table:
+    """How far each run ended from its reference."""
+    columns = (
+        *(SUITE, ARM, SEED, Column("verdict", facet="verdict", hidden=True), Column("reference")),
+        *(Column(label, "magnitude", "absolute difference of the mean loss over the committed steps") for label in ("loss: max", "mean", "area")),
+        *(Column("first differing step", "count"), Column("parameters L2", "magnitude"), Column("buffers L2", "magnitude")),
+    )
+    compared = [run for suite in comparison.suites for run in in_order(comparison, suite) if run.divergence]
+    rows = tuple(_divergence(comparison, run, anchors) for run in compared)
+    return Table(f"Distance from the reference, scale {comparison.scale()}", columns, rows, "Zero is exact.", "runs.csv")
+
+
+def _divergence(comparison: Comparison, run: Run, anchors: Anchors) -> Row:
+    found = divergence_cells(run)
+    step, reference = found["loss_difference_first_differing_step"], found["reference"]
+    lengths = [(found[f"{part}_l2"], found[f"{part}_relative_l2"]) for part in ("parameters", "buffers")]
+    return (
+        *(*_names(comparison, run, anchors), run.verdict.status, reference),
+        *(found[f"loss_difference_{key}"] for key in ("maximum", "mean", "auc")),
+        Cell(math.inf, text="none") if step is None else step,
+        *(Cell(length, small=formats.magnitude(share) if length else "") for length, share in lengths),
+    )
+
+
+def recoveries_table(comparison: Comparison) -> Table:
+    """How the ways to recover compare, a row per run; rows only where a run had spares, or another recovery than a restart."""
+    counted = ("recoveries", "survived", "replayed", "given up", "lost samples")
+    columns = (
+        *(SUITE, ARM, SEED, Column("recovery"), Column("goodput (steps/s)", "rate"), Column("wall", "seconds")),
+        *(Column(label, "count") for label in counted),
+        *(Column("per recovery", "seconds", "mean, from each failure to the first new step"), Column("range", "seconds")),
+    )
+    found = [run for suite in comparison.suites for arm in comparison.of(suite) for run in arm.runs if run.metrics]
+    rows = tuple(_recovered(run, comparison) for run in found) if any(_recovers_in_place(run) for run in found) else ()
+    title = f"Recoveries, run by run: from each failure to the first new step (scale {comparison.scale()})"
+    return Table(title, columns, rows, file="recoveries.csv")
+
+
+def _recovers_in_place(run: Run) -> bool:
+    named, spares = run.config.get("recovery", {}).get("name", RecoveryConfig.name), run.config.get("supervision", {}).get("spares", 0)
+    return RECOVERIES.of(named).survivors_stay(spares)
+
+
+def _recovered(run: Run, comparison: Comparison) -> Row:
+    m = run.metrics
+    assert m is not None
+    seconds = [float(each["seconds"]) for each in m.recoveries]
+    given_up = sum(int(each["given_up_steps"]) for each in m.recoveries)
+    label = comparison.label(run)
+    return (
+        *(run.suite, Cell(label, arm=label), run.seed, recovery_of(run), m.goodput, m.wall_s),
+        *(len(seconds), m.survivals, m.replayed_steps, given_up, m.lost_samples),
+        summary(seconds).mean if seconds else None,
+        interval_cell(min(seconds), max(seconds)) if len(seconds) > 1 else None,
+    )
+
+
+def arms_table(comparison: Comparison) -> Table:
+    """Every arm of every suite: means over seeds with their intervals, and goodput against the arms that others are compared with."""
+    bases = [base for base in BASES if any(arm.variant == base for arm in comparison.arms)]
+    labels = {
+        "goodput": "goodput",
+        "goodput_published_clock": "published clock",
+        "durable_write_s": "write, serialise to durable",
+        "replayed_steps": "replayed",
+    }
+    shown = ("goodput_published_clock", "wall_s", "stall_s", "write_s", "durable_write_s", "snapshot_s", "restarts", "replayed_steps")
+    columns = (
+        *(SUITE, ARM, Column("n", "count"), Column("goodput", "rate")),
+        *(Column(f"vs {base}", "change", "ratio of means; below it the mean of ratios") for base in bases),
+        *(Column(labels.get(measure, NAMES[measure]), KINDS[measure]) for measure in shown),
+    )
+    rows: list[Row] = []
+    for arm in comparison.arms:
+        compared = [None if base == arm.variant else _versus(versus(comparison, arm.label, base, "goodput", [arm.suite])) for base in bases]
+        means = [mean_cell(arm.summary(measure), strong=True) for measure in ("goodput", *shown)]
+        rows.append((arm.suite, Cell(arm.label, arm=arm.label), len(arm.metrics), means[0], *compared, *means[1:]))
+    failed = [suite for suite in comparison.suites if suite not in comparison.passed]
+    note = f"Not averaged, because a quality gate failed: {formats.listed(failed)}." if failed else ""
+    return Table(f"Arms over seeds, scale {comparison.scale()}", columns, tuple(rows), note, "summary.csv")
+
+
+def _versus(pair: Paired | None) -> Value:
+    if pair is None or pair.ratio_of_means is None:
+        return None
+    return Cell(pair.ratio_of_means, small=formats.change(pair.mean_of_ratios.mean) if pair.mean_of_ratios else "", strong=True)
+
+
+def costs_table(comparison: Comparison) -> Table:
+    """Where the wall time of each arm went, and what one checkpoint and one restart cost."""
+    columns = (
+        *(ARM, Column("runs", "count")),
+        *(Column(family, "percent", "share of the wall time, mean over runs") for family in FAMILIES),
+        *(Column("stall per checkpoint", "seconds"), Column("per restart", "seconds"), Column("steps replayed", "count")),
+    )
+    chosen = comparison.pooled or [arm for arm in comparison.arms if arm.whole]
+    several = len({arm.suite for arm in chosen}) > 1
+    rows = tuple(_cost(arm, f", {arm.suite}" if several else "") for arm in chosen)
+    return Table(f"What each arm costs, {where(comparison, comparison.passed)}", columns, rows, file="summary.csv")
+
+
+def _cost(arm: Arm, suite: str) -> Row:
+    shares = [summary([math.fsum(m.seconds[c] for c in names) / m.wall_s for m in arm.metrics if m.wall_s > 0] or [0]) for names in FAMILIES.values()]
+    restarts = [restart.total_s for run in arm.runs if run.counted for restart in run.restarts]
+    return (
+        *(Cell(arm.label + suite, arm=arm.label), len(arm.metrics)),
+        *(round(share.mean, 4) + 0.0 for share in shares),  # not a negative zero
+        mean_cell(arm.summary("stall_per_checkpoint_s"), strong=True),
+        mean_cell(summary(restarts) if restarts else None, strong=True),
+        mean_cell(arm.summary("replayed_steps"), strong=True),
+    )
+
+
+def where(comparison: Comparison, suites: Sequence[str]) -> str:
+    """What a table is about, for its title: its suites and their scale."""
+    name = suites[0] if len(suites) == 1 else f"{len(suites)} suites{' pooled' if comparison.together else ', one by one'}"
+    return f"{name}, scale {comparison.scale(suites)}"
+
+
+def measures_table(comparison: Comparison, scope: str, suites: Sequence[str]) -> Table:
+    """Mean, standard deviation and both intervals of every measure of every arm; what is zero in every run (the restarts of ref) is left out."""
+    columns = (
+        *(Column("suite", facet="suite", hidden=True), ARM, Column("measure"), Column("runs", "count"), Column("mean", "number")),
+        *(Column("sd", "number"), Column("95% t", "number"), Column("BCa", "number")),
+    )
+    rows: list[Row] = []
+    for arm in comparison.pooled if scope == ALL else comparison.of(scope):
+        for measure in MEASURES if arm.whole else ():
+            found, kind = arm.summary(measure), KINDS[measure]
+            if found and (found.mean or found.sd):
+                numbers = (Cell(found.mean, kind), Cell(found.sd, kind) if found.sd is not None else None)
+                spans = (interval_cell(found.low, found.high, kind), interval_cell(found.boot_low, found.boot_high, kind))
+                rows.append((scope, Cell(arm.label, arm=arm.label), NAMES[measure], found.n, *numbers, *spans))
+    return Table(f"{scope}: arms (scale {comparison.scale(suites)})", columns, tuple(rows), file="summary.csv")
+
+
+def stalls_table(comparison: Comparison) -> Table:
+    """What the stalls consist of: means over runs; arms with a run that does not say are left out."""
+    rows: list[Row] = []
+    for arm in [*comparison.arms, *comparison.pooled]:
+        metrics = arm.metrics if arm.whole else []
+        parts = [[m.stalled(part) for m in metrics] for part in STALL_PARTS]
+        if metrics and all(value is not None for values in parts for value in values):
+            means = [summary([value or 0.0 for value in values]).mean for values in parts]
+            total = summary([m.checkpoints["stall_s"] for m in metrics]).mean
+            rows.append((arm.suite, Cell(arm.label, arm=arm.label), len(metrics), total, *means))
+    columns = (SUITE, ARM, Column("runs", "count"), Column("stall", "seconds"), *(Column(part, "seconds") for part in STALL_PARTS))
+    title = f"What the stalls of a run consist of: mean seconds per run, which add up (scale {comparison.scale()})"
+    return Table(title, columns, tuple(rows), file="runs.csv")
+
+
+def restarts_table(comparison: Comparison) -> Table:
+    """What a restart costs, phase by phase: means over restarts."""
+    rows: list[Row] = []
+    for arm in [*comparison.arms, *comparison.pooled]:
+        restarts = [restart for run in arm.runs if run.counted for restart in run.restarts] if arm.whole else []
+        if restarts:
+            phases = [summary([restart.seconds[phase] for restart in restarts]).mean for phase in RESTART_COSTS]
+            total = summary([restart.total_s for restart in restarts])
+            rows.append((arm.suite, Cell(arm.label, arm=arm.label), len(restarts), *phases, total.mean, interval_cell(total.low, total.high)))
+    columns = (
+        *(SUITE, ARM, Column("restarts", "count"), *(Column(phase.replace("_", "-"), "seconds") for phase in RESTART_COSTS)),
+        *(Column("total", "seconds"), Column("95% t", "seconds")),
+    )
+    title = f"A restart, phase by phase: mean seconds per restart (scale {comparison.scale()})"
+    return Table(title, columns, tuple(rows), file="restarts.csv")

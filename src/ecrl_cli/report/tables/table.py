@@ -1,0 +1,167 @@
+"""The one type of all tables: columns that know what their values are, rows of values. Numbers stay numbers; None is a missing value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ecrl_cli.metrics.statistics import Signs, Summary
+from ecrl_cli.report import formats
+
+Scalar = str | int | float | bool | None
+
+
+def _four_digits(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+# How the numbers of a kind are written. Every other kind is text. `share` is a counted proportion: it shows 0% and 100% only where they are exact.
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "count": formats.count,
+    "number": formats.number,
+    "seconds": formats.duration,
+    "rate": formats.rate,
+    "bytes": formats.size,
+    "percent": formats.share,
+    "share": formats.proportion,
+    "change": formats.change,
+    "magnitude": formats.magnitude,
+    "measured": _four_digits,
+    "measured difference": lambda value: "0" if value == 0 else f"{value:+.4g}",
+    "measured change": lambda value: f"{100 * value:+.2f}%",
+    "published": lambda value: f"{value:.4f}",
+    "published difference": lambda value: f"{value:+.4f}",
+    "published percent": lambda value: f"{value:+.4f}%",
+    "published points": lambda value: f"{value:+.4f}pp",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value about which there is more to show.
+
+    `kind`: where it is another one than the column's. `low`, `high`: its 95% interval, which may stand without a value. `text`: shown in place
+    of the value, which it is still sorted by. `small`: a remark. On the page, `arm` gives it a colour, `anchor` a link, `badge` a verdict's sign.
+    """
+
+    value: Scalar = None
+    kind: str = ""
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+    small: str = ""
+    arm: str = ""
+    anchor: str = ""
+    badge: str = ""
+    strong: bool = False
+
+
+Value = Scalar | Cell
+Row = tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """`kind`: a key of FORMATS, or text. `key`: its name in CSV and JSON, if not the label. `help`: what the label cannot say.
+
+    `facet`: the choice of the page's filter that the column answers (suite, arm, seed or verdict). `hidden`: only the filter sees it.
+    """
+
+    label: str
+    kind: str = "text"
+    help: str = ""
+    key: str = ""
+    facet: str = ""
+    hidden: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        return self.kind not in FORMATS
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows`: as wide as `columns`; one that ends early ends with a reason why nothing follows. `file`: the CSV that has all of it."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+    file: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def visible(self) -> list[tuple[int, Column]]:
+        """The columns that a reader sees, by their place in a row."""
+        return [(at, column) for at, column in enumerate(self.columns) if not column.hidden]
+
+    def only(self, keep: Callable[[Row], bool], columns: Sequence[str]) -> Table:
+        """The rows that `keep` holds for, and of those the columns of these labels, in their order; without reasons why nothing follows."""
+        labels = [column.label for column in self.columns]
+        chosen = [labels.index(label) for label in columns]
+        whole = [row if len(row) == len(labels) else (*row[:-1], *[None] * (len(labels) - len(row) + 1)) for row in self.rows if keep(row)]
+        rows = tuple(tuple(row[at] for at in chosen) for row in whole)
+        return replace(self, columns=tuple(self.columns[at] for at in chosen), rows=rows)
+
+
+def records_table(records: Sequence[Mapping[str, Scalar]], empty: Sequence[str] = ("run",)) -> Table:
+    """Records of equal keys as a table; `empty`: the columns where there is no record."""
+    keys = list(records[0]) if records else list(empty)
+    return Table("", tuple(Column(key) for key in keys), tuple(tuple(record.get(key) for key in keys) for record in records))
+
+
+def scalar(value: Value) -> Scalar:
+    """What a value is sorted by, and what a CSV has of it."""
+    if not isinstance(value, Cell):
+        return value
+    return value.low if value.value is None else value.value
+
+
+def text_of(value: Value, column: Column) -> str:
+    """`value` in one line, as a terminal and Markdown show it."""
+    main, small = texts_of(value, column)
+    if not small:
+        return main
+    between = isinstance(value, Cell) and value.low is not None
+    return f"{main} [{small}]" if between else f"{main} ({small})"
+
+
+def texts_of(value: Value, column: Column) -> tuple[str, str]:
+    """`value` and what stands below it in smaller print: its interval, or a remark."""
+    cell = value if isinstance(value, Cell) else Cell(value)
+    kind = cell.kind or column.kind
+    span = "" if cell.low is None or cell.high is None else f"{_formatted(cell.low, kind)} to {_formatted(cell.high, kind)}"
+    if cell.value is None and not cell.text:
+        return span or formats.NONE, ""
+    return formats.printable(cell.text or _formatted(cell.value, kind)), formats.printable(cell.small or span)
+
+
+def _formatted(value: Scalar, kind: str) -> str:
+    if value is None or value == "":
+        return formats.NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return FORMATS[kind](value) if kind in FORMATS and isinstance(value, int | float) else str(value)
+
+
+def mean_cell(found: Summary | None, kind: str = "", *, strong: bool = False) -> Value:
+    """A mean with its interval by Student's t."""
+    return Cell(found.mean, kind, found.low, found.high, strong=strong) if found else None
+
+
+def interval_cell(low: float | None, high: float | None, kind: str = "") -> Value:
+    """An interval without what it is of."""
+    return None if low is None or high is None else Cell(None, kind, low, high)
+
+
+def signs_cell(signs: Signs) -> Cell:
+    """How many pairs are up; the exact interval of their share and the p of the two-sided sign test."""
+    ties = f", {signs.ties} equal" if signs.ties else ""
+    text = f"{signs.positive} of {signs.positive + signs.negative} up{ties}"
+    if signs.low is None or signs.high is None or signs.p is None:
+        return Cell(signs.positive, text=text)
+    p = f"p {'<' if signs.p < 0.001 else '='} {max(signs.p, 0.001):.3f}"
+    return Cell(signs.positive, text=text, small=f"{formats.share(signs.low)} to {formats.share(signs.high)}, {p}")
