@@ -104,7 +104,7 @@ class Supervisor:
         self._listener = ControlServer(self._layout)
         if survivors_stay(self._config):
             ahead = None if recovery_of(self._config).from_memory else self._prevalidator
-            self._workers = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, ahead)
+            self._worker_pool = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, ahead)
         for attempt in self._layout.attempts():  # all: whoever should have closed them may have been killed before it did
             reconcile_checkpoints(self._layout, attempt, self._store)
         self._record.begin()
