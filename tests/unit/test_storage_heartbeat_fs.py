@@ -8,12 +8,12 @@ import pytest
 
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, PosixFs
-from ecrl_cli.storage.heartbeat_fs import beating
+from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
 
 
 def test_every_call_beats_before_and_after_and_does_what_it_does(tmp_path: Path) -> None:
     beats: list[int] = []
-    fs = beating(PosixFs(), lambda: beats.append(1))
+    fs = HeartbeatFs(PosixFs(), lambda: beats.append(1))
     fd = fs.open(tmp_path / "a", CREATE)
     assert fs.write(fd, b"abc") == 3
     fs.fsync(fd)

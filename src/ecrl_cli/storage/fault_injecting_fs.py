@@ -9,13 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Buffer, Fs
+from ecrl_cli.storage.fs_wrapper import FsWrapper
 from ecrl_cli.storage.memory_fs import ModelFs
+
+T = TypeVar("T")
 
 # Which calls a fault may be limited to. `fsyncdir` opens the folder and syncs it.
 SCOPES: dict[str, tuple[str, ...]] = {
@@ -27,6 +32,7 @@ SCOPES: dict[str, tuple[str, ...]] = {
     "change": ("mkdir", "create", "rename", "symlink", "unlink", "rmdir"),
     "close": ("close",),
 }
+_OWN_WAYS = ("open", "open_at", "set_direct", "write", "fsync", "close")
 SHORT, ZERO = "short write", "write of 0"
 
 
@@ -53,12 +59,16 @@ class InjectedError:
     written: bool = False
 
 
-class FaultyFs:
-    """`fault` None: nothing fails. `calls` counts the calls in all scopes, `struck` are those that failed, `open_files` what is not closed."""
+# What the scopes call the calls whose names are longer.
+_CALLS = {"read_at": "read", "listdir": "list", "fstat": "stat"}
+
+
+class FaultyFs(FsWrapper):
+    """`fault` None: nothing fails. `calls` counts the calls in all scopes, `struck` are those that failed."""
 
     def __init__(self, behind: Fs, limit: int = 100_000) -> None:
-        self.behind, self.limit = behind, limit
-        self.open_files: dict[int, Path] = {}
+        super().__init__(behind)
+        self.limit = limit
         self._lock = threading.Lock()  # the guard reads several files at once
         self.arm(None)
 
@@ -68,40 +78,34 @@ class FaultyFs:
         self.struck: list[InjectedError] = []
         self._written: set[Path] = set()
 
-    def mkdir(self, path: Path) -> None:
-        self._pass("mkdir", path)
-        self.behind.mkdir(path)
+    def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
+        """The call as it is, or refused. Those that are opened, written, synced or closed have ways of their own to fail."""
+        if call not in _OWN_WAYS:
+            self._pass(_CALLS.get(call, call), path)
+        return act()
 
     def open(self, path: Path, flags: int) -> int:
         self._pass("create" if flags & os.O_CREAT else "open", path)
         if flags & os.O_CREAT:
             self._written.add(path)
-        return self._opened(self.behind.open(path, flags), path)
+        return super().open(path, flags)
 
     def open_at(self, folder: int, name: str, flags: int) -> int:
-        path = self._path(folder) / name
-        self._pass("create" if flags & os.O_CREAT else "open", path)
-        return self._opened(self.behind.open_at(folder, name, flags), path)
-
-    def set_direct(self, fd: int, on: bool) -> bool:
-        return self.behind.set_direct(fd, on)
+        self._pass("create" if flags & os.O_CREAT else "open", self.path_of(folder) / name)
+        return super().open_at(folder, name, flags)
 
     def write(self, fd: int, data: Buffer) -> int:
-        kind = self._meets("write", self._path(fd))
+        kind = self._meets("write", self.path_of(fd))
         if kind == ZERO:
             return 0
         if kind == SHORT:
-            return self.behind.write(fd, memoryview(data)[: max(1, len(data) // 2)])
+            return super().write(fd, memoryview(data)[: max(1, len(data) // 2)])
         if kind:
-            raise self._error("write", self._path(fd), kind)
-        return self.behind.write(fd, data)
-
-    def read_at(self, fd: int, buffer: memoryview, offset: int) -> int:
-        self._pass("read", self._path(fd))
-        return self.behind.read_at(fd, buffer, offset)
+            raise self._error("write", self.path_of(fd), kind)
+        return super().write(fd, data)
 
     def fsync(self, fd: int) -> None:
-        path = self._path(fd)
+        path = self.path_of(fd)
         if kind := self._meets("fsync", path):
             error = self._error("fsync", path, kind)
             if isinstance(self.behind, ModelFs):
@@ -109,46 +113,14 @@ class FaultyFs:
                 with suppress(StorageError):
                     self.behind.fsync(fd)
             raise error
-        self.behind.fsync(fd)
-
-    def fsyncdir(self, path: Path) -> None:
-        self._pass("fsyncdir", path)
-        self.behind.fsyncdir(path)
+        super().fsync(fd)
 
     def close(self, fd: int) -> None:
-        path = self.open_files.pop(fd, Path("?"))
+        path = self.path_of(fd)
         kind = self._meets("close", path)
-        self.behind.close(fd)
+        super().close(fd)
         if kind:
             raise self._error("close", path, kind)
-
-    def rename(self, source: Path, target: Path, *, replace: bool) -> None:
-        self._pass("rename", target)
-        self.behind.rename(source, target, replace=replace)
-
-    def symlink(self, target: str, path: Path) -> None:
-        self._pass("symlink", path)
-        self.behind.symlink(target, path)
-
-    def unlink(self, path: Path) -> None:
-        self._pass("unlink", path)
-        self.behind.unlink(path)
-
-    def rmdir(self, path: Path) -> None:
-        self._pass("rmdir", path)
-        self.behind.rmdir(path)
-
-    def listdir(self, path: Path) -> list[str]:
-        self._pass("list", path)
-        return self.behind.listdir(path)
-
-    def stat(self, path: Path) -> os.stat_result:
-        self._pass("stat", path)
-        return self.behind.stat(path)
-
-    def fstat(self, fd: int) -> os.stat_result:
-        self._pass("stat", self._path(fd))
-        return self.behind.fstat(fd)
 
     def _pass(self, call: str, path: Path) -> None:
         if kind := self._meets(call, path):
@@ -174,10 +146,3 @@ class FaultyFs:
     def _error(self, call: str, path: Path, kind: str) -> StorageError:
         number = int(getattr(errno, kind))
         return StorageError.of(call, path, OSError(number, os.strerror(number)))
-
-    def _opened(self, fd: int, path: Path) -> int:
-        self.open_files[fd] = path
-        return fd
-
-    def _path(self, fd: int) -> Path:
-        return self.open_files.get(fd, Path("?"))

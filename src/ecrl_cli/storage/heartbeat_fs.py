@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from pathlib import Path
+from typing import TypeVar
 
 from ecrl_cli.storage.fs import Fs
+from ecrl_cli.storage.fs_wrapper import FsWrapper
+
+T = TypeVar("T")
 
 
-class _Beating:
-    def __init__(self, fs: Fs, beat: Callable[[], None]) -> None:
-        self._fs, self._beat = fs, beat
+class HeartbeatFs(FsWrapper):
+    """Calls `beat` before and after each of its calls: a piece written, a file synced."""
 
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._fs, name)
+    def __init__(self, behind: Fs, beat: Callable[[], None]) -> None:
+        super().__init__(behind)
+        self._beat = beat
 
-        def beats(*given: Any, **named: Any) -> Any:
-            self._beat()
-            result = call(*given, **named)
-            self._beat()
-            return result
-
-        return beats
-
-
-def beating(fs: Fs, beat: Callable[[], None]) -> Fs:
-    """`fs`, calling `beat` before and after each of its calls: a piece written, a file synced."""
-    return cast(Fs, _Beating(fs, beat))
+    def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
+        self._beat()
+        result = act()
+        self._beat()
+        return result

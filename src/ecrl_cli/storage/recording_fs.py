@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from ecrl_cli.storage.fs import Buffer, PosixFs
+from ecrl_cli.storage.fs import Buffer, Fs, PosixFs
+from ecrl_cli.storage.fs_wrapper import FsWrapper
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -19,16 +24,20 @@ class Call:
     size: int = 0
 
 
-class RecordingFs(PosixFs):
+_LOGGED = ("mkdir", "fsync", "fsyncdir", "unlink", "rmdir")
+
+
+class RecordingFs(FsWrapper):
     """`calls` is the log; opening for reading, reading and listing are not in it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, behind: Fs | None = None) -> None:
+        super().__init__(behind or PosixFs())
         self.calls: list[Call] = []
 
-    def mkdir(self, path: Path) -> None:
-        self.calls.append(Call("mkdir", path))
-        super().mkdir(path)
+    def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
+        if call in _LOGGED:
+            self.calls.append(Call(call, path))
+        return act()
 
     def open(self, path: Path, flags: int) -> int:
         if flags & os.O_CREAT:
@@ -37,16 +46,8 @@ class RecordingFs(PosixFs):
 
     def write(self, fd: int, data: Buffer) -> int:
         written = super().write(fd, data)
-        self.calls.append(Call("write", self._path(fd), size=written))
+        self.calls.append(Call("write", self.path_of(fd), size=written))
         return written
-
-    def fsync(self, fd: int) -> None:
-        self.calls.append(Call("fsync", self._path(fd)))
-        super().fsync(fd)
-
-    def fsyncdir(self, path: Path) -> None:
-        self.calls.append(Call("fsyncdir", path))
-        super().fsyncdir(path)
 
     def rename(self, source: Path, target: Path, *, replace: bool) -> None:
         self.calls.append(Call("rename", source, target=str(target)))
@@ -55,11 +56,3 @@ class RecordingFs(PosixFs):
     def symlink(self, target: str, path: Path) -> None:
         self.calls.append(Call("symlink", path, target=target))
         super().symlink(target, path)
-
-    def unlink(self, path: Path) -> None:
-        self.calls.append(Call("unlink", path))
-        super().unlink(path)
-
-    def rmdir(self, path: Path) -> None:
-        self.calls.append(Call("rmdir", path))
-        super().rmdir(path)

@@ -6,15 +6,16 @@ import threading
 import time
 
 from ecrl_cli.storage.fs import Buffer, PosixFs
+from ecrl_cli.storage.fs_wrapper import FsWrapper
 
 PIECE = 2**20  # bytes per write call: short enough that the pace is even
 
 
-class ThrottledFs(PosixFs):
+class ThrottledFs(FsWrapper):
     """At most `bytes_per_s` are written, over all files and threads; reads, syncs and names are as fast as they are."""
 
     def __init__(self, bytes_per_s: float) -> None:
-        super().__init__()
+        super().__init__(PosixFs())
         self._rate, self._free_at, self._lock = bytes_per_s, 0.0, threading.Lock()
 
     def write(self, fd: int, data: Buffer) -> int:

@@ -40,7 +40,7 @@ from ecrl_cli.records.rank_state import RestoredState
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.storage.heartbeat_fs import beating
+from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
 from ecrl_cli.training.control_client import Control
 from ecrl_cli.training.ddp import WarmUp, wrap
 from ecrl_cli.training.heartbeat import HeartbeatWriter
@@ -180,7 +180,7 @@ class Session:
     def store_under(self, root: Path, config: StoreConfig) -> CheckpointStore:
         """The store that this rank writes through, on the board at each call."""
         store = store_for(root, config, self.layout, self.order.pending)
-        store.fs = beating(store.fs, self.heartbeat.again)
+        store.fs = HeartbeatFs(store.fs, self.heartbeat.again)
         return store
 
     def restore(self, pack: TrainState) -> Restored:

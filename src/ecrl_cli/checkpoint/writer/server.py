@@ -28,7 +28,7 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.storage.heartbeat_fs import beating
+from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
 
 NICE = 19  # training comes first: a step in flight is worth more than an early commit
 _PR_SET_PDEATHSIG = 1
@@ -61,7 +61,7 @@ class Writer:
     def __init__(self, layout: RunLayout, store: CheckpointStore, listener: socket.socket, board: HeartbeatTable | None = None) -> None:
         self._layout, self._store, self._listener, self._board = layout, store, listener, board
         if board is not None:
-            store.fs = beating(store.fs, lambda: board.write(board.writer, 0, "saving"))
+            store.fs = HeartbeatFs(store.fs, lambda: board.write(board.writer, 0, "saving"))
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._slots: dict[int, Memory] = {}

@@ -31,7 +31,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.storage.heartbeat_fs import beating
+from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
 from ecrl_cli.studies.fake_ranks.script import part_of
 from ecrl_cli.training import stack_dump_handler
 from ecrl_cli.training.control_client import Control, die_with_parent
@@ -74,7 +74,7 @@ class FakeRank:
             threading.Thread(target=self.pretend, daemon=True).start()
         self.heed()
         with closing(CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.stored.config, self.stored.run_id))) as store:
-            store.fs = beating(store.fs, self.pulse.again)
+            store.fs = HeartbeatFs(store.fs, self.pulse.again)
             while self.step < self.until:
                 self.do()
                 self.heed()

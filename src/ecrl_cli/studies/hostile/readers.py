@@ -54,7 +54,7 @@ def look(hostile: MaliciousInput, scene: Scene) -> Seen:
 
 def _guard(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
     watched = InterleavingFs(PosixFs(), hostile.at, lambda: hostile.during(scene) if hostile.during else None)
-    report = verify_checkpoint(scene.single if what == "single" else scene.group, GUARD, watched.fs)
+    report = verify_checkpoint(scene.single if what == "single" else scene.group, GUARD, watched)
     if report.ok and hostile.during:  # it was good when it was read: what it became then is the next look's business
         return Seen("detected", "nothing was wrong yet")
     return _of(report)

@@ -6,31 +6,21 @@ import errno
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ecrl_cli.checkpoint.format.names import STAGE_PREFIX
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fault_injecting_fs import SHORT
 from ecrl_cli.storage.fs import Buffer, Fs
+from ecrl_cli.storage.fs_wrapper import FsWrapper
 
 
-class _Careless:
-    """Passes every call on; a planted bug overrides one."""
-
-    def __init__(self, behind: Fs) -> None:
-        self.behind = behind
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.behind, name)
-
-
-class IgnoresShortWrites(_Careless):
+class IgnoresShortWrites(FsWrapper):
     def write(self, fd: int, data: Buffer) -> int:
         self.behind.write(fd, data)
         return len(data)
 
 
-class RetriesFsync(_Careless):
+class RetriesFsync(FsWrapper):
     """The second one succeeds, because the pages are clean: what they held is gone."""
 
     def fsync(self, fd: int) -> None:
@@ -40,19 +30,19 @@ class RetriesFsync(_Careless):
             self.behind.fsync(fd)
 
 
-class IgnoresFsync(_Careless):
+class IgnoresFsync(FsWrapper):
     def fsync(self, fd: int) -> None:
         with suppress(StorageError):
             self.behind.fsync(fd)
 
 
-class IgnoresFailedDirsync(_Careless):
+class IgnoresFailedDirsync(FsWrapper):
     def fsyncdir(self, path: Path) -> None:
         with suppress(StorageError):
             self.behind.fsyncdir(path)
 
 
-class IgnoresFailedClose(_Careless):
+class IgnoresFailedClose(FsWrapper):
     """Some file systems say only here that the data did not arrive."""
 
     def close(self, fd: int) -> None:
@@ -60,7 +50,7 @@ class IgnoresFailedClose(_Careless):
             self.behind.close(fd)
 
 
-class SwallowsEnospc(_Careless):
+class SwallowsEnospc(FsWrapper):
     def write(self, fd: int, data: Buffer) -> int:
         try:
             return self.behind.write(fd, data)
@@ -70,7 +60,7 @@ class SwallowsEnospc(_Careless):
             return len(data)
 
 
-class ForgetsUndo(_Careless):
+class ForgetsUndo(FsWrapper):
     """Removes nothing whose path holds `_keep`."""
 
     _keep = STAGE_PREFIX
@@ -97,7 +87,7 @@ class ForgetsUndoAfterRename(ForgetsUndo):
             raise
 
 
-class RetriesForEver(_Careless):
+class RetriesForEver(FsWrapper):
     def write(self, fd: int, data: Buffer) -> int:
         while True:
             try:
@@ -107,7 +97,7 @@ class RetriesForEver(_Careless):
                     raise
 
 
-class LeaksDescriptors(_Careless):
+class LeaksDescriptors(FsWrapper):
     """What failed once is never closed."""
 
     def __init__(self, behind: Fs) -> None:
@@ -126,7 +116,7 @@ class LeaksDescriptors(_Careless):
             self.behind.close(fd)
 
 
-class NamesNothing(_Careless):
+class NamesNothing(FsWrapper):
     def rename(self, source: Path, target: Path, *, replace: bool) -> None:
         try:
             self.behind.rename(source, target, replace=replace)
@@ -134,7 +124,7 @@ class NamesNothing(_Careless):
             raise StorageError("storage", "something went wrong") from None
 
 
-class RaisesWhatItGets(_Careless):
+class RaisesWhatItGets(FsWrapper):
     def mkdir(self, path: Path) -> None:
         try:
             self.behind.mkdir(path)
@@ -142,7 +132,7 @@ class RaisesWhatItGets(_Careless):
             raise OSError(error.errno, "refused") from None
 
 
-class ClearsTheWayFirst(_Careless):
+class ClearsTheWayFirst(FsWrapper):
     """Removes the newest checkpoint before the next one is safe."""
 
     def mkdir(self, path: Path) -> None:
@@ -154,7 +144,7 @@ class ClearsTheWayFirst(_Careless):
 
 
 # By name: the bug, and scope and kind of the fault that is to bring it to light.
-MUTANTS: dict[str, tuple[Callable[[Fs], Any], str, str]] = {
+MUTANTS: dict[str, tuple[Callable[[Fs], Fs], str, str]] = {
     "ignores short writes": (IgnoresShortWrites, "write", SHORT),
     "retries a failed fsync": (RetriesFsync, "sync", "EIO"),
     "ignores a failed fsync": (IgnoresFsync, "sync", "ENOSPC"),

@@ -17,8 +17,7 @@ from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice
 from ecrl_cli.checkpoint.store.fencing import FencingToken
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import StorageError
-from ecrl_cli.storage.fs import Fs
-from ecrl_cli.studies.mutants.fs import ThroughFs
+from ecrl_cli.storage.fs_wrapper import FsWrapper
 from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs, readers
 from ecrl_cli.studies.writers.store_fixture import PRODUCT, History, Kind
 
@@ -43,12 +42,14 @@ class _NeverLooks(FencingToken):
 class _NoCheckBehindTheBuild(CheckpointStore):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
+        assert type(self._fencing) is FencingToken  # what is replaced is what the store asks
         self._fencing = _LooksOnce(self.fs, self.root)
 
 
 class _NoFence(CheckpointStore):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
+        assert type(self._fencing) is FencingToken  # what is replaced is what the store asks
         self._fencing = _NeverLooks(self.fs, self.root)
 
 
@@ -69,7 +70,7 @@ class _LooksAtTheFolderOnce(CheckpointStore):
         return catalog._first_valid(self.entries(), self.root, self.verify)
 
 
-class _Overwrites(ThroughFs):
+class _Overwrites(FsWrapper):
     def rename(self, source: Path, target: Path, *, replace: bool) -> None:
         super().rename(source, target, replace=True)
 
@@ -97,16 +98,12 @@ class Planted:
     around: Callable[[], Any] = nullcontext
 
 
-def _over(fs: Fs) -> Fs:
-    return _Overwrites(fs, Path())
-
-
 PLANTED = (
     Planted(
         "no look at the fence behind the build", {"arm": "fence", "mode": "unsafe", "layout": "group", "newer": "claim"}, Kind(_NoCheckBehindTheBuild)
     ),
     Planted("no fence at all", {"arm": "fence", "mode": "unsafe", "layout": "single", "newer": "claim"}, Kind(_NoFence)),
-    Planted("a rename that overwrites", {"arm": "publish", "mode": "atomic_dirsync", "layout": "single", "newer": "other"}, Kind(wrap=_over)),
+    Planted("a rename that overwrites", {"arm": "publish", "mode": "atomic_dirsync", "layout": "single", "newer": "other"}, Kind(wrap=_Overwrites)),
     Planted(
         "clearing up by name",
         {"arm": "fence", "mode": "atomic_dirsync", "layout": "single", "newer": "other"},

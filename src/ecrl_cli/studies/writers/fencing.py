@@ -42,7 +42,7 @@ def trials(history: History, seed: int, scratch: Path, every: int = 1) -> list[T
 def calls_of(history: History, seed: int, scratch: Path, mode: str, layout: str) -> tuple[str, ...]:
     """The calls of one undisturbed save, pointers and retention included."""
     watched = InterleavingFs(Unsynced())
-    with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, mode, watched.fs)) as store:
+    with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, mode, watched)) as store:
         one = image(seed, OLD, layout)
         store.update_pointers_and_retire(store.save(one, 0), one)
     return tuple(watched.calls)
@@ -59,7 +59,7 @@ def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: 
     with history.copied(facts["layout"], folder) as root:
         meeting = _Meeting(root, facts, seed, kind)
         watched = InterleavingFs(Unsynced(), facts["at"], meeting.newer)
-        with closing(kind.open(root, facts["mode"], watched.fs)) as old:
+        with closing(kind.open(root, facts["mode"], watched)) as old:
             meeting.old(old)
         outcome = judge(root, facts["mode"], meeting.acks(), meeting.known())
         return {"old": meeting.ends["old"], "newer": meeting.ends.get("newer", "not run"), "zombie": meeting.zombie(), "outcome": outcome}

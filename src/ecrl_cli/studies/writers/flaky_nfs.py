@@ -6,15 +6,17 @@ import errno
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fs import Fs
+from ecrl_cli.storage.fs_wrapper import FsWrapper
 from ecrl_cli.studies.frame.study import Trial
 from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, History, Kind, Unsynced, content, image, judge
 
+T = TypeVar("T")
 LOOKUPS = ("open", "open_at", "stat", "listdir")
 # Calls that a server may carry out twice, and what the second one answers.
 REPEATED = {"rename": errno.ENOENT, "mkdir": errno.EEXIST, "unlink": errno.ENOENT, "symlink": errno.EEXIST}
@@ -22,33 +24,25 @@ FAULTS = ("absent", "stale", "delivered twice")
 MODE = "atomic_dirsync"
 
 
-class Remote:
-    """Passes every call on; the one numbered `at` among those that `fault` concerns goes wrong, once."""
+class FlakyNfs(FsWrapper):
+    """The call numbered `at` among those that `fault` concerns goes wrong, once."""
 
     def __init__(self, fs: Fs, fault: str = "", at: int = -1) -> None:
-        self._fs, self._fault, self._at = fs, fault, at
+        super().__init__(fs)
+        self._fault, self._at = fault, at
         self.concerned = 0
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        call = getattr(self._fs, name)
-
-        def passed_on(*arguments: Any, **named: Any) -> Any:
-            twice = self._fault == "delivered twice"
-            if name not in (REPEATED if twice else LOOKUPS):
-                return call(*arguments, **named)
-            number, self.concerned = self.concerned, self.concerned + 1
-            if number != self._at:
-                return call(*arguments, **named)
-            if twice:
-                call(*arguments, **named)
-            number = REPEATED[name] if twice else errno.ENOENT if self._fault == "absent" else errno.ESTALE
-            raise StorageError.of(name, arguments[0], OSError(number, "as a network file system says it"))
-
-        return passed_on
-
-    @property
-    def fs(self) -> Fs:
-        return cast(Fs, self)
+    def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
+        twice = self._fault == "delivered twice"
+        if call not in (REPEATED if twice else LOOKUPS):
+            return act()
+        number, self.concerned = self.concerned, self.concerned + 1
+        if number != self._at:
+            return act()
+        if twice:
+            act()
+        error = REPEATED[call] if twice else errno.ENOENT if self._fault == "absent" else errno.ESTALE
+        raise StorageError.of(call, path, OSError(error, "as a network file system says it"))
 
 
 def trials(history: History, seed: int, scratch: Path) -> list[Trial]:
@@ -57,9 +51,9 @@ def trials(history: History, seed: int, scratch: Path) -> list[Trial]:
     for layout in LAYOUTS:
         for phase in ("save", "recovery"):
             for fault in FAULTS:
-                watched = Remote(Unsynced(), fault)
+                watched = FlakyNfs(Unsynced(), fault)
                 with history.copied(layout, scratch / "watched") as root:
-                    _act(root, seed, layout, phase, watched.fs, PRODUCT)
+                    _act(root, seed, layout, phase, watched, PRODUCT)
                 facts = {"arm": "remote", "layout": layout, "phase": phase, "fault": fault}
                 found += [Trial(f"remote/{layout}/{phase}/{fault}/{at:03d}", facts | {"at": at}) for at in range(watched.concerned)]
     return found
@@ -68,8 +62,8 @@ def trials(history: History, seed: int, scratch: Path) -> list[Trial]:
 def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT) -> dict[str, Any]:
     """One fault; the outcome class of what recovery then finds, and whether the next save goes through."""
     with history.copied(facts["layout"], folder) as root:
-        remote = Remote(Unsynced(), facts["fault"], facts["at"])
-        said, acks = _act(root, seed, facts["layout"], facts["phase"], remote.fs, kind)
+        remote = FlakyNfs(Unsynced(), facts["fault"], facts["at"])
+        said, acks = _act(root, seed, facts["layout"], facts["phase"], remote, kind)
         known = [(step, content(seed, step, facts["layout"])) for step in (FIRST, OLD)]
         outcome = said if said in ("lost_ack", "lost_all", "silent_wrong", "untyped") else judge(root, MODE, acks, known)
         return {"said": said, "outcome": outcome, "next": _next_save(root, seed, facts["layout"])}

@@ -21,7 +21,7 @@ def trials(history: History, seed: int, scratch: Path, saves: int) -> list[Trial
     found = []
     for layout in LAYOUTS:
         watched = InterleavingFs(Unsynced())
-        with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, MODE, watched.fs)) as store:
+        with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, MODE, watched)) as store:
             store.newest_valid()
         for burst in BURSTS:
             facts = {"arm": "reader", "layout": layout, "saves": burst}
@@ -58,7 +58,7 @@ def _look(root: Path, kind: Kind, watched: InterleavingFs, writer: _Writer) -> s
     """
     before = writer.acked
     try:
-        with closing(kind.open(root, MODE, watched.fs)) as reader:
+        with closing(kind.open(root, MODE, watched)) as reader:
             choice = reader.newest_valid()
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:80]}"

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TypeVar
 
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Components, components
@@ -17,10 +17,12 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.storage.fs import Fs, PosixFs
+from ecrl_cli.storage.fs_wrapper import FsWrapper
 from ecrl_cli.studies.frame.write_modes import write_mode
 
 FIRST, OLD, LATER = 10, 20, 30  # steps: the history's, the one that the old writer saves, a later one
 MODEL_BYTES, OPTIMIZER_BYTES = 4096, 2048
+T = TypeVar("T")
 Wrap = Callable[[Fs], Fs]
 
 
@@ -91,29 +93,21 @@ class History:
         return folder
 
 
-class InterleavingFs:
-    """Passes every call on, and lets `act` run once, before the call numbered `at`. `calls`: the names of those made so far."""
+class InterleavingFs(FsWrapper):
+    """Lets `act` run once, before the call numbered `at`. `calls`: the names of those made so far."""
 
     def __init__(self, fs: Fs, at: int = -1, act: Callable[[], None] = lambda: None) -> None:
-        self._fs, self._at, self._act, self._lock = fs, at, act, threading.Lock()
+        super().__init__(fs)
+        self._at, self._act, self._lock = at, act, threading.Lock()
         self.calls: list[str] = []
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        call = getattr(self._fs, name)
-
-        def passed_on(*arguments: Any, **named: Any) -> Any:
-            with self._lock:
-                number = len(self.calls)
-                self.calls.append(name)
-            if number == self._at:
-                self._act()
-            return call(*arguments, **named)
-
-        return passed_on
-
-    @property
-    def fs(self) -> Fs:
-        return cast(Fs, self)
+    def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
+        with self._lock:
+            number = len(self.calls)
+            self.calls.append(call)
+        if number == self._at:
+            self._act()
+        return act()
 
 
 @dataclass(frozen=True)

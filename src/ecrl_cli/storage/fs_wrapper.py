@@ -1,0 +1,81 @@
+"""The base of back ends that stand before another one and change, count, delay or refuse some of its calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ecrl_cli.storage.fs import Buffer, Fs
+
+T = TypeVar("T")
+
+
+class FsWrapper:
+    """Passes every call on to `behind`. Override a call to change it, or `around` to act before or after any. `open_files`: what is not closed."""
+
+    def __init__(self, behind: Fs) -> None:
+        self.behind = behind
+        self.open_files: dict[int, Path] = {}
+
+    def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
+        """Every call comes through here: its name, the path it concerns (of a rename the target), and how to pass it on."""
+        return act()
+
+    def path_of(self, fd: int) -> Path:
+        return self.open_files.get(fd, Path("?"))
+
+    def mkdir(self, path: Path) -> None:
+        self.around("mkdir", path, lambda: self.behind.mkdir(path))
+
+    def open(self, path: Path, flags: int) -> int:
+        fd = self.around("open", path, lambda: self.behind.open(path, flags))
+        self.open_files[fd] = path
+        return fd
+
+    def open_at(self, folder: int, name: str, flags: int) -> int:
+        path = self.path_of(folder) / name
+        fd = self.around("open_at", path, lambda: self.behind.open_at(folder, name, flags))
+        self.open_files[fd] = path
+        return fd
+
+    def set_direct(self, fd: int, on: bool) -> bool:
+        return self.around("set_direct", self.path_of(fd), lambda: self.behind.set_direct(fd, on))
+
+    def write(self, fd: int, data: Buffer) -> int:
+        return self.around("write", self.path_of(fd), lambda: self.behind.write(fd, data))
+
+    def read_at(self, fd: int, buffer: memoryview, offset: int) -> int:
+        return self.around("read_at", self.path_of(fd), lambda: self.behind.read_at(fd, buffer, offset))
+
+    def fsync(self, fd: int) -> None:
+        self.around("fsync", self.path_of(fd), lambda: self.behind.fsync(fd))
+
+    def fsyncdir(self, path: Path) -> None:
+        self.around("fsyncdir", path, lambda: self.behind.fsyncdir(path))
+
+    def close(self, fd: int) -> None:
+        path = self.open_files.pop(fd, Path("?"))
+        self.around("close", path, lambda: self.behind.close(fd))
+
+    def rename(self, source: Path, target: Path, *, replace: bool) -> None:
+        self.around("rename", target, lambda: self.behind.rename(source, target, replace=replace))
+
+    def symlink(self, target: str, path: Path) -> None:
+        self.around("symlink", path, lambda: self.behind.symlink(target, path))
+
+    def unlink(self, path: Path) -> None:
+        self.around("unlink", path, lambda: self.behind.unlink(path))
+
+    def rmdir(self, path: Path) -> None:
+        self.around("rmdir", path, lambda: self.behind.rmdir(path))
+
+    def listdir(self, path: Path) -> list[str]:
+        return self.around("listdir", path, lambda: self.behind.listdir(path))
+
+    def stat(self, path: Path) -> os.stat_result:
+        return self.around("stat", path, lambda: self.behind.stat(path))
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return self.around("fstat", self.path_of(fd), lambda: self.behind.fstat(fd))
