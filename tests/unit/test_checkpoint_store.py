@@ -361,7 +361,7 @@ def test_a_failed_sync_is_never_tried_again(tmp_path: Path) -> None:
     class FailingSync(RecordingFs):
         def fsync(self, fd: int) -> None:
             super().fsync(fd)
-            raise StorageError.of("fsync", self._path(fd), OSError(errno.EIO, "gone"))
+            raise StorageError.of("fsync", self.path_of(fd), OSError(errno.EIO, "gone"))
 
     fs = FailingSync()
     store = store_at(tmp_path, replace(CONFIG, mode=WriteMode()), attempt=0)

@@ -149,7 +149,7 @@ def test_a_source_that_records_a_time_is_not_accused() -> None:
 
 
 def findings(records: list[Record]) -> Findings:
-    return STUDY.concluded(Results(StudyContext(StudyConfig(SMALL), Path()), records))
+    return STUDY.concluded(Results(StudyContext(StudyConfig(replace(SMALL, planted=True)), Path()), records))
 
 
 def good(arm: str) -> Record:

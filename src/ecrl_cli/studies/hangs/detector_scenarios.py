@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ecrl_cli.records.heartbeat_table import Heartbeat
+from ecrl_cli.studies.mutants import override
 from ecrl_cli.supervision.watch.hang_detector import HangDetector, HangTimeouts
 
 LIMITS = HangTimeouts(start_s=60.0, timeout_s=2.0, factor=10.0)
@@ -83,7 +84,8 @@ def standing(make: Make, rng: random.Random) -> float | None:
 class TrustsTheClock(HangDetector):
     """Counts the time since the last change, whether it was looking or not: as one does who compares the rank's clock with its own."""
 
-    def look(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
+    @override
+    def check(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
         super().check(now, ranks, writer)
         return self.quiet.waited_s >= self.limit_s
 
@@ -92,6 +94,7 @@ class NeverLearns(HangDetector):
     """A fixed timeout, however long steps take."""
 
     @property
+    @override
     def limit_s(self) -> float:
         return LIMITS.timeout_s if self.longest_step_s else LIMITS.start_s
 
@@ -99,7 +102,8 @@ class NeverLearns(HangDetector):
 class HearsTheWriterAlways(HangDetector):
     """Takes any sign of life for progress."""
 
-    def look(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
+    @override
+    def check(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
         self._learn(now, ranks)
         return self.quiet.check(now, (*ranks, writer)) >= self.limit_s
 

@@ -19,6 +19,7 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, Retired, Saved
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER
 from ecrl_cli.storage.safe_read import open_regular, read_small
+from ecrl_cli.studies.mutants import override
 from ecrl_cli.studies.mutants.integrity import Look
 
 
@@ -27,6 +28,7 @@ class PlantedStore(CheckpointStore):
 
     look: Look = staticmethod(verify_checkpoint)
 
+    @override
     def verify(self, path: Path) -> IntegrityReport:
         return self.look(path, self.config.integrity, self.fs)
 
@@ -34,6 +36,7 @@ class PlantedStore(CheckpointStore):
 class _Reordered(PlantedStore):
     """A save in short: no conflict, no fence. The steps are in the right order here."""
 
+    @override
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
         work, installer = self.begun(image, attempt)
         try:
@@ -66,12 +69,14 @@ class _Owing(_Reordered):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.owed: Callable[[], None] = lambda: None
 
+    @override
     def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
         self.owed()
         return super().update_pointers_and_retire(saved, image)
 
 
 class AcknowledgesBeforeTheRename(_Owing):
+    @override
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
         work, installer = self.begun(image, attempt)
         installer.build()
@@ -94,6 +99,7 @@ class AcknowledgesBeforeTheSync(_Owing):
 class _Greedy(_Reordered):
     """Keeps one checkpoint, and counts the one that is on its way."""
 
+    @override
     def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
         return ()
 
@@ -122,6 +128,7 @@ class RetiresBeforeTheSync(_Greedy):
 class _Early(GroupInstaller):
     """Takes the name as soon as the parts are there; the records are written into it."""
 
+    @override
     def build(self) -> None:
         work = self.work
         work.points("before_stage")
@@ -151,6 +158,7 @@ class _Early(GroupInstaller):
             self.work.points("after_rename")
         self.stage = self.target
 
+    @override
     def install(self) -> None:
         """Done already."""
 
@@ -192,6 +200,7 @@ class TrustsThePointer(_Reordered):
             self.point(installer.target, {"global_step": work.image.stamp.global_step})
         self._sync(self.root)
 
+    @override
     def newest_valid(self) -> ResumeChoice:
         try:
             folder = self.fs.open(self.root, FOLDER)
@@ -212,6 +221,7 @@ class TrustsThePointer(_Reordered):
 class SweepsWhatIsOld(PlantedStore):
     """The janitor leaves the newest name only, without asking whether it is any good."""
 
+    @override
     def sweep_leftovers(self) -> None:
         super().sweep_leftovers()
         for entry in self.entries()[1:]:
@@ -221,6 +231,7 @@ class SweepsWhatIsOld(PlantedStore):
 class UnlinksThePartsFirst(PlantedStore):
     """Retention without the trash, COMMIT last: a half of it still has its commit."""
 
+    @override
     def _trash(self, entry: CheckpointEntry) -> None:
         if entry.single:
             self.fs.unlink(entry.path)
@@ -244,6 +255,7 @@ def _existing() -> Iterator[None]:
 class ReusesTheStage(_Reordered):
     """Goes on with a stage that lies there: a file that is in it counts as written."""
 
+    @override
     def sweep_leftovers(self) -> None:
         """A stage may still be of use."""
 

@@ -18,6 +18,7 @@ from ecrl_cli.checkpoint.store.fencing import FencingToken
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs_wrapper import FsWrapper
+from ecrl_cli.studies.mutants import override
 from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs, readers
 from ecrl_cli.studies.writers.store_fixture import PRODUCT, History, Kind
 
@@ -27,6 +28,7 @@ class _LooksOnce(FencingToken):
 
     _looked = False
 
+    @override
     def check(self, attempt: int) -> int:
         if self._looked:
             return attempt
@@ -35,6 +37,7 @@ class _LooksOnce(FencingToken):
 
 
 class _NeverLooks(FencingToken):
+    @override
     def check(self, attempt: int) -> int:
         return -1
 
@@ -56,9 +59,11 @@ class _NoFence(CheckpointStore):
 class _ByMtime(CheckpointStore):
     """What was touched last is the newest."""
 
+    @override
     def entries(self) -> list[CheckpointEntry]:
         return sorted(super().entries(), key=lambda entry: entry.path.lstat().st_mtime, reverse=True)
 
+    @override
     def newest_valid(self) -> ResumeChoice:
         return catalog._first_valid(self.entries(), self.root, self.verify)
 
@@ -66,11 +71,13 @@ class _ByMtime(CheckpointStore):
 class _LooksAtTheFolderOnce(CheckpointStore):
     """One listing, one look at each: what moves or comes late meanwhile counts as refused."""
 
+    @override
     def newest_valid(self) -> ResumeChoice:
         return catalog._first_valid(self.entries(), self.root, self.verify)
 
 
 class _Overwrites(FsWrapper):
+    @override
     def rename(self, source: Path, target: Path, *, replace: bool) -> None:
         super().rename(source, target, replace=True)
 
