@@ -25,8 +25,8 @@ def synthetic_plan(model_bytes: int, optimizer_bytes: int, *, single: bool = Fal
     return plan_image({"all": model + optimizer + rng} if single else {MODEL: model, OPTIMIZER: optimizer, RNG: rng})
 
 
-def synthetic_image(seed: int, step: int, plan: ImagePlan, run_id: str = RUN_ID) -> CheckpointImage:
-    """The snapshot of `step`."""
+def synthetic_image(seed: int, step: int, plan: ImagePlan, run_id: str = RUN_ID, *, restorable: bool = False) -> CheckpointImage:
+    """The snapshot of `step`. `restorable`: its train.json has all that a rank restores from, as the store of a run demands."""
     memory = memoryview(mmap.mmap(-1, plan.nbytes))
     for offset, header in plan.headers:
         memory[offset : offset + len(header)] = header
@@ -39,9 +39,11 @@ def synthetic_image(seed: int, step: int, plan: ImagePlan, run_id: str = RUN_ID)
     parts = plan.parts
     if len(parts) == 1:
         parts = (PartPlace(step_name(step) + ".safetensors", parts[0].offset, parts[0].nbytes, parts[0].tensors),)
-    return CheckpointImage(
-        CheckpointMeta(run_id, step, 0, step, seed, 1), memory, parts, {TRAIN: canonical_json({"global_step": step, "line_chain": [""]})}
-    )
+    train: dict[str, object] = {"global_step": step, "line_chain": [""]}
+    if restorable:
+        optimizer: dict[str, object] = {"param_groups": [], "scalars": {}, "host_keys": []}
+        train |= {"sampler": {"epoch": 0, "cursor_step": step, "seed": seed}, "scheduler": {}, "scaler": None, "optimizer": optimizer}
+    return CheckpointImage(CheckpointMeta(run_id, step, 0, step, seed, 1), memory, parts, {TRAIN: canonical_json(train)})
 
 
 def _drawn(generator: random.Random, nbytes: int) -> bytearray:

@@ -119,7 +119,7 @@ class FakeRank:
         if self.rank == 0:
             log = CheckpointLog(Journal(self.logs.checkpoints), self.layout, self.attempt)
             store.claim(self.attempt)
-            image = synthetic_image(self.stored.config.seed, self.step, self.plan, self.stored.run_id)
+            image = synthetic_image(self.stored.config.seed, self.step, self.plan, self.stored.run_id, restorable=True)
             log.write("submitted", self.step, bytes=image.nbytes, inflight=1)
             time.sleep(self.part.last_save_s if self.until < self.stored.config.target_steps else self.part.save_s)
             save_and_record(store, image, self.attempt, log)

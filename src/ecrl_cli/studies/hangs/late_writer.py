@@ -30,7 +30,7 @@ def main(root: Path) -> None:
 
     with closing(CheckpointStore(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id), points=stand_still)) as store:
         store.claim(0)
-        image = synthetic_image(stored.config.seed, STEP, synthetic_plan(4096, 2048), stored.run_id)
+        image = synthetic_image(stored.config.seed, STEP, synthetic_plan(4096, 2048), stored.run_id, restorable=True)
         try:
             store.save(image, 0)
         except Fenced:
