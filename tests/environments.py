@@ -34,6 +34,7 @@ QUICK_BITS = (
 )
 BITS = (
     *QUICK_BITS[:-1],
+    "e2e/test_exact_recovery.py",
     "unit/test_data_loading.py",
     "unit/test_data_order.py",
     "unit/test_models_build.py",
@@ -73,7 +74,14 @@ TOOLS = (
     "e2e/test_report_page.py",
     "e2e/test_full_disk.py",
 )
-RUNS = ("e2e/test_bad_input.py", "unit/test_cli_grid.py", "unit/test_cli_sweep.py", "contract/test_launchers.py")
+# Real runs: launched in each way, resumed, judged, reported.
+RUNS = (
+    "contract/test_launchers.py",
+    "e2e/test_sweep_killed.py",
+    "e2e/test_reference.py",
+    "e2e/test_exact_recovery.py::test_torchrun_gives_the_same_bits_and_a_planned_exit_flushes_first",
+    "unit/test_runs_sweep.py",
+)
 TEXTS = (
     "unit/test_report_markdown.py",
     "unit/test_report_csv_files.py",
@@ -195,7 +203,7 @@ ENVIRONMENTS = {
         why_not=nobody_cannot_read,
         around=owned_by_nobody,
     ),
-    "path-with-spaces": Environment((*FILES, *RUNS, "unit/test_session_guards.py", "e2e/test_interruption.py"), around=a_path_with_spaces),
+    "path-with-spaces": Environment((*FILES, *RUNS, "unit/test_session_guards.py"), around=a_path_with_spaces),
     "umask-077": Environment((*FILES, *RUNS), prefix=shell("umask 077;")),
     "tiny-shared-memory": Environment(
         ("unit/test_study_crash_points.py", "unit/test_checkpoint_in_memory.py", "contract/test_launchers.py", "e2e/test_report_page.py"),
