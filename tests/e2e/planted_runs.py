@@ -10,12 +10,11 @@ from typing import Any
 from ecrl_cli.config.build import build
 from ecrl_cli.runs.run import RunContext, run
 from ecrl_cli.runs.run_plan import plan_run
-from ecrl_cli.studies.mutants.recovery import environment
 from ecrl_cli.supervision.console import SilentUI
 from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
 from ecrl_cli.verify.verdict import Verdict
 from ecrl_cli.verify.verify_run import verify_run
-from tests.e2e.planting import plant, suite_of
+from tests.e2e.planting import suite_of
 from tests.e2e.state_bugs import STATE_BUGS, Keys, StateBug
 
 # Five steps an epoch: a run ends in the third. What is not said stays at its default.
@@ -29,24 +28,20 @@ _TINY: Keys = {
 
 
 class PlantedRuns:
-    """`folder`: where the runs lie. Each is made when it is first asked for; `close` ends what makes them."""
+    """`folder`: where the runs lie. Each is made when it is first asked for, by `launchers`, whose ranks have STATE_BUGS planted."""
 
-    def __init__(self, folder: Path, bugs: Mapping[str, StateBug] = STATE_BUGS) -> None:
-        self._folder, self._bugs, self._launchers = folder, bugs, LauncherCache()
-        self._environment = plant(folder / "plant", {name: (bug.module, bug.body) for name, bug in bugs.items()})
-
-    def close(self) -> None:
-        self._launchers.close()
+    def __init__(self, folder: Path, launchers: LauncherCache) -> None:
+        self._folder, self._launchers = folder, launchers
 
     def of(self, name: str) -> tuple[Path, Verdict]:
         """The run with that bug, and the verdict on it."""
-        bug = self._bugs[name]
+        bug = STATE_BUGS[name]
         reference = self._run(f"ref-{_key(bug.model)}" + suite_of(name) * bug.in_model, bug.model, suite_of(name) if bug.in_model else "")
         return self._judged(suite_of(name), bug, reference, suite_of(name))
 
     def resized(self, name: str) -> Path:
         """Two ranks, then one, not struck, with that bug: any reference with the same sizes would have it too."""
-        return self._run(f"{suite_of(name)}-resized", self._bugs[name].model | {"elastic": {"schedule": {6: 1}}}, suite_of(name))
+        return self._run(f"{suite_of(name)}-resized", STATE_BUGS[name].model | {"elastic": {"schedule": {6: 1}}}, suite_of(name))
 
     def honest(self, bug: StateBug) -> tuple[Path, Verdict]:
         """The same run without the bug."""
@@ -63,8 +58,7 @@ class PlantedRuns:
         root = self._folder / name
         if not root.exists():
             config = build(_merged({"checkpoint": {"every": 6}, "supervision": {"launcher": "zygote"}}, _TINY, keys, {"suite_name": suite}))
-            with environment(**self._environment):
-                result = run(plan_run(config, root), RunContext(lambda line: None, self._launchers, show=lambda *given: SilentUI()))
+            result = run(plan_run(config, root), RunContext(lambda line: None, self._launchers, show=lambda *given: SilentUI()))
             assert result.exit_code == 0, result
         return root
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_ecrl
+from tests.in_process import ecrl_in_process
 
 JOB = str(Path(__file__).parents[2] / "examples" / "jobs" / "plain.py")
 pytestmark = pytest.mark.timeout(600)
@@ -39,9 +40,9 @@ def test_recording_changes_no_bit(healthy: tuple[Path, str]) -> None:
     (folder / "bare").mkdir()
     subprocess.run([sys.executable, JOB, "--out", str(folder / "bare")], check=True, timeout=170)
     ends = [str(folder / name / "step-24.pt") for name in ("bare", "job/ref/work")]
-    assert run_ecrl(folder, "audit", "--state", *ends).stdout.startswith("equal: ")
+    assert ecrl_in_process(folder, "audit", "--state", *ends).stdout.startswith("equal: ")
     other = str(folder / "bare" / "step-20.pt")
-    assert run_ecrl(folder, "audit", "--state", ends[0], other, check=1).stdout.startswith("different: ")
+    assert ecrl_in_process(folder, "audit", "--state", ends[0], other, check=1).stdout.startswith("different: ")
 
 
 def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
@@ -49,7 +50,7 @@ def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
     keys = ("audit.references=1", "failure=kill", "failure.steps=[13]", "audit.resume=--out {dir} --bug optimizer", "run_dir=bug")
     done = run_ecrl(folder, "audit", *keys, "--", sys.executable, JOB, "--out", "{dir}", check=1, timeout=500)
     assert done.stdout.startswith("bug: invalid: the optimizer's state in front of step 11 is that of no earlier step (0 entries): it was not loaded")
-    again = run_ecrl(folder, "audit", "bug", check=1).stdout
+    again = ecrl_in_process(folder, "audit", "bug", check=1).stdout
     assert again.splitlines()[0] == done.stdout.splitlines()[0]
 
 
@@ -69,6 +70,6 @@ def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
     ],
 )
 def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], said: str) -> None:
-    done = run_ecrl(tmp_path, "audit", *words, check=2)
+    done = ecrl_in_process(tmp_path, "audit", *words, check=2)
     lines = [line for line in done.stderr.splitlines() if "ecrl: error" in line]
     assert len(lines) == 1 and said in lines[0], done.stderr

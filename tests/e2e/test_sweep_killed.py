@@ -6,8 +6,9 @@ import csv
 import subprocess
 from pathlib import Path
 
-from tests.conftest import Ecrl, comes_true, command, processes_of
+from tests.conftest import comes_true, command, processes_of
 from tests.e2e.runs import steps_logged, supervisor, tiny
+from tests.in_process import ecrl_in_process
 
 SWEEP = ["-m", *tiny("failure=", "failure.steps=", "failure.rank=", "target_steps=30"), "variant=ref,ref2,blk,ovl", "run_dir=all"]
 RECORDS = ("metrics.json", "supervisor.json", "config.json", "environment.json")
@@ -33,7 +34,7 @@ def wait_until_second_run_trains(folder: Path, process: subprocess.Popen[str]) -
     return second()
 
 
-def test_a_killed_sweep_goes_on_with_what_is_missing(ecrl: Ecrl, tmp_path: Path) -> None:
+def test_a_killed_sweep_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     process = subprocess.Popen(command(*SWEEP), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     second = wait_until_second_run_trains(tmp_path, process)
     process.kill()
@@ -43,9 +44,9 @@ def test_a_killed_sweep_goes_on_with_what_is_missing(ecrl: Ecrl, tmp_path: Path)
     first = tmp_path / "all" / rows(tmp_path)[0]["run"]
     before = {name: (first / name).read_bytes() for name in RECORDS}
 
-    said = ecrl(*SWEEP)
+    said = ecrl_in_process(tmp_path, *SWEEP)
     assert [row["status"] for row in rows(tmp_path)] == ["completed_prev", "completed", "completed", "completed"]
     assert {name: (first / name).read_bytes() for name in RECORDS} == before, "a finished run was touched"
     assert len(supervisor(second)["sessions"]) == 2
     assert "sweep: 4 of 4 done, 0 failed" in said.stderr
-    ecrl("verify", "all")
+    ecrl_in_process(tmp_path, "verify", "all")
