@@ -21,7 +21,7 @@ def numbers_from_metrics(request: pytest.FixtureRequest) -> Iterator[None]:
     name = request.module.__name__.rpartition(".")[2]
     with pytest.MonkeyPatch.context() as patch:
         if name.startswith("test_report_") and name != "test_report_cache":
-            patch.setattr(run_record, "folded", _given)
+            patch.setattr(run_record, "metrics_from_records", _given)
             patch.setattr(run_record, "_file_differs", lambda *given: [])
             patch.setattr(report_runs, "GIVEN", True)
         yield

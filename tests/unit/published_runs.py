@@ -8,7 +8,7 @@ from typing import Any
 
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.comparison import Comparison, compare
-from ecrl_cli.report.model.inputs import found
+from ecrl_cli.report.model.inputs import find_inputs
 from ecrl_cli.report.model.run_record import read_run
 from ecrl_cli.storage.files import write_json
 from tests.unit.report_runs import Plan, judged_again, make_sweep
@@ -42,7 +42,7 @@ def diverge(layout: RunLayout, mean: float, *, equal: bool, l2: float = 0.0) -> 
 
 
 def read(*folders: Path) -> Comparison:
-    return compare([read_run(place) for place in found(list(folders)).runs])
+    return compare([read_run(place) for place in find_inputs(list(folders)).runs])
 
 
 def recorded(sweep: Path, suite: str, variant: str, key: str, seeds: tuple[int, ...] = SEEDS) -> list[float]:

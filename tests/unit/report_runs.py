@@ -33,7 +33,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import store, write_run_config
 from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.report.model.comparison import Comparison, compare
-from ecrl_cli.report.model.inputs import places
+from ecrl_cli.report.model.inputs import run_inputs
 from ecrl_cli.report.model.run_record import read_run
 from ecrl_cli.storage import files
 
@@ -330,7 +330,7 @@ def make_sweep(folder: Path, plans: list[Plan]) -> Path:
 
 def compared(*folders: Path) -> Comparison:
     """The runs in `folders` as a report compares them, without writing one."""
-    return compare([read_run(place) for place in places(list(folders))])
+    return compare([read_run(place) for place in run_inputs(list(folders))])
 
 
 def timed(run: Path, wall_s: float) -> None:

@@ -203,7 +203,7 @@ def test_two_supervisors_are_on_one_clock_even_if_their_boots_overlap() -> None:
 
 def test_the_report_draws_it_under_the_runs_timeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torn lines, in the middle and at the end, cost only themselves."""
-    monkeypatch.setattr("ecrl_cli.report.build.pictures", lambda comparison: [])
+    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
     plan = Plan("ref", kills=())
     saves = sum(each.event == "committed" for lines in Simulation(plan).saves.values() for each in lines)
     run = make_run(tmp_path / "run", plan)

@@ -18,7 +18,7 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.report.build import report
-from ecrl_cli.report.model.comparison import Comparison, compare, once
+from ecrl_cli.report.model.comparison import Comparison, compare, without_copies
 from ecrl_cli.report.model.inputs import RunInput
 from ecrl_cli.report.model.run_record import Run, read_run
 from ecrl_cli.storage.files import write_json
@@ -56,7 +56,7 @@ def beside(*folders: Path) -> Comparison:
 
 def test_a_verified_run_is_shown_as_judged(sweep: Path) -> None:
     run = read(sweep / "blk")
-    assert (run.verdict.status, run.verdict.why, run.verdict.reference, run.troubles, run.reason) == ("valid", "", "ref", (), "")
+    assert (run.verdict.status, run.verdict.why, run.verdict.reference, run.problems, run.reason) == ("valid", "", "ref", (), "")
     assert run.divergence is not None and run.divergence["final_equal"]["parameters"] is True
 
 
@@ -68,12 +68,12 @@ def test_faked_metrics_reach_nothing_that_is_shown(sweep: Path, name: str) -> No
     SPOILT_METRICS[name][0](RunLayout(sweep / "blk"))
     run = read(sweep / "blk")
     assert run.document == json.loads(json.dumps(true)) and run.metrics == before.metrics
-    assert any("metrics.json" in trouble for trouble in run.troubles)
+    assert any("metrics.json" in trouble for trouble in run.problems)
     assert (run.verdict.status, run.verdict.why) == ("missing", "records changed since")
 
 
 def test_a_fake_is_named_with_both_values_and_fails_its_suite(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecrl_cli.report.build.pictures", lambda comparison: [])
+    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
     goodput = metrics_document(load(RunLayout(sweep / "blk")))["goodput"]
     edit_json(RunLayout(sweep / "blk").metrics, lambda m: m | {"goodput": 987654.25})
     result = report([sweep])
@@ -86,7 +86,7 @@ def test_a_fake_is_named_with_both_values_and_fails_its_suite(sweep: Path, monke
 def test_missing_metrics_are_folded_and_told(sweep: Path) -> None:
     RunLayout(sweep / "blk").metrics.unlink()
     run = read(sweep / "blk")
-    assert run.metrics and run.metrics.goodput > 0 and run.troubles == ("metrics.json is missing",)
+    assert run.metrics and run.metrics.goodput > 0 and run.problems == ("metrics.json is missing",)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_copy_keeps_its_verdict(sweep: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_run_twice_is_one_run(sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecrl_cli.report.build.pictures", lambda comparison: [])
+    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
     for number in range(4):
         for name in ("ref", "blk"):
             shutil.copytree(sweep / name, sweep / f"more{number}" / name)
@@ -181,5 +181,5 @@ def test_copies_that_differ_are_both_refused(sweep: Path) -> None:
 def test_two_recordings_of_one_run_are_repeats(sweep: Path) -> None:
     runs = [read(sweep / "ref"), read(sweep / "blk")]
     again = replace(runs[1], place=RunInput(RunLayout(sweep / "again"), "again", {}), recording=replace(runs[1].recording, start=("boot", 5.0, 5.0)))
-    kept, notes = once([*runs, again])
+    kept, notes = without_copies([*runs, again])
     assert len(kept) == 3 and notes == ("blk and again are 2 recordings of one run: each is counted.",)

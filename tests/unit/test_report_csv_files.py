@@ -22,7 +22,7 @@ SEEDS = (1337, 2027, 4242)
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take most of the time and add nothing to a table."""
-    monkeypatch.setattr("ecrl_cli.report.build.pictures", lambda comparison: [])
+    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -8,25 +8,25 @@ import pytest
 
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RunDirectoryError
 from ecrl_cli.report.build import report
-from ecrl_cli.report.model.inputs import destination, places
+from ecrl_cli.report.model.inputs import destination, run_inputs
 from tests.unit.report_runs import Plan, arms, make_run, make_sweep
 
 
 def test_a_sweep_is_all_its_runs_listed_or_not(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", arms()[:2])
     make_run(sweep / "extra", Plan("blk"))
-    assert [place.name for place in places([sweep])] == ["digits-cnn-kill-clean-s1337", "digits-cnn-kill-ref-s1337", "extra"]
+    assert [place.name for place in run_inputs([sweep])] == ["digits-cnn-kill-clean-s1337", "digits-cnn-kill-ref-s1337", "extra"]
 
 
 def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", arms()[:1])
     run = sweep / "digits-cnn-kill-clean-s1337"
-    assert len(places([sweep, run, run])) == 1
+    assert len(run_inputs([sweep, run, run])) == 1
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     one, two = make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run")
-    assert [place.name for place in places([one, two])] == ["a/run", "b/run"]
+    assert [place.name for place in run_inputs([one, two])] == ["a/run", "b/run"]
 
 
 def test_a_manifest_cannot_point_outside_its_sweep(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_manifest_cannot_point_outside_its_sweep(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", arms()[:1])
     with (sweep / "manifest.csv").open("a") as file:
         file.write("../elsewhere,x,s,v,1,completed,\n")
-    assert [place.name for place in places([sweep])] == ["digits-cnn-kill-clean-s1337"]
+    assert [place.name for place in run_inputs([sweep])] == ["digits-cnn-kill-clean-s1337"]
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])

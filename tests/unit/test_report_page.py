@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ecrl_cli.metrics.statistics import paired
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
-from ecrl_cli.report.figures.export import picture, say
+from ecrl_cli.report.figures.export import picture, set_tooltip
 from ecrl_cli.report.formats import change, duration, minus, rate
 from tests.unit.report_runs import Plan, Simulation, arms, judged, make_run, make_sweep
 
@@ -46,7 +46,7 @@ def page_of(folder: Path) -> Page:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take most of the time."""
-    monkeypatch.setattr("ecrl_cli.report.build.pictures", lambda comparison: [])
+    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_minus_signs_are_true_and_names_keep_their_hyphens() -> None:
 
 def test_what_a_figure_says_cannot_break_out_of_it(tmp_path: Path) -> None:
     figure = Figure()
-    say(figure.subplots().axhspan(0, 1, color="#3d4650"), HOSTILE + " #3d4650 0.123456")
+    set_tooltip(figure.subplots().axhspan(0, 1, color="#3d4650"), HOSTILE + " #3d4650 0.123456")
     svg = picture("x", "title", figure).svg
     assert HOSTILE in Page(svg).text
     assert "<script" not in svg and "#3d4650 0.123456" in svg and "var(--v-ref)" in svg

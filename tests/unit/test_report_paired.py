@@ -137,7 +137,7 @@ def test_suites_are_pooled_only_on_one_machine_and_of_one_source(tmp_path: Path,
         edit(RunLayout(run).environment, **changes)
     shown = compared(tmp_path)
     assert shown.passed == ["one", "two"]
-    assert (ALL in dict(shown.scopes)) is bool(shown.pooled) is pooled
+    assert (ALL in dict(shown.scopes)) is bool(shown.pooled_arms) is pooled
     assert (ALL in {row["suite"] for row in [*summary_rows(shown), *comparison_rows(shown), *noise_rows(shown)]}) is pooled
     assert len(brief(shown)) > 0 and any(table.title.startswith(ALL) for table in brief(shown)) is pooled
     assert {floor.source for floor in floors(shown, "wall_s")} == {AGAIN}, "the same run elsewhere is no equal run"
@@ -148,7 +148,7 @@ def test_suites_of_two_scales_are_not_pooled(tmp_path: Path) -> None:
     for run in tmp_path.glob("two-*"):
         edit(RunLayout(run).metrics, scale="paper")
     shown = compared(tmp_path)
-    assert shown.together == () and shown.apart == "two has another scale than one"
+    assert shown.pooled_suites == () and shown.why_not_pooled == "two has another scale than one"
 
 
 def test_an_arm_that_only_its_neighbours_have_is_missing(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_suite_that_failed_a_gate_is_in_no_average(tmp_path: Path) -> None:
     shown = compared(tmp_path)
     assert shown.passed == ["one"] and {a.suite for a, _ in pairs(shown, "ovl", "blk")} == {"one"}
     assert {row["suite"] for rows in (comparison_rows(shown), overlap_rows(shown), restart_cost_rows(shown)) for row in rows} == {"one"}
-    assert shown.pooled == () and versus(shown, "ovl", "blk", "goodput", ["two"]) is None
+    assert shown.pooled_arms == () and versus(shown, "ovl", "blk", "goodput", ["two"]) is None
     assert all("two" not in table.title.split(":")[0] for table in tables(shown))
 
 

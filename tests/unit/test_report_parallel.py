@@ -6,19 +6,19 @@ import os
 
 import pytest
 
-from ecrl_cli.report.parallel import FEWEST, spread
+from ecrl_cli.report.parallel import FEWEST, parallel_map
 
 
 def test_results_come_in_order_and_from_other_processes() -> None:
-    found = spread(lambda number: (number * number, os.getpid()), range(40), workers=2)
+    found = parallel_map(lambda number: (number * number, os.getpid()), range(40), workers=2)
     assert [square for square, _ in found] == [number * number for number in range(40)]
     assert os.getpid() not in {pid for _, pid in found}
 
 
 def test_a_few_things_and_work_within_work_are_done_here() -> None:
     here = os.getpid()
-    assert spread(lambda _: os.getpid(), range(FEWEST - 1), workers=2) == [here] * (FEWEST - 1)
-    within = spread(lambda _: (os.getpid(), set(spread(lambda _: os.getpid(), range(10), workers=2))), range(10), workers=2)
+    assert parallel_map(lambda _: os.getpid(), range(FEWEST - 1), workers=2) == [here] * (FEWEST - 1)
+    within = parallel_map(lambda _: (os.getpid(), set(parallel_map(lambda _: os.getpid(), range(10), workers=2))), range(10), workers=2)
     assert all(inner == {outer} for outer, inner in within)
 
 
@@ -29,5 +29,5 @@ def test_what_goes_wrong_there_is_raised_here_and_the_next_work_is_done() -> Non
         return number
 
     with pytest.raises(ValueError, match="seven"):
-        spread(fails, range(20), workers=2)
-    assert spread(str, range(8), workers=2) == [str(number) for number in range(8)]
+        parallel_map(fails, range(20), workers=2)
+    assert parallel_map(str, range(8), workers=2) == [str(number) for number in range(8)]

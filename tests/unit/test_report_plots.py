@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 import ecrl_cli.report.build
 from ecrl_cli.replication.report.figures import published_pictures
 from ecrl_cli.replication.report.sample import experiments
-from ecrl_cli.report.figures.export import FigureSpec, drawn
+from ecrl_cli.report.figures.export import FigureSpec, draw_figures
 from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, drawn_bars, intervals, marks, middle
 from ecrl_cli.report.figures.runs import draw_effects, draw_goodput, draw_losses
 from ecrl_cli.report.figures.studies import draw
@@ -92,7 +92,7 @@ def test_every_kind_of_figure_that_seaborn_has_a_plot_for_goes_through_it(two: C
 def test_the_published_figures_go_through_seaborn(tmp_path: Path, plotted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     matrix(tmp_path / "sweep", ("cifar10-r18-base",))
     shown = experiments(compared(tmp_path / "sweep"))
-    monkeypatch.setattr("ecrl_cli.replication.report.figures.drawn", lambda sketches: [sketch.draw() for sketch in sketches])
+    monkeypatch.setattr("ecrl_cli.replication.report.figures.draw_figures", lambda sketches: [sketch.draw() for sketch in sketches])
     assert len(published_pictures(shown)) == 3
     assert plotted.count("barplot") == 2 and plotted.count("lineplot") == 8
 
@@ -144,7 +144,7 @@ def test_drawing_twice_gives_the_same_bytes_and_leaves_no_style(two: Comparison)
     before = dict(mpl.rcParams)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        one, other = (drawn([FigureSpec("goodput", "Goodput", partial(draw_goodput, two))]) for _ in range(2))
+        one, other = (draw_figures([FigureSpec("goodput", "Goodput", partial(draw_goodput, two))]) for _ in range(2))
     assert one == other and "<title>" in one[0].svg
     assert dict(mpl.rcParams) == before
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.report.model.comparison import Comparison, compare
-from ecrl_cli.report.model.inputs import places
+from ecrl_cli.report.model.inputs import run_inputs
 from ecrl_cli.report.model.run_record import read_run
 from ecrl_cli.report.render.markdown import markdown
 from ecrl_cli.report.tables.records import CSV_FILES
 from ecrl_cli.report.tables.renderers import csv_of
 from ecrl_cli.report.tables.runs import recoveries_table
 from ecrl_cli.report.tables.table import records_table, text_of
-from ecrl_cli.report.text.summary import answer
+from ecrl_cli.report.text.summary import summarize
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_rollback, build_spared
 
@@ -30,7 +30,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 def compared(sweep: Path) -> Comparison:
-    return compare([read_run(place) for place in places([sweep])])
+    return compare([read_run(place) for place in run_inputs([sweep])])
 
 
 def row(shown: Comparison, arm: str) -> dict[str, str]:
@@ -46,11 +46,11 @@ def test_a_line_per_run_says_what_each_way_costs(live: Comparison) -> None:
     assert [row(live, "spared")[name] for name in counted] == ["1", "0", "2", "0", "0"]
     assert [row(live, "lossy")[name] for name in counted] == ["1", "1", "0", "0", "4"]
     assert row(live, "lossy")["per recovery"] == "535 ms"
-    assert recoveries_table(live).title in markdown(live, answer(live), ())
+    assert recoveries_table(live).title in markdown(live, summarize(live), ())
 
 
 def test_the_answer_tells_what_was_given_up(live: Comparison) -> None:
-    assert "In 3 recoveries ranks went on with the state in their memory; 4 samples were lost." in " ".join(answer(live).sentences)
+    assert "In 3 recoveries ranks went on with the state in their memory; 4 samples were lost." in " ".join(summarize(live).sentences)
 
 
 def test_where_every_run_restarts_from_its_checkpoint_there_is_no_such_table(tmp_path: Path) -> None:

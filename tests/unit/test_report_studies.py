@@ -89,7 +89,7 @@ def make_study(folder: Path, found: Findings | None = None, of: StudyConfig | No
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take most of the time and add nothing to a table."""
     monkeypatch.setattr("ecrl_cli.report.build.study_pictures", lambda study: [])
-    monkeypatch.setattr("ecrl_cli.report.build.pictures", lambda comparison: [])
+    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
 
 
 def text_of(page: Path) -> str:

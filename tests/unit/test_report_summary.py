@@ -11,7 +11,7 @@ import pytest
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.text.claims import claims, noise, sentences, winner
-from ecrl_cli.report.text.summary import answer
+from ecrl_cli.report.text.summary import summarize
 from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, judged, make_run, make_sweep, timed
 
 
@@ -31,7 +31,7 @@ def walls(folder: Path, overlapped: tuple[float, float, float], names: tuple[str
 
 
 def test_a_clear_winner_is_named_with_its_numbers(clear: Comparison) -> None:
-    said = answer(clear)
+    said = summarize(clear)
     assert said.headline == "Overlapped beats blocking: goodput of ovl is +25.0% against blk. Every recovery was judged valid" and said.tone == "good"
     (first, *_) = sentences(clear)
     assert first.startswith(
@@ -58,7 +58,7 @@ def test_no_winner_within_the_noise_or_around_zero(tmp_path: Path, overlapped: t
     assert sentences(shown)[0].startswith("Overlapped and blocking are not statistically distinguishable: ") and sentences(shown)[0].endswith(
         f"{why}."
     )
-    assert "wins" not in " ".join(answer(shown).sentences) and "beats" not in answer(shown).headline
+    assert "wins" not in " ".join(summarize(shown).sentences) and "beats" not in summarize(shown).headline
 
 
 def test_without_an_a_a_arm_the_answer_says_so(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_suites_of_two_machines_have_an_answer_each(tmp_path: Path) -> None:
         edit(RunLayout(run).environment, cpu={"model": "another", "logical": 2})
     shown = compared(tmp_path)
     assert winner(shown) == "Of 2 suites overlapped wins in 2, blocking in 0; 0 are not statistically distinguishable"
-    text = " ".join(answer(shown).sentences)
+    text = " ".join(summarize(shown).sentences)
     assert "The suites are not pooled: two has another cpu than one." in text and "A restart in two takes " in text
     assert not any("6 pairs" in sentence for sentence in sentences(shown))
 
@@ -127,7 +127,7 @@ def test_suites_of_two_machines_have_an_answer_each(tmp_path: Path) -> None:
 def test_one_seed_has_no_winner(tmp_path: Path) -> None:
     make_sweep(tmp_path, arms())
     shown = compared(tmp_path)
-    said = answer(shown)
+    said = summarize(shown)
     assert winner(shown) == "" and said.headline == "Every recovery was judged valid"
     assert any(sentence.startswith("Goodput of ovl is ") and sentence.endswith("above blk, scale smoke.") for sentence in said.sentences)
     assert not any("wins" in sentence for sentence in said.sentences)
@@ -136,7 +136,7 @@ def test_one_seed_has_no_winner(tmp_path: Path) -> None:
 def test_what_failed_a_gate_has_no_winner(tmp_path: Path) -> None:
     made = [Plan(**{**vars(plan), "verdict": "invalid" if plan.variant == "ovl" else "valid"}) for plan in full_plans("one")]
     make_sweep(tmp_path, made)
-    said = answer(compared(tmp_path))
+    said = summarize(compared(tmp_path))
     assert said.tone == "bad" and "broke a promise" in said.headline
     assert not any("wins" in sentence or "distinguishable" in sentence for sentence in said.sentences)
 
@@ -162,7 +162,7 @@ def test_a_recovery_that_was_held_against_nothing_is_not_called_valid(tmp_path: 
         for finding in document["findings"]:
             finding["status"] = "not checked" if finding["promise"] == "same-trajectory" else finding["status"]
         judged(RunLayout(run), document)
-    said = answer(compared(folder))
+    said = summarize(compared(folder))
     assert "Every run was judged valid, the trajectory of 3 of 6 recovered runs was not checked" in said.headline
     told = [sentence for sentence in said.sentences if "not checked, because nothing could be held against" in sentence]
     assert told and " 3 promises not checked" in told[0], said.sentences

@@ -14,7 +14,7 @@ from ecrl_cli.errors import ConfigError, RunDirectoryError
 from ecrl_cli.metrics.statistics import paired
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.comparison import ALL, Comparison
-from ecrl_cli.report.model.sweep_diff import Against, against, read_against
+from ecrl_cli.report.model.sweep_diff import SweepDiff, read_sweep_diff, sweep_diff
 from ecrl_cli.report.render.sweep_diff import against_document, against_markdown, against_rows, against_sentences, against_tables, effect_rows
 from tests.unit.report_runs import SEEDS, WALLS, Plan, arms, compared, edit, full_sweep, make_sweep, timed
 
@@ -37,16 +37,16 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 @pytest.fixture(scope="module")
-def both(here: Comparison, slower: Comparison) -> Against:
-    return against(here, slower, "here", "there")
+def both(here: Comparison, slower: Comparison) -> SweepDiff:
+    return sweep_diff(here, slower, "here", "there")
 
 
-def test_every_run_stands_against_its_own_kind(both: Against) -> None:
-    assert len(both.matched) == 30 and both.alone == ((), ()) and both.settings == {}
+def test_every_run_stands_against_its_own_kind(both: SweepDiff) -> None:
+    assert len(both.matched) == 30 and both.unmatched == ((), ()) and both.settings == {}
     assert all((m.ours.suite, m.ours.variant, m.ours.seed) == (m.theirs.suite, m.theirs.variant, m.theirs.seed) for m in both.matched)
 
 
-def test_the_difference_is_ours_relative_to_theirs(both: Against, here: Comparison, slower: Comparison) -> None:
+def test_the_difference_is_ours_relative_to_theirs(both: SweepDiff, here: Comparison, slower: Comparison) -> None:
     found = both.contrast("ovl", "goodput", "one", ["one"])
     sides = [[r.metrics.goodput for r in side.runs if (r.suite, r.variant) == ("one", "ovl") and r.metrics] for side in (here, slower)]
     assert found and found.pair == paired(*sides) and found.pair.ratio_of_means == pytest.approx(0.25)
@@ -55,21 +55,21 @@ def test_the_difference_is_ours_relative_to_theirs(both: Against, here: Comparis
     assert rows[ALL, "ovl", "goodput"]["told_apart"] is True and rows[ALL, "ovl", "goodput"]["scale"] == "smoke"
 
 
-def test_what_both_sides_say_of_the_arms_stands_together(both: Against) -> None:
+def test_what_both_sides_say_of_the_arms_stands_together(both: SweepDiff) -> None:
     (row,) = [row for row in effect_rows(both) if (row["suite"], row["arm"], row["base"], row["measure"]) == (ALL, "ovl", "blk", "goodput")]
     assert row["ours_ratio_of_means"] == pytest.approx(0.25) == pytest.approx(row["theirs_ratio_of_means"])
     assert row["ours_pairs"] == row["theirs_pairs"] == 6
 
 
-def test_the_floor_is_the_larger_of_the_two_and_none_where_one_side_has_none(both: Against, here: Comparison, tmp_path: Path) -> None:
+def test_the_floor_is_the_larger_of_the_two_and_none_where_one_side_has_none(both: SweepDiff, here: Comparison, tmp_path: Path) -> None:
     found = both.contrast("ovl", "goodput")
     assert found and found.floor and found.floor.largest == pytest.approx(0.05)
-    unknown = against(here, full_sweep(tmp_path, suites=("one",), names=("ref", "blk", "ovl")))
+    unknown = sweep_diff(here, full_sweep(tmp_path, suites=("one",), names=("ref", "blk", "ovl")))
     alone = unknown.contrast("ovl", "goodput")
     assert alone and alone.floor is None and "no noise floor: one side has no A/A arm" in " ".join(against_sentences(unknown))
 
 
-def test_what_differs_around_them_is_named(both: Against) -> None:
+def test_what_differs_around_them_is_named(both: SweepDiff) -> None:
     found = {difference.key: (difference.ours, difference.theirs) for difference in both.differences}
     assert found == {"cpu.model": (("a processor",), ("another processor",)), "source_sha256": ((), ("b2",))}
     text = " ".join(against_sentences(both))
@@ -79,7 +79,7 @@ def test_what_differs_around_them_is_named(both: Against) -> None:
 
 
 def test_the_same_sweep_twice_is_not_distinguishable(here: Comparison) -> None:
-    same = against(here, here, "one", "other")
+    same = sweep_diff(here, here, "one", "other")
     assert same.differences == [] and "one environment" in " ".join(against_sentences(same))
     assert all("not statistically distinguishable" in sentence for sentence in against_sentences(same) if sentence.startswith("Goodput"))
 
@@ -87,9 +87,9 @@ def test_the_same_sweep_twice_is_not_distinguishable(here: Comparison) -> None:
 def test_another_configuration_of_the_same_name_is_paired_and_its_keys_are_named(tmp_path: Path) -> None:
     make_sweep(tmp_path / "a", [Plan("ref", kills=(), seed=seed) for seed in SEEDS])
     make_sweep(tmp_path / "b", [Plan("ref", kills=(), seed=seed, every=5) for seed in SEEDS[:2]])
-    found = against(compared(tmp_path / "a"), compared(tmp_path / "b"), "a", "b")
+    found = sweep_diff(compared(tmp_path / "a"), compared(tmp_path / "b"), "a", "b")
     assert [match.differing for match in found.matched] == [("checkpoint.every",)] * 2 and found.settings == {"checkpoint.every": 2}
-    assert [run.seed for run in found.alone[0]] == ["4242"] and found.alone[1] == ()
+    assert [run.seed for run in found.unmatched[0]] == ["4242"] and found.unmatched[1] == ()
     text = " ".join(against_sentences(found))
     assert "Counterparts differ in checkpoint.every (2 pairs)." in text and "Without a counterpart: 1 run of a." in text
 
@@ -97,7 +97,7 @@ def test_another_configuration_of_the_same_name_is_paired_and_its_keys_are_named
 def test_a_suite_that_failed_on_one_side_is_not_averaged(tmp_path: Path, here: Comparison) -> None:
     full_sweep(tmp_path)
     edit(tmp_path / "two-blk-s2027" / "verdict.json", status="invalid")
-    found = against(here, compared(tmp_path))
+    found = sweep_diff(here, compared(tmp_path))
     assert (found.passed, found.failed) == (["one"], ["two"]) and {row["suite"] for row in against_rows(found)} == {"one"}
     assert against_document(found)["not_averaged"] == ["two"] and "Not averaged" in " ".join(against_sentences(found))
 
@@ -105,10 +105,10 @@ def test_a_suite_that_failed_on_one_side_is_not_averaged(tmp_path: Path, here: C
 def test_what_has_nothing_in_common_is_refused(tmp_path: Path, here: Comparison) -> None:
     make_sweep(tmp_path / "other", arms("another-suite"))
     with pytest.raises(ConfigError, match="no finished run of other has a counterpart in mine"):
-        read_against(here, [tmp_path / "mine"], tmp_path / "other")
+        read_sweep_diff(here, [tmp_path / "mine"], tmp_path / "other")
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunDirectoryError, match="neither a run directory"):
-        read_against(here, [tmp_path / "mine"], tmp_path / "empty")
+        read_sweep_diff(here, [tmp_path / "mine"], tmp_path / "empty")
 
 
 def test_a_refusal_is_one_line_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_a_refusal_is_one_line_and_writes_nothing(tmp_path: Path, capsys: pytest
 
 
 def test_the_report_has_its_files_and_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("ecrl_cli.report.build.pictures", lambda comparison: [])
+    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
     make_sweep(tmp_path / "a" / "exp", arms())
     make_sweep(tmp_path / "b" / "exp", arms())
     assert report([str(tmp_path / "a" / "exp"), "--against", str(tmp_path / "b" / "exp"), "--out", str(tmp_path / "out")]) == 0

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from ecrl_cli.metrics.statistics import signs, summary
-from ecrl_cli.report.figures.export import FigureSpec, drawn, picture
+from ecrl_cli.report.figures.export import FigureSpec, draw_figures, picture
 from ecrl_cli.report.tables.renderers import csv_of, markdown_of, markdown_section, page_rows, terminal_of
 from ecrl_cli.report.tables.table import Cell, Column, Table, Value, interval_cell, mean_cell, records_table, signs_cell, text_of
 
@@ -88,7 +88,9 @@ def labelled(text: str) -> Figure:
 
 def test_what_matplotlib_warns_of_does_not_reach_the_user() -> None:
     """A script that its font lacks, a label that crushes the axes, a cache folder that it may not make."""
-    (made,) = drawn([FigureSpec("x", "\N{CJK UNIFIED IDEOGRAPH-6A21} " + "long " * 60, partial(labelled, "\N{CJK UNIFIED IDEOGRAPH-6A21}" * 90))])
+    (made,) = draw_figures(
+        [FigureSpec("x", "\N{CJK UNIFIED IDEOGRAPH-6A21} " + "long " * 60, partial(labelled, "\N{CJK UNIFIED IDEOGRAPH-6A21}" * 90))]
+    )
     assert made.png and not logging.getLogger("matplotlib").isEnabledFor(logging.WARNING)
 
 

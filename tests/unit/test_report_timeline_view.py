@@ -13,18 +13,18 @@ from ecrl_cli.records.events import SupervisorSession
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.figures.palette import ALL, CATEGORY_COLOURS, FAMILY_OF
 from ecrl_cli.report.figures.timeline_svg import ticks
-from ecrl_cli.report.model.timeline_view import thinned, view
+from ecrl_cli.report.model.timeline_view import thinned, timeline_view
 from ecrl_cli.storage.files import write_json
 from tests.unit.report_runs import Plan, Simulation
 
 
 def test_attempts_failures_and_checkpoints_stand_where_they_happened(tmp_path: Path) -> None:
     run = Simulation(Plan("ovl", strategy="overlapped"))
-    seen = view(load(RunLayout(run.write(tmp_path / "run"))))
+    seen = timeline_view(load(RunLayout(run.write(tmp_path / "run"))))
     assert seen.wall_s == pytest.approx(run.ended - run.started)
     assert [a.start for a in seen.attempts] == pytest.approx([a.launched_at - run.started for a in run.attempts])
-    assert [b.step for b in seen.blows] == [f.global_step for f in run.fired] == [24, 45]
-    assert [b.at for b in seen.blows] == pytest.approx([f.at - run.started for f in run.fired])
+    assert [b.step for b in seen.faults] == [f.global_step for f in run.fired] == [24, 45]
+    assert [b.at for b in seen.faults] == pytest.approx([f.at - run.started for f in run.fired])
     submitted = [line for lines in run.saves.values() for line in lines if line.event == "submitted"]
     assert [w.step for w in seen.writes] == [line.global_step for line in submitted]
     assert [w.start for w in seen.writes] == pytest.approx([line.at - run.started for line in submitted])
@@ -33,11 +33,11 @@ def test_attempts_failures_and_checkpoints_stand_where_they_happened(tmp_path: P
 
 def test_the_strip_covers_the_wall_time_and_shows_the_shares_recorded(tmp_path: Path) -> None:
     run = Simulation(Plan("blk"))
-    seen = view(load(RunLayout(run.write(tmp_path / "run"))))
-    assert seen.strips[0].start == 0 and seen.strips[-1].end == pytest.approx(seen.wall_s)
-    assert all(a.end == b.start and a.family != b.family for a, b in zip(seen.strips, seen.strips[1:], strict=False))
+    seen = timeline_view(load(RunLayout(run.write(tmp_path / "run"))))
+    assert seen.bands[0].start == 0 and seen.bands[-1].end == pytest.approx(seen.wall_s)
+    assert all(a.end == b.start and a.family != b.family for a, b in zip(seen.bands, seen.bands[1:], strict=False))
     for family in ("starting", "replay"):
-        drawn = sum(s.end - s.start for s in seen.strips if s.family == family)
+        drawn = sum(s.end - s.start for s in seen.bands if s.family == family)
         recorded = sum(seconds for name, seconds in run.seconds().items() if FAMILY_OF[name] == family)
         assert drawn == pytest.approx(recorded, rel=0.05)
 
@@ -54,7 +54,7 @@ def test_the_clock_stands_still_while_no_supervisor_is_there(tmp_path: Path) -> 
     moved = dataclasses.replace(second, session=1, launched_at=second.launched_at + absent, ended_at=run.ended + absent)
     write_json(layout.supervisor, encode(dataclasses.replace(run.supervisor(tmp_path), attempts=(first, moved), sessions=sessions)))
     layout.attempt(1).final.unlink()
-    seen = view(load(layout))
+    seen = timeline_view(load(layout))
     assert seen.attempts[1].start == pytest.approx((first.ended_at or 0) - run.started)
     assert seen.wall_s == pytest.approx(run.ended - run.started)
 
@@ -64,7 +64,7 @@ def test_a_checkpoint_without_an_end_is_open(tmp_path: Path) -> None:
     journal = layout.attempt(0).checkpoints
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-1]))
-    assert [w.outcome for w in view(load(layout)).writes][-1] == "open"
+    assert [w.outcome for w in timeline_view(load(layout)).writes][-1] == "open"
 
 
 def test_thinning_keeps_the_ends() -> None:

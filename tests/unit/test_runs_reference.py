@@ -18,7 +18,7 @@ from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, RecoveryConf
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import REFERENCES, RunLayout
-from ecrl_cli.report.model.inputs import places
+from ecrl_cli.report.model.inputs import run_inputs
 from ecrl_cli.runs import run as runs
 from ecrl_cli.runs.run import FINISHED, RunContext, RunResult
 from ecrl_cli.runs.run_plan import RunPlan, plan_reference, plan_run, reference_of, references
@@ -132,7 +132,7 @@ def test_a_struck_run_gets_its_reference_and_the_next_one_finds_it(recorded: Rec
     assert main(["verify", "here"]) == 0
     assert verdicts(capsys.readouterr().out) == {"blk": "valid", "ovl": "valid"}
     (reference,) = (tmp_path / "here" / REFERENCES).iterdir()
-    assert one_pass(load(RunLayout(reference))) and not {"blk", "ovl"} ^ {found.name for found in places([tmp_path / "here"])}
+    assert one_pass(load(RunLayout(reference))) and not {"blk", "ovl"} ^ {found.name for found in run_inputs([tmp_path / "here"])}
 
 
 def test_it_can_be_left_out_and_verify_trains_it_on_request(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +168,6 @@ def test_a_sweep_lists_it_in_its_manifest_unless_an_arm_is_undisturbed(recorded:
     with (tmp_path / "sweep" / "manifest.csv").open() as file:
         rows = [(row["run"].partition("/")[0][:10], row["variant"], row["status"]) for row in csv.DictReader(file)]
     assert [row[1:] for row in rows] == [("blk", "completed"), ("ovl", "completed"), ("ref", "completed")] and rows[2][0] == REFERENCES
-    assert len(places([tmp_path / "sweep"])) == 2, "no arm of a comparison"
+    assert len(run_inputs([tmp_path / "sweep"])) == 2, "no arm of a comparison"
     assert main(["-m", *SHAPE, *KILLS, "variant=clean,blk", "run_dir=other"]) == 0
     assert not (tmp_path / "other" / REFERENCES).exists()

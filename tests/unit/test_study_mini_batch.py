@@ -37,7 +37,7 @@ from ecrl_cli.replication.mini_batch.sizes import PAPER, SIZES, SMALL, SMOKE
 from ecrl_cli.replication.mini_batch.strategies import EXACT, RECOVER
 from ecrl_cli.replication.mini_batch.workers import Pass, Workers, average
 from ecrl_cli.report.figures.studies import draw
-from ecrl_cli.report.model.inputs import StudyPlace
+from ecrl_cli.report.model.inputs import StudyInput
 from ecrl_cli.report.model.study_record import read_studies
 from ecrl_cli.studies.frame.study import Record
 from ecrl_cli.verify.sample_accounting import unaccounted
@@ -363,7 +363,7 @@ def test_the_study_runs_and_says_everything(ran: tuple[int, Path]) -> None:
 
 
 def test_the_report_accepts_what_it_found(ran: tuple[int, Path]) -> None:
-    (study,) = read_studies([StudyPlace(StudyLayout(ran[1]), "out")])
+    (study,) = read_studies([StudyInput(StudyLayout(ran[1]), "out")])
     assert study.exit_code == 0 and study.result is not None and len(study.result.figures) >= 10
     for figure in study.result.figures[:2]:
         draw(figure)

@@ -9,26 +9,26 @@ from functools import partial
 from pathlib import Path
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
-from ecrl_cli.report.figures.runs import pictures
+from ecrl_cli.report.figures.runs import run_pictures
 from ecrl_cli.report.figures.studies import study_pictures
 from ecrl_cli.report.formats import harmless, printable
 from ecrl_cli.report.model.comparison import Comparison, compare
-from ecrl_cli.report.model.inputs import destination, found
+from ecrl_cli.report.model.inputs import destination, find_inputs
 from ecrl_cli.report.model.replication import replication
 from ecrl_cli.report.model.run_record import read_run
 from ecrl_cli.report.model.study_record import StudyResult, read_studies
-from ecrl_cli.report.model.sweep_diff import Against, read_against
-from ecrl_cli.report.parallel import spread
+from ecrl_cli.report.model.sweep_diff import SweepDiff, read_sweep_diff
+from ecrl_cli.report.parallel import parallel_map
 from ecrl_cli.report.render.markdown import ALONE, AMONG_OTHERS, markdown, markdown_study, terminal, terminal_study
 from ecrl_cli.report.render.page import Figures, render
-from ecrl_cli.report.render.sections import parts
+from ecrl_cli.report.render.sections import sections
 from ecrl_cli.report.render.sweep_diff import against_document, against_files, against_lines
 from ecrl_cli.report.tables.records import CSV_FILES, as_document
 from ecrl_cli.report.tables.renderers import csv_of
 from ecrl_cli.report.tables.studies import csv_files, study_document
 from ecrl_cli.report.tables.table import records_table
-from ecrl_cli.report.text.study_summary import studies_answer, together, worst_code
-from ecrl_cli.report.text.summary import Answer, answer
+from ecrl_cli.report.text.study_summary import join_summaries, summarize_studies, worst_code
+from ecrl_cli.report.text.summary import ReportSummary, summarize
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.storage.links import refuse_links
 
@@ -57,12 +57,12 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     RunDirectoryError where one of them is neither; RecordError for a damaged result of a study; EvidenceMissing where nothing left
     numbers; StorageError where `out` refuses.
     """
-    there = found(dirs)
-    shown = compare(spread(partial(read_run, judge_anew=judge_anew), there.runs))
+    there = find_inputs(dirs)
+    shown = compare(parallel_map(partial(read_run, judge_anew=judge_anew), there.runs))
     studies = read_studies(there.studies)
     if not any(run.metrics for run in shown.runs) and not any(study.result for study in studies):
         raise _nothing(shown, studies)
-    beside = read_against(shown, dirs, other, judge_anew) if other else None
+    beside = read_sweep_diff(shown, dirs, other, judge_anew) if other else None
     folder = destination(dirs, out)
     _write(folder, contents(shown, studies, beside), out is not None)
     page = folder / "index.html"
@@ -73,22 +73,22 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     return ReportResult(page, text, code, shown.notes + (beside.theirs.notes if beside else ()))
 
 
-def _code(shown: Comparison, studies: Sequence[StudyResult], beside: Against | None) -> int:
+def _code(shown: Comparison, studies: Sequence[StudyResult], beside: SweepDiff | None) -> int:
     return worst_code([shown.exit_code, *([beside.theirs.exit_code] if beside else []), *(study.exit_code for study in studies)])
 
 
 def _nothing(shown: Comparison, studies: Sequence[StudyResult]) -> EvidenceMissing:
     if not shown.runs:
-        names = ", ".join(study.place.name for study in studies[:3])
+        names = ", ".join(study.input.name for study in studies[:3])
         return EvidenceMissing("report", f"no result.json in {names}", "the same `ecrl study` command goes on and writes it")
     reasons = "; ".join(f"{run.name}: {run.reason}" for run in shown.runs[:3])
     return EvidenceMissing("report", f"no run has metrics ({reasons})", "let a run reach its end first")
 
 
-def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: Against | None = None) -> dict[str, bytes]:
+def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: SweepDiff | None = None) -> dict[str, bytes]:
     """Every file of the report by its path in the folder; the page last, so that a page never lacks what it links to."""
     published = replication().publication(shown) if shown.runs else None
-    drawn = Figures(pictures(shown), {study.ident: study_pictures(study) for study in studies}, parts(shown, published, beside))
+    drawn = Figures(run_pictures(shown), {study.ident: study_pictures(study) for study in studies}, sections(shown, published, beside))
     said = _said(shown, studies)
     files = {f"figures/{picture.name}.{kind}": data for picture in drawn.every for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
     if shown.runs:
@@ -101,16 +101,16 @@ def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: Aga
     document |= {"studies": [study_document(study) for study in studies]} if studies else {}
     document |= {"against": against_document(beside)} if beside else {}
     files["report.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
-    sections = [markdown_study(study, [picture.name for picture in drawn.studies[study.ident]]) for study in studies]
-    files["report.md"] = "\n".join([markdown(shown, said, [picture.name for picture in drawn.runs]), *sections]).encode(errors="replace")
+    told = [markdown_study(study, [picture.name for picture in drawn.studies[study.ident]]) for study in studies]
+    files["report.md"] = "\n".join([markdown(shown, said, [picture.name for picture in drawn.runs]), *told]).encode(errors="replace")
     files["index.html"] = render(shown, studies, said, drawn).encode(errors="replace")
     return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}
 
 
-def _said(shown: Comparison, studies: Sequence[StudyResult]) -> Answer:
+def _said(shown: Comparison, studies: Sequence[StudyResult]) -> ReportSummary:
     if not studies:
-        return answer(shown)
-    return together(answer(shown), studies_answer(studies)) if shown.runs else studies_answer(studies)
+        return summarize(shown)
+    return join_summaries(summarize(shown), summarize_studies(studies)) if shown.runs else summarize_studies(studies)
 
 
 def _write(folder: Path, files: dict[str, bytes], named: bool) -> None:

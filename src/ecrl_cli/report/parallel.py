@@ -16,7 +16,7 @@ FEWEST = 3  # below, starting workers takes as long as they save
 _work: Callable[[int], Any] | None = None
 
 
-def spread(function: Callable[[T], R], things: Sequence[T], workers: int | None = None) -> list[R]:
+def parallel_map(function: Callable[[T], R], things: Sequence[T], workers: int | None = None) -> list[R]:
     """`function` of each of `things`, in order; results come back pickled. What it raises is raised here."""
     count = min(workers or os.cpu_count() or 1, len(things))
     if count < 2 or len(things) < FEWEST or _work is not None:

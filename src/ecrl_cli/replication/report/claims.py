@@ -10,7 +10,7 @@ from ecrl_cli.metrics.statistics import Summary
 from ecrl_cli.replication.report.cells import change, estimate, of_means, of_ratios, words
 from ecrl_cli.replication.report.experiments import ARM_WORDS
 from ecrl_cli.replication.report.matrix_tables import gains
-from ecrl_cli.replication.report.sample import CLOCKS, WALLS, Experiment, losses_equal
+from ecrl_cli.replication.report.sample import CLOCKS, WALLS, Experiment, same_losses
 from ecrl_cli.replication.report.values import BY_EXPERIMENT, PUBLISHED, SUITES, ExperimentValues
 from ecrl_cli.report.formats import NONE, listed, plural, share
 from ecrl_cli.report.model.contrast import NO_FLOOR, Contrast
@@ -241,7 +241,7 @@ def _trajectories(experiment: Experiment, values: ExperimentValues) -> list[Clai
     for arm, distances in values.divergence.items():
         runs = [run for name in (values.drops if arm == "pooled" else (arm,)) for run in experiment.runs_of(name)]
         found, same = experiment.divergence(runs, "auc"), distances["auc"] == 0
-        equal = [losses_equal(run) for run in runs]
+        equal = [same_losses(run) for run in runs]
         who = "arms with failures" if arm == "pooled" else ARM_WORDS[arm]
         claim = f"{who}: the losses {'equal' if same else 'leave'} the reference's"
         verdict: Verdict = "not measured"

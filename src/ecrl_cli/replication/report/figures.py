@@ -20,7 +20,7 @@ from ecrl_cli.replication.report.cells import MODELS, suite_name
 from ecrl_cli.replication.report.experiments import ARM_WORDS
 from ecrl_cli.replication.report.sample import DIVERGENCES, Experiment
 from ecrl_cli.replication.report.values import BY_EXPERIMENT, BY_SUITE, SUITES, ExperimentValues, SuiteValues
-from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, drawn, say
+from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, set_tooltip
 from ecrl_cli.report.figures.palette import INK, KNOWN_VARIANTS, MUTED, OTHER_VARIANTS, PAPER, Colour, variant_colours
 from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks
 from ecrl_cli.report.formats import change, count, duration, magnitude, printable, rate
@@ -49,7 +49,7 @@ class _Beside:
 
 def published_pictures(found: Sequence[Experiment]) -> tuple[Picture, ...]:
     """Every published figure that there is a measured value for."""
-    return tuple(drawn([sketch for experiment in found if experiment.suites for sketch in _of(experiment)]))
+    return tuple(draw_figures([sketch for experiment in found if experiment.suites for sketch in _of(experiment)]))
 
 
 def _of(experiment: Experiment) -> list[FigureSpec]:
@@ -239,7 +239,7 @@ def _panel(axes: Axes, members: Sequence[tuple[str, Run]], colours: dict[str, Co
     widths = [max(1.0, 5.0 - 1.7 * number) for number in range(len(members))]
     for number, line in curves(axes, points, [colours[arm].light for arm, _ in members], widths).items():
         step, loss = points[number][-1]
-        say(line, f"{ARM_WORDS[members[number][0]]}: loss {loss:.4g} at step {count(step)}")
+        set_tooltip(line, f"{ARM_WORDS[members[number][0]]}: loss {loss:.4g} at step {count(step)}")
     axes.set_xlabel("step")
 
 

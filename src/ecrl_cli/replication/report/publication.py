@@ -12,7 +12,7 @@ from ecrl_cli.records.safe_read import read_whole
 from ecrl_cli.replication.report.experiments import experiment_table
 from ecrl_cli.replication.report.figures import published_pictures
 from ecrl_cli.replication.report.matrix_tables import table5, table6, table7, table8
-from ecrl_cli.replication.report.publishable import publishables
+from ecrl_cli.replication.report.publishable import publishable_files
 from ecrl_cli.replication.report.sample import Experiment, experiments
 from ecrl_cli.replication.report.settings_tables import table2, table3, table4
 from ecrl_cli.replication.report.summary import ReplicationData, summary_files
@@ -30,7 +30,7 @@ def publication(comparison: Comparison) -> Publication:
     found = tuple(experiments(comparison))
     material = ReplicationData(comparison, found, published_tables(found), published_pictures(found))
     figures = {f"figures/{each.name}.{kind}": data for each in material.pictures for kind, data in (("png", each.png), ("pdf", each.pdf))}
-    return Publication(publishables(comparison) | summary_files(material) | _manifests(comparison) | figures, material.tables, material.pictures)
+    return Publication(publishable_files(comparison) | summary_files(material) | _manifests(comparison) | figures, material.tables, material.pictures)
 
 
 def published_tables(found: Sequence[Experiment]) -> tuple[PublishedTable, ...]:
@@ -41,7 +41,7 @@ def published_tables(found: Sequence[Experiment]) -> tuple[PublishedTable, ...]:
 
 def _manifests(comparison: Comparison) -> dict[str, bytes]:
     """manifest.csv of the sweep as it stands; of several sweeps, one each, named after its folder."""
-    folders: list[Path] = list(dict.fromkeys(run.place.layout.root.parent.resolve() for run in comparison.runs if run.place.said))
+    folders: list[Path] = list(dict.fromkeys(run.input.layout.root.parent.resolve() for run in comparison.runs if run.input.manifest_row))
     names = ["manifest.csv"] if len(folders) == 1 else [f"manifest-{slug}.csv" for slug in slugs(folder.name for folder in folders)]
     return {name: _manifest(folder) for name, folder in zip(names, folders, strict=True)}
 

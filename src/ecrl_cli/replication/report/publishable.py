@@ -15,7 +15,7 @@ from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import compared_arms, versus
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.study_record import slugs
-from ecrl_cli.report.model.suite_gates import whole
+from ecrl_cli.report.model.suite_gates import all_passed
 from ecrl_cli.report.render.markdown import gate_lines
 from ecrl_cli.report.tables.records import Record, comparison_rows, finite, noise_rows, overlap_rows, restart_cost_rows, summary_rows
 from ecrl_cli.report.tables.renderers import escaped, markdown_of
@@ -32,7 +32,7 @@ _ROWS = {
 _MEASURES = ("goodput", "goodput_published_clock", "wall_s", "stall_s", "write_s", "durable_write_s", "snapshot_s", "restarts", "replayed_steps")
 
 
-def publishables(comparison: Comparison) -> dict[str, bytes]:
+def publishable_files(comparison: Comparison) -> dict[str, bytes]:
     """By path, `reports/<suite>_publishable.json` and `.md` of every suite, accepted or not."""
     rows = {name: make(comparison) for name, make in _ROWS.items()}
     files: dict[str, bytes] = {}
@@ -52,7 +52,7 @@ def suite_document(comparison: Comparison, suite: str, rows: dict[str, list[Reco
     return {
         "schema_version": SCHEMA_VERSION,
         "suite": suite,
-        "accepted": whole(gates),
+        "accepted": all_passed(gates),
         "scale": comparison.scale([suite]),
         "gates": [asdict(gate) for gate in gates],
         "published_setting": {key: asdict(said) for key, said in published_setting(suite).items()},
@@ -75,11 +75,11 @@ def _run(run: Run, comparison: Comparison) -> dict[str, Any]:
         "run_id": m.run_id if m else None,
         "reference_id": m.reference_id if m else None,
         "left_out": run.reason,
-        "manifest_status": run.place.said.get("status"),
+        "manifest_status": run.input.manifest_row.get("status"),
         "verdict": {"status": run.verdict.status, "reference": run.verdict.reference, "findings": [asdict(f) for f in run.verdict.findings]},
         "divergence": run.divergence,
         "final": m.final if m else None,
-        "troubles": list(run.troubles),
+        "troubles": list(run.problems),
     }
 
 

@@ -15,7 +15,7 @@ from ecrl_cli.report.model.arms import Arm
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import Contrast, contrast, pairs
 from ecrl_cli.report.model.run_record import Run
-from ecrl_cli.report.model.suite_gates import unlike, whole
+from ecrl_cli.report.model.suite_gates import all_passed, pooling_obstacles
 
 SUITES_OF = {"exp4": tuple(BY_SUITE)} | {ident: (ident,) for ident in BY_EXPERIMENT}
 CLOCKS = {"goodput": "launch to target", "goodput_published_clock": "published clock"}  # measure: the clock's name
@@ -74,7 +74,7 @@ class Experiment:
 
     def arm(self, suite: str, variant: str) -> Arm | None:
         """The only arm of that variant, if it is averaged."""
-        found = [arm for arm in self.comparison.of(suite) if arm.variant == variant and arm.whole]
+        found = [arm for arm in self.comparison.of(suite) if arm.variant == variant and arm.averaged]
         return found[0] if len(found) == 1 and suite in self.suites else None
 
     def mean(self, variant: str, measure: str, suites: Sequence[str] | None = None) -> Summary | None:
@@ -144,13 +144,13 @@ def _several(suite: str, comparison: Comparison) -> str:
 
 def _failed(suite: str, comparison: Comparison) -> str:
     gates = comparison.gates[suite]
-    return "" if whole(gates) else f"gate failed: {', '.join(gate.name for gate in gates if not gate.passed)}"
+    return "" if all_passed(gates) else f"gate failed: {', '.join(gate.name for gate in gates if not gate.passed)}"
 
 
 def _unlike(suites: Sequence[str], comparison: Comparison) -> dict[str, str]:
     """The suites that ran elsewhere, or on another scale, than the first: one table averages no two machines."""
     firsts = [next(run for run in comparison.counted if run.suite == suite) for suite in suites]
-    return {run.suite: f"another {listed(what)} than {suites[0]}" for run in firsts[1:] if (what := unlike(firsts[0], run))}
+    return {run.suite: f"another {listed(what)} than {suites[0]}" for run in firsts[1:] if (what := pooling_obstacles(firsts[0], run))}
 
 
 def diverged(run: Run, *keys: str) -> object:
@@ -161,7 +161,7 @@ def diverged(run: Run, *keys: str) -> object:
     return found
 
 
-def losses_equal(run: Run) -> bool | None:
+def same_losses(run: Run) -> bool | None:
     """Whether every committed step had the loss of the reference's, bit for bit; None where that was not compared."""
     loss = diverged(run, "loss")
     return loss["first_differing_step"] is None if isinstance(loss, dict) and "first_differing_step" in loss else None

@@ -11,7 +11,7 @@ from ecrl_cli.replication.report.values import PUBLISHED, SUITES
 from ecrl_cli.report.formats import NONE, listed, plural, printable
 from ecrl_cli.report.model.replication import PublishedTable
 from ecrl_cli.report.model.run_record import Run
-from ecrl_cli.report.model.suite_gates import unlike
+from ecrl_cli.report.model.suite_gates import pooling_obstacles
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table
 
 COLUMNS2 = (Column("Item"), Column("Published"), Column("Measured"), Column("n", "count"), Column("What differs"))
@@ -102,15 +102,15 @@ def _missing(experiment: Experiment) -> list[str]:
 
 def _statuses(runs: Sequence[Run]) -> str:
     """The manifest's statuses, counted in runs."""
-    said = [run.place.said.get("status") or "no manifest" for run in runs]
+    said = [run.input.manifest_row.get("status") or "no manifest" for run in runs]
     return ", ".join(f"{printable(status)} {said.count(status)}" for status in dict.fromkeys(said))
 
 
 def _reuse(runs: Sequence[Run]) -> str:
     """Whether runs of two codes or machines stand side by side here: what the manifest says of reused runs, and what the runs recorded."""
-    mixed = [run.name for run in runs if run.place.said.get("reason", "").startswith("mixed")]
+    mixed = [run.name for run in runs if run.input.manifest_row.get("reason", "").startswith("mixed")]
     known = [run for run in runs if run.environment]
-    others = sorted({key for run in known for key in unlike(known[0], run)})
+    others = sorted({key for run in known for key in pooling_obstacles(known[0], run)})
     told = [f"{plural(len(mixed), 'run')} reused in spite of another code or machine (manifest: mixed)"] if mixed else []
     told += [f"runs differ in {listed(others)}"] if others else []
     return f"Here {listed(told)}." if told else "Here all runs are of one code, one machine and one scale." if known else ""

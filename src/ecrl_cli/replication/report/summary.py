@@ -17,7 +17,7 @@ from ecrl_cli.report.figures.export import Picture
 from ecrl_cli.report.formats import plural
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.replication import PublishedTable
-from ecrl_cli.report.model.suite_gates import whole
+from ecrl_cli.report.model.suite_gates import all_passed
 from ecrl_cli.report.tables.records import summary_rows
 from ecrl_cli.report.tables.renderers import csv_of, escaped, markdown_of, markdown_section
 from ecrl_cli.report.tables.table import Column, Row, Table, records_table, text_of
@@ -95,7 +95,7 @@ def _suite_rows(shown: Comparison) -> list[Row]:
         valid = sum(run.verdict.status == "valid" for run in runs)
         failed = ", ".join(gate.name for gate in gates if not gate.passed) or "-"
         arms = ", ".join(arm.label for arm in shown.of(suite))
-        rows.append((suite or "-", "yes" if whole(gates) else "no", shown.scale([suite]), arms, len(runs), valid, failed))
+        rows.append((suite or "-", "yes" if all_passed(gates) else "no", shown.scale([suite]), arms, len(runs), valid, failed))
     return rows
 
 
@@ -119,7 +119,7 @@ def _markdown(material: ReplicationData) -> str:
 def _sentences(material: ReplicationData) -> list[str]:
     """What the reader must know before any number."""
     suites = material.comparison.gates
-    accepted = sum(whole(gates) for gates in suites.values())
+    accepted = sum(all_passed(gates) for gates in suites.values())
     lines = [f"{accepted} of {plural(len(suites), 'suite')} accepted; what is not accepted is listed and not averaged."]
     if not material.experiments:
         return [*lines, "None of them is a suite of a published experiment."]

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from ecrl_cli.report.figures.palette import INK, MUTED, RULE, themed
 from ecrl_cli.report.formats import minus, printable
-from ecrl_cli.report.parallel import spread
+from ecrl_cli.report.parallel import parallel_map
 
 WIDTH = 7.4  # inches
 TITLE_WIDTH = 88  # characters in a line of a title
@@ -71,7 +71,7 @@ def legend_name(label: str) -> str:
     return printable(label).replace("_", "\N{ZERO WIDTH SPACE}_", 1) if label.startswith("_") else printable(label)
 
 
-def say(artist: Artist, text: str) -> None:
+def set_tooltip(artist: Artist, text: str) -> None:
     """Show `text` over `artist` in the page. Written in hexadecimal into its name in the SVG, so that no text can break out of it."""
     artist.set_gid("say-" + minus(printable(text)).encode().hex())
 
@@ -86,11 +86,11 @@ class FigureSpec:
     in_page: bool = True
 
 
-def drawn(sketches: Sequence[FigureSpec]) -> list[Picture]:
+def draw_figures(sketches: Sequence[FigureSpec]) -> list[Picture]:
     """The pictures that there is something to show for, in order, each in the house's style."""
     import seaborn  # noqa: F401  here, before the work is spread over processes: each of them would import it
 
-    return [made for made in spread(_drawn, sketches) if made]
+    return [made for made in parallel_map(_drawn, sketches) if made]
 
 
 def _drawn(sketch: FigureSpec) -> Picture | None:

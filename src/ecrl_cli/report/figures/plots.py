@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ecrl_cli.report.figures.export import say
+from ecrl_cli.report.figures.export import set_tooltip
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def bars(axes: Axes, frame: pd.DataFrame, rows: int, thick: float) -> None:
         )  # fmt: skip
     said = dict(zip(frame["row"], frame["says"], strict=True))
     for bar in drawn_bars(axes):
-        say(bar, said[round(middle(bar))])
+        set_tooltip(bar, said[round(middle(bar))])
 
 
 def drawn_bars(axes: Axes) -> list[Rectangle]:
@@ -58,7 +58,7 @@ def marks(axes: Axes, frame: pd.DataFrame, **style: Any) -> None:
     frame = _finite(frame, ["x", "y"])
     frame["line"] = range(len(frame))
     for line, text in zip(_lines(axes, frame, list(frame["colour"]), linestyle="none", **style), frame["says"], strict=True):
-        say(line, text)
+        set_tooltip(line, text)
 
 
 def intervals(axes: Axes, frame: pd.DataFrame, linewidth: float) -> None:

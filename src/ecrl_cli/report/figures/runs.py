@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from ecrl_cli.metrics.statistics import Summary
-from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, drawn, legend_name, say
+from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, legend_name, set_tooltip
 from ecrl_cli.report.figures.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
 from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks
 from ecrl_cli.report.formats import change, duration, plural, printable, rate, share
@@ -19,14 +19,14 @@ from ecrl_cli.report.model.arms import Arm
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import Contrast, by_scope
 from ecrl_cli.report.model.run_record import Run
-from ecrl_cli.report.model.timeline_view import View, thinned
+from ecrl_cli.report.model.timeline_view import TimelineView, thinned
 
 ROW = 0.30  # inches: a bar
 MOST_POINTS, READINGS = 240, 24  # of a curve: points, and steps that say their values
 EFFECTS = "Difference of goodput by pairs of one suite and seed, with 95% intervals"
 
 
-def pictures(comparison: Comparison) -> list[Picture]:
+def run_pictures(comparison: Comparison) -> list[Picture]:
     """Every figure that there is something to show for."""
     if not comparison.arms:
         return []
@@ -41,7 +41,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
     for number, (suite, runs) in enumerate(first_seed(comparison).items()):
         title = f"{printable(suite)}: the arms of one seed on one clock"
         found.append(FigureSpec(f"timeline-{number + 1}", title, partial(draw_timelines, comparison, runs), in_page=False))
-    return drawn(found)
+    return draw_figures(found)
 
 
 def first_seed(comparison: Comparison) -> dict[str, list[Run]]:
@@ -92,7 +92,9 @@ def draw_seconds(comparison: Comparison) -> Figure:
             if width > wall_s / 2000:  # a thinner one cannot be seen
                 used.add(category)
                 part = axes.add_patch(Rectangle((left, y - 0.36), width, 0.72, color=CATEGORY_COLOURS[category].light, linewidth=0))
-                say(part, f"{arm.suite} {arm.label}: {category.replace('_', ' ')} {duration(width)}, {share(width / wall_s)} of the wall time")
+                set_tooltip(
+                    part, f"{arm.suite} {arm.label}: {category.replace('_', ' ')} {duration(width)}, {share(width / wall_s)} of the wall time"
+                )
             left += width
         _behind(axes, left, y, duration(left) if seconds else "not averaged")
     seen = [category for category in CATEGORY_COLOURS if category in used]
@@ -142,7 +144,7 @@ def _reach(axes: Axes, found: Sequence[Contrast]) -> None:
 def _band(axes: Axes, y: float, each: Contrast) -> None:
     if each.floor and each.noise is not None:
         (band,) = axes.barh(y, 200 * each.noise, left=-100 * each.noise, height=1.0, color=RULE.light, linewidth=0, zorder=0)
-        say(band, f"noise floor: the mean of as many pairs of {each.floor.source} may differ by {share(each.noise)}")
+        set_tooltip(band, f"noise floor: the mean of as many pairs of {each.floor.source} may differ by {share(each.noise)}")
 
 
 def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast]], colours: dict[str, Colour]) -> None:
@@ -195,7 +197,7 @@ def _readings(axes: Axes, comparison: Comparison, runs: Sequence[Run]) -> None:
     for step in steps[stride // 2 :: stride]:
         said = [f"{label} {curve[step]:.4g}" for label, curve in curves.items() if step in curve]
         band = axes.axvspan(step - width / 2, step + width / 2, alpha=0, linewidth=0)
-        say(band, f"loss at step {step:,}: {', '.join(said)}")
+        set_tooltip(band, f"loss at step {step:,}: {', '.join(said)}")
 
 
 def draw_timelines(comparison: Comparison, runs: Sequence[Run]) -> Figure:
@@ -217,11 +219,11 @@ def draw_timelines(comparison: Comparison, runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def draw_timeline(axes: Axes, view: View, colour: Colour) -> None:
+def draw_timeline(axes: Axes, view: TimelineView, colour: Colour) -> None:
     """One run: y is the step; under zero lie the strip of categories and the checkpoints in flight."""
     target = max(1, view.target_steps)
     for family, family_colour in FAMILY_COLOURS.items():
-        stretches = [(strip.start, strip.end - strip.start) for strip in view.strips if strip.family == family]
+        stretches = [(strip.start, strip.end - strip.start) for strip in view.bands if strip.family == family]
         axes.broken_barh(stretches, (-0.24 * target, 0.16 * target), color=family_colour.light)
     for durable, tone in ((True, MUTED), (False, BAD)):
         writes = [write for write in view.writes if (write.outcome == "committed") == durable]
@@ -229,7 +231,7 @@ def draw_timeline(axes: Axes, view: View, colour: Colour) -> None:
         axes.broken_barh(stretches, (-0.42 * target, 0.1 * target), color=tone.light)
     for attempt in view.attempts:
         axes.plot([t for t, _ in attempt.progress], [step for _, step in attempt.progress], color=colour.light, linewidth=1.6)
-    axes.plot([b.at for b in view.blows], [b.step for b in view.blows], "x", color=INK.light, markersize=6, markeredgewidth=1.6, zorder=5)
+    axes.plot([b.at for b in view.faults], [b.step for b in view.faults], "x", color=INK.light, markersize=6, markeredgewidth=1.6, zorder=5)
     axes.set_yticks([0, target])
     axes.spines["bottom"].set_visible(False)
     axes.set_ylim(-0.5 * target, 1.1 * target)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, drawn, legend_name, say
+from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, legend_name, set_tooltip
 from ecrl_cli.report.figures.palette import INK, MUTED, Colour, series_colours
 from ecrl_cli.report.figures.plots import END_COLUMNS, curves, drawn_bars, intervals, middle
 from ecrl_cli.report.formats import magnitude, printable, short
@@ -28,7 +28,7 @@ def study_pictures(study: StudyResult) -> list[Picture]:
     """Every figure of one study; none where it has no result."""
     figures = study.result.figures if study.result else ()
     named = zip(slugs(figure.name for figure in figures), figures, strict=True)
-    return drawn([FigureSpec(f"{study.ident}.{name}", short(printable(f.title)), partial(draw, f)) for name, f in named if f.series])
+    return draw_figures([FigureSpec(f"{study.ident}.{name}", short(printable(f.title)), partial(draw, f)) for name, f in named if f.series])
 
 
 def draw(figure: Figure) -> Canvas:
@@ -66,7 +66,7 @@ def _bars(axes: Axes, figure: Figure, colours: Colours) -> None:
     for bar in drawn_bars(axes):
         row = round(middle(bar))
         series = figure.series[round((middle(bar) - row + 0.42) / thick - 0.5)]
-        say(bar, _said(figure.categories[row], series, series.y[row]))
+        set_tooltip(bar, _said(figure.categories[row], series, series.y[row]))
     ends = [
         (row - 0.42 + thick * (number + 0.5), low, high, INK.light)
         for number, series in enumerate(figure.series)
@@ -78,7 +78,7 @@ def _bars(axes: Axes, figure: Figure, colours: Colours) -> None:
 
 def _say(bars: Iterable[Patch], figure: Figure, series: Series) -> None:
     for bar, category, value in zip(bars, figure.categories, series.y, strict=False):
-        say(bar, _said(category, series, value))
+        set_tooltip(bar, _said(category, series, value))
 
 
 def _said(category: str, series: Series, value: float) -> str:

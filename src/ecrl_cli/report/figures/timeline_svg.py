@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ecrl_cli.report.formats import count, duration, plural
 from ecrl_cli.report.model.run_record import Run
-from ecrl_cli.report.model.timeline_view import AttemptView, View
+from ecrl_cli.report.model.timeline_view import AttemptView, TimelineView
 
 
 def ticks(longest_s: float, most: int = 6) -> list[float]:
@@ -19,14 +19,14 @@ def ticks(longest_s: float, most: int = 6) -> list[float]:
     return [step * number for number in range(int(longest_s / step) + 1)]
 
 
-def progress(view: View, longest_s: float) -> list[tuple[AttemptView, str]]:
+def progress(view: TimelineView, longest_s: float) -> list[tuple[AttemptView, str]]:
     """Each attempt that made any progress, with it as SVG points in a box of 1000 x 100, y downwards."""
     target = max(1, view.target_steps)
     lines = [(a, " ".join(f"{1000 * t / longest_s:.1f},{100 - 100 * step / target:.1f}" for t, step in a.progress)) for a in view.attempts]
     return [(attempt, line) for attempt, line in lines if line]
 
 
-def said(attempt: AttemptView) -> str:
+def attempt_text(attempt: AttemptView) -> str:
     """An attempt in a line."""
     r = attempt.record
     steps = "no step" if r.first_step is None or r.last_step is None else f"steps {count(r.first_step)} to {count(r.last_step)}"
@@ -34,37 +34,37 @@ def said(attempt: AttemptView) -> str:
     return f"attempt {r.attempt}: {steps} in {duration(attempt.end - attempt.start)}{source}, {r.outcome}"
 
 
-def held(view: View, family: str) -> float:
+def family_seconds(view: TimelineView, family: str) -> float:
     """Seconds of the strips of `family`."""
-    return math.fsum(strip.end - strip.start for strip in view.strips if strip.family == family)
+    return math.fsum(strip.end - strip.start for strip in view.bands if strip.family == family)
 
 
-def durable(view: View) -> str:
+def durable_text(view: TimelineView) -> str:
     """The checkpoints that became durable in a line."""
     took = [write.end - write.start for write in view.writes if write.outcome == "committed"]
     return f"{plural(len(took), 'durable checkpoint')}, {duration(math.fsum(took) / len(took))} each on average" if took else ""
 
 
-def busiest(view: View) -> float:
+def peak_tps(view: TimelineView) -> float:
     """The most transfers per second."""
     return max((rate.tps for rate in view.disk), default=0.0)
 
 
-def disk_points(view: View) -> str:
+def disk_points(view: TimelineView) -> str:
     """Transfers per second as SVG points in a box of 1000 x 100, a step per interval."""
-    most, wall_s = busiest(view) or 1.0, view.wall_s
+    most, wall_s = peak_tps(view) or 1.0, view.wall_s
     return " ".join(f"{1000 * t / wall_s:.1f},{100 - 100 * rate.tps / most:.1f}" for rate in view.disk for t in (rate.start, rate.end))
 
 
-def strip_paths(view: View, longest_s: float) -> dict[str, str]:
+def strip_paths(view: TimelineView, longest_s: float) -> dict[str, str]:
     """By family, its stretches as one SVG path in a box of 10000 x 1."""
     paths: dict[str, str] = {}
-    for strip in view.strips:
+    for strip in view.bands:
         paths[strip.family] = paths.get(strip.family, "") + _block(strip.start, strip.end, longest_s)
     return paths
 
 
-def write_path(view: View, longest_s: float) -> str:
+def write_path(view: TimelineView, longest_s: float) -> str:
     """The checkpoints that became durable, from submission to commit, likewise; each at least wide enough to be seen."""
     least = longest_s / 300
     blocks = [(min(w.start, longest_s - least), max(w.end, w.start + least)) for w in view.writes if w.outcome == "committed"]

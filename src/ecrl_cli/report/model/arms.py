@@ -42,7 +42,7 @@ class Arm:
     variant: str
     label: str
     runs: tuple[Run, ...]
-    whole: bool = True
+    averaged: bool = True
     settings: frozenset[tuple[str, str]] = frozenset()
 
     @property
@@ -52,7 +52,7 @@ class Arm:
     def summary(self, measure: str) -> Summary | None:
         """Mean, sd and interval; None where the arm is not averaged or no run has the measure."""
         values = [value for value in map(MEASURES[measure], self.metrics) if value is not None]
-        return summary(values) if values and self.whole else None
+        return summary(values) if values and self.averaged else None
 
     def shown(self, measure: str) -> float | None:
         """What a bar shows: the mean where the arm is averaged, else the only run's own value, else nothing."""
@@ -63,7 +63,7 @@ class Arm:
 
     def seconds(self) -> dict[str, float]:
         """Seconds of each category, as `shown` has them."""
-        if not self.metrics or not (self.whole or len(self.metrics) == 1):
+        if not self.metrics or not (self.averaged or len(self.metrics) == 1):
             return {}
         return {category: summary([m.seconds.get(category, 0.0) for m in self.metrics]).mean for category in self.metrics[0].seconds}
 
@@ -109,7 +109,7 @@ def _split(suite: str, variant: str, runs: list[Run], whole: bool) -> list[Arm]:
     """One arm for each configuration that differs in more than the seed: 10 and 50 steps between checkpoints are two arms."""
     by_config: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
-        by_config.setdefault(tuple(sorted(flat(run.config).items())), []).append(run)
+        by_config.setdefault(tuple(sorted(flat_config(run.config).items())), []).append(run)
     configs = [dict(config) for config in by_config]
     keys = sorted({key for config in configs for key in config if len({other.get(key) for other in configs}) > 1})
     settings = [tuple((key, config.get(key, "?")) for key in keys) for config in configs]
@@ -118,7 +118,7 @@ def _split(suite: str, variant: str, runs: list[Run], whole: bool) -> list[Arm]:
     return [Arm(suite, variant, label, tuple(members), whole, frozenset(pairs)) for label, members, pairs in named]
 
 
-def flat(config: dict[str, Any]) -> dict[str, str]:
+def flat_config(config: dict[str, Any]) -> dict[str, str]:
     """What makes a configuration another one, as dotted keys; the seed and what only names or places a run left out."""
     found: dict[str, str] = {}
     for key, value in config.items():

@@ -10,7 +10,7 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.formats import listed, plural
 from ecrl_cli.report.model.arms import Arm, arms_of
 from ecrl_cli.report.model.run_record import Run
-from ecrl_cli.report.model.suite_gates import gates_of, only_unverified, shares_gpu, unlike, whole
+from ecrl_cli.report.model.suite_gates import all_passed, gates_of, only_unverified, pooling_obstacles, shares_gpu
 
 ALL = "all suites"
 
@@ -45,26 +45,26 @@ class Comparison:
     @cached_property
     def passed(self) -> list[str]:
         """The suites that passed all their gates: only these are averaged."""
-        return [suite for suite, gates in self.gates.items() if whole(gates)]
+        return [suite for suite, gates in self.gates.items() if all_passed(gates)]
 
     @cached_property
-    def apart(self) -> str:
+    def why_not_pooled(self) -> str:
         """Why the suites that passed are not pooled, in words: two machines, versions or scales; empty where they are alike."""
         firsts = [next(run for run in self.counted if run.suite == suite) for suite in self.passed]
-        found = [(run.suite, what) for run in firsts[1:] if (what := unlike(firsts[0], run))]
+        found = [(run.suite, what) for run in firsts[1:] if (what := pooling_obstacles(firsts[0], run))]
         return f"{found[0][0]} has another {listed(found[0][1])} than {firsts[0].suite}" if found else ""
 
     @property
-    def together(self) -> tuple[str, ...]:
+    def pooled_suites(self) -> tuple[str, ...]:
         """The suites that are pooled: those that passed, where there are several and all of one machine, code and scale."""
-        return tuple(self.passed) if len(self.passed) > 1 and not self.apart else ()
+        return tuple(self.passed) if len(self.passed) > 1 and not self.why_not_pooled else ()
 
     @cached_property
-    def pooled(self) -> tuple[Arm, ...]:
+    def pooled_arms(self) -> tuple[Arm, ...]:
         """The arms of one label over the suites that are pooled, as one arm."""
         members: dict[str, list[Arm]] = {}
         for arm in self.arms:
-            if arm.suite in self.together:
+            if arm.suite in self.pooled_suites:
                 members.setdefault(arm.label, []).append(arm)
         runs = {label: tuple(run for arm in arms for run in arm.runs) for label, arms in members.items()}
         return tuple(Arm(ALL, arms[0].variant, label, runs[label], settings=arms[0].settings) for label, arms in members.items())
@@ -73,12 +73,12 @@ class Comparison:
     def scopes(self) -> list[tuple[str, tuple[str, ...]]]:
         """What numbers are given for: each suite, and where suites are pooled, those together."""
         each: list[tuple[str, tuple[str, ...]]] = [(suite, (suite,)) for suite in self.suites]
-        return [*each, (ALL, self.together)] if self.together else each
+        return [*each, (ALL, self.pooled_suites)] if self.pooled_suites else each
 
     @property
     def overall(self) -> list[tuple[str, tuple[str, ...]]]:
         """What stands for the whole: the suites together where they are pooled, else each that passed."""
-        return [(ALL, self.together)] if self.together else [(suite, (suite,)) for suite in self.passed]
+        return [(ALL, self.pooled_suites)] if self.pooled_suites else [(suite, (suite,)) for suite in self.passed]
 
     def scale(self, suites: Sequence[str] | None = None) -> str:
         """The scales of the runs of `suites` (None: all), in words; and where ranks had no GPU of their own, that."""
@@ -94,7 +94,7 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """0: every gate of every suite passed; 3: only verdicts are missing or unknown; 1: a gate failed."""
-        if all(whole(gates) for gates in self.gates.values()):
+        if all(all_passed(gates) for gates in self.gates.values()):
             return 0
         runs = {suite: [run for run in self.runs if run.suite == suite] for suite in self.gates}
         return 3 if all(only_unverified(gates, runs[suite]) for suite, gates in self.gates.items()) else 1
@@ -102,13 +102,13 @@ class Comparison:
 
 def compare(found: Sequence[Run]) -> Comparison:
     """The runs compared suite by suite, each recording once."""
-    runs, notes = once(found)
+    runs, notes = without_copies(found)
     suites = list(dict.fromkeys(run.suite for run in runs))
     gates = {suite: gates_of([run for run in runs if run.suite == suite], runs) for suite in suites}
-    return Comparison(tuple(runs), gates, tuple(arms_of(runs, lambda suite: whole(gates[suite]))), notes)
+    return Comparison(tuple(runs), gates, tuple(arms_of(runs, lambda suite: all_passed(gates[suite]))), notes)
 
 
-def once(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
+def without_copies(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
     """`runs` with each recording once, and what was done about the others, in sentences.
 
     Copies are known by the start of their first supervisor, on two clocks. Alike in every record: the first stays. Not alike: somebody changed one
@@ -124,8 +124,8 @@ def once(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
         found, said = _of_one_recording(members)
         kept += found
         notes += said
-    order = {id(run.place): place for place, run in enumerate(runs)}
-    return sorted(kept, key=lambda run: order[id(run.place)]), (*notes, *_repeats(kept))
+    order = {id(run.input): place for place, run in enumerate(runs)}
+    return sorted(kept, key=lambda run: order[id(run.input)]), (*notes, *_repeats(kept))
 
 
 def _of_one_recording(members: list[Run]) -> tuple[list[Run], list[str]]:

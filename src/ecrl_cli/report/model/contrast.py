@@ -12,7 +12,7 @@ from ecrl_cli.metrics.statistics import Paired, Summary, paired, prediction, sum
 from ecrl_cli.report.model.arms import MEASURES, Arm, base_of, partners
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.run_record import Metrics, Run
-from ecrl_cli.report.model.suite_gates import changed
+from ecrl_cli.report.model.suite_gates import environment_changes
 
 AGAIN, SAME = "ref2 against ref", "equal runs of different suites"
 NO_FLOOR = "no A/A arm: add variant=...,ref2"
@@ -208,7 +208,7 @@ def _repeated(comparison: Comparison, suites: Sequence[str] | None) -> dict[str,
         if run.metrics and run.suite in comparison.passed:
             by_id.setdefault(run.metrics.run_id, []).append(run)
     twice = [(a, b) for runs in by_id.values() for a, b in combinations(runs, 2) if a.suite != b.suite and {a.suite, b.suite} & set(wanted)]
-    same = [(b, a) for a, b in twice if not changed(a, b)]
+    same = [(b, a) for a, b in twice if not environment_changes(a, b)]
     return {AGAIN: again, SAME: same}
 
 

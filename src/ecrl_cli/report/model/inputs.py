@@ -18,11 +18,11 @@ class RunInput:
 
     layout: RunLayout
     name: str
-    said: dict[str, str]
+    manifest_row: dict[str, str]
 
 
 @dataclass(frozen=True)
-class StudyPlace:
+class StudyInput:
     """A study that the report must show."""
 
     layout: StudyLayout
@@ -30,11 +30,11 @@ class StudyPlace:
 
 
 @dataclass(frozen=True)
-class Found:
+class Inputs:
     """What the folders given hold, each once, in order."""
 
     runs: tuple[RunInput, ...]
-    studies: tuple[StudyPlace, ...]
+    studies: tuple[StudyInput, ...]
 
 
 def is_run(folder: Path) -> bool:
@@ -47,15 +47,15 @@ def is_study(folder: Path) -> bool:
     return layout.study.exists() or layout.result.exists()
 
 
-def found(dirs: list[Path]) -> Found:
+def find_inputs(dirs: list[Path]) -> Inputs:
     """Every run and study of `dirs`; RunDirectoryError where one holds neither."""
-    studies = [StudyPlace(StudyLayout(path), path.resolve().name) for folder in dirs for path in _studies(folder)]
+    studies = [StudyInput(StudyLayout(path), path.resolve().name) for folder in dirs for path in _studies(folder)]
     unique = {place.layout.root.resolve(): place for place in studies}
     runs = [folder for folder in dirs if not _studies(folder) or _has_runs(folder)]
-    return Found(tuple(places(runs)) if runs or not unique else (), tuple(unique.values()))
+    return Inputs(tuple(run_inputs(runs)) if runs or not unique else (), tuple(unique.values()))
 
 
-def places(dirs: list[Path]) -> list[RunInput]:
+def run_inputs(dirs: list[Path]) -> list[RunInput]:
     """Every run of `dirs`, once, in order; RunDirectoryError where one is neither a run nor a sweep."""
     listed = [place for folder in dirs for place in _places(folder)]
     unique = {place.layout.root.resolve(): place for place in listed}
@@ -106,7 +106,7 @@ def _named_apart(found: list[RunInput]) -> list[RunInput]:
     """Names that occur twice get their parent's name in front."""
     names = [place.name for place in found]
     twice = {name for name in names if names.count(name) > 1}
-    return [RunInput(p.layout, f"{p.layout.root.resolve().parent.name}/{p.name}", p.said) if p.name in twice else p for p in found]
+    return [RunInput(p.layout, f"{p.layout.root.resolve().parent.name}/{p.name}", p.manifest_row) if p.name in twice else p for p in found]
 
 
 def destination(dirs: list[Path], out: Path | None) -> Path:

@@ -27,7 +27,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.verdict_file import divergence_of, read_verdict
 from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
 from ecrl_cli.report.model.inputs import RunInput
-from ecrl_cli.report.model.timeline_view import View, view
+from ecrl_cli.report.model.timeline_view import TimelineView, timeline_view
 from ecrl_cli.verify.reference import bounded
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, worst
 from ecrl_cli.verify.verify_run import named, verify_run
@@ -124,7 +124,7 @@ class Verdict:
 
 
 Judged = tuple[Verdict, dict[str, Any] | None]  # with the distances to its reference, where there is one
-UNJUDGED: Judged = (Verdict(UNKNOWN), None)
+NOT_JUDGED: Judged = (Verdict(UNKNOWN), None)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Run:
     `missing`: records that a run leaves and this one lacks. `troubles`: records that could not be read, and what metrics.json says otherwise.
     """
 
-    place: RunInput
+    input: RunInput
     suite: str
     variant: str
     seed: str
@@ -156,9 +156,9 @@ class Run:
     fired: tuple[InjectedFault, ...]
     config: dict[str, Any]
     environment: dict[str, Any]
-    view: View | None
+    view: TimelineView | None
     divergence: dict[str, Any] | None = None
-    troubles: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
     saves: tuple[Checkpoint, ...] = ()
     restarts: tuple[Restart, ...] = ()
     missing: tuple[str, ...] = ()
@@ -166,12 +166,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.place.name
+        return self.input.name
 
     @cached_property
     def sweep(self) -> Path:
         """The folder that the run lies in: with its pairs, and apart from those of another sweep of the same matrix."""
-        return self.place.layout.root.resolve().parent
+        return self.input.layout.root.resolve().parent
 
     @property
     def counted(self) -> Metrics | None:
@@ -203,14 +203,14 @@ class _Reader:
         records = self.attempt(lambda: bounded(layout) if layout.config.exists() else None, None)
         self.troubles += [f"{file.path}: {file.reason}" for file in records.unread] if records else []
         told = records if records and records.supervisor else None
-        document = self.attempt(lambda: folded(told) if told and not told.unread else None, None)
+        document = self.attempt(lambda: metrics_from_records(told) if told and not told.unread else None, None)
         metrics = self.attempt(lambda: _metrics(document) if document else None, None)
         if document:
             self.troubles += self.attempt(lambda: _file_differs(layout, document, told), [])
         supervisor = told.supervisor if told else None
         config = encode(records.stored.config) if records else {}
         account = self.attempt(lambda: timeline(told) if told else None, None)
-        verdict, divergence = self.attempt(lambda: judged_now(layout) if self.judge_anew else judged_before(layout), UNJUDGED)
+        verdict, divergence = self.attempt(lambda: judge_again(layout) if self.judge_anew else verdict_on_file(layout), NOT_JUDGED)
         return Run(
             place,
             *_names(place, metrics, config),
@@ -223,7 +223,7 @@ class _Reader:
             records.fired if records else (),
             config,
             self.attempt(lambda: load_environment(layout), {}),
-            self.attempt(lambda: view(told, self.attempt(lambda: load_disk(layout), ()), account) if told and account else None, None),
+            self.attempt(lambda: timeline_view(told, self.attempt(lambda: load_disk(layout), ()), account) if told and account else None, None),
             divergence,
             tuple(self.troubles),
             self.attempt(lambda: checkpoint_account(records).checkpoints if records else (), ()),
@@ -233,7 +233,7 @@ class _Reader:
         )
 
 
-def folded(records: RunRecords) -> dict[str, Any]:
+def metrics_from_records(records: RunRecords) -> dict[str, Any]:
     """The numbers of a run, as its records have them; metrics.json is not asked."""
     document: dict[str, Any] = json.loads(json.dumps(metrics_document(records)))
     return document
@@ -278,12 +278,12 @@ def _names(place: RunInput, metrics: Metrics | None, config: dict[str, Any]) -> 
     if config:
         suite = config["suite_name"] or f"{config['dataset']['name']}-{config['model']['name']}"
         return suite, config["variant"]["name"], str(config["seed"])
-    said = place.said
+    said = place.manifest_row
     return said.get("suite", ""), said.get("variant", ""), said.get("seed", "")
 
 
 def _reason(place: RunInput, metrics: Metrics | None, supervisor: SupervisorRecord | None, troubles: Sequence[str]) -> str:
-    said = ": ".join(word for word in (place.said.get("status", ""), place.said.get("reason", "")) if word)
+    said = ": ".join(word for word in (place.manifest_row.get("status", ""), place.manifest_row.get("reason", "")) if word)
     if not place.layout.root.is_dir():
         return f"never started (manifest: {said})"
     if metrics is None:
@@ -301,7 +301,7 @@ def _status(supervisor: SupervisorRecord | None) -> str:
     return supervisor.terminal_status + (f": {supervisor.reason}" if supervisor.reason else "")
 
 
-def judged_before(layout: RunLayout) -> Judged:
+def verdict_on_file(layout: RunLayout) -> Judged:
     """What is on file. A stale verdict is shown as none, with the reason. RecordError, OSError, KeyError, TypeError for a file that is no verdict."""
     if not layout.verdict.exists():
         return Verdict("missing"), None
@@ -312,7 +312,7 @@ def judged_before(layout: RunLayout) -> Judged:
     return Verdict(status_of(findings), findings, str(value.get("reference", ""))), divergence_of(layout, value)
 
 
-def judged_now(layout: RunLayout) -> Judged:
+def judge_again(layout: RunLayout) -> Judged:
     """Whatever is on file. What `judge` raises."""
     said = verify_run(layout.root)
     findings = tuple(Finding(f.promise, f.status, f.message, list(f.evidence)) for f in said.findings)

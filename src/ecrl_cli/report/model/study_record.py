@@ -12,7 +12,7 @@ from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import RecordError, shown
 from ecrl_cli.history.load import known_environment
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.report.model.inputs import StudyPlace
+from ecrl_cli.report.model.inputs import StudyInput
 from ecrl_cli.studies.frame.result import KINDS, SCHEMA_VERSION, Figure, Series, Table
 from ecrl_cli.studies.frame.study import Skip
 
@@ -43,14 +43,14 @@ class Result:
 class StudyResult:
     """One study. `ident`: its name in file names and anchors, unlike any other's. `result`: None where there is no result.json."""
 
-    place: StudyPlace
+    input: StudyInput
     ident: str
     result: Result | None
     environment: dict[str, Any]
 
     @property
     def name(self) -> str:
-        return self.result.name if self.result else self.place.name
+        return self.result.name if self.result else self.input.name
 
     @property
     def seed(self) -> str:
@@ -68,7 +68,7 @@ class StudyResult:
         return 1 if self.failed or not self.result.complete else 0
 
 
-def read_studies(places: Sequence[StudyPlace]) -> list[StudyResult]:
+def read_studies(places: Sequence[StudyInput]) -> list[StudyResult]:
     """The studies at `places`. RecordError, naming the file and the key, for a result.json that is damaged or of another version."""
     results = [_result(place) for place in places]
     names = [result.name if result else place.name for place, result in zip(places, results, strict=True)]
@@ -88,7 +88,7 @@ def slugs(names: Iterable[str]) -> list[str]:
     return [f"{name}-{number}" if plain.count(name) > 1 else name for number, name in enumerate(plain, start=1)]
 
 
-def _result(place: StudyPlace) -> Result | None:
+def _result(place: StudyInput) -> Result | None:
     path = place.layout.result
     if not path.exists():
         return None
@@ -180,7 +180,7 @@ def _refuse(wrong: bool, fact: str) -> None:
         raise ValueError(fact)
 
 
-def _environment(place: StudyPlace) -> dict[str, Any]:
+def _environment(place: StudyInput) -> dict[str, Any]:
     """environment.json, or nothing: no number depends on it."""
     path = place.layout.environment
     try:

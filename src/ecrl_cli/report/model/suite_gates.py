@@ -28,7 +28,7 @@ def _verdict(run: Run) -> str:
     return f"not judged ({run.verdict.why})" if run.verdict.why else run.verdict.status
 
 
-def whole(gates: Sequence[Gate]) -> bool:
+def all_passed(gates: Sequence[Gate]) -> bool:
     return all(gate.passed for gate in gates)
 
 
@@ -70,7 +70,7 @@ def _artifacts(runs: Sequence[Run]) -> Gate:
 
 
 def _records(runs: Sequence[Run]) -> Gate:
-    troubles = [f"{run.name}: {trouble}" for run in runs for trouble in (*run.troubles, *_disagreements(run))]
+    troubles = [f"{run.name}: {trouble}" for run in runs for trouble in (*run.problems, *_disagreements(run))]
     return gate("records", troubles, "metrics, supervisor and checkpoint records agree")
 
 
@@ -96,13 +96,13 @@ def _disagreements(run: Run) -> list[str]:
 def _environment(runs: Sequence[Run]) -> Gate:
     """Numbers of two machines or two versions are not averaged."""
     known = [run for run in runs if run.metrics]
-    others = [f"{run.name}: {listed(found)}" for run in known if (found := [f"another {key}" for key in changed(known[0], run)])]
+    others = [f"{run.name}: {listed(found)}" for run in known if (found := [f"another {key}" for key in environment_changes(known[0], run)])]
     return gate("environment", others, "one machine, one set of versions, one source")
 
 
-def unlike(a: Run, b: Run) -> list[str]:
+def pooling_obstacles(a: Run, b: Run) -> list[str]:
     """What keeps the suites of two runs from being pooled: another machine, version, source or scale. Suites may lie on different file systems."""
-    found = [key for key in changed(a, b) if key != "file_system"]
+    found = [key for key in environment_changes(a, b) if key != "file_system"]
     ours, theirs = (run.metrics.scale if run.metrics else "" for run in (a, b))
     return found + (["scale"] if (ours, shares_gpu(a)) != (theirs, shares_gpu(b)) else [])
 
@@ -112,7 +112,7 @@ def shares_gpu(run: Run) -> bool:
     return bool(run.config.get("device") != "cpu" and run.environment.get("gpus") and run.config.get("backend") == "gloo")
 
 
-def changed(a: Run, b: Run) -> list[str]:
+def environment_changes(a: Run, b: Run) -> list[str]:
     """What differs between the environments of two runs; the revision counts only where a digest of the source is missing."""
     ours, theirs = a.environment, b.environment
     ignored = {"git_revision"} if "source_sha256" in ours and "source_sha256" in theirs else {"source_sha256"}

@@ -10,10 +10,10 @@ from typing import Any
 
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.report.formats import listed
-from ecrl_cli.report.model.arms import flat
+from ecrl_cli.report.model.arms import flat_config
 from ecrl_cli.report.model.comparison import ALL, Comparison, compare
 from ecrl_cli.report.model.contrast import Contrast, contrast, contrasts, noise_floor, paired_runs
-from ecrl_cli.report.model.inputs import places
+from ecrl_cli.report.model.inputs import run_inputs
 from ecrl_cli.report.model.run_record import Run, read_run
 
 
@@ -37,7 +37,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Against:
+class SweepDiff:
     """`ours` against `theirs`: relative differences are ours / theirs - 1. `ours_name`, `theirs_name`: the folders.
 
     `alone`: by side (0: ours), the runs without a counterpart. Only suites that passed their gates on both sides are averaged.
@@ -48,7 +48,7 @@ class Against:
     ours: Comparison
     theirs: Comparison
     matched: tuple[Match, ...]
-    alone: tuple[tuple[Run, ...], tuple[Run, ...]]
+    unmatched: tuple[tuple[Run, ...], tuple[Run, ...]]
 
     @cached_property
     def passed(self) -> list[str]:
@@ -62,7 +62,7 @@ class Against:
     @property
     def scopes(self) -> list[tuple[str, tuple[str, ...]]]:
         each: list[tuple[str, tuple[str, ...]]] = [(suite, (suite,)) for suite in self.passed]
-        pooled = all(set(self.passed) <= set(side.together) for side in (self.ours, self.theirs))
+        pooled = all(set(self.passed) <= set(side.pooled_suites) for side in (self.ours, self.theirs))
         return [*each, (ALL, tuple(self.passed))] if len(each) > 1 and pooled else each
 
     @property
@@ -111,13 +111,13 @@ class Against:
         return found
 
 
-def read_against(ours: Comparison, dirs: Sequence[Path], other: Path, judge_anew: bool = False) -> Against:
+def read_sweep_diff(ours: Comparison, dirs: Sequence[Path], other: Path, judge_anew: bool = False) -> SweepDiff:
     """`ours`, the runs of `dirs`, against those of `other`.
 
     RunDirectoryError where that is no run and no sweep; ConfigError where the two have nothing in common.
     """
-    theirs = compare([read_run(place, judge_anew) for place in places([other])])
-    made = against(ours, theirs, *_folders([folder.resolve() for folder in dirs], other.resolve()))
+    theirs = compare([read_run(place, judge_anew) for place in run_inputs([other])])
+    made = sweep_diff(ours, theirs, *_folders([folder.resolve() for folder in dirs], other.resolve()))
     if not made.matched:
         fact = f"no finished run of {made.theirs_name} has a counterpart in {made.ours_name} (of the same suite, variant, seed and scale)"
         raise ConfigError("--against", fact, "name two sweeps of one matrix or suite")
@@ -132,7 +132,7 @@ def _folders(dirs: Sequence[Path], other: Path) -> tuple[str, str]:
     return (f"{dirs[0].parent.name}/{dirs[0].name}", f"{other.parent.name}/{other.name}") if alike else (dirs[0].name, other.name)
 
 
-def against(ours: Comparison, theirs: Comparison, ours_name: str = "ours", theirs_name: str = "theirs") -> Against:
+def sweep_diff(ours: Comparison, theirs: Comparison, ours_name: str = "ours", theirs_name: str = "theirs") -> SweepDiff:
     """The counterparts: of equal suite and run id; else of equal suite, arm, seed and scale."""
 
     def name(side: Comparison, run: Run) -> tuple[str, str, str, str]:
@@ -147,13 +147,13 @@ def against(ours: Comparison, theirs: Comparison, ours_name: str = "ours", their
             matched.append(Match(ours.label(run), run, other, _differing(run, other)))
     taken = {id(run) for match in matched for run in (match.ours, match.theirs)}
     alone = [tuple(run for run in side.counted if id(run) not in taken) for side in (ours, theirs)]
-    return Against(ours_name, theirs_name, ours, theirs, tuple(matched), (alone[0], alone[1]))
+    return SweepDiff(ours_name, theirs_name, ours, theirs, tuple(matched), (alone[0], alone[1]))
 
 
 def _differing(a: Run, b: Run) -> tuple[str, ...]:
     if a.metrics and b.metrics and a.metrics.run_id == b.metrics.run_id:
         return ()
-    ours, theirs = flat(a.config), flat(b.config)
+    ours, theirs = flat_config(a.config), flat_config(b.config)
     return tuple(key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)) or ("run_id",)
 
 

@@ -62,20 +62,20 @@ class AttemptView:
 
 
 @dataclass(frozen=True)
-class View:
+class TimelineView:
     """One run's picture. `absent_s`: seconds between two supervisors, on no clock. `disk`: what the disk did, where it was sampled."""
 
     wall_s: float
     absent_s: float
     target_steps: int
-    strips: tuple[TimeBand, ...]
+    bands: tuple[TimeBand, ...]
     attempts: tuple[AttemptView, ...]
     writes: tuple[WriteBar, ...]
-    blows: tuple[FaultMark, ...]
+    faults: tuple[FaultMark, ...]
     disk: tuple[DiskRate, ...] = ()
 
 
-def view(records: RunRecords, disk: Sequence[DiskLine] = (), account: Timeline | None = None) -> View:
+def timeline_view(records: RunRecords, disk: Sequence[DiskLine] = (), account: Timeline | None = None) -> TimelineView:
     """The picture of `records`, whose supervisor.json is there, and of the lines of disk.jsonl. `account`: their timeline, if it is known."""
     supervisor = records.supervisor
     if supervisor is None:
@@ -83,7 +83,7 @@ def view(records: RunRecords, disk: Sequence[DiskLine] = (), account: Timeline |
     account = account or timeline(records)
     at = _clock(supervisor.attempts, account.windows)
     starts = phases(records, account)
-    return View(
+    return TimelineView(
         account.wall_s,
         account.absent_s,
         supervisor.target_steps,

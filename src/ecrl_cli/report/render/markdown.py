@@ -16,7 +16,7 @@ from ecrl_cli.report.tables.renderers import escaped, markdown_of, markdown_sect
 from ecrl_cli.report.tables.runs import brief_runs, recoveries_table
 from ecrl_cli.report.tables.studies import shown_tables
 from ecrl_cli.report.text.study_summary import circumstances, command, headline, progress
-from ecrl_cli.report.text.summary import Answer
+from ecrl_cli.report.text.summary import ReportSummary
 
 ALONE, AMONG_OTHERS, IN_MARKDOWN = 24, 8, 60  # rows of a study's table
 
@@ -47,7 +47,7 @@ def terminal_study(study: StudyResult, most: int = ALONE) -> list[str]:
     return [printable(line) for line in [*lines, ""]]
 
 
-def markdown(comparison: Comparison, said: Answer, figures: Sequence[str]) -> str:
+def markdown(comparison: Comparison, said: ReportSummary, figures: Sequence[str]) -> str:
     """The runs in report.md."""
     lines = [f"# {escaped(said.headline)}", "", *(f"- {escaped(sentence)}" for sentence in said.sentences), ""]
     for suite in comparison.suites:

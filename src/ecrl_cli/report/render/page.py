@@ -25,14 +25,14 @@ from ecrl_cli.report.model.contrast import by_scope
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.study_record import StudyResult
 from ecrl_cli.report.model.timeline_view import recorded_at
-from ecrl_cli.report.render.sections import Part
+from ecrl_cli.report.render.sections import Section
 from ecrl_cli.report.tables import runs
 from ecrl_cli.report.tables.comparisons import wins_table
 from ecrl_cli.report.tables.renderers import MOST_ROWS, cut_note, page_rows
 from ecrl_cli.report.tables.studies import shown_tables
 from ecrl_cli.report.text.glossary import CATEGORY_WORDS, DEFINITIONS, GATE_WORDS, STUDY_DEFINITIONS
 from ecrl_cli.report.text.study_summary import badge, circumstances, command, headline, progress
-from ecrl_cli.report.text.summary import Answer
+from ecrl_cli.report.text.summary import ReportSummary
 
 HERE = Path(__file__).parent
 MOST_CHECKPOINTS = 40
@@ -54,14 +54,14 @@ class Figures:
 
     runs: Sequence[Picture]
     studies: Mapping[str, Sequence[Picture]]
-    parts: Sequence[Part] = field(default=())
+    parts: Sequence[Section] = field(default=())
 
     @property
     def every(self) -> list[Picture]:
         return [*self.runs, *(picture for pictures in self.studies.values() for picture in pictures)]
 
 
-def render(comparison: Comparison, studies: Sequence[StudyResult], said: Answer, drawn: Figures) -> str:
+def render(comparison: Comparison, studies: Sequence[StudyResult], said: ReportSummary, drawn: Figures) -> str:
     """The whole page. Every name in it came from a record and is escaped; only our own SVG, style and script are not."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return (
@@ -140,11 +140,12 @@ def _environment() -> Environment:
         made.filters[name] = _typeset(getattr(formats, name))
     made.filters["plain"] = _typeset(formats.printable)
     made.filters["ident"] = id
-    made.filters["said"] = _typeset(lambda attempt: formats.printable(timeline_svg.said(attempt)))
-    made.filters["durable"] = timeline_svg.durable
+    made.filters["said"] = _typeset(lambda attempt: formats.printable(timeline_svg.attempt_text(attempt)))
+    made.filters["durable"] = timeline_svg.durable_text
     made.filters["evidence"] = lambda value: formats.printable(json.dumps(value, sort_keys=True, default=str))
     made.globals |= {
-        name: getattr(timeline_svg, name) for name in ("ticks", "progress", "held", "strip_paths", "write_path", "longest", "busiest", "disk_points")
+        name: getattr(timeline_svg, name)
+        for name in ("ticks", "progress", "family_seconds", "strip_paths", "write_path", "longest", "peak_tps", "disk_points")
     }
     made.globals |= {
         "badges": BADGES,

@@ -9,7 +9,7 @@ from ecrl_cli.report.figures.export import Picture
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.replication import Publication
-from ecrl_cli.report.model.sweep_diff import Against
+from ecrl_cli.report.model.sweep_diff import SweepDiff
 from ecrl_cli.report.render.sweep_diff import against_sentences, against_tables
 from ecrl_cli.report.tables.comparisons import SHORT, compared_table, noise_table, overlap_table
 from ecrl_cli.report.tables.runs import measures_table, restarts_table
@@ -17,7 +17,7 @@ from ecrl_cli.report.tables.table import Table
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """A section: `ident` as in the address. `folded`: its tables open when asked to. `files`: where more of it stands."""
 
     ident: str
@@ -29,14 +29,14 @@ class Part:
     folded: bool = False
 
 
-def parts(comparison: Comparison, published: Publication | None = None, beside: Against | None = None) -> list[Part]:
+def sections(comparison: Comparison, published: Publication | None = None, beside: SweepDiff | None = None) -> list[Section]:
     """The sections that have something to show."""
     found = [_against(beside)] if beside else []
     found += [_published(published)] if published else []
     return [part for part in [*found, _statistics(comparison)] if part.tables]
 
 
-def _statistics(comparison: Comparison) -> Part:
+def _statistics(comparison: Comparison) -> Section:
     """Every number of comparisons.csv and its neighbours that a table can hold, over all suites in one table each."""
     scopes = [(scope, suites) for scope, suites in reversed(comparison.scopes) if set(suites) <= set(comparison.passed)]
     arms = [measures_table(comparison, scope, suites) for scope, suites in scopes]
@@ -47,7 +47,7 @@ def _statistics(comparison: Comparison) -> Part:
         *(overlap_table(comparison), restarts_table(comparison), noise_table(comparison)),
     ]
     lead = "All measures with their means, deviations and intervals by Student's t and by BCa bootstrap. Folded, because they are many."
-    return Part("statistics", "Statistics", lead, [table for table in tables if table], folded=True)
+    return Section("statistics", "Statistics", lead, [table for table in tables if table], folded=True)
 
 
 def _joined(tables: Sequence[Table], title: str) -> list[Table]:
@@ -58,7 +58,7 @@ def _joined(tables: Sequence[Table], title: str) -> list[Table]:
     return [replace(tables[0], title=title, columns=columns, rows=tuple(row for table in tables for row in table.rows))]
 
 
-def _published(published: Publication) -> Part:
+def _published(published: Publication) -> Section:
     """The published tables with the measured numbers beside the printed ones, and its figures.
 
     The setting is long and mostly the same: it stands under the first table that has it.
@@ -71,10 +71,10 @@ def _published(published: Publication) -> Part:
         of = first[table.setting]
         differs = table.setting if table is of else f"as under {of.table.title.partition(':')[0]}."
         tables.append(replace(table.table, note=f"{table.table.note} What differs: {differs}".strip()))
-    return Part("published", "Published and measured", lead, tables, published.pictures, files)
+    return Section("published", "Published and measured", lead, tables, published.pictures, files)
 
 
-def _against(beside: Against) -> Part:
+def _against(beside: SweepDiff) -> Section:
     """This sweep against another one."""
     title, lead = f"Against {beside.theirs_name}", " ".join(against_sentences(beside))
-    return Part("against", title, lead, against_tables(beside), files=("against.md", "against_effects.csv"))
+    return Section("against", title, lead, against_tables(beside), files=("against.md", "against_effects.csv"))

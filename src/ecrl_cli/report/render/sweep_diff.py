@@ -9,7 +9,7 @@ from ecrl_cli.report.formats import change, listed, plural, printable, share, sh
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import ALL
 from ecrl_cli.report.model.contrast import Contrast, noise_floor
-from ecrl_cli.report.model.sweep_diff import Against
+from ecrl_cli.report.model.sweep_diff import SweepDiff
 from ecrl_cli.report.tables.comparisons import COMPARED, SHORT, alike, contrast_cells, ratio_cells
 from ecrl_cli.report.tables.records import Record, noise_cells, pair_cells, summary_cells
 from ecrl_cli.report.tables.renderers import csv_of, escaped, markdown_section
@@ -21,7 +21,7 @@ FOUND = "{ours} against {theirs}: {pairs} of runs of {suites}, scale {scale}."
 GOODPUT = "Goodput of {arm}{where} is {result}: {effect} (mean of ratios, {interval}{pairs}; ratio of means {ratio}), {noise}, scale {scale}."
 
 
-def against_rows(found: Against) -> list[Record]:
+def against_rows(found: SweepDiff) -> list[Record]:
     """against.csv: our arms against theirs, by suite (or all), arm and measure."""
     return [
         {"suite": each.scope, "arm": each.arm, "measure": each.measure, "scale": each.scale, **pair_cells(each.pair), **noise_cells(each)}
@@ -29,7 +29,7 @@ def against_rows(found: Against) -> list[Record]:
     ]
 
 
-def effect_rows(found: Against) -> list[Record]:
+def effect_rows(found: SweepDiff) -> list[Record]:
     """against_effects.csv: the same comparison of two arms on both sides, for every measure."""
     return [
         {"suite": ours.scope, "arm": ours.arm, "base": ours.base, "measure": measure}
@@ -44,7 +44,7 @@ def _brief(each: Contrast) -> Record:
     return {"pairs": each.pair.n, "ratio_of_means": each.pair.ratio_of_means, **summary_cells("mean_of_ratios", each.pair.mean_of_ratios)}
 
 
-def against_document(found: Against) -> dict[str, Any]:
+def against_document(found: SweepDiff) -> dict[str, Any]:
     """The part of report.json."""
     return {
         "ours": found.ours_name,
@@ -56,15 +56,15 @@ def against_document(found: Against) -> dict[str, Any]:
             {"ours": m.ours.name, "theirs": m.theirs.name, "arm": m.label, "seed": m.ours.seed, "suite": m.ours.suite, "differing": list(m.differing)}
             for m in found.matched
         ],
-        "only_ours": [run.name for run in found.alone[0]],
-        "only_theirs": [run.name for run in found.alone[1]],
+        "only_ours": [run.name for run in found.unmatched[0]],
+        "only_theirs": [run.name for run in found.unmatched[1]],
         "not_averaged": found.failed,
         "arms": against_rows(found),
         "effects": effect_rows(found),
     }
 
 
-def against_sentences(found: Against) -> list[str]:
+def against_sentences(found: SweepDiff) -> list[str]:
     """What stands against what, whether the two differ, and what differs around them."""
     pairs, suites = plural(len(found.matched), "pair"), plural(len({m.ours.suite for m in found.matched}), "suite")
     told = [FOUND.format(ours=found.ours_name, theirs=found.theirs_name, pairs=pairs, suites=suites, scale=found.ours.scale())]
@@ -77,7 +77,9 @@ def against_sentences(found: Against) -> list[str]:
     told.append(f"The environments differ in {listed(keys[:8])}{more}" if keys else alike)
     if found.settings:
         told.append("Counterparts differ in " + listed([f"{key} ({plural(n, 'pair')})" for key, n in found.settings.items()]) + ".")
-    alone = [f"{plural(len(runs), 'run')} of {name}" for runs, name in zip(found.alone, (found.ours_name, found.theirs_name), strict=True) if runs]
+    alone = [
+        f"{plural(len(runs), 'run')} of {name}" for runs, name in zip(found.unmatched, (found.ours_name, found.theirs_name), strict=True) if runs
+    ]
     told += [f"Without a counterpart: {listed(alone)}."] if alone else []
     return told + ([f"Not averaged, because a quality gate failed on one side: {listed(found.failed)}."] if found.failed else [])
 
@@ -96,12 +98,12 @@ def _sentence(each: Contrast, several: bool) -> str:
     )
 
 
-def against_lines(found: Against) -> list[str]:
+def against_lines(found: SweepDiff) -> list[str]:
     """For a terminal: the sentences."""
     return [*(printable(sentence) for sentence in against_sentences(found)), ""]
 
 
-def against_files(found: Against) -> dict[str, bytes]:
+def against_files(found: SweepDiff) -> dict[str, bytes]:
     """The files of a comparison of two sweeps."""
     return {
         "against.csv": csv_of(records_table(against_rows(found))),
@@ -110,7 +112,7 @@ def against_files(found: Against) -> dict[str, bytes]:
     }
 
 
-def against_markdown(found: Against) -> str:
+def against_markdown(found: SweepDiff) -> str:
     """against.md."""
     lines = [f"# {escaped(found.ours_name)} against {escaped(found.theirs_name)}", ""]
     lines += [*(f"- {escaped(sentence)}" for sentence in against_sentences(found)), ""]
@@ -118,7 +120,7 @@ def against_markdown(found: Against) -> str:
     return "\n".join([*lines, "All numbers: against.csv, against_effects.csv, report.json.", ""])
 
 
-def against_tables(found: Against) -> list[Table]:
+def against_tables(found: SweepDiff) -> list[Table]:
     """What Markdown and the page show; without empty tables."""
     around = Table(
         "What differs around them",
@@ -129,7 +131,7 @@ def against_tables(found: Against) -> list[Table]:
     return [table for table in (around, _arms_table(found), _effects_table(found), _noise_table(found)) if table]
 
 
-def _arms_table(found: Against) -> Table:
+def _arms_table(found: SweepDiff) -> Table:
     """All measures where all suites are pooled, or there is one; else the chief ones."""
     whole = {scope for scope, _ in found.scopes if scope == ALL or len(found.scopes) == 1}
     shown = [
@@ -142,7 +144,7 @@ def _arms_table(found: Against) -> Table:
     return Table(title, (SUITE, ARM, *COMPARED[2:]), rows, file="against.csv")
 
 
-def _effects_table(found: Against) -> Table:
+def _effects_table(found: SweepDiff) -> Table:
     rows = tuple(
         (ours.scope, Cell(ours.title, arm=ours.arm), *(cell for each in (ours, theirs) for cell in _side(each))) for ours, theirs in found.effects()
     )
@@ -156,7 +158,7 @@ def _side(each: Contrast) -> tuple[Any, ...]:
     return each.pair.n, *ratio_cells(each.pair), signs_cell(each.pair.signs)
 
 
-def _noise_table(found: Against) -> Table:
+def _noise_table(found: SweepDiff) -> Table:
     """The noise floor of each side."""
     sides = ((found.ours_name, found.ours), (found.theirs_name, found.theirs))
     floors = [(name, measure, noise_floor(side, measure, found.passed)) for name, side in sides for measure in SHORT]

@@ -86,9 +86,9 @@ def wins_table(comparison: Comparison, found: Sequence[Sequence[Contrast]]) -> T
         *(Column("noise floor", "percent"), Column("against the noise")),
         Column("published clock", "change", "the same from the first to the last line of rank 0; ratio of means"),
     )
-    shown = [each for members in found for each in (members[:1] if comparison.together else members)]
+    shown = [each for members in found for each in (members[:1] if comparison.pooled_suites else members)]
     suites = [suite for suite in comparison.passed if any(suite in each.suites for each in shown)]
-    several = len(suites) > 1 and not comparison.together
+    several = len(suites) > 1 and not comparison.pooled_suites
     rows = tuple(_win(each, f", {each.scope}" if several else "") for each in shown)
     return Table(f"Arm against arm, {where(comparison, suites)}", columns, rows, floor_note(found[0][0].floor), "comparisons.csv")
 

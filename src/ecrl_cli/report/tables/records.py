@@ -126,12 +126,12 @@ def _of(run: Run, comparison: Comparison) -> Record:
 def summary_rows(comparison: Comparison) -> list[Record]:
     """One row per arm and suite, and per arm over all suites; an arm of a suite that failed a gate has its n and no averages."""
     return [summary_row(arm, comparison.scale([arm.suite])) for arm in comparison.arms] + [
-        summary_row(arm, comparison.scale(comparison.passed)) for arm in comparison.pooled
+        summary_row(arm, comparison.scale(comparison.passed)) for arm in comparison.pooled_arms
     ]
 
 
 def summary_row(arm: Arm, scale: str) -> Record:
-    row: Record = {"suite": arm.suite, "variant": arm.variant, "arm": arm.label, "scale": scale, "n": len(arm.metrics), "averaged": arm.whole}
+    row: Record = {"suite": arm.suite, "variant": arm.variant, "arm": arm.label, "scale": scale, "n": len(arm.metrics), "averaged": arm.averaged}
     for measure in MEASURES:
         row |= summary_cells(measure, arm.summary(measure))
     return row
@@ -207,8 +207,8 @@ def overlap_rows(comparison: Comparison) -> list[Record]:
 def restart_cost_rows(comparison: Comparison) -> list[Record]:
     """What a restart cost on average, phase by phase: per suite and arm, and per arm over all suites; only where the runs are averaged."""
     found = []
-    for arm in [*comparison.arms, *comparison.pooled]:
-        restarts = [restart for run in arm.runs if run.counted for restart in run.restarts] if arm.whole else []
+    for arm in [*comparison.arms, *comparison.pooled_arms]:
+        restarts = [restart for run in arm.runs if run.counted for restart in run.restarts] if arm.averaged else []
         if restarts:
             scale = comparison.scale(sorted({run.suite for run in arm.runs}))
             row: Record = {"suite": arm.suite, "arm": arm.label, "scale": scale, "restarts": len(restarts)}

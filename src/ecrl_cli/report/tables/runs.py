@@ -180,7 +180,7 @@ def costs_table(comparison: Comparison) -> Table:
         *(Column(family, "percent", "share of the wall time, mean over runs") for family in FAMILIES),
         *(Column("stall per checkpoint", "seconds"), Column("per restart", "seconds"), Column("steps replayed", "count")),
     )
-    chosen = comparison.pooled or [arm for arm in comparison.arms if arm.whole]
+    chosen = comparison.pooled_arms or [arm for arm in comparison.arms if arm.averaged]
     several = len({arm.suite for arm in chosen}) > 1
     rows = tuple(_cost(arm, f", {arm.suite}" if several else "") for arm in chosen)
     return Table(f"What each arm costs, {where(comparison, comparison.passed)}", columns, rows, file="summary.csv")
@@ -200,7 +200,7 @@ def _cost(arm: Arm, suite: str) -> Row:
 
 def where(comparison: Comparison, suites: Sequence[str]) -> str:
     """What a table is about, for its title: its suites and their scale."""
-    name = suites[0] if len(suites) == 1 else f"{len(suites)} suites{' pooled' if comparison.together else ', one by one'}"
+    name = suites[0] if len(suites) == 1 else f"{len(suites)} suites{' pooled' if comparison.pooled_suites else ', one by one'}"
     return f"{name}, scale {comparison.scale(suites)}"
 
 
@@ -211,8 +211,8 @@ def measures_table(comparison: Comparison, scope: str, suites: Sequence[str]) ->
         *(Column("sd", "number"), Column("95% t", "number"), Column("BCa", "number")),
     )
     rows: list[Row] = []
-    for arm in comparison.pooled if scope == ALL else comparison.of(scope):
-        for measure in MEASURES if arm.whole else ():
+    for arm in comparison.pooled_arms if scope == ALL else comparison.of(scope):
+        for measure in MEASURES if arm.averaged else ():
             found, kind = arm.summary(measure), KINDS[measure]
             if found and (found.mean or found.sd):
                 numbers = (Cell(found.mean, kind), Cell(found.sd, kind) if found.sd is not None else None)
@@ -224,8 +224,8 @@ def measures_table(comparison: Comparison, scope: str, suites: Sequence[str]) ->
 def stalls_table(comparison: Comparison) -> Table:
     """What the stalls consist of: means over runs; arms with a run that does not say are left out."""
     rows: list[Row] = []
-    for arm in [*comparison.arms, *comparison.pooled]:
-        metrics = arm.metrics if arm.whole else []
+    for arm in [*comparison.arms, *comparison.pooled_arms]:
+        metrics = arm.metrics if arm.averaged else []
         parts = [[m.stalled(part) for m in metrics] for part in STALL_PARTS]
         if metrics and all(value is not None for values in parts for value in values):
             means = [summary([value or 0.0 for value in values]).mean for values in parts]
@@ -239,8 +239,8 @@ def stalls_table(comparison: Comparison) -> Table:
 def restarts_table(comparison: Comparison) -> Table:
     """What a restart costs, phase by phase: means over restarts."""
     rows: list[Row] = []
-    for arm in [*comparison.arms, *comparison.pooled]:
-        restarts = [restart for run in arm.runs if run.counted for restart in run.restarts] if arm.whole else []
+    for arm in [*comparison.arms, *comparison.pooled_arms]:
+        restarts = [restart for run in arm.runs if run.counted for restart in run.restarts] if arm.averaged else []
         if restarts:
             phases = [summary([restart.seconds[phase] for restart in restarts]).mean for phase in RESTART_COSTS]
             total = summary([restart.total_s for restart in restarts])

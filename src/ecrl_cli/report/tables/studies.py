@@ -62,7 +62,7 @@ def csv_files(study: StudyResult) -> dict[str, bytes]:
 def study_document(study: StudyResult) -> dict[str, Any]:
     """One study in report.json."""
     words, tone = headline(study)
-    document: dict[str, Any] = {"folder": study.place.name, "name": study.name, "headline": words, "tone": tone, "exit_code": study.exit_code}
+    document: dict[str, Any] = {"folder": study.input.name, "name": study.name, "headline": words, "tone": tone, "exit_code": study.exit_code}
     if study.result is None:
         return document
     facts = {key: value for key, value in asdict(study.result).items() if key not in ("name", "tables", "figures")}

@@ -72,7 +72,7 @@ def _claims(comparison: Comparison, arm: str, base: str) -> list[Contrast]:
     if whole is None:
         return []
     each = [replace(one, scope=suite) for suite in whole.suites if (one := contrast(comparison, arm, base, suites=[suite]))]
-    if len(each) > 1 and comparison.apart:
+    if len(each) > 1 and comparison.why_not_pooled:
         return each
     return each if {1, -1} <= {claim.sign for claim in (whole, *each)} else [whole]
 

@@ -10,7 +10,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.studies import STUDIES
 from ecrl_cli.report.formats import count, duration, listed, plural
 from ecrl_cli.report.model.study_record import StudyResult
-from ecrl_cli.report.text.summary import Answer
+from ecrl_cli.report.text.summary import ReportSummary
 
 _WORST_FIRST = ("bad", "doubt", "good")
 
@@ -49,7 +49,7 @@ def badge(study: StudyResult) -> tuple[str, str, str]:
     return "doubt", "?", "no result" if study.result is None else "with skips" if study.result.complete else "incomplete"
 
 
-def studies_answer(studies: Sequence[StudyResult]) -> Answer:
+def summarize_studies(studies: Sequence[StudyResult]) -> ReportSummary:
     """The answer of all studies together: the worst first, then one sentence for each."""
     tones = [headline(study)[1] for study in studies]
     worst = min(tones, key=_WORST_FIRST.index)
@@ -61,14 +61,14 @@ def studies_answer(studies: Sequence[StudyResult]) -> Answer:
     else:
         title = f"Gates failed in {named}" if worst == "bad" else f"No gate failed, but not everything was tried: {named}"
     told = tuple(f"{study.name}: {progress(study)}." for study in studies)
-    return Answer(title, worst, tuple((sentence,) for sentence in told) if len(studies) > 1 else (told,))
+    return ReportSummary(title, worst, tuple((sentence,) for sentence in told) if len(studies) > 1 else (told,))
 
 
-def together(runs: Answer, studies: Answer) -> Answer:
+def join_summaries(runs: ReportSummary, studies: ReportSummary) -> ReportSummary:
     """One answer for runs and studies: the runs speak first, the worse tone counts."""
     tone = min((runs.tone, studies.tone), key=_WORST_FIRST.index)
     title = runs.headline if _WORST_FIRST.index(runs.tone) <= _WORST_FIRST.index(studies.tone) else f"{runs.headline}. {studies.headline}"
-    return Answer(title, tone, (*runs.paragraphs, tuple(sentence for part in studies.paragraphs for sentence in part)))
+    return ReportSummary(title, tone, (*runs.paragraphs, tuple(sentence for part in studies.paragraphs for sentence in part)))
 
 
 def worst_code(codes: Sequence[int]) -> int:

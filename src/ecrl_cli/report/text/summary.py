@@ -13,7 +13,7 @@ from ecrl_cli.report.text.claims import noise, repeated, sentences, winner
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReportSummary:
     """`tone`: good, bad or doubt. `paragraphs`: what ran and how it was judged, what it cost, how far to trust it; each in sentences."""
 
     headline: str
@@ -25,16 +25,16 @@ class Answer:
         return tuple(sentence for paragraph in self.paragraphs for sentence in paragraph)
 
 
-def answer(comparison: Comparison) -> Answer:
+def summarize(comparison: Comparison) -> ReportSummary:
     headline, tone = _headline(comparison)
-    apart = f"The suites are not pooled: {comparison.apart}." if comparison.apart else ""
+    apart = f"The suites are not pooled: {comparison.why_not_pooled}." if comparison.why_not_pooled else ""
     parts = [
         [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
         [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison)],
         [noise(comparison), _trust(comparison), apart, *comparison.notes, _left_out(comparison), _gates(comparison)],
     ]
     told = [tuple(sentence for sentence in part if sentence) for part in parts]
-    return Answer(headline, tone, tuple(paragraph for paragraph in told if paragraph))
+    return ReportSummary(headline, tone, tuple(paragraph for paragraph in told if paragraph))
 
 
 def _headline(comparison: Comparison) -> tuple[str, str]:
