@@ -180,6 +180,6 @@ def test_copies_that_differ_are_both_refused(sweep: Path) -> None:
 
 def test_two_recordings_of_one_run_are_repeats(sweep: Path) -> None:
     runs = [read(sweep / "ref"), read(sweep / "blk")]
-    again = replace(runs[1], place=RunInput(RunLayout(sweep / "again"), "again", {}), recording=replace(runs[1].recording, start=("boot", 5.0, 5.0)))
+    again = replace(runs[1], input=RunInput(RunLayout(sweep / "again"), "again", {}), recording=replace(runs[1].recording, start=("boot", 5.0, 5.0)))
     kept, notes = without_copies([*runs, again])
     assert len(kept) == 3 and notes == ("blk and again are 2 recordings of one run: each is counted.",)

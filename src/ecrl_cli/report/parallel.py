@@ -1,4 +1,4 @@
-"""The same work on many things, on all processors: forked, so that nothing has to be sent to a worker but the number of its next thing."""
+"""A parallel map over forked processes: a worker inherits the items, and is sent nothing but the index of its next one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-FEWEST = 3  # below, starting workers takes as long as they save
+FEWEST = 3  # items; for fewer, starting workers takes as long as they save
 
 _work: Callable[[int], Any] | None = None
 

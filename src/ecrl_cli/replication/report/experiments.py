@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ecrl_cli.metrics.statistics import Summary
 from ecrl_cli.replication.report.cells import counted, estimate, of_means, of_ratios, percent, printed
 from ecrl_cli.replication.report.sample import CLOCKS, Experiment
 from ecrl_cli.replication.report.setting import in_short
 from ecrl_cli.replication.report.values import BY_EXPERIMENT, SUITES, ExperimentValues
 from ecrl_cli.report.model.replication import PublishedTable
-from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value
 
 COLUMNS = (Column("What"), Column("Published", "measured"), Column("Measured", "measured"), Column("n", "count"), Column("What differs"))
@@ -82,15 +79,11 @@ def _restarts(experiment: Experiment, values: ExperimentValues) -> list[Row]:
 def _divergences(experiment: Experiment, values: ExperimentValues) -> list[Row]:
     rows: list[Row] = []
     for arm, distances in values.divergence.items():
-        runs = _struck(experiment, values) if arm == "pooled" else experiment.runs_of(arm)
+        runs = [run for name in (values.drops if arm == "pooled" else (arm,)) for run in experiment.runs_of(name)]
         for key, value in distances.items():
             found = experiment.divergence(runs, key)
             rows.append((f"{ARM_WORDS[arm].capitalize()}: {_DISTANCES[key]}", printed(value), estimate(found), _runs(found)))
     return rows
-
-
-def _struck(experiment: Experiment, values: ExperimentValues) -> Sequence[Run]:
-    return [run for arm in values.drops for run in experiment.runs_of(arm)]
 
 
 def _runs(found: Summary | None) -> Value:
@@ -98,7 +91,11 @@ def _runs(found: Summary | None) -> Value:
 
 
 def _notes(values: ExperimentValues) -> list[str]:
-    notes = ["The published distances sum buffers and counters with the weights; here the parameters stand alone."] if _has_l2(values) else []
+    notes = (
+        ["The published distances sum buffers and counters with the weights; here the parameters stand alone."]
+        if any("l2" in distances for distances in values.divergence.values())
+        else []
+    )
     if "ovl" in values.goodput:
         gains = sum(suite.ovl_gain > 0 for suite in SUITES)
         notes.append(f"Experiment 4, on GPUs, found the opposite sign of overlapped against blocking: above it in {gains} of {len(SUITES)} suites.")
@@ -107,7 +104,3 @@ def _notes(values: ExperimentValues) -> list[str]:
     if values.ident == "exp3":
         notes.append("Correctness 1.00 beside a distance to the reference without a change of ranks: the published check does not look at the state.")
     return notes
-
-
-def _has_l2(values: ExperimentValues) -> bool:
-    return any("l2" in distances for distances in values.divergence.values())

@@ -118,7 +118,10 @@ def _reuse(runs: Sequence[Run]) -> str:
 
 def table4(experiment: Experiment) -> PublishedTable:
     """Published factors, then every other key that differs between the runs; the roles from the runs' configurations."""
-    known = [facts(run) | _strategy(run) | {"seed": run.seed} for run in experiment.runs]
+    known = [
+        facts(run) | {"seed": run.seed} | ({"checkpoint.strategy": run.config["checkpoint"]["strategy"]} if run.config else {})
+        for run in experiment.runs
+    ]
     differing: dict[str, list[str]] = {}
     for difference in experiment.differs_in(experiment.present):
         differing.setdefault(difference.key, []).append(str(difference))
@@ -128,10 +131,6 @@ def table4(experiment: Experiment) -> PublishedTable:
     note = "The published text calls the seed fixed (section 5.3); its table counts three of them. Arms without failures have no failure steps."
     title = f"Table 4: controlled and varied factors ({experiment.scale})"
     return PublishedTable("table4", Table(title, COLUMNS4, tuple(rows), note), experiment.setting)
-
-
-def _strategy(run: Run) -> dict[str, Any]:
-    return {"checkpoint.strategy": run.config["checkpoint"]["strategy"]} if run.config else {}
 
 
 def _role(key: str, known: Sequence[dict[str, Any]], runs: Sequence[Run]) -> str:

@@ -1,7 +1,7 @@
-"""How a figure gets into the page and into a paper: one drawing, saved as SVG (slimmed, in the page's colours), PNG and PDF.
+"""Exports each figure as SVG for the page (slimmed, in its colours), PNG and PDF.
 
 seaborn (`figures.plots`) and matplotlib draw on figures that are made here, never on pyplot's current one: no global state, no window system.
-What `say` says of an artist is the value that the page shows over it.
+`set_tooltip` gives an artist the text that the page shows over it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> P
         engine.execute(figure)
         figure.set_layout_engine("none")
     svg = _svg(figure) if in_page else b""
-    for artist in figure.findobj(_unseen):
+    for artist in figure.findobj(lambda artist: artist.get_alpha() == 0):
         artist.remove()
     png, pdf = _png(figure), _pdf(figure)
     return Picture(name, title, slim(svg.decode(), title) if svg else "", png, pdf)
@@ -127,10 +127,6 @@ def _head(figure: Figure, title: str) -> None:
         figure.subplots_adjust(top=figure.subplotpars.top * kept, bottom=figure.subplotpars.bottom * kept)
     place = {} if figure.get_layout_engine() else {"y": 1 - 0.05 / (before + strip)}  # a layout engine makes room only where it places the title
     figure.suptitle(text, x=0.01, ha="left", va="top", fontsize=10, fontweight="bold", color=INK.light, **place)
-
-
-def _unseen(artist: Artist) -> bool:
-    return artist.get_alpha() == 0
 
 
 # Each back end is called directly: Figure.savefig draws everything once more beforehand, which is a third of the time.

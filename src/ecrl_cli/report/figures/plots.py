@@ -1,4 +1,4 @@
-"""What the figures draw with seaborn: a frame with one row per mark goes in, each mark comes out as an artist of its own that says its value.
+"""The plots of all figures, by seaborn: from a frame with one row per mark, an artist per mark, so that each has its tooltip.
 
 seaborn and pandas are imported where a figure is drawn: together they take a second that a refused folder need not wait for.
 Bars and intervals show what `metrics.statistics` computed; seaborn's own intervals are bootstrapped and would be other numbers.

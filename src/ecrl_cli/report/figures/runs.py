@@ -178,7 +178,7 @@ def draw_losses(comparison: Comparison) -> Figure:
         axes.set_axis_off()
     for axes, (suite, runs) in zip(panels.flat, chosen.items(), strict=False):
         tones = [colours[comparison.label(run)].light for run in runs]
-        curves(axes, [_losses(run) for run in runs], tones, [max(1.0, 5.5 - 1.5 * number) for number in range(len(runs))])
+        curves(axes, [thinned(_recorded(run), MOST_POINTS) for run in runs], tones, [max(1.0, 5.5 - 1.5 * number) for number in range(len(runs))])
         _readings(axes, comparison, runs)
         axes.set_title(printable(suite), fontsize=9, loc="left", color=INK.light)
         axes.set_xlabel("step")
@@ -281,7 +281,3 @@ def _spread(summary: Summary | None, form: Callable[[float], str]) -> str:
 def _recorded(run: Run) -> list[tuple[int, float]]:
     recorded = run.counted.mean_loss if run.counted else {}
     return [(step, loss) for step, loss in sorted(recorded.items()) if loss is not None]
-
-
-def _losses(run: Run) -> tuple[tuple[int, float], ...]:
-    return thinned(_recorded(run), MOST_POINTS)

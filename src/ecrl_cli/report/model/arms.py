@@ -1,4 +1,4 @@
-"""Runs side by side: the arms of a suite, their statistics, and their pairs with clean, ref and blk. The arithmetic is metrics'."""
+"""The arms of a suite (runs that differ in the seed alone), their statistics, and the pairs of runs of two arms. The arithmetic is metrics'."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
 
 @dataclass(frozen=True)
 class Arm:
-    """The runs of a suite that differ in nothing but the seed. `label`: the variant, and what sets it apart from its namesakes: `settings`.
+    """The runs of a suite that differ in nothing but the seed. `label`: the variant, and the `settings` in which others of its name differ.
 
     `whole`: every quality gate of the suite passed; only then are its runs averaged.
     """

@@ -1,4 +1,4 @@
-"""Which run directories and studies the words on the command line mean, and where the report goes."""
+"""The run directories and studies that the paths on the command line name, and the folder of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one run left behind, read for showing. A run that cannot be read is kept with its reason."""
+"""One run as the report shows it: its metrics, verdict, timeline and records. A run that cannot be read is kept with the reason."""
 
 from __future__ import annotations
 

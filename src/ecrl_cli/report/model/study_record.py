@@ -1,4 +1,4 @@
-"""What a study left behind, read for showing: result.json strictly checked, because nobody says who wrote it."""
+"""A study's result.json, checked strictly: it may come from anybody."""
 
 from __future__ import annotations
 

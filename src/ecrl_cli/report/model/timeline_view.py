@@ -1,6 +1,6 @@
 """What a run's timeline shows, in seconds of the goodput clock: attempts, categories, progress, checkpoints in flight, failures.
 
-Only the choice of what can be seen: what is recorded, thinned to what a picture can hold.
+The records, thinned to what a picture can hold.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WriteBar:
 
 @dataclass(frozen=True)
 class FaultMark:
-    """A planned failure that struck."""
+    """A planned failure that was injected."""
 
     at: float
     step: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ecrl_cli.report.model.study_record import StudyResult, slugs
@@ -33,17 +33,13 @@ def _joined(table: Table) -> Table:
     places = range(len(table.columns))
     lows = {at for at in places[:-1] if _ends(table.columns[at], table.columns[at + 1])}
     kept = [at for at in places if at - 1 not in lows]
-    columns = tuple(_spanning(table.columns[at]) if at in lows else table.columns[at] for at in kept)
+    columns = tuple(replace(column := table.columns[at], label=column.label.removesuffix(" low")) if at in lows else table.columns[at] for at in kept)
     return Table(table.title, columns, tuple(tuple(_value(row, at, at in lows) for at in kept) for row in table.rows), table.note, table.file)
 
 
 def _ends(low: Column, high: Column) -> bool:
     stem, label = low.key.removesuffix("_low"), low.label.removesuffix(" low")
     return stem != low.key and high.key == f"{stem}_high" and low.kind == high.kind and label == high.label.removesuffix(" high")
-
-
-def _spanning(low: Column) -> Column:
-    return Column(low.label.removesuffix(" low"), low.kind, key=low.key)
 
 
 def _value(row: Row, at: int, spans: bool) -> Value:

@@ -12,10 +12,6 @@ from ecrl_cli.report import formats
 Scalar = str | int | float | bool | None
 
 
-def _four_digits(value: float) -> str:
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
 # How the numbers of a kind are written. Every other kind is text. `share` is a counted proportion: it shows 0% and 100% only where they are exact.
 FORMATS: dict[str, Callable[[Any], str]] = {
     "count": formats.count,
@@ -27,7 +23,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "share": formats.proportion,
     "change": formats.change,
     "magnitude": formats.magnitude,
-    "measured": _four_digits,
+    "measured": lambda value: f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}",
     "measured difference": lambda value: "0" if value == 0 else f"{value:+.4g}",
     "measured change": lambda value: f"{100 * value:+.2f}%",
     "published": lambda value: f"{value:.4f}",

@@ -1,4 +1,4 @@
-"""What a study says in words: its headline, how far it got, and the command that runs it again."""
+"""The headline and progress of a study in words, and the command that runs it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer in words: what ran, whether every recovery was judged valid, what it cost, how far to trust it."""
+"""The headline and the sentences of a report: what ran, how it was judged, what it cost, how far to trust it."""
 
 from __future__ import annotations
 
