@@ -77,7 +77,7 @@ def learner_of(model: nn.Module, precision: str = "fp32", part: range = range(V)
         "scaler": build_scaler(precision, CPU),
         "device": CPU,
         "autocast": autocast(precision, CPU),
-        "pulse": HeartbeatWriter(None, 0),
+        "heartbeat": HeartbeatWriter(None, 0),
         "seed": 7,
         "replicas": V,
         "owned": part,
