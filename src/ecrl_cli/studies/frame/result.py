@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,10 +95,3 @@ def proportion(k: int, n: int) -> dict[str, Any]:
 def upper_bound(n: int) -> float:
     """The one-sided exact 95% upper bound for 0 of `n`: 1 - 0.05^(1/n)."""
     return float(1 - 0.05 ** (1 / n))
-
-
-def planted_gate(found: Mapping[str, bool]) -> tuple[Gate, ...]:
-    """Whether each planted bug was found, by its name. No gate where none was planted."""
-    missed = [name for name, shown in found.items() if not shown]
-    message = f"planted {len(found) - len(missed)}/{len(found)} found" + (f"; not {', '.join(missed)}" if missed else "")
-    return (Gate("planted", not missed, message),) if found else ()

@@ -6,7 +6,6 @@ that both want stands between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,8 +142,3 @@ def sound(found: dict[str, Any], facts: dict[str, Any]) -> bool:
 def unexplained(found: dict[str, Any]) -> bool:
     """Whether the old writer ended with an error that is neither Fenced nor CheckpointConflict."""
     return str(found["old"]).startswith("refused")
-
-
-def cells(facts: Iterator[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Arm, mode and layout, each once, in order."""
-    return list(dict.fromkeys((one["arm"], one["mode"], one["layout"]) for one in facts))
