@@ -21,6 +21,7 @@ from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.history.timeline import Timeline, TimelineSlice
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.replication.overhead import checks, experiments, measured, optimum, published_claim
+from ecrl_cli.replication.overhead import study as overhead_study
 from ecrl_cli.replication.overhead.closed_forms import daly, daly_first, exact_interval, expected_wall, segment_s, young
 from ecrl_cli.replication.overhead.gates import gates
 from ecrl_cli.replication.overhead.job_model import JobSpec
@@ -31,7 +32,6 @@ from ecrl_cli.replication.overhead.record_index import RecordIndex
 from ecrl_cli.replication.overhead.simulate import Failures, simulate, sweep, system_mtbf
 from ecrl_cli.replication.overhead.spread import Estimate, inverse, told
 from ecrl_cli.replication.overhead.strategies import BY_NAME, Loss, Scene, course, expected_loss, waiting
-from ecrl_cli.replication.overhead.study import STUDY
 from ecrl_cli.replication.overhead.tables import published, scenarios, threshold
 from ecrl_cli.report.build import report
 from ecrl_cli.report.figures.studies import draw
@@ -331,8 +331,9 @@ def test_a_failure_is_predicted_from_the_others(recorded: Path) -> None:
         facts = {"others": vars(parts), "workers": 2, **vars(failure)}
         said = lab.recorded(facts, np.random.default_rng(0))
         assert others == 1 and said["total"] - said["measured"] == pytest.approx(error)
-    study = study_of(RecoveryOverhead(source=str(recorded)), recorded)
-    study.recordings = [ref, blk]  # type: ignore[attr-defined]
+    context = StudyContext(StudyConfig(RecoveryOverhead(source=str(recorded))), recorded)
+    context._shared[overhead_study._recordings] = [ref, blk]
+    study = overhead_study.STUDY.open(context)
     planned = [trial.facts for trial in study.plan() if trial.facts["kind"] == "recorded"]
     assert [facts["others"]["restart"] - facts["restart"] for facts in planned] == pytest.approx([1.0, -1.0])
 
@@ -392,7 +393,7 @@ def test_what_cannot_be_meant_is_refused(
 
 
 def study_of(config: RecoveryOverhead, scratch: Path) -> PreparedStudy:
-    return STUDY.open(StudyContext(StudyConfig(config), scratch))
+    return overhead_study.STUDY.open(StudyContext(StudyConfig(config), scratch))
 
 
 def result_of(config: RecoveryOverhead, folder: Path) -> dict[str, Any]:
@@ -460,8 +461,9 @@ def test_one_failure_on_record_is_no_prediction_of_itself(recorded: Path, tmp_pa
     ref, blk = sorted(recordings(recorded), key=lambda recording: len(recording.failures))
     config = RecoveryOverhead(source=str(recorded), mtbf_min=(600,), workers=(8,))
     for failures, due in ((blk.failures[:1], 0), (blk.failures, 1)):
-        study = study_of(config, tmp_path)
-        study.recordings = [ref, replace(blk, failures=failures)]  # type: ignore[attr-defined]
+        context = StudyContext(StudyConfig(config), tmp_path)
+        context._shared[overhead_study._recordings] = [ref, replace(blk, failures=failures)]
+        study = overhead_study.STUDY.open(context)
         found = [Record(t.key, t.facts, study.run(t), 0.0) for t in study.plan() if t.facts["kind"] == "recorded"]
         shown = study.findings(found)
         assert sum(gate.name == "prediction" for gate in shown.gates) == sum("on record, predicted" in note for note in shown.notes) == due
