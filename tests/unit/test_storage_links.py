@@ -11,6 +11,7 @@ from ecrl_cli.records.journal import Journal
 from ecrl_cli.report.build import report
 from ecrl_cli.runs.run_dir_checks import check_run_dir
 from ecrl_cli.runs.run_plan import plan_run
+from ecrl_cli.storage.links import refuse_links
 from tests.runs.builder import build_clean, config_of
 
 
@@ -47,3 +48,14 @@ def test_a_report_is_not_written_through_a_link(tmp_path: Path, link: str) -> No
     with pytest.raises(RunDirectoryError, match="is a symbolic link"):
         report([layout.root])
     assert not list(outside.iterdir())
+
+
+def test_the_links_that_submitit_makes_are_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / ".hydra" / ".submitit"
+    folder.mkdir(parents=True)
+    (folder / "submission.sh").symlink_to(tmp_path / "elsewhere")
+    refuse_links(tmp_path, (".hydra",))
+    (tmp_path / "run" / ".hydra").mkdir(parents=True)
+    (tmp_path / "run" / ".hydra" / ".submitit").symlink_to(folder)
+    with pytest.raises(RunDirectoryError, match="is a symbolic link"):
+        refuse_links(tmp_path / "run", (".hydra",))

@@ -9,6 +9,7 @@ from pathlib import Path
 from ecrl_cli.errors import RunDirectoryError, shown
 
 MOST_DEEP = 8  # folders below one another; ours are three
+_OF_SUBMITIT = ".submitit"  # submitit links its batch scripts there, and nobody else writes there
 
 
 def refuse_links(root: Path, names: Collection[str]) -> None:
@@ -21,7 +22,7 @@ def _refuse(path: Path, root: Path, deep: int) -> None:
     if path.is_symlink():
         where = shown(str(path.relative_to(root)))
         raise RunDirectoryError(str(root), f"{where} is a symbolic link: what is written there would lie elsewhere", "remove the link")
-    if deep and path.is_dir():
+    if deep and path.is_dir() and path.name != _OF_SUBMITIT:
         with os.scandir(path) as entries:
             below = [path / entry.name for entry in entries if entry.is_symlink() or entry.is_dir(follow_symlinks=False)]
         for each in sorted(below):
