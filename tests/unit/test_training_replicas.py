@@ -261,5 +261,5 @@ def test_phases_tell_own_work_from_waiting() -> None:
         told.append("exchange")
         return tree.root
 
-    learner_of(model_of(), pulse=Told(None, 0), exchange=noted, autocast=nullcontext()).run(batch_of(), 1)
+    learner_of(model_of(), heartbeat=Told(None, 0), exchange=noted, autocast=nullcontext()).run(batch_of(), 1)
     assert [*pairwise(told)] == [("backward", "exchange"), ("exchange", "update")]
