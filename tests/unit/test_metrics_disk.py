@@ -23,6 +23,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.model.timeline_view import disk_rates
 from ecrl_cli.runs import run as runs
+from ecrl_cli.runs.run_plan import plan_run
 from tests.runs.builder import build_ref, config_of
 from tests.unit.report_runs import WALL_0, Plan, Simulation, make_run
 
@@ -183,7 +184,7 @@ def test_a_run_samples_while_it_is_supervised_if_it_is_told_to(
     config = config_of("ref")
     config = dataclasses.replace(config, supervision=dataclasses.replace(config.supervision, disk_interval_s=interval_s))
     try:
-        runs.run(config, layout.root, runs.RunContext(lambda line: None, None))  # type: ignore[arg-type]
+        runs.run(plan_run(config, layout.root), runs.RunContext(lambda line: None, None))  # type: ignore[arg-type]
     except KeyboardInterrupt:
         assert end is not None
     assert during == [interval_s > 0] and not sampling()
