@@ -1,4 +1,4 @@
-"""The clocks: monotonic, wall, processor time, and the boot they belong to."""
+"""Clocks: monotonic time, wall time, processor time, and the id of the boot that the monotonic clock belongs to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def monotonic() -> float:
 
 
 def both_clocks() -> tuple[float, float]:
-    """One instant by `monotonic` and by `wall`. Read again, a few times at most, where the process was held up between the two."""
+    """(`monotonic`, `wall`) read at about the same instant: within 1 ms, retried at most 20 times where the process was descheduled in between."""
     for _ in range(_TRIES):
         before, time_, after = monotonic(), wall(), monotonic()
         if after - before < _CLOSE_S:
@@ -23,15 +23,15 @@ def both_clocks() -> tuple[float, float]:
 
 
 def processor() -> float:
-    """Processor seconds of this process, all its threads: how long what only computes would take alone."""
+    """Processor seconds of this process, over all its threads."""
     return time.process_time()
 
 
 def wall() -> float:
-    """Unix time in seconds: recorded as a witness of `monotonic`; no figure comes from it."""
+    """Unix time in seconds. Recorded to cross-check `monotonic`; no figure is computed from it."""
     return time.time()
 
 
 def boot_id() -> str:
-    """Names the boot whose monotonic clock is meant."""
+    """The kernel's id of the current boot: monotonic times are comparable only within one boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""The kernel's mount calls, and a mount namespace of a process's own: what it mounts there nobody else sees, and nothing of it outlives it."""
+"""libc's mount calls, and a private mount namespace: mounts made in it are invisible to other processes and vanish with its last process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 
 
 def check(result: int, what: str) -> None:
-    """OSError about `what` where a call of LIBC did not give 0."""
+    """Raise OSError naming `what` unless `result`, the return value of a LIBC call, is 0."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
 
 
 def private_mounts() -> None:
-    """From now on this process and its children mount for themselves only; the last of them to end takes the mounts along.
+    """Move this process and its future children into a private mount namespace, which goes when the last of them ends.
 
-    Raises OSError where that is not allowed.
+    OSError where that is not permitted.
     """
     check(LIBC.unshare(_CLONE_NEWNS), "unshare")
     check(LIBC.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "/")

@@ -1,8 +1,8 @@
-"""A network namespace of one's own, with nothing in it but a loopback device. Standard library only: this file also runs by itself.
+"""A private network namespace with nothing but a loopback device. Standard library only: this file also runs as a script.
 
-`python -I -S network.py COMMAND...` becomes COMMAND in a new namespace, the loopback device up. A program of its own rather than a
-`preexec_fn`, because that is not safe in a process with threads. Without the right to make one, it asks for a user namespace around it,
-in which this user is root; exit code 71 where that is refused too.
+`python -I -S netns.py COMMAND...` executes COMMAND in a new network namespace with the loopback device up. It is a script rather than a
+`preexec_fn` because the latter is unsafe in a process with threads. Without the privilege to create a network namespace it first creates a user
+namespace in which this user is root. Exit code 71 where that is refused too.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ REFUSED = 71
 
 
 def set_loopback(*, up: bool) -> None:
-    """Bring the loopback device of this process's network namespace up or down. PermissionError without CAP_NET_ADMIN there."""
+    """Bring the loopback device of this process's network namespace up or down. PermissionError without CAP_NET_ADMIN in it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
         _, flags = _REQUEST.unpack(fcntl.ioctl(line, _GET_FLAGS, _REQUEST.pack(b"lo", 0)))
         fcntl.ioctl(line, _SET_FLAGS, _REQUEST.pack(b"lo", flags | _UP if up else flags & ~_UP))
 
 
 def enter() -> None:
-    """Move this process into a network namespace of its own. OSError where the kernel, or whoever runs it, does not allow that."""
+    """Move this process into a new network namespace, loopback up. OSError where the kernel or a sandbox does not allow it."""
     user, group = os.geteuid(), os.getegid()
     try:
         _unshare(CLONE_NEWNET)
@@ -52,5 +52,5 @@ if __name__ == "__main__":
     except OSError as error:
         sys.stderr.write(f"{error.strerror}\n")
         sys.exit(REFUSED)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's own name means nothing here
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the hostname does not resolve to an address of this namespace
     os.execv(sys.argv[1], sys.argv[1:])

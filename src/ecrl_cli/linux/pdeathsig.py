@@ -1,9 +1,8 @@
-"""Processes that never outlive their parent (Linux: PR_SET_PDEATHSIG). Standard library only: this file also runs by itself.
+"""Processes that are killed when their parent dies (Linux: PR_SET_PDEATHSIG). Standard library only: this file also runs as a script.
 
-`python -I -S mortal.py PARENT [--deaf] COMMAND...` becomes COMMAND and is killed by the kernel when process PARENT dies. A program of its own
-rather than a `preexec_fn`, because that is not safe in a process with threads. With --deaf, COMMAND and its children begin life ignoring
-what asks a process to end: a scheduler or a terminal may send that to every process of a job, and only the supervisor is to hear it. Sent
-to such a process alone, it does nothing.
+`python -I -S pdeathsig.py PARENT [--deaf] COMMAND...` executes COMMAND, which the kernel kills when process PARENT dies. It is a script rather
+than a `preexec_fn` because the latter is unsafe in a process with threads. With --deaf, COMMAND and its children start with SIGTERM, SIGINT and
+SIGHUP ignored: a scheduler or a terminal may send these to every process of a job, and only the supervisor is to react.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def die_with_parent(parent: int = 0) -> None:
-    """Be killed when the parent dies. Ends at once (exit code 9) where it has died already: its id is then no longer `parent`.
+    """Have this process killed when its parent dies. Exits at once with code 9 if the parent has died already.
 
-    Without `parent`, an orphan is recognised by its new parent: init, or the supervisor, which adopts the orphans of its agent.
+    With `parent` that is so when the parent's pid is no longer `parent`. Without it, when the parent is now init or the supervisor (the
+    environment's ECRL_SUPERVISOR), which adopts its agent's orphans.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     now = os.getppid()

@@ -1,6 +1,6 @@
-"""Linux primitives: adopting orphans, watching a process by a descriptor, killing it by that descriptor, learning how it ended.
+"""Linux process primitives: adopt orphans, wait for and kill processes by pidfd, read how they ended.
 
-A pid can be given to another process; a pidfd cannot. Nothing here kills by pid or by name.
+A pid can be reused by another process; a pidfd cannot. Nothing here kills by pid or by name.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PF_EXITING = 0x4  # linux/sched.h
 
 
 def become_subreaper() -> None:
-    """From now on orphans among the descendants become children of this process, which can then reap them."""
+    """Make this process the parent of its descendants' orphans from now on, so that it can reap them."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor of process `pid`, readable once it has ended; None where it has gone."""
+    """A pidfd of process `pid`, readable once it has ended; None if there is no such process."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -38,7 +38,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def kill(pidfd: int) -> None:
-    """SIGKILL; nothing where it has ended."""
+    """Send SIGKILL; does nothing if the process has ended."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -51,7 +51,7 @@ def ended(pidfd: int) -> bool:
 
 
 def wait_all(pidfds: Iterable[int], seconds: float) -> list[int]:
-    """Wait until all processes have ended, at most `seconds`; gives those that have not."""
+    """Wait at most `seconds` until all processes have ended; returns the pidfds of those that have not."""
     waiting, deadline = set(pidfds), monotonic() + seconds
     poll = select.poll()
     for fd in waiting:
@@ -68,7 +68,9 @@ def wait_all(pidfds: Iterable[int], seconds: float) -> list[int]:
 
 
 def peek(pid: int, pidfd: int) -> int | None:
-    """The wait status of another process's child that has ended; None where only its parent, who was faster, could know (before Linux 6.15)."""
+    """The wait status of an ended process that is another process's child. None if it cannot be known: before Linux 6.15, once its parent has
+    reaped it.
+    """
     info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
     with contextlib.suppress(OSError):
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
@@ -80,22 +82,22 @@ def peek(pid: int, pidfd: int) -> int | None:
 
 
 def state(pid: int) -> str:
-    """How process `pid` stands, as in proc(5): R, S, D, T, Z ...; empty where there is none."""
+    """The state letter of process `pid` as in proc(5): R, S, D, T, Z ...; empty if there is no such process."""
     return (_stat(pid) or [""])[0]
 
 
 def exiting(pid: int) -> bool:
-    """Whether `pid` is on its way out (PF_EXITING): its sockets may be closed already, and it has not ended."""
+    """Whether `pid` is exiting (PF_EXITING): it has not ended yet, but its sockets may be closed already."""
     return bool(int((_stat(pid) or [""] * 6 + ["0"])[6]) & _PF_EXITING)
 
 
 def parent(pid: int) -> int:
-    """0 where there is no process `pid`."""
+    """The parent's pid of process `pid`; 0 if there is no such process."""
     return int((_stat(pid) or ["", "0"])[1])
 
 
 def reap(pid: int) -> int | None:
-    """The wait status of child `pid`, if it has ended and nobody has reaped it."""
+    """The wait status of child `pid` if it has ended and has not been reaped; None otherwise."""
     try:
         reaped, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -104,7 +106,7 @@ def reap(pid: int) -> int | None:
 
 
 def reap_group(group: int) -> None:
-    """Reap the children in process group `group`, all of which have been killed."""
+    """Reap all children in process group `group`, all of which have been killed. Blocks until they have ended."""
     while True:
         try:
             os.waitpid(-group, 0)
@@ -113,18 +115,18 @@ def reap_group(group: int) -> None:
 
 
 def split(status: int) -> tuple[int | None, int | None]:
-    """(exit code, signal) of a wait status: exactly one is not None."""
+    """(exit code, signal) of a wait status; exactly one of them is not None."""
     return (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
 
 
 def tagged(marker: str) -> Callable[[int], bool]:
-    """Whether a process was started with `marker` (NAME=value) in its environment."""
+    """A predicate on pids: whether the process was started with `marker` (NAME=value) in its environment."""
     wanted = marker.encode()
     return lambda pid: wanted in _read(f"/proc/{pid}/environ").split(b"\0")
 
 
 def printing_to(prefix: str) -> Callable[[int], bool]:
-    """Whether a process prints to a file whose path starts with `prefix`."""
+    """A predicate on pids: whether the process's standard output is a file whose path starts with `prefix`."""
 
     def belongs(pid: int) -> bool:
         try:
@@ -136,17 +138,23 @@ def printing_to(prefix: str) -> Callable[[int], bool]:
 
 
 def of_run(root: Path) -> Callable[[int], bool]:
-    """Whether a process works for the run in `root`: tagged, or (forked from a zygote, which serves several runs) printing into its logs."""
+    """A predicate on pids: whether the process belongs to the run in `root`.
+
+    It is tagged with ECRL_RUN, or its standard output goes to the run's logs: a rank forked from a zygote, which serves several runs, has no
+    tag.
+    """
     by_tag, by_output = tagged(f"ECRL_RUN={root}"), printing_to(f"{root}/logs/attempt-")
     return lambda pid: by_tag(pid) or by_output(pid)
 
 
 def sweep(belongs: Callable[[int], bool], spared: Collection[int] = (), seconds: float = 2.0) -> list[int]:
-    """Kill every other process that `belongs` and reap those that are ours. Gives the ids that were found."""
+    """Kill every process that `belongs` except this one and `spared`; reap those that are our children. Waits at most `seconds`. Returns the pids
+    found.
+    """
     pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     found = [pid for pid in pids if pid != os.getpid() and pid not in spared and belongs(pid)]
     pidfds = {pid: fd for pid in found if (fd := open_pidfd(pid)) is not None}
-    # Between the listing and the descriptor an id may have changed hands: look again before the blow.
+    # A pid may have been reused between the listing and open_pidfd: check again before the kill.
     for pid, fd in pidfds.items():
         if belongs(pid):
             kill(fd)
@@ -165,5 +173,5 @@ def _read(path: str) -> bytes:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on: the second, a name, may hold anything."""
+    """The fields of /proc/PID/stat from the third on; the second is the process's name, which may contain spaces and brackets."""
     return _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Whether runs that are there already may stand beside new ones: same code, same machine. What differs is said by name."""
+"""Whether existing runs are comparable with new ones: same code, same machine. Differences are listed by key."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.environment import environment
 
-# The digest of the source says it better: a revision changes with every document, and two dirty trees share one.
+# Ignored in favour of the source digest: a git revision changes with every document, and two dirty trees share one.
 _SAID_BETTER = "git_revision"
 _SOURCE = "source_sha256"
 
 
 def disagreements(layouts: Mapping[str, RunLayout], code_alone: bool = False) -> dict[str, str]:
-    """By name, the runs already begun that another code or machine made, each with what differs; runs that agree are not in it.
+    """By name, the existing runs that were made by other code or on another machine, each with the differences as text. Runs that agree are left
+    out.
 
-    `code_alone`: this machine is not the one that runs them, and says nothing of it.
+    `code_alone`: compare the code only, because the runs are executed on a machine other than this one.
     """
     begun = {name: layout for name, layout in layouts.items() if layout.config.exists()}
     found = {name: _disagreement(layout, code_alone) for name, layout in begun.items()}
@@ -40,7 +41,7 @@ def _disagreement(layout: RunLayout, code_alone: bool) -> str:
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-    """`key A there and B here` for each dotted key whose values differ; an ignored key takes all below it along."""
+    """`key A there and B here` for each dotted key whose values differ. `ignored` keys are left out with everything below them."""
     a, b = dict(flat(there)), dict(flat(here))
     below = tuple(f"{name}." for name in ignored)
     keys = [key for key in {**a, **b} if key not in ignored and not key.startswith(below) and a.get(key) != b.get(key)]
@@ -48,7 +49,7 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], ignored: Coll
 
 
 def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings by dotted keys."""
+    """The leaves of nested mappings as (dotted key, value)."""
     if isinstance(value, Mapping) and value:
         for name, item in value.items():
             yield from flat(item, f"{key}.{name}" if key else str(name))

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, processor, memory, GPUs, file system, code revision. No torch: versions come from metadata."""
+"""The environment of a run: versions, processor, memory, GPUs, file system, code revision. Without torch: versions come from package metadata."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "numpy", "pandas"
 
 
 def environment(run_dir: Path) -> dict[str, Any]:
-    """The content of environment.json. `math_kernels` is there only where the user chose any: no record of earlier versions has it."""
+    """The content of environment.json. `math_kernels` is present only where the user set such variables; records of earlier versions do not have
+    it.
+    """
     chosen = kernel_choices()
     return _machine() | ({"math_kernels": chosen} if chosen else {}) | {"file_system": file_system(run_dir)}
 
 
 @cache
 def _machine() -> dict[str, Any]:
-    """What is the same for every run of this process."""
+    """The part that is the same for every run of this process."""
     return {
         "ecrl": __version__,
         "python": platform.python_version(),
@@ -43,12 +45,12 @@ def _machine() -> dict[str, Any]:
 
 
 def code_revision() -> str:
-    """The version of ECRL, and the revision of its source where it runs from a checkout."""
+    """The version of ECRL, with the git revision if it runs from a checkout."""
     return f"ecrl {__version__}" + (f" {revision}" if (revision := _git_revision()) else "")
 
 
 def file_system(path: Path) -> dict[str, str]:
-    """Type and mount options of the file system that holds `path`: what a sync means depends on them."""
+    """Type, mount point and mount options of the file system that holds `path`: they determine what fsync guarantees."""
     here = path.resolve()
     mounts = [line.split(" ") for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     holding = [m for m in mounts if here.is_relative_to(m[1].replace("\\040", " "))]
@@ -78,7 +80,7 @@ def _gpus() -> list[dict[str, str]]:
 
 
 def _git_revision() -> str | None:
-    """The revision of ECRL's own source where it runs from a checkout, marked where it has changes."""
+    """The git revision of ECRL's source if it runs from a checkout, with `-dirty` if there are uncommitted changes; None otherwise."""
     here = Path(__file__).resolve().parent
     if not shutil.which("git"):
         return None

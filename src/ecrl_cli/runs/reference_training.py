@@ -1,4 +1,4 @@
-"""Which runs lack a reference, by their records, and what is said before one is trained."""
+"""Finds the runs that lack a reference (an undisturbed run to compare with), and words the announcement before one is trained."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ecrl_cli.verify.verify_run import named
 
 
 def vouched(records: RunRecords, known: References, *, whole: bool) -> bool:
-    """Whether an undisturbed run that is valid itself lies beside the run. `whole`: one with as many ranks at every step."""
+    """Whether a valid undisturbed run to compare with exists beside the run. `whole`: it must have the same world size at every step."""
     return any(same_sizes(records, witness) or not whole for witness in witnesses(records, known).sound)
 
 
 def lacking(runs: Iterable[RunPlan], known: References) -> dict[Path, tuple[RunPlan, RunRecords]]:
-    """By folder, the references that runs which have come to their target lack, each with the records of one that does."""
+    """References that finished runs lack: by the reference's folder, its plan and the records of one run that needs it."""
     found: dict[Path, tuple[RunPlan, RunRecords]] = {}
     for run in runs:
         reference = run.reference
@@ -33,14 +33,14 @@ def lacking(runs: Iterable[RunPlan], known: References) -> dict[Path, tuple[RunP
         try:
             records = bounded(RunLayout(named(run.layout.root)))
         except (EcrlError, OSError):
-            continue  # its own verdict says what is wrong with it
+            continue  # `ecrl verify` on the run itself reports what is wrong with it
         if records.final is not None and not vouched(records, known, whole=False):
             found[reference.layout.root] = (reference, records)
     return found
 
 
 def required(folder: Path, known: References) -> tuple[RunPlan, RunRecords] | str:
-    """The reference that the run in `folder` lacks; in words why it lacks none, or can have none."""
+    """The plan of the reference that the run in `folder` lacks, with the run's records; or a text why it needs none or can have none."""
     records = bounded(RunLayout(named(folder)))
     stored = records.stored
     if not disturbance(records):
@@ -56,6 +56,6 @@ def required(folder: Path, known: References) -> tuple[RunPlan, RunRecords] | st
 
 
 def announcement(where: Path, records: RunRecords) -> str:
-    """What is said before a reference is trained: where, and how long it may take, by what the run itself took."""
+    """The line printed before a reference is trained: where it goes and how long it may take, estimated by the run's own duration."""
     took = human_seconds(timeline(records).wall_s)
     return f"reference: an undisturbed run to hold {records.layout.root.name} against, in {where}; at most about the {took} that the run took"

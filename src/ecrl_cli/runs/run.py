@@ -1,4 +1,4 @@
-"""One run, from its plan to metrics.json and the seal over every record."""
+"""One run, from its plan to metrics.json and the seal over its records."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ WORTH_SAYING_S = 0.5
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the runs of one command share. `above`: what stands above a run's live bar (a sweep's table); None for a run alone.
-    `show`: makes what a person sees of a run.
+    """What the runs of one command share.
+
+    `say`: prints one line. `above`: renders what stands above a run's live bar (a sweep's table); None for a single run. `show`: makes a run's
+    UI.
     """
 
     say: Say
@@ -55,7 +57,7 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended: the exit code of the contract, the status of supervisor.json (or `completed_prev`: it was there), why."""
+    """How a run ended: exit code, terminal status of supervisor.json (`completed_prev`: it had finished before this command), reason."""
 
     exit_code: int
     status: str
@@ -66,14 +68,14 @@ FINISHED = RunResult(0, "completed_prev", "finished before")
 
 
 def failed(error: EcrlError | OSError, say: Say) -> RunResult:
-    """What an expected error makes of a run; its line is said."""
+    """Print the one-line message of an expected error and turn the error into a result."""
     known = error if isinstance(error, EcrlError) else StorageError.of("run", error.filename, error)
     say(f"ecrl: error: {known.line()}")
     return RunResult(known.exit_code, "failed", known.line())
 
 
 def run(planned: RunPlan, context: RunContext) -> RunResult:
-    """Run what is planned, or go on with it, or find it finished. Expected errors are results, not exceptions."""
+    """Start or resume the planned run, or find it finished. Expected errors are returned as results, not raised."""
     try:
         return _run(planned, context)
     except EcrlError as error:
@@ -87,9 +89,9 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
         return FINISHED
     if not planned.checked:
         check_run_dir(planned)
-    if completed(layout):  # whoever completed it was killed before it could measure it
+    if completed(layout):  # completed, but killed before metrics.json was written
         with run_lock(layout):
-            write_metrics(layout)  # no seal: what may have changed between then and now, nobody knows
+            write_metrics(layout)  # no seal: the records may have been changed since the run ended
         return RunResult(0, "completed", "target reached")
     if not planned.checked:
         prepare(planned.config.dataset, say)
@@ -102,17 +104,17 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
     try:
         record = _supervised(planned, context)
     except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
-        end_run(layout, say)  # what it came to is shown too, and never averaged
+        end_run(layout, say)  # metrics and seal are written for an unfinished run too; reports never average it
         raise
     end_run(layout, say)
     return RunResult(0, record.terminal_status, record.reason)
 
 
 def _supervised(planned: RunPlan, context: RunContext) -> SupervisorRecord:
-    """Here, or in a process of its own where the plan ends the supervisor."""
+    """Supervise the run in this process, or in a child process if the plan kills the supervisor."""
     config, layout, say = planned.config, planned.layout, context.say
     kept = supervisor_restarter.wanted(planned.failures)
-    launcher = None if kept else warm(context.launchers, planned, say)  # before the UI: what is interrupted while it warms leaves no bar behind
+    launcher = None if kept else warm(context.launchers, planned, say)  # before the UI: an interrupt while it warms up leaves no bar behind
     with sampled(layout.disk, config.supervision.disk_interval_s, say):
         if kept:
             return supervisor_restarter.keep(planned, say)
@@ -120,7 +122,7 @@ def _supervised(planned: RunPlan, context: RunContext) -> SupervisorRecord:
 
 
 def warm(launchers: LauncherCache, planned: RunPlan, say: Say) -> Launcher:
-    """The launcher, ready; what its first use took is said, because no run's clock has it."""
+    """The launcher, warmed up. A warm-up of more than WORTH_SAYING_S is printed, because it counts towards no run's time."""
     began = monotonic()
     launcher = launchers.of(planned.config, planned.failures)
     spent = monotonic() - began
@@ -130,30 +132,30 @@ def warm(launchers: LauncherCache, planned: RunPlan, say: Say) -> Launcher:
 
 
 def completed(layout: RunLayout) -> bool:
-    """Whether the run is on record as having reached its target."""
+    """Whether supervisor.json says that the run reached its target."""
     return layout.supervisor.exists() and read_record(layout).terminal_status == "completed"
 
 
 def finished(layout: RunLayout) -> bool:
-    """Whether nothing is left to do for this run."""
+    """Whether the run is completed and metrics.json is written."""
     return completed(layout) and measured(layout)
 
 
 def measured(layout: RunLayout) -> bool:
-    """Whether metrics.json tells of the completed run, not of an earlier stop."""
+    """Whether metrics.json is that of the completed run, not of an earlier stop."""
     said = read_json(layout.metrics) if layout.metrics.exists() else None
     return isinstance(said, dict) and said.get("terminal_status") == "completed"
 
 
 def check_records(layout: RunLayout) -> None:
-    """RecordError where an earlier attempt left what cannot be read: found out now, not after the training that would follow."""
+    """RecordError if records of earlier attempts cannot be read: better now than after hours of training."""
     for trouble in load(layout).unread:
         if trouble.path.startswith("logs/"):
             raise RecordError(trouble.path, trouble.reason, "restore the file or start a new run")
 
 
 def init_run_dir(planned: RunPlan) -> None:
-    """Write what the run is, once: environment and plan first, config.json last, because it makes the folder a run."""
+    """Write environment.json, failures.json and last config.json, which makes the folder a run."""
     layout = planned.layout
     make_durably(layout.root)
     write_json(layout.environment, environment(layout.root))
@@ -162,16 +164,16 @@ def init_run_dir(planned: RunPlan) -> None:
 
 
 def make_durably(folder: Path) -> None:
-    """Make `folder` and what is missing above it, and make their names durable."""
+    """Create `folder` and its missing parents, and sync their directory entries."""
     missing = [above for above in folder.absolute().parents if not above.exists()]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for made in (folder.absolute(), *missing):
-        with contextlib.suppress(PermissionError):  # a folder above that may be entered and not read
+        with contextlib.suppress(PermissionError):  # a parent directory with execute but no read permission
             sync_directory(made.parent)
 
 
 def end_run(layout: RunLayout, say: Callable[[str], None]) -> None:
-    """Nothing is written where another command has gone on with the run meanwhile: then its end counts."""
+    """Write metrics and seal, unless another command has taken the run's lock meanwhile: it will write them at its own end."""
     with contextlib.suppress(RunHeld), run_lock(layout):
         write_metrics(layout)
         seal_run(layout, say)
@@ -182,7 +184,7 @@ def write_metrics(layout: RunLayout) -> None:
 
 
 def seal_run(layout: RunLayout, say: Callable[[str], None]) -> None:
-    """Write seal.json. Where that fails the run has ended all the same, unsealed: said, and `verify` says it again."""
+    """Write seal.json. A failure is printed, not raised: the run has ended all the same, and `ecrl verify` reports that it is not sealed."""
     try:
         records = load(layout)
         key = read_key(records.stored.config.seal.key_file, "seal.key_file")

@@ -1,4 +1,4 @@
-"""Whether a folder may become, or is, the folder of a run or a sweep. Nothing here writes."""
+"""Checks whether a folder may become, or already is, the directory of a run or a sweep. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.storage.files import sync_directory
 from ecrl_cli.storage.links import refuse_links
 
-# What may lie in a run directory before config.json makes it one: a start that was cut short leaves these behind.
+# Files that an interrupted start leaves in a run directory before config.json is written.
 _BEGUN = re.compile(r"^(\.hydra|\.lock|\.control|\.writer|environment\.json|failures\.json|\..*\.tmp)$")
-# Where a run writes without replacing whole files.
+# Paths that a run writes to in place, without replacing whole files.
 _WRITTEN = ("logs", "fired", "disk.jsonl", ".hydra", ".lock", "report")
 _LOGS_BYTES = 20 * 10**6
 
 
 def check_run_dir(run: RunPlan) -> None:
-    """RunDirectoryError (or ConfigError, RecordError) unless its directory is free for, or already holds, exactly this run."""
+    """Raise RunDirectoryError, ConfigError or RecordError unless the run's directory is free for, or already holds, exactly this run."""
     layout, config = run.layout, run.config
     here = _nearest(layout.root)
     if here == layout.root:
         _check_owner(here, config.checkpoint.trust_owner)
         _check_contents(run)
         refuse_links(layout.root, _WRITTEN)
-        if layout.checkpoints.is_symlink():  # the store looks after what is in it
+        if layout.checkpoints.is_symlink():  # the checkpoint store checks its content
             refuse_links(layout.root, [layout.checkpoints.name])
     _check_writable(here)
     if strategy_of(config).saves:
@@ -61,7 +61,7 @@ def claim_sweep(layout: SweepLayout) -> None:
 
 
 def claim_folder(root: Path, ours: tuple[str, ...]) -> None:
-    """RunDirectoryError unless `root` can be made, or is empty but for `ours`."""
+    """RunDirectoryError unless `root` can be created, or contains nothing but `ours`."""
     here = _nearest(root)
     if here == root and (foreign := sorted(item.name for item in root.iterdir() if item.name not in ours)):
         raise RunDirectoryError("run_dir", f"{root} contains other files (first: {shown(foreign[0])})", "choose an empty directory")
@@ -69,8 +69,10 @@ def claim_folder(root: Path, ours: tuple[str, ...]) -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """`path` itself where it is a directory, else the nearest directory above that exists. RunDirectoryError where its name is no text: records,
-    Hydra and the ranks' launch orders could not name it."""
+    """`path` if it is a directory, else its nearest existing parent directory.
+
+    RunDirectoryError if the path is not UTF-8 (records, Hydra and launch.json could not contain it), or not usable as a directory.
+    """
     if not all(_is_utf8(str(each)) for each in (path.absolute(), os.path.realpath(path))):
         raise RunDirectoryError("run_dir", f"the path is not UTF-8: {path.absolute()}", "choose another run_dir")
     for candidate in (path, *path.absolute().parents):

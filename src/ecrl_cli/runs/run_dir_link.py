@@ -1,4 +1,4 @@
-"""A run directory that lies elsewhere: made in the storage's folder, with a link where the run is looked for."""
+"""Run directories in storage.folder: the directory is created there, and the run's usual path becomes a symbolic link to it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ecrl_cli.records.layout import RunLayout
 
 
 def link_run_dir(config: RunConfig, run_dir: Path) -> None:
-    """Make the directory of a run whose storage is another folder, and the link to it; nothing where it is there or stays where it is named.
+    """Create the run's directory in storage.folder and the link to it. Does nothing without storage.folder or where the run already exists.
 
-    What a reboot has taken is made anew, empty. RunDirectoryError where something else has taken its place.
+    A directory lost in a reboot is created again, empty. RunDirectoryError if something else is in the place of the link or of the directory.
     """
     if not config.storage.folder or (run_dir.exists() and (run_dir.is_symlink() or RunLayout(run_dir).config.exists())):
         return
@@ -24,7 +24,7 @@ def link_run_dir(config: RunConfig, run_dir: Path) -> None:
         raise RunDirectoryError("run_dir", f"{run_dir} is not the link that storage.folder asks for", "choose another run_dir")
     place = _place(config, run_dir)
     place.mkdir(exist_ok=True, mode=0o700)
-    if not _ours(place) or any(place.iterdir()):  # an empty one is of a start that was cut short
+    if not _ours(place) or any(place.iterdir()):  # an empty one was left by an interrupted start
         fact = f"{place} is there already, and no run directory links to it"
         raise RunDirectoryError("storage.folder", fact, "remove it, or choose another storage.folder")
     if not run_dir.is_symlink():
@@ -32,16 +32,16 @@ def link_run_dir(config: RunConfig, run_dir: Path) -> None:
 
 
 def lost(config: RunConfig, run_dir: Path) -> bool:
-    """Whether the run lay in the storage's folder and is gone from there, as everything in memory is after a reboot."""
+    """Whether the run's directory in storage.folder is gone and the link remains, as after a reboot with the folder in memory."""
     return bool(config.storage.folder) and run_dir.is_symlink() and not run_dir.exists() and run_dir.readlink() == _place(config, run_dir)
 
 
 def _place(config: RunConfig, run_dir: Path) -> Path:
-    """Another one for each sweep's folder: two sweeps with the same run do not share it."""
+    """The run's directory in storage.folder. The parent's inode is part of its name, so that two sweeps with the same run do not share it."""
     return Path(config.storage.folder) / f"ecrl-{os.geteuid()}-{run_id(config)[:16]}-{run_dir.parent.stat().st_ino:x}"
 
 
 def _ours(place: Path) -> bool:
-    """A directory, not a link that somebody else planted, that nobody else may write to."""
+    """Whether `place` is a directory (not a link), owned by this user, with no access for others."""
     status = place.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077

@@ -1,9 +1,9 @@
-"""What is known of a run before it begins, worked out once: which run it is, where it lies, what strikes it, how long it takes, what vouches for it.
+"""Everything about a run worked out once before it starts: identity, directory, planned failures, estimated duration, reference.
 
-A reference is the undisturbed run that struck runs are held against: trained once, beside them, for all that must end in the same state. It lies in
-`references/` of the folder that the runs lie in, where `ecrl verify` looks and `ecrl report` does not: it is no arm of a comparison. It saves one
-checkpoint, at the target. Stopped before, it begins anew when it is started again, because a run that resumed would rest on the very code that it is
-to vouch for (docs/decisions/references.md).
+A reference is an undisturbed run of the same training that runs with failures are compared with. One is trained for all runs that must end in
+the same state, in `references/` beside them, where `ecrl verify` looks and `ecrl report` does not: it is no arm of a comparison. It saves one
+checkpoint, at the target. An interrupted reference starts from scratch, because a resumed one would rest on the code it is to check
+(docs/decisions/references.md).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ OUTPUTS = Path("outputs")
 
 @dataclass(frozen=True)
 class RunPlan:
-    """`failures`: in order, as failures.json will hold them. `estimate_s`: about how long the run takes on this machine.
+    """`failures`: in order, as in failures.json. `estimate_s`: estimated seconds of the run on this machine.
 
-    `reference`: the undisturbed run to train beside it where none is there; None where it needs none. `checked`: the command that starts it has just
-    looked at its directory and its data, and found nothing to refuse.
+    `reference`: the undisturbed run to train beside it if none exists; None if it needs none. `checked`: the command has already checked the
+    run's directory and data.
     """
 
     config: RunConfig
@@ -45,14 +45,18 @@ class RunPlan:
 
 
 def plan_run(config: RunConfig, run_dir: Path, identity: str = "") -> RunPlan:
-    """The plan of a run that is to lie in `run_dir`. `identity`: its run id, where that is known. ConfigError where a failure cannot strike it."""
+    """The plan of a run in `run_dir`. `identity`: its run id, if already known. ConfigError if a failure cannot be injected into this run."""
     estimate_s = seconds(config, gpu=visible_gpus() > 0 and config.device != "cpu")
     made = RunPlan(config, RunLayout(run_dir), identity or run_id(config), reference_id(config), plan(config), estimate_s)
     return replace(made, reference=_reference(made))
 
 
 def _reference(made: RunPlan) -> RunPlan | None:
-    """reference=auto: for a run that is struck and whose recovery claims the trajectory, where the reference takes no longer than the run itself."""
+    """The reference's plan, or None if none is due.
+
+    reference=auto: due if failures are planned, the recovery claims the exact trajectory, and the reference takes no longer than the run
+    itself.
+    """
     config = made.config
     due = config.reference == "always" or (config.reference == "auto" and bool(made.failures) and recovery_of(config).exact)
     if not due:
@@ -62,7 +66,7 @@ def _reference(made: RunPlan) -> RunPlan | None:
 
 
 def plan_reference(config: RunConfig, run_dir: Path) -> RunPlan:
-    """The plan of the reference of the run of `config` that lies in `run_dir`."""
+    """The plan of the reference of the run with `config` in `run_dir`."""
     undisturbed = reference_of(config)
     identity = run_id(undisturbed)
     place = Path(os.path.normpath(run_dir.absolute())).parent / REFERENCES / run_name(undisturbed, identity)
@@ -70,7 +74,7 @@ def plan_reference(config: RunConfig, run_dir: Path) -> RunPlan:
 
 
 def reference_of(config: RunConfig) -> RunConfig:
-    """The same training with nothing planned against it, under stock DDP and restarts from the first step. Changes of the world size stay."""
+    """The same training without failures, under stock DDP, with restarts from step 0. Changes of the world size are kept."""
     checkpoint = replace(config.checkpoint, strategy="blocking", every=config.target_steps, keep=CheckpointConfig.keep, final=True)
     plain = CheckpointConfig()
     checkpoint = replace(checkpoint, memory_every=plain.memory_every, layout=plain.layout, format=plain.format, on_error=plain.on_error)
@@ -90,16 +94,18 @@ def reference_of(config: RunConfig) -> RunConfig:
 
 
 def references(plans: Iterable[RunPlan]) -> list[RunPlan]:
-    """The references that a command will want for its runs, each once, as far as their plans tell: none where one of them is to go through
-    undisturbed itself."""
+    """The distinct references that a command needs for its runs; none for a run whose undisturbed counterpart is itself among `plans`."""
     runs = list(plans)
     undisturbed = {run.reference_id for run in runs if not run.failures}
     return list({run.reference.layout.root: run.reference for run in runs if run.reference and run.reference_id not in undisturbed}.values())
 
 
 def command_folder(configs: Sequence[RunConfig], identities: Sequence[str], *, swept: bool, matrix: str) -> Path:
-    """Where the runs of a command lie, absolute: `run_dir`, or outputs/ and a name by content, so that starting the same again finds what is there.
-    One run's name; a sweep's <matrix>, or <suite>-<hash of the run ids>."""
+    """The absolute folder of a command's runs: `run_dir`, or a folder in outputs/ named by content, so that the same command finds its earlier
+    runs.
+
+    A single run: its run name. A sweep: `matrix`, or <suite>-<hash of the run ids>.
+    """
     if configs[0].run_dir:
         return Path(configs[0].run_dir).expanduser().absolute()
     if not swept:

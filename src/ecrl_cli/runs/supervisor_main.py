@@ -1,5 +1,8 @@
-"""The supervising process of a run whose plan ends its supervisor: `python -m ecrl_cli.runs.supervisor_main RUN_DIR RESULT_FD`, the configuration on
-standard input. Its keeper (runs.keeper) starts it, hears how it ended, and starts it again. Torch-free."""
+"""Child process that supervises a run whose plan kills its supervisor.
+
+`python -m ecrl_cli.runs.supervisor_main RUN_DIR RESULT_FD`, with the configuration on standard input. `runs.supervisor_restarter` starts it,
+reads its error from RESULT_FD and starts it again where planned. Torch-free.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Restarts a supervisor that the plan ends: it runs in a process of its own, and is started again when such an entry has struck and it ended
-as the entry's kind ends it. Any other end is the run's."""
+"""Restarts a supervisor that is killed by plan.
+
+The supervisor runs in a child process. It is started again if a planned failure was injected and it ended as that failure kind ends a
+supervisor. Any other end is the end of the run.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +33,21 @@ KEPT = "ecrl_cli.runs.supervisor_main"
 
 @dataclass(frozen=True)
 class SupervisorRun:
-    """How one supervisor ended: `code` as subprocess has it, `error` in its own words."""
+    """How one supervisor process ended: `code` as in subprocess (negative: signal), `error` the EcrlError that it reported."""
 
     code: int
     error: EcrlError | None
 
 
 def wanted(failures: Iterable[PlannedFailure]) -> bool:
-    """Whether the plan ends the supervisor."""
+    """Whether a planned failure ends the supervisor."""
     return any(fault_kind(entry.kind).supervisor_exit is not None for entry in failures)
 
 
 def keep(planned: RunPlan, say: Callable[[str], None]) -> SupervisorRecord:
-    """As `supervise`, for as many stays as the plan asks for. A stop signal that reaches this process goes to the supervisor, and ends it all."""
+    """Like `supervise`, with as many supervisor processes as the plan needs. A stop signal is forwarded to the supervisor, and it is not
+    restarted.
+    """
     layout, kinds = planned.layout, {entry.index: entry.kind for entry in planned.failures}
     stop = StopSignals()
     try:
@@ -61,7 +66,7 @@ def keep(planned: RunPlan, say: Callable[[str], None]) -> SupervisorRecord:
 
 
 def _stay(config: RunConfig, layout: RunLayout, stop: StopSignals) -> SupervisorRun:
-    """One supervisor, from its start to its end."""
+    """Run one supervisor process from start to end."""
     read, write = os.pipe()
     with closing(FileIO(read)) as result:
         try:
@@ -70,7 +75,7 @@ def _stay(config: RunConfig, layout: RunLayout, stop: StopSignals) -> Supervisor
                     mortal_command([sys.executable, "-m", KEPT, str(layout.root.absolute()), str(write)]),
                     stdin=subprocess.PIPE,
                     pass_fds=(write,),
-                    process_group=0,  # Ctrl-C reaches this process, which passes it on: once
+                    process_group=0,  # Ctrl-C reaches only this process, which forwards it once
                 )
         finally:
             os.close(write)
@@ -82,7 +87,7 @@ def _stay(config: RunConfig, layout: RunLayout, stop: StopSignals) -> Supervisor
 
 
 def _attend(process: subprocess.Popen[bytes], result: FileIO, stop: StopSignals) -> bytes:
-    """Pass on what asks to stop, until the supervisor has ended; what it said."""
+    """Forward stop signals until the supervisor has ended; returns what it wrote to the result pipe."""
     passed, said = 0, b""
     while True:
         ready, _, _ = select.select([result.fileno(), stop.fileno()], [], [])
@@ -114,6 +119,6 @@ def _result(layout: RunLayout, stay: SupervisorRun, stop: StopSignals) -> Superv
         stop.obeyed = isinstance(stay.error, Stopped)
         raise stay.error
     record = read_record(layout)
-    if stay.code and record.terminal_status != "completed":  # completed: a signal came too late to stop it, and ended it afterwards
+    if stay.code and record.terminal_status != "completed":  # completed: a signal arrived too late to stop the run and ended the process afterwards
         raise EcrlError("supervision", f"the supervisor ended with {stay.code}", "the same command goes on with the run", code="died")
     return record

@@ -1,4 +1,4 @@
-"""Many runs, one after the other, with a manifest that always says where the sweep stands."""
+"""Many runs one after the other, with a manifest of their status that is updated at every change."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class ManifestRow:
 
 
 def row(name: str, config: RunConfig) -> ManifestRow:
-    """The line of a run that has not been started."""
+    """The manifest line of a run that has not started."""
     suite = config.suite_name or f"{config.dataset.name}-{config.model.name}"
     return ManifestRow(name, run_id(config), suite, config.variant.name, str(config.seed))
 
 
 class Manifest:
-    """manifest.csv, written whole after every change. Runs of earlier sweeps in the same folder keep their lines.
+    """manifest.csv, rewritten after every change. Lines of runs of earlier sweeps in the same folder are kept.
 
-    Only the holder of the sweep's lock may make one: whatever an earlier sweep left as running was killed, and is pending.
+    Only the holder of the sweep's lock may create one: a run that an earlier sweep left as `running` was killed, and becomes `pending`.
     """
 
     def __init__(self, path: Path, rows: Sequence[ManifestRow]) -> None:
@@ -55,7 +55,7 @@ class Manifest:
         self._write()
 
     def record(self, run: str, status: str, reason: str = "") -> None:
-        """The run's new status, on disk when this returns."""
+        """Set the status of `run`; on disk when this returns."""
         self._rows[run] = replace(self._rows[run], status=status, reason=reason)
         self._write()
 
@@ -71,7 +71,7 @@ _COLUMNS = tuple(column.name for column in fields(ManifestRow))
 
 
 def read_manifest(path: Path) -> list[ManifestRow]:
-    """The lines of manifest.csv, none where it is missing; RecordError where it is damaged."""
+    """The lines of manifest.csv, none if it is missing. RecordError if it is damaged."""
     if not path.exists():
         return []
     try:
@@ -81,8 +81,11 @@ def read_manifest(path: Path) -> list[ManifestRow]:
 
 
 def fair_order(configs: Mapping[str, RunConfig]) -> list[str]:
-    """The names in the order in which the runs are fair to each other: what differs in the arm alone stands together, and the arm that goes
-    first moves on by one from block to block, so that the machine's drift hits all arms alike."""
+    """The names in an order that is fair to the compared variants.
+
+    Runs that differ only in the variant form a block. The variant that goes first rotates from block to block, so that drift of the machine
+    affects all variants alike.
+    """
     groups: dict[tuple[str, str, str, int], dict[str, RunConfig]] = {}
     for name, config in configs.items():
         groups.setdefault((config.suite_name, config.dataset.name, config.model.name, config.seed), {})[name] = config
@@ -91,7 +94,9 @@ def fair_order(configs: Mapping[str, RunConfig]) -> list[str]:
 
 
 def _blocks(configs: Mapping[str, RunConfig]) -> list[list[str]]:
-    """The runs of one suite and seed by what else is swept over; an arm with one run alone, which none of it touches, stands in the first block."""
+    """Blocks of one suite and seed: runs that agree in every other swept key. A variant with a single run, which no other key varies, is in the
+    first block.
+    """
     values = {name: dict(flat(encode(config))) for name, config in configs.items()}
     arms: dict[str, list[str]] = {}
     for name, config in configs.items():
@@ -111,7 +116,7 @@ def _differ(values: Mapping[str, Mapping[str, Any]], key: str, names: Sequence[s
 
 
 class SweepListener(Protocol):
-    """Whoever hears how the sweep goes on."""
+    """Receives the start and the end of each run of a sweep."""
 
     def began(self, name: str) -> None: ...
     def ended(self, name: str, status: str) -> None: ...
@@ -119,9 +124,9 @@ class SweepListener(Protocol):
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep is to do: its runs by name in the order in which they start, which of them are finished, what to say of them.
+    """What a sweep is to do: its runs by name in starting order, and which of them are finished.
 
-    `notes`: by name, what sets a run that is there already apart from what is started now.
+    `notes`: by name, how an existing run differs from what is started now.
     """
 
     configs: Mapping[str, RunConfig]
@@ -130,14 +135,14 @@ class SweepPlan:
 
 
 def todo(layout: SweepLayout, configs: Mapping[str, RunConfig], notes: Mapping[str, str]) -> SweepPlan:
-    """The runs in fair order; finished are those that `ecrl train` would find at their target."""
+    """The plan of a sweep: runs in fair order; `finished` are those with nothing left to do for `ecrl train`."""
     return SweepPlan(
         {name: configs[name] for name in fair_order(configs)}, frozenset(name for name in configs if is_finished(layout.run(name))), notes
     )
 
 
 def is_finished(run: RunLayout) -> bool:
-    """A run whose records are damaged is not: its own start says why."""
+    """Whether the run is finished. False for damaged records: starting the run reports the error."""
     try:
         return finished(run)
     except EcrlError:
@@ -145,9 +150,9 @@ def is_finished(run: RunLayout) -> bool:
 
 
 def sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult], watcher: SweepListener) -> dict[str, RunResult]:
-    """Start each unfinished run by name, in order, and record how it ended; a failed run does not end the sweep, Ctrl-C does.
+    """Start each unfinished run in order and record how it ended. A failed run does not end the sweep; a stop signal does.
 
-    RunHeld (exit 8) where another sweep works in the same folder.
+    RunHeld (exit 8) if another sweep holds the folder's lock.
     """
     layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with run_lock(layout):
@@ -173,7 +178,7 @@ def _sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult]
 
 
 def status(result: RunResult) -> str:
-    """What the manifest says of `result`. A run that was stopped can be resumed: it is still to do."""
+    """The manifest status of `result`. A stopped run can be resumed, so it is pending."""
     if result.exit_code in _STOPPED:
         return "pending"
     if result.exit_code:
@@ -182,6 +187,6 @@ def status(result: RunResult) -> str:
 
 
 def exit_code(results: dict[str, RunResult]) -> int:
-    """Zero if every run ended well, else the first that did not; a stop outranks all."""
+    """0 if every run ended well, else that of the first that did not; a stop (130, 143) comes before all others."""
     codes = [result.exit_code for result in results.values()]
     return next((code for code in codes if code in _STOPPED), next((code for code in codes if code), 0))

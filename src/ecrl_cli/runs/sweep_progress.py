@@ -1,4 +1,4 @@
-"""Where a sweep stands, for people: by suite how many runs are done, running, failed, left; and about how long the rest takes."""
+"""Progress of a sweep for people: runs done, running, failed and left per suite, and an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 class Board:
-    """Counts as the sweep goes on. The time left is the estimate of what is left, corrected by how the runs so far compare with theirs."""
+    """Counts runs by status. The time left is the estimate for the remaining runs, scaled by how the finished runs compare with theirs."""
 
     def __init__(self, do: SweepPlan, now: Clock = monotonic) -> None:
         self._configs, self._now = do.configs, now
@@ -41,12 +41,12 @@ class Board:
             self._expected += _estimate(self._configs[name])
 
     def counts(self, suite: str | None = None) -> dict[str, int]:
-        """Runs of each of KINDS, of one suite or of all."""
+        """Number of runs of each of KINDS, in one suite or in all."""
         states = [_KIND[s] for name, s in self._status.items() if suite in (None, self._configs[name].suite_name)]
         return {kind: states.count(kind) for kind in KINDS}
 
     def seconds_left(self) -> float | None:
-        """None before a first run has shown how long they take here."""
+        """Estimated seconds left; None until a first run has completed."""
         if not self._expected:
             return None
         ahead = sum(_estimate(self._configs[name]) for name, s in self._status.items() if s in ("pending", "running"))
@@ -59,7 +59,7 @@ class Board:
         return f"sweep: {counts['done']} of {len(self._configs)} done, {counts['failed']} failed{rest}"
 
     def table(self) -> RenderableType:
-        """The line, and a row per suite."""
+        """The line, and a table with one row per suite."""
         made = Table("suite", *KINDS, box=None, pad_edge=False)
         for suite in dict.fromkeys(config.suite_name for config in self._configs.values()):
             made.add_row(suite or "(no suite)", *_cells(self.counts(suite)))
@@ -70,7 +70,7 @@ class Board:
 
 
 class LoggedSweepProgress:
-    """A board that also says a line after each run, for logs."""
+    """Also prints a line after each run, for logs."""
 
     def __init__(self, board: Board, say: Callable[[str], None]) -> None:
         self._board, self._say = board, say
