@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,25 @@ def test_a_processor_build_of_torch_has_no_cuda(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(machine, "_torch_build", lambda: "2.15.0+cpu")
     with pytest.raises(ConfigError, match=r"CUDA is not available \(torch 2.15.0\+cpu"):
         machine.check_machine(replace(RunConfig(), device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "most", "left"),
+    [(96, 96, 96), (20, 4096, 96), (20, resource.RLIM_INFINITY, 96), (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None)],
+)
+def test_open_files_are_allowed_as_far_as_the_machine_does(allowed: int, most: int, left: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [(allowed, most)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: now[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: now.append(limits))
+    machine.check_machine(RunConfig())
+    assert now[-1] == (allowed if left is None else left, most)
+
+
+def test_too_few_open_files_are_refused_before_anything_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run at `ulimit -n 16` hung for the five minutes in which torch's store tries to connect."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (20, 95))
+    with pytest.raises(ConfigError, match=r"open files: at most 95 allowed, 2 ranks may need 96; raise the limit: ulimit -n 96"):
+        machine.check_machine(RunConfig())
 
 
 def test_snapshots_that_are_kept_must_fit_beside_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 import sys
 from importlib import machinery, metadata, util
@@ -17,10 +18,13 @@ from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError
 
 _GPU = re.compile(r"^nvidia\d+$")
+# Descriptors that one process may need: what a supervisor or rank holds anyway, and for each rank its pidfds, pipes and connections.
+_OPEN_FILES, _OPEN_FILES_PER_RANK = 64, 16
 
 
 def check_machine(config: RunConfig) -> None:
     """ConfigError where this machine cannot serve `config`."""
+    _allow_open_files(max(sizes(config)))
     if config.device == "cuda":
         _check_cuda(max(sizes(config)) // config.supervision.nodes, shared=config.backend == "gloo")
     elif config.device == "cpu" and config.backend == "nccl":
@@ -74,6 +78,19 @@ def _check_cuda(ranks: int, *, shared: bool) -> None:
     if ranks > gpus and not shared:
         devices = "1 CUDA device" if gpus == 1 else f"{gpus} CUDA devices"
         raise ConfigError("world_size", f"{ranks} ranks asked, {devices} visible", "lower world_size, set device=cpu, or share: backend=gloo")
+
+
+def _allow_open_files(ranks: int) -> None:
+    """Raise this process's limit as far as `ranks` need it and the machine allows.
+
+    Refused here because elsewhere it would look like a hang: torch's store tries for five minutes to connect without a free descriptor.
+    """
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = _OPEN_FILES + _OPEN_FILES_PER_RANK * ranks
+    if resource.RLIM_INFINITY != allowed < need:
+        if resource.RLIM_INFINITY != most < need:
+            raise ConfigError("open files", f"at most {most} allowed, {ranks} ranks may need {need}", f"raise the limit: ulimit -n {need}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, most))
 
 
 def _check_port(port: int) -> None:
