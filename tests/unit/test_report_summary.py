@@ -35,7 +35,7 @@ def test_a_clear_winner_is_named_with_its_numbers(clear: Comparison) -> None:
     assert said.headline == "Overlapped beats blocking: goodput of ovl is +25.0% against blk. Every recovery was judged valid" and said.tone == "good"
     (first, *_) = sentences(clear)
     assert first.startswith(
-        "Overlapped wins: goodput of ovl against blk is +25.0% (mean of ratios, 95% +25.0% to +25.0%, 6 pairs of 2 suites and 3 seeds;"
+        "Overlapped wins: goodput of ovl against blk is +25.0% (mean of ratios, identical in all pairs, 6 pairs of 2 suites and 3 seeds;"
     )
     assert "ratio of means +25.0%; 6 up, 0 down; on the published clock +25.0%), scale smoke; above the noise floor of 1.2%." in first
 
@@ -80,7 +80,7 @@ def test_failures_have_a_price_and_the_noise_a_size(clear: Comparison) -> None:
     assert "Failures and overlapping together cost goodput: ovl against ref -37.5%" in text
     assert "A restart takes" in text and "(24 restarts, scale smoke)" in text
     assert "of stall that ovl saves against blk in a run" in text and "come back as wall time, scale smoke." in text
-    assert re.search(r"Of [0-9.]+ m?s \(95% .* to .*\) of stall that ovl saves .*, [0-9.]+ s \(95% .*\) \([0-9.]+%, BCa .*\) come back", text)
+    assert re.search(r"Of [0-9.]+ m?s \(all identical\) of stall that ovl saves .*, [0-9.]+ s \(95% .* to .*\) \([0-9.]+%, BCa .*\) come back", text)
     assert noise(clear).startswith(
         "The noise floor: ref2 and ref differ by up to 1.0% in goodput (6 pairs, 6 of 6 ended bit for bit alike) and equal runs"
     )

@@ -73,6 +73,9 @@ def test_every_renderer_escapes() -> None:
         (interval_cell(None, 1.0), "count", "-"),
         (mean_cell(summary([1.0, 3.0]), "magnitude"), "text", "2 [-10.7 to 14.7]"),
         (mean_cell(None), "count", "-"),
+        (mean_cell(summary([0.1, 0.1, 0.1]), "change"), "text", "+10.0% [all identical]"),
+        (interval_cell(0.1, 0.1 + 1e-16), "change", "all identical"),
+        (interval_cell(0.1, 0.1 + 1e-9), "change", "+10.0% to +10.0%"),
         (signs_cell(signs([1.0, 2.0, -1.0, 0.0])), "count", "2 of 3 up, 1 equal (9.4% to 99.2%, p = 1.000)"),
     ],
 )

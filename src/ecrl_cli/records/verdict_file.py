@@ -40,12 +40,15 @@ def read_verdict(layout: RunLayout) -> tuple[dict[str, Any], str]:
     return value, _stale(layout, value)
 
 
-def divergence_of(layout: RunLayout, verdict: dict[str, Any]) -> dict[str, Any] | None:
-    """divergence.json, if it was written with `verdict`."""
-    if not layout.divergence.exists() or not verdict.get("divergence_sha256"):
-        return None
-    value = read_json(layout.divergence)
-    return value if isinstance(value, dict) and _digest(value) == verdict["divergence_sha256"] else None
+def divergence_of(layout: RunLayout, verdict: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """divergence.json, if it was written with `verdict`; and why it is not shown ("" where it is, or where none belongs to the verdict)."""
+    due, there = verdict.get("divergence_sha256"), layout.divergence.exists()
+    if not due:
+        return None, "divergence.json is of another verdict: not shown; run ecrl verify again" if there else ""
+    value = read_json(layout.divergence) if there else None
+    if isinstance(value, dict) and _digest(value) == due:
+        return value, ""
+    return None, f"divergence.json {'was changed after it was written' if there else 'is missing'}: not shown; run ecrl verify again"
 
 
 def _stale(layout: RunLayout, value: dict[str, Any]) -> str:

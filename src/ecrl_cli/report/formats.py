@@ -38,6 +38,11 @@ def distance(low: float, high: float) -> str:
     return f"{near if near == far else f'{near} to {far}'} {'below' if high <= 0 and low < 0 else 'above'}"
 
 
+def identical(low: float, high: float) -> bool:
+    """Whether an interval has no width: everything that it is of was the same, to rounding. It then says nothing of what another run would do."""
+    return abs(high - low) <= 1e-12 * max(abs(low), abs(high), 1e-300)
+
+
 def magnitude(value: float | None) -> str:
     """A distance: an exact zero says so."""
     return NONE if value is None else "0" if value == 0 else f"{value:.3g}"

@@ -161,7 +161,7 @@ def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast]], colours: dict
 
 
 def _estimated(each: Contrast) -> str:
-    spread = f" [{change(each.interval[0])} to {change(each.interval[1])}]" if each.interval else ""
+    spread = f" [{'identical in all pairs' if each.alike else f'{change(each.interval[0])} to {change(each.interval[1])}'}]" if each.interval else ""
     noise = f", {each.against_floor}" if each.against_floor else ""
     return f"{each.title}, {each.scope or 'all suites'}: {change(each.effect)}{spread}, {plural(each.pair.n, 'pair')}{noise}"
 

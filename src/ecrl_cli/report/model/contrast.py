@@ -9,6 +9,7 @@ from itertools import combinations
 
 from ecrl_cli.metrics.overlap import Overlap, RunCosts, overlap
 from ecrl_cli.metrics.statistics import Paired, Summary, paired, prediction, summary
+from ecrl_cli.report.formats import identical
 from ecrl_cli.report.model.arms import MEASURES, Arm, base_of, partners
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.run_record import Metrics, Run
@@ -78,6 +79,11 @@ class Contrast:
         """The 95% interval of the effect by Student's t; None where there is a single pair."""
         found = self.pair.mean_of_ratios
         return None if found is None or found.low is None or found.high is None else (found.low, found.high)
+
+    @property
+    def alike(self) -> bool:
+        """Whether the ratio is the same in all pairs: an interval without width, which tells nothing of another pair."""
+        return self.interval is not None and identical(*self.interval)
 
     @property
     def noise(self) -> float | None:

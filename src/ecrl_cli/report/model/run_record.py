@@ -115,12 +115,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict; `missing` where the run was not verified, or not as it is now: `why`. `reference`: the run that it was compared with, or empty."""
+    """A verdict; `missing` where the run was not verified, or not as it is now: `why`. `reference`: the run that it was compared with, or empty.
+    `problem`: why the distances to it, which were written with the verdict, are not shown; empty where they are or there are none."""
 
     status: str
     findings: tuple[Finding, ...] = ()
     reference: str = ""
     why: str = ""
+    problem: str = ""
 
 
 Judged = tuple[Verdict, dict[str, Any] | None]  # with the distances to its reference, where there is one
@@ -211,6 +213,7 @@ class _Reader:
         config = encode(records.stored.config) if records else {}
         account = self.attempt(lambda: timeline(told) if told else None, None)
         verdict, divergence = self.attempt(lambda: judge_again(layout) if self.judge_anew else verdict_on_file(layout), NOT_JUDGED)
+        self.problems += [verdict.problem] if verdict.problem else []
         return Run(
             place,
             *_names(place, metrics, config),
@@ -309,7 +312,8 @@ def verdict_on_file(layout: RunLayout) -> Judged:
     if stale:
         return Verdict("missing", (Finding("records", UNKNOWN, f"not judged ({stale}); run `ecrl verify` again"),), why=stale), None
     findings = tuple(Finding(f["promise"], f["status"], f["message"], f.get("evidence")) for f in value["findings"])
-    return Verdict(status_of(findings), findings, str(value.get("reference", ""))), divergence_of(layout, value)
+    divergence, problem = divergence_of(layout, value)
+    return Verdict(status_of(findings), findings, str(value.get("reference", "")), problem=problem), divergence
 
 
 def judge_again(layout: RunLayout) -> Judged:

@@ -15,7 +15,7 @@ from ecrl_cli.report.tables.records import Record, noise_cells, pair_cells, summ
 from ecrl_cli.report.tables.renderers import csv_of, escaped, markdown_section
 from ecrl_cli.report.tables.runs import ARM, NAMES, SUITE
 from ecrl_cli.report.tables.table import Cell, Column, Table, records_table, signs_cell
-from ecrl_cli.report.text.claims import INDISTINGUISHABLE
+from ecrl_cli.report.text.claims import INDISTINGUISHABLE, interval_words
 
 FOUND = "{ours} against {theirs}: {pairs} of runs of {suites}, scale {scale}."
 GOODPUT = "Goodput of {arm}{where} is {result}: {effect} (mean of ratios, {interval}{pairs}; ratio of means {ratio}), {noise}, scale {scale}."
@@ -90,7 +90,7 @@ def _sentence(each: Contrast, several: bool) -> str:
         where=f" in {each.scope}" if each.scope != ALL and several else "",
         result={1: "faster here", -1: "slower here", 0: INDISTINGUISHABLE}[each.sign],
         effect=change(each.effect),
-        interval=f"95% {change(each.interval[0])} to {change(each.interval[1])}, " if each.interval else "no interval, ",
+        interval=f"{interval_words(each)}, ",
         pairs=plural(each.pair.n, "pair"),
         ratio=change(each.pair.ratio_of_means),
         noise=f"noise floor {share(each.noise)}" if each.noise is not None else "no noise floor: one side has no A/A arm",

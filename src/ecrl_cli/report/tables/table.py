@@ -129,10 +129,14 @@ def texts_of(value: Value, column: Column) -> tuple[str, str]:
     """`value` and what stands below it in smaller print: its interval, or a remark."""
     cell = value if isinstance(value, Cell) else Cell(value)
     kind = cell.kind or column.kind
-    span = "" if cell.low is None or cell.high is None else f"{_formatted(cell.low, kind)} to {_formatted(cell.high, kind)}"
+    span = "" if cell.low is None or cell.high is None else _span(cell.low, cell.high, kind)
     if cell.value is None and not cell.text:
         return span or formats.NONE, ""
     return formats.printable(cell.text or _formatted(cell.value, kind)), formats.printable(cell.small or span)
+
+
+def _span(low: float, high: float, kind: str) -> str:
+    return "all identical" if formats.identical(low, high) else f"{_formatted(low, kind)} to {_formatted(high, kind)}"
 
 
 def _formatted(value: Scalar, kind: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ecrl_cli.metrics.statistics import Summary, summary
-from ecrl_cli.report.formats import change, duration, listed, plural, share
+from ecrl_cli.report.formats import change, duration, identical, listed, plural, share
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import AGAIN, NO_FLOOR, Contrast, compared_arms, contrast, floors, overlaps, pairs
 
@@ -35,7 +35,7 @@ def fields(found: Contrast) -> dict[str, str]:
         "base": found.base,
         "where": f" in {found.scope}" if found.scope else "",
         "effect": change(found.effect),
-        "interval": f"95% {change(found.interval[0])} to {change(found.interval[1])}" if found.interval else "no interval",
+        "interval": interval_words(found),
         "spread": f"{plural(found.pair.n, 'pair')} of {plural(len(found.suites), 'suite')} and {plural(found.seeds, 'seed')}",
         "ratio": change(found.pair.ratio_of_means),
         "signs": f"{found.pair.signs.positive} up, {found.pair.signs.negative} down",
@@ -43,6 +43,13 @@ def fields(found: Contrast) -> dict[str, str]:
         "scale": found.scale,
         "noise": noise_words(found),
     }
+
+
+def interval_words(found: Contrast) -> str:
+    """The interval of the effect; in place of one without width, that all pairs had the same ratio."""
+    if found.interval is None:
+        return "no interval"
+    return "identical in all pairs" if found.alike else f"95% {change(found.interval[0])} to {change(found.interval[1])}"
 
 
 def noise_words(found: Contrast) -> str:
@@ -147,7 +154,7 @@ def _restarts(comparison: Comparison) -> list[str]:
         totals = [restart.total_s for suite in suites for arm in comparison.of(suite) for run in arm.runs for restart in run.restarts]
         if totals:
             each, where = summary(totals), _where(comparison, scope)
-            interval = f", 95% {duration(each.low)} to {duration(each.high)}" if each.low is not None else ""
+            interval = f", {_between(each)}" if each.low is not None else ""
             count, scale = plural(each.n, "restart"), comparison.scale(suites)
             told.append(RESTART.format(where=where, mean=duration(each.mean), interval=interval, count=count, scale=scale))
     return told
@@ -176,7 +183,12 @@ def _efficiency(comparison: Comparison) -> list[str]:
 
 def _seconds(found: Summary) -> str:
     """A mean of seconds with its interval by Student's t."""
-    return f"{duration(found.mean)} (95% {duration(found.low)} to {duration(found.high)})" if found.low is not None else duration(found.mean)
+    return f"{duration(found.mean)} ({_between(found)})" if found.low is not None else duration(found.mean)
+
+
+def _between(found: Summary) -> str:
+    alike = found.low is not None and found.high is not None and identical(found.low, found.high)
+    return "all identical" if alike else f"95% {duration(found.low)} to {duration(found.high)}"
 
 
 def noise(comparison: Comparison) -> str:
