@@ -1,4 +1,4 @@
-"""What somebody else wrote into one run costs little, and never the verdicts on the others."""
+"""What somebody else wrote into one run costs little, and never the verdicts on the others: neither when judged nor when reported."""
 
 from __future__ import annotations
 
@@ -19,21 +19,28 @@ SECONDS, BYTES = 10, 2**30  # of processor time and of addresses: a judgement ta
 JUDGE = """
 import json, resource, sys
 from pathlib import Path
+from ecrl_cli.cli.main import main
 from ecrl_cli.cli.verify import verify
-base = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-found = {}
+from ecrl_cli.report import build
+build.pictures = lambda comparison: []  # as slow as all else together, and of the same numbers
 for sweep in sorted(Path(sys.argv[1]).iterdir()):
     soft = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime + resource.getrusage(resource.RUSAGE_SELF).ru_stime) + SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
     Path(sys.argv[2]).write_text(sweep.name)
-    found[sweep.name] = verify([str(sweep), "--json"])
+    verify([str(sweep), "--json"])
+    sys.stdout.write("\\n--\\n")
+    code = main(["report", str(sweep), "--json"])
+    assert code in (0, 1, 3) and (sweep / "report" / "index.html").exists(), code
     sys.stdout.write("\\n--\\n")
 """
 
 
+Statuses = dict[str, dict[str, str]]  # by attack and run
+
+
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """By attack and run, the status; all attacks in one process, each within the bounds."""
+def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Statuses, Statuses]:
+    """What `verify` says, and what `report` shows then; all attacks in one process, each within the bounds."""
     folder = tmp_path_factory.mktemp("hostile")
     build_blk(folder / "base")
     build_ref(folder / "base")
@@ -47,7 +54,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]
     assert ended.returncode == 0, f"{at}: {ended.returncode}: {ended.stderr[-2000:]}"
     assert "Traceback" not in ended.stderr
     said = [json.loads(text) for text in ended.stdout.split("\n--\n") if text.strip()]
-    return {name: {Path(run).name: answer["status"] for run, answer in answers.items()} for name, answers in zip(ATTACKS, said, strict=True)}
+    verdicts = [{Path(run).name: answer["status"] for run, answer in answers.items()} for answers in said[::2]]
+    shown = [{run["run"]: run["verdict"] for run in document["runs"]} for document in said[1::2]]
+    return dict(zip(ATTACKS, verdicts, strict=True)), dict(zip(ATTACKS, shown, strict=True))
 
 
 def _bounded() -> None:
@@ -55,9 +64,12 @@ def _bounded() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_one_run_costs_little_and_never_the_verdict_on_another(judged: dict[str, dict[str, str]], attack: str) -> None:
-    statuses = judged[attack]
+def test_one_run_costs_little_and_never_the_verdict_on_another(judged: tuple[Statuses, Statuses], attack: str) -> None:
+    statuses, shown = (said[attack] for said in judged)
     assert statuses["ref"] == "valid"
     assert statuses["blk"] in ("valid", "unknown", "invalid")
     harmless = attack.startswith(("an odd file", "a verdict"))
     assert (statuses["blk"] == "valid") == harmless
+    assert shown["ref"] == "valid"
+    assert shown["blk"] in (statuses["blk"], "missing"), "a report shows the verdict, or that none could be given"
+    assert (shown["blk"] == "valid") == harmless

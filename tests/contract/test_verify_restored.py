@@ -208,7 +208,7 @@ def survivors(recorded: Path) -> RunRecords:
     """Rank 0 outlived rank 1, and a newcomer takes the place of the dead."""
     records = load(RunLayout(recorded / "alone" / "blk"))
     told = SurvivorReport(6, 0, 0, (0,), (), (), records.logs(1).restored[0].state_digest, 1.0, 2.0)
-    records = logs_of(records, 0, lambda logs: replace(logs, testimonies={0: replace(logs.spans, events=(told,), raw=(b"",))}))  # type: ignore[arg-type]
+    records = logs_of(records, 0, lambda logs: replace(logs, survivor_reports={0: replace(logs.spans, events=(told,), raw=(b"",))}))  # type: ignore[arg-type]
     gone_on: dict[str, Any] = {"resumed_from": None, "resumed_state": {}, "continues": 0, "memory": "survivors"}
     return attempt_1(records, **gone_on, origins=(0, 1), joined=(1,))
 

@@ -6,6 +6,7 @@ from ecrl_cli.verify.verdict import INVALID, UNKNOWN
 from tests.runs.spoilt_clocks import Spoil, final, folded, order, saved, session
 
 TIME, ACCOUNT, RECORDS, TRAJECTORY = "time-conserved", "checkpoints-accounted", "records-consistent", "same-trajectory"
+FAILURES = "failures-once"
 
 # By name: the spoil, with metrics.json folded anew; the promise, its status, and what is said.
 REDTEAM: dict[str, tuple[Spoil, str, str, str]] = {
@@ -22,5 +23,13 @@ REDTEAM: dict[str, tuple[Spoil, str, str, str]] = {
     "an order of another attempt": (order(1, attempt=0), RECORDS, INVALID, "launch.json of attempt 1 is of attempt 0"),
     "an order that knows of steps never done": (order(1, max_step_seen=20), RECORDS, INVALID, "as if step 20 had been done"),
     "an accuracy invented": (final(accuracy=1.0), TRAJECTORY, INVALID, "the final accuracy is 1.0, the reference's None"),
+    "an accuracy that nothing bears out": (final(accuracy=1.0), RECORDS, INVALID, "final.json has an accuracy of 1.0: ECRL evaluates none"),
+    "the death of a writer where there is none": (
+        session(writer_deaths=1),
+        FAILURES,
+        INVALID,
+        "1 background writers are said to have died in stay 0",
+    ),
+    "fewer than no deaths of writers": (session(writer_deaths=-1), FAILURES, INVALID, "-1 background writers are said to have died"),
 }
 SPOILT_REDTEAM = {name: (folded(spoil), promise, status) for name, (spoil, promise, status, _) in REDTEAM.items()}

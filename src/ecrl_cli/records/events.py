@@ -265,6 +265,9 @@ class Attempt:
     resumed_state: dict[str, str] = field(default_factory=dict)
 
 
+WRITERS_PER_ATTEMPT = 4  # background writers that one attempt starts at most: the first, and three replacements
+
+
 @dataclass(frozen=True)
 class SupervisorSession:
     """One supervisor's stay: monotonic `started_at`/`ended_at` (None: it was killed), wall `time`, `boot_id` of the clock.

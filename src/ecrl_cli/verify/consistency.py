@@ -7,6 +7,7 @@ from ecrl_cli.checkpoint.format.names import COMPONENTS
 from ecrl_cli.config.elastic import may_shrink, next_change, place_ranks, world_size_after
 from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import shown
 from ecrl_cli.history.lineage import ancestry, furthest, line_chain, lines_of
 from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt, FinalState, SupervisorRecord
@@ -57,6 +58,8 @@ def _check_identity(case: Case, notes: FindingBuilder) -> None:
         notes.broken(f"supervisor.json is of run {supervisor.run_id[:8]}, config.json of run {stored.run_id[:8]}")
     if supervisor and supervisor.target_steps != stored.config.target_steps:
         notes.broken(f"supervisor.json aims at step {supervisor.target_steps}, config.json at step {stored.config.target_steps}")
+    if case.run.final and case.run.final.accuracy is not None:
+        notes.broken(f"final.json has an accuracy of {shown(case.run.final.accuracy)}: ECRL evaluates none, and nothing on record bears it out")
     for c in case.disk:
         if c.report.run_id not in (None, stored.run_id):
             notes.broken(f"{c.path} belongs to run {str(c.report.run_id)[:8]}")

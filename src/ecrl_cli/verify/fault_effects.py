@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.errors import shown
 from ecrl_cli.failures.fault_kind import RecordedFault, Victim, how_it_ended
 from ecrl_cli.failures.registry import recorded_kind
-from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure, SupervisorSession
+from ecrl_cli.records.events import WRITERS_PER_ATTEMPT, Attempt, InjectedFault, PlannedFailure, SupervisorSession
 from ecrl_cli.records.survivor_records import SURVIVED
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -73,14 +74,20 @@ def _stay(case: Case, a: Attempt) -> SupervisorSession | None:
 
 
 def check_writer_deaths(case: Case, notes: FindingBuilder) -> None:
-    """As many background writers died in a stay as were killed by the plan, or more."""
-    if not strategy_of(case.run.stored.config).background or case.run.supervisor is None:
+    """As many background writers died in a stay as were killed by the plan, or more; no more than were started; none where there is none."""
+    if case.run.supervisor is None:
         return
     sessions = {a.attempt: a.session for a in case.attempts}
-    struck = [sessions.get(fired.attempt) for fired in case.run.fired if recorded_kind(fired.kind).victim is Victim.WRITER]
+    background = strategy_of(case.run.stored.config).background
+    struck = [sessions.get(fired.attempt) for fired in case.run.fired if background and recorded_kind(fired.kind).victim is Victim.WRITER]
     for number, stay in enumerate(case.run.supervisor.sessions):
-        if stay.writer_deaths is not None and stay.writer_deaths < struck.count(number):
+        started = WRITERS_PER_ATTEMPT * list(sessions.values()).count(number) if background else 0
+        if stay.writer_deaths is None:  # of an earlier version
+            continue
+        if stay.writer_deaths < struck.count(number):
             notes.broken(f"{struck.count(number)} background writers were killed by the plan in stay {number}, {stay.writer_deaths} died")
+        if not 0 <= stay.writer_deaths <= started:
+            notes.broken(f"{shown(stay.writer_deaths)} background writers are said to have died in stay {number}, at most {started} were started")
 
 
 def _fatal(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure) -> list[tuple[InjectedFault, PlannedFailure]]:

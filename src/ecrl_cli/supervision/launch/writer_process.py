@@ -11,6 +11,7 @@ from contextlib import closing
 from ecrl_cli.checkpoint.writer.protocol import Channel, connect, listen
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.events import WRITERS_PER_ATTEMPT
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
@@ -20,7 +21,7 @@ from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
 WRITER = "ecrl_cli.supervision.launch.writer_main"
 _DYING_S = 1.0
-REPLACED_AT_MOST = 3  # times per attempt: one that cannot even start is not a casualty, and its saves fail on record
+REPLACED_AT_MOST = WRITERS_PER_ATTEMPT - 1  # times per attempt: one that cannot even start is not a casualty, and its saves fail on record
 
 
 class Writer:
