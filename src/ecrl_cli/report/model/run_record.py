@@ -213,7 +213,7 @@ class _Reader:
         config = encode(records.stored.config) if records else {}
         account = self.attempt(lambda: timeline(told) if told else None, None)
         verdict, divergence = self.attempt(lambda: judge_again(layout) if self.judge_anew else verdict_on_file(layout), NOT_JUDGED)
-        self.problems += [verdict.problem] if verdict.problem else []
+        self.troubles += [verdict.problem] if verdict.problem else []
         return Run(
             place,
             *_names(place, metrics, config),
