@@ -146,17 +146,17 @@ def test_distances_that_were_edited_are_not_shown(sweep: Path) -> None:
     edit_json(RunLayout(sweep / "blk").divergence, lambda d: d["loss"].update(mean=0.5))
     run = read(sweep / "blk")
     assert run.divergence is None and run.verdict.status == "valid"
-    assert run.troubles == ("divergence.json was changed after it was written: not shown; run ecrl verify again",)
+    assert run.problems == ("divergence.json was changed after it was written: not shown; run ecrl verify again",)
     RunLayout(sweep / "blk").divergence.unlink()
-    assert read(sweep / "blk").troubles == ("divergence.json is missing: not shown; run ecrl verify again",)
-    assert read(sweep / "blk", judge_anew=True).troubles == ()
+    assert read(sweep / "blk").problems == ("divergence.json is missing: not shown; run ecrl verify again",)
+    assert read(sweep / "blk", judge_anew=True).problems == ()
 
 
 def test_distances_of_another_verdict_are_not_shown(sweep: Path) -> None:
     layout = RunLayout(sweep / "blk")
     write_json(layout.verdict, verdict_file(layout, json.loads(layout.verdict.read_text()), None, None))
     run = read(sweep / "blk")
-    assert run.divergence is None and run.troubles == ("divergence.json is of another verdict: not shown; run ecrl verify again",)
+    assert run.divergence is None and run.problems == ("divergence.json is of another verdict: not shown; run ecrl verify again",)
 
 
 def test_a_copy_keeps_its_verdict(sweep: Path, tmp_path: Path) -> None:
