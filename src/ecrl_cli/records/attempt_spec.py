@@ -1,4 +1,4 @@
-"""What the supervisor tells an attempt: `logs/attempt-NN/launch.json`, read once by every rank."""
+"""What the supervisor gives an attempt: `logs/attempt-NN/launch.json`, read once by every rank."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from ecrl_cli.records.events import PlannedFailure, ResumedFrom
 
 @dataclass(frozen=True)
 class AttemptSpec:
-    """The one argument of an attempt beside the run directory.
+    """The launch parameters of one attempt, beside the run directory.
 
-    `resume_step` 0 means from the beginning. `until`: the step behind which the attempt ends so that another number of ranks can go on;
-    None: it ends at the target. `max_step_seen` is the highest step any attempt logged: steps up to it are replayed.
-    `pending` are the planned failures that have not fired. `nodes`: where the ranks sit, in a run with several nodes; `silent`: which nodes
-    of its allocation did not answer before the launch.
-    `continues`, `memory`, `origins`, `joined`, `snapshot_sha256`: see `Attempt`. Where `memory` is `survivors`, the lowest rank that has not joined
-    has the state. `restored_digests`: each rank that resumes from something records what it then holds (`records.rank_state.RestoredState`); False in
-    older records. `at`, `time`, `boot_id`: when the order was written, by both clocks, and the boot of the former; 0 and empty in older records.
+    `resume_step`: the checkpointed step to resume after; 0: start from scratch. `until`: the step after which the attempt ends so that the run
+    can continue with another world size; None: it ends at the target. `max_step_seen`: the highest step that any attempt logged; steps up to it
+    are replayed. `pending`: the planned faults that have not fired. `nodes`: the node of each rank in a multi-node run; `silent`: nodes of its
+    allocation that did not answer before the launch.
+
+    `continues`, `memory`, `origins`, `joined`, `snapshot_sha256`: see `Attempt`. If `memory` is `survivors`, the lowest rank that is not in
+    `joined` holds the state. `restored_digests`: each rank that resumes records the state it then holds (`records.rank_state.RestoredState`);
+    False in older records. `at`, `time`, `boot_id`: when this file was written (monotonic and wall seconds) and the boot of the monotonic
+    clock; 0 and empty in older records.
     """
 
     attempt: int

@@ -1,4 +1,4 @@
-"""The record files of a run directory and their SHA-256: what a seal is over and what a verdict was about."""
+"""The record files of a run directory and their SHA-256, for the seal and for verdicts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ecrl_cli.errors import RecordError
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.safe_read import MAX_JOURNAL
 
-PRINTED = 2**24  # of output of a process that are digested: its size tells of more
+PRINTED = 2**24  # at most so many bytes of a process's output are hashed; the size is recorded as well
 _CHUNK = 2**20
-_COMPRESSED = 8  # a file system that compresses may need so much less
+_COMPRESSED = 8  # a compressing file system may allocate so many times less than the file's size
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class FileDigest:
 
 
 def record_files(layout: RunLayout) -> list[Path]:
-    """Every record of the run: documents, claims of failures, all that its attempts logged or printed. Sorted; links are among them.
+    """Every record of the run, sorted: documents, fired faults, everything its attempts logged or printed. Symbolic links are included.
 
-    Not what is written about a run afterwards (verdict, divergence, seal, report), not the checkpoints, not hidden files, which nothing reads.
+    Not included: files written about a run afterwards (verdict, divergence, seal, report), checkpoints, and hidden files, which nothing reads.
     """
     documents = (
         layout.config,
@@ -46,7 +46,7 @@ def record_files(layout: RunLayout) -> list[Path]:
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """What lies in `folder` and, `depth` levels deep, in the folders in it."""
+    """The visible entries of `folder` and of its subfolders, `depth` levels deep."""
     for path in folder.iterdir():
         if path.name.startswith("."):
             continue
@@ -57,9 +57,10 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def file_digest(path: Path, limit: int = MAX_JOURNAL) -> FileDigest:
-    """Size and SHA-256 of a plain file, read in pieces; of what processes printed (no JSON), of the first PRINTED bytes.
+    """Size and SHA-256 of a regular file, read in chunks; for process output (not JSON), SHA-256 of the first PRINTED bytes.
 
-    RecordError for a link, anything else that is no plain file, and a record of more than `limit` bytes, before any is read; OSError as `open`.
+    RecordError, before anything is read, for a link, anything else that is not a regular file, and a record of more than `limit` bytes; OSError
+    as from `open`.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -88,7 +89,8 @@ def _sha256(fd: int, most: int) -> str:
 
 
 def tree_digest(root: Path) -> str:
-    """SHA-256 over the names and contents of a file, or of all files in a folder (one level: a checkpoint). What cannot be read counts as that."""
+    """SHA-256 over the names and contents of a file, or of all files in a folder (one level: a checkpoint). An unreadable file contributes the
+    reason."""
     total = hashlib.sha256()
     for path in sorted(root.iterdir()) if is_folder(root) else [root]:
         total.update(f"{path.name}\0{_content(path)}\n".encode(errors="surrogateescape"))
@@ -96,7 +98,8 @@ def tree_digest(root: Path) -> str:
 
 
 def _content(path: Path) -> str:
-    """The SHA-256 of a file of any size that holds what it says: one that is nearly all hole would cost hours and is no checkpoint."""
+    """SHA-256 of a file of any size, or why it was not read. A mostly sparse file is not read: hashing it could take hours, and it is no
+    checkpoint."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

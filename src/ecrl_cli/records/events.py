@@ -1,6 +1,6 @@
-"""What happened, as frozen data: one class per kind of line or document in a run directory.
+"""The events of a run as frozen data: one class per kind of line or document in a run directory.
 
-Times: `at` is CLOCK_MONOTONIC in seconds (the same for all processes of one boot), `time` is Unix wall time in seconds.
+Times: `at` is CLOCK_MONOTONIC in seconds (shared by all processes of one boot), `time` is Unix wall time in seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ecrl_cli.records.rank_state import RankState
 
 SCHEMA_VERSION = 1
 
-# Where a second of rank 0's wall time can go (promise 4); `spans_rank0.jsonl` and metrics.json use these words.
+# The categories of rank 0's wall time (promise 4), as used in `spans_rank0.jsonl` and metrics.json.
 CATEGORIES = (
     "compute",
     "snapshot",
@@ -33,8 +33,8 @@ CATEGORIES = (
 
 CHECKPOINT_ENDS = ("committed", "failed", "lost")
 
-# What a stall consists of, and the category of rank 0's spans that each part lies in: write (the files), hash (waiting for their hashes), commit
-# (everything else up to the acknowledgement), settle (the journal, the pointers, retention), barrier (waiting for the other ranks).
+# The parts of a stall, and the category of rank 0's spans that holds each: write (the files), hash (waiting for their hashes), commit (everything
+# else up to the acknowledgement), settle (the journal, the pointers, retention), barrier (waiting for the other ranks).
 STALL_PARTS = {
     "snapshot": "snapshot",
     "serialize": "serialize",
@@ -47,8 +47,8 @@ STALL_PARTS = {
     "barrier": "sync",
 }
 
-# Reasons that recovery writes and verify reads: of a refusal, where an acknowledged checkpoint is not there; of an acknowledgement that
-# came after the save was recorded as failed (its name was not known to be durable, and is there).
+# Reasons that recovery writes and verify reads. GONE: of a rejection, an acknowledged checkpoint is missing. FOUND: of an acknowledgement made after
+# the save was recorded as failed (its name was not known to be durable, but it is there).
 GONE, FOUND = "is gone", "found after a failed save"
 
 
@@ -56,13 +56,13 @@ GONE, FOUND = "is gone", "found after a failed save"
 class RankLine:
     """One committed step of one rank: a line of `logs/attempt-NN/rankR.jsonl`.
 
-    `cursor_step` is the 0-based step in `epoch` just consumed; `sample_ids_hash` is the SHA-256 hex of the shard's ids as
-    little-endian int64, in order; `loss` is the rank's own mean loss, full precision, or with replicas the mean loss of each that it owns;
-    `seconds` is the step's duration.
+    `cursor_step`: the 0-based step in `epoch` just consumed. `sample_ids_hash`: SHA-256 hex of the shard's sample ids as little-endian int64,
+    in order. `loss`: the rank's own mean loss at full precision, or with replicas the mean loss of each replica that it owns. `seconds`: the
+    step's duration.
 
-    What follows the step, on this rank: `lr`, the learning rate that the schedule left for the next step; `loss_scale` and `growth_tracker`, the
-    gradient scaler's (fp16 only); and, behind the steps whose digests are due (`records.state_digests`), `state_digest` over parameters, buffers and
-    optimizer, and `components`: a digest each of parameters, buffers, optimizer, rng (this rank's generators) and train (see `RankState`).
+    State after the step, on this rank: `lr`, the learning rate set for the next step; `loss_scale` and `growth_tracker` of the gradient scaler
+    (fp16 only). After steps whose digests are due (`records.state_digests`): `state_digest` over parameters, buffers and optimizer, and
+    `components`, one digest each of parameters, buffers, optimizer, rng (this rank's generators) and train (see `RankState`).
     """
 
     global_step: int
@@ -89,12 +89,13 @@ class RankLine:
 class CheckpointLine:
     """One event in the life of one checkpoint: a line of `logs/attempt-NN/checkpoint_rank0.jsonl`.
 
-    submitted: the training thread hands it over (`bytes`, `snapshot_s`, `serialize_s`, `backpressure_s`, `inflight` with this one);
-    received: the writer has all of it; released: the training thread goes on (`enqueue_s`, `stall_s`, and `stall_parts`, which add up to it); then
-    exactly one of committed (durable as the write mode promises: `write_s`, `hash_s`, `commit_s`, `commit_sha256`, `path`), failed (`reason`,
-    `write_s`), lost (`reason`); later perhaps retired (retention removed it) and pointer_failed (latest.json or latest_ok could not be moved:
-    `reason`). Rank 0 and the background writer share the file.
-    Older records have no `stall_parts`, and waiting for hashes is in their `write_s`.
+    submitted: the training thread hands it over (`bytes`, `snapshot_s`, `serialize_s`, `backpressure_s`, `inflight` including this one);
+    received: the writer has all of it; released: the training thread continues (`enqueue_s`, `stall_s`, and `stall_parts`, which add up to it).
+    Then exactly one of committed (durable as the write mode promises: `write_s`, `hash_s`, `commit_s`, `commit_sha256`, `path`), failed
+    (`reason`, `write_s`), lost (`reason`). Later possibly retired (removed by retention) and pointer_failed (latest.json or latest_ok could not
+    be updated: `reason`).
+
+    Rank 0 and the background writer share the file. Older records have no `stall_parts`, and their `write_s` includes waiting for hashes.
     """
 
     SHARED: ClassVar[bool] = True
@@ -124,7 +125,7 @@ class CheckpointLine:
 class Span:
     """A stretch of one rank's time spent in one category: a line of `logs/attempt-NN/spans_rankR.jsonl`.
 
-    The spans of a rank touch: each starts where the one before ended. `global_step` is the step being worked on.
+    The spans of a rank are contiguous: each starts where the previous one ended. `global_step` is the step being worked on.
     """
 
     category: str
@@ -136,9 +137,9 @@ class Span:
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """`fired/NNN.json`: entry `index` of the plan struck; written and synced before the blow.
+    """`fired/NNN.json`: entry `index` of the plan fired; written and synced before the fault is injected.
 
-    `at_step`: the step that its victim was in or behind; `detail`: what exactly is hit, where the plan leaves that open.
+    `at_step`: the step that the target rank was in or had just finished; `detail`: what exactly is hit, where the plan leaves that open.
     """
 
     index: int
@@ -156,8 +157,8 @@ class InjectedFault:
 class FinalState:
     """`logs/attempt-NN/final.json`: the target is reached and everything in flight is durable.
 
-    `at` is the end of the goodput clock. Digests are SHA-256 over the sorted (name, tensor sha256) pairs of a component: rank 0's, and of all ranks'
-    generators. `ranks`: what each rank ends in, gathered from all; empty in records of earlier versions.
+    `at` ends the goodput clock. Digests are SHA-256 over the sorted (name, tensor sha256) pairs of a component on rank 0; `rng_digest` covers
+    the generators of all ranks. `ranks`: the final state of each rank, gathered from all; empty in older records.
     """
 
     global_step: int
@@ -181,7 +182,7 @@ class ResumedFrom:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A checkpoint that recovery refused, and the guard's layer that caught it."""
+    """A checkpoint that recovery rejected, and the layer of the integrity check that caught it."""
 
     path: str
     layer: str
@@ -190,7 +191,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class SkippedSnapshot:
-    """A whole snapshot in memory, of `attempt` behind `global_step`, that recovery refused, and why."""
+    """A complete in-memory snapshot, taken by `attempt` after `global_step`, that recovery rejected, and why."""
 
     global_step: int
     attempt: int
@@ -199,9 +200,9 @@ class SkippedSnapshot:
 
 @dataclass(frozen=True)
 class Hang:
-    """Why the supervisor took an attempt for hung: nothing moved for `waited_s` seconds where `limit_s` were allowed.
+    """Why the supervisor judged an attempt hung: no progress for `waited_s` seconds where `limit_s` were allowed.
 
-    `ranks`: who is to blame (empty: nobody in particular), `phase` and `global_step` where they are; `text` says it in words.
+    `ranks`: the ranks to blame (empty: none identified); `phase` and `global_step`: where they are; `text`: a description.
     """
 
     ranks: tuple[int, ...]
@@ -214,7 +215,7 @@ class Hang:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that held the others up, reported and not killed: its own seconds per step before it met them, and theirs (median)."""
+    """A rank that held the others up, reported but not killed: its own seconds per step before it waits for the others, and theirs (median)."""
 
     rank: int
     global_step: int
@@ -224,18 +225,22 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One launch, or one going on of ranks that outlived others. `outcome`: running, completed, died, stopped, resized, hung, survived (ranks died,
-    the others took the state in their memory along). `phases` in seconds.
+    """One attempt: a launch, or an in-place continuation by surviving ranks.
 
-    `exit_code` and `signal` are the first casualty's (an injected exit: 137 and none; a SIGKILL: none and 9).
-    `first_step` and `last_step` are the first and last step that rank 0 logged, or None. `launched_at`, `ended_at`: monotonic.
-    `continues`: the attempt whose state in memory this one began with, behind `resumed_from_step`; `memory`: whose memory that was: `survivors`
-    (the ranks' own) or `snapshot` (kept beside them). `origins`: by rank, its rank in the attempt before (a newcomer: -1, or the rank whose place it
-    takes); `joined`: the ranks that were warm spares. All empty where every process was started for this attempt.
-    `snapshot_sha256`, `snapshot_state`: with memory `snapshot`, the SHA-256 of all that was gone on with, and the digest of parameters, buffers and
-    optimizer in it (of the definition of a rank line's `state_digest`). `forgone`: snapshots that were whole, newer, and refused: never loaded.
-    `resumed_state`: what the checkpoint or snapshot holds, a digest per component (`checkpoint.format.saved_state`), as the supervisor read it;
-    empty where there was none, and in records of earlier versions.
+    `outcome`: running, completed, died, stopped, resized, hung, survived (ranks died, the others kept their state in memory and continued).
+    `phases` in seconds.
+
+    `exit_code` and `signal` are those of the first rank that died (an injected exit: 137 and none; a SIGKILL: none and 9). `first_step` and
+    `last_step`: the first and last step that rank 0 logged, or None. `launched_at`, `ended_at`: monotonic seconds.
+
+    `continues`: the attempt whose in-memory state this one started from, after `resumed_from_step`. `memory`: the source of that state:
+    `survivors` (the ranks' own memory) or `snapshot` (a copy kept beside them). `origins`: by rank, its rank in the previous attempt (a new
+    rank: -1, or the rank that it replaces); `joined`: the ranks that were warm spares. All empty if every process was started for this attempt.
+
+    `snapshot_sha256`, `snapshot_state`: with memory `snapshot`, the SHA-256 of everything that was resumed from, and the digest of its
+    parameters, buffers and optimizer (as a rank line's `state_digest`). `forgone`: newer complete snapshots that were rejected and never
+    loaded. `resumed_state`: one digest per component of the checkpoint or snapshot (`checkpoint.format.saved_state`), as the supervisor read
+    it; empty if there was none, and in older records.
     """
 
     attempt: int
@@ -270,11 +275,11 @@ WRITERS_PER_ATTEMPT = 4  # background writers that one attempt starts at most: t
 
 @dataclass(frozen=True)
 class SupervisorSession:
-    """One supervisor's stay: monotonic `started_at`/`ended_at` (None: it was killed), wall `time`, `boot_id` of the clock.
-    `code`: the SHA-256 of ECRL's source that ran (empty: its version did not record it).
+    """One supervisor process: monotonic `started_at`/`ended_at` (None: it was killed), wall `time`, `boot_id` of the clock.
 
-    Written at its end (None: it was killed, or its version did not record it): `signals`, the stop signals that it received, in order,
-    `writer_deaths`, how many background writers died without being told to, and `ended_time`, the wall time at `ended_at`.
+    `code`: SHA-256 of the ECRL source that ran (empty: not recorded by that version). Written at its end (None: it was killed, or not recorded
+    by that version): `signals`, the stop signals received, in order; `writer_deaths`, how many background writers died without being told to;
+    `ended_time`, the wall time at `ended_at`.
     """
 
     started_at: float
@@ -289,7 +294,7 @@ class SupervisorSession:
 
 @dataclass(frozen=True)
 class SupervisorRecord:
-    """supervisor.json. `terminal_status`: running, completed, stopped, gave_up, refused; `reason` says why in words."""
+    """supervisor.json. `terminal_status`: running, completed, stopped, gave_up, refused; `reason`: why, as text."""
 
     schema_version: int
     run_id: str
@@ -303,10 +308,10 @@ class SupervisorRecord:
 
 @dataclass(frozen=True)
 class PlannedFailure:
-    """One entry of the plan (failures.json): kind (`what`), rank (`who`), global step and moment (`when`).
+    """One entry of the fault plan (failures.json): kind (`what`), rank (`who`), global step and moment (`when`).
 
-    `others`: the ranks that go with `rank`; `node`: the agent goes too. `share`: how far into the moment, 0 to 1; `point`: where in the store's
-    protocol; `seconds`: how long (slow kinds), or after how much supervised time (moment wall, whose global step is 0).
+    `others`: the ranks that fail with `rank`; `node`: the node's agent fails too. `share`: how far into the moment, 0 to 1; `point`: where in
+    the store's protocol; `seconds`: duration (slow kinds), or after how much supervised time (moment wall, whose global step is 0).
     """
 
     index: int
@@ -333,9 +338,9 @@ class DatasetRecord:
 
 @dataclass(frozen=True)
 class DiskLine:
-    """A line of disk.jsonl: what the device has done since it came up. `at`: monotonic; `time`: wall, to tell two boots apart.
+    """A line of disk.jsonl: the device's counters since it came up. `at`: monotonic; `time`: wall, to distinguish two boots.
 
-    SHARED: a torn line in the middle, left by a full disk or a killed supervisor, is passed over.
+    SHARED: a torn line in the middle, left by a full disk or a killed supervisor, is skipped.
     """
 
     SHARED: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What a verdict was spoken over: digests of a run's records and checkpoints, so that a later change of them is seen."""
+"""Digests of a run's records and checkpoints, by which a change after a verdict is detected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ecrl_cli.records.safe_read import MAX_DOCUMENT
 def fingerprint(layout: RunLayout) -> str:
     """SHA-256 over the names and contents of all record files (`record_files`).
 
-    What is not read as a record (a link, a pipe, a file larger than the run can have written) counts as that.
+    A file that cannot be a record (a link, a pipe, larger than the run can have written) contributes the reason instead of its content.
     """
     total, limit = hashlib.sha256(), most_bytes(layout)
     for path in record_files(layout):
@@ -25,7 +25,7 @@ def fingerprint(layout: RunLayout) -> str:
 
 
 def most_bytes(layout: RunLayout) -> int:
-    """How large a record of the run may be."""
+    """The size limit, in bytes, of a record file of this run."""
     try:
         return max(MAX_DOCUMENT, journal_bytes(read_run_config(layout).config))
     except (EcrlError, OSError):
@@ -42,13 +42,15 @@ def _digest(path: Path, limit: int) -> str:
 
 
 def checkpoint_states(layout: RunLayout) -> dict[str, dict[str, Any]]:
-    """By path, of every checkpoint and pointer: a digest of its content, and sizes and times of its files, which tell cheaply that it is the same."""
+    """By path, for every checkpoint and pointer: a digest of its content, and sizes and times of its files, for a cheap comparison."""
     return {layout.relative(path): {"files": _stats(path), "sha256": tree_digest(path)} for path in _entries(layout)}
 
 
 def changed_checkpoints(layout: RunLayout, states: dict[str, dict[str, Any]]) -> list[str]:
-    """The paths that came, went or changed since `states` were taken. Content is read only where times differ (a copy has new ones) and sizes do
-    not."""
+    """The paths added, removed or changed since `states` were taken.
+
+    Content is read only where times differ (a copy has new ones) and sizes do not.
+    """
     there = {layout.relative(path): path for path in _entries(layout)}
     changed = [name for name in states if name in there and _differs(there[name], states[name])]
     return sorted({*changed, *(set(there) ^ set(states))})
@@ -63,7 +65,7 @@ def _differs(path: Path, state: dict[str, Any]) -> bool:
 
 
 def _entries(layout: RunLayout) -> list[Path]:
-    """Visible files and folders of checkpoints/: checkpoints and latest.json, not the link to the newest."""
+    """Visible files and folders of checkpoints/: checkpoints and latest.json, without the symbolic link to the newest."""
     folder = layout.checkpoints
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and not p.is_symlink()) if is_folder(folder) else []
 

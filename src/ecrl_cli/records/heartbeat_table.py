@@ -1,7 +1,8 @@
-"""The board: shared memory in which every rank of an attempt says where it is, and in which ranks learn that they are to stop.
+"""The heartbeat table: shared memory with each rank's progress, stop requests, membership and copies of RNG state.
 
-One memory file per supervisor, made by it and handed to the ranks and the writer as a descriptor: no name, nothing to leak. A beat is a
-write of one 64-byte slot, under a microsecond; nobody is woken by it. Whoever watches compares slots for change, never clocks of others.
+One memfd per supervisor, passed to the ranks and the writer as a descriptor: it has no name and nothing can leak. A heartbeat writes one
+64-byte slot in under a microsecond and wakes nobody. Readers detect change by comparing slots, never by comparing clocks of different
+processes.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ from dataclasses import dataclass
 
 from ecrl_cli.linux.clock import monotonic
 
-# Where a rank can be, in the order in which a step passes through: of two ranks, the one that is less far holds up the other.
+# The phases of a rank, in the order in which a step passes through them: of two ranks, the one in the earlier phase holds up the other.
 PHASES = ("nowhere", "importing", "rendezvous", "loading", "forward", "backward", "update", "logging", "saving", "flushing", "done")
 
-_HEADER = struct.Struct("<QQ")  # whether to stop; the step to stop behind, plus one
-_SLOT = struct.Struct("<QIIddd")  # step, phase, 0, at, own seconds of the last step, beats
+_HEADER = struct.Struct("<QQ")  # stop requested; the agreed step to stop after, plus one
+_SLOT = struct.Struct("<QIIddd")  # step, phase, 0, at, own seconds of the last step, number of heartbeats
 _SLOT_BYTES = 64
-_MEMBERS = 16  # behind the header: who lives, as a mask, and how often that has changed
-_RANKS = 32  # behind that: how many ranks there are
-_KEPT = struct.Struct("<QI")  # the step behind which it was kept, plus one; its length
-_KEPT_BYTES = 16384  # a rank's generators are 10 KiB
+_MEMBERS = 16  # offset after the header: member ranks as a bit mask, and the membership epoch
+_RANKS = 32  # offset of the number of ranks
+_KEPT = struct.Struct("<QI")  # the step after which the state was stored, plus one; its length in bytes
+_KEPT_BYTES = 16384  # the RNG state of a rank is 10 KiB
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """`global_step`: the step being worked on. `at`: monotonic, when the phase began. `own_s`: seconds that the rank worked on its own in its
-    last step, before it had to wait for others. `beats`: how often the slot was written."""
+    """One slot as read.
+
+    `global_step`: the step being worked on. `at`: monotonic seconds when the phase began. `own_s`: seconds that the rank worked in its last
+    step before it had to wait for others. `beats`: how often the slot was written.
+    """
 
     global_step: int
     phase: str
@@ -40,11 +44,11 @@ class Heartbeat:
 class HeartbeatTable:
     """Slots 0 to `ranks` - 1 belong to the ranks, slot `ranks` to the background writer. Each slot has one writer.
 
-    Behind the slots each rank has room for what must outlive it: see `keep`.
+    After the slots, each rank has room for state that must survive its death: see `store_rank_state`.
     """
 
     def __init__(self, fd: int) -> None:
-        """Attach to the memory file `fd`, which this object owns from now on."""
+        """Attach to the memory file `fd`; this object owns it from now on."""
         self.fd = fd
         self._memory = mmap.mmap(fd, os.fstat(fd).st_size)
         self.ranks = int(struct.unpack_from("<Q", self._memory, _RANKS)[0])
@@ -70,7 +74,7 @@ class HeartbeatTable:
         return Heartbeat(step, PHASES[phase], at, own_s, int(beats))
 
     def ask_to_stop(self) -> None:
-        """The supervisor's word: rank 0 shall choose a step behind which all stop."""
+        """Called by the supervisor: ask rank 0 to choose a step after which all ranks stop."""
         struct.pack_into("<Q", self._memory, 0, 1)
 
     @property
@@ -78,21 +82,21 @@ class HeartbeatTable:
         return bool(_HEADER.unpack_from(self._memory, 0)[0])
 
     def agree(self, global_step: int) -> None:
-        """Rank 0's word, before it begins that step: every rank has seen it when the step's gradients have been exchanged."""
+        """Called by rank 0 before it begins `global_step`, the last one: every rank sees it by the time that step's gradients are exchanged."""
         struct.pack_into("<Q", self._memory, 8, global_step + 1)
 
     @property
     def agreed(self) -> int | None:
-        """The step behind which all stop; None where nobody is to stop."""
+        """The step after which all ranks stop; None if no stop was agreed."""
         step = _HEADER.unpack_from(self._memory, 0)[1]
         return step - 1 if step else None
 
     def set_members(self, ranks: int) -> None:
-        """The supervisor's word: ranks 0 to `ranks` - 1 (at most 64) are members, in epoch 1."""
+        """Called by the supervisor: ranks 0 to `ranks` - 1 (at most 64) are members, in epoch 1."""
         struct.pack_into("<QQ", self._memory, _MEMBERS, (1 << ranks) - 1, 1)
 
     def mark_dead(self, rank: int) -> None:
-        """The supervisor's word: `rank` has died. The epoch rises after the membership has changed."""
+        """Called by the supervisor: `rank` has died. The epoch is raised after the membership has changed."""
         mask, epoch = struct.unpack_from("<QQ", self._memory, _MEMBERS)
         struct.pack_into("<Q", self._memory, _MEMBERS, mask & ~(1 << rank))
         struct.pack_into("<Q", self._memory, _MEMBERS + 8, epoch + 1)
@@ -103,19 +107,19 @@ class HeartbeatTable:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Who lives, ascending, as of `epoch` or later."""
+        """The living ranks, ascending, as of `epoch` or later."""
         mask = struct.unpack_from("<Q", self._memory, _MEMBERS)[0]
         return tuple(rank for rank in range(64) if mask >> rank & 1)
 
     def store_rank_state(self, rank: int, global_step: int, data: bytes) -> None:
-        """Keep what `rank` is behind `global_step` beyond its death, and what it was behind the step before."""
+        """Store `rank`'s state after `global_step` so that it survives the rank's death; the state of the step before is kept too."""
         place = self._kept_at(rank, global_step)
         struct.pack_into("<Q", self._memory, place, 0)
         self._memory[place + _KEPT.size : place + _KEPT.size + len(data)] = data
         _KEPT.pack_into(self._memory, place, global_step + 1, len(data))
 
     def load_rank_state(self, rank: int, global_step: int) -> bytes | None:
-        """What `rank` kept behind `global_step`; None where that is not there any more, or was not whole when it died."""
+        """The state that `rank` stored after `global_step`; None if it was overwritten, or was incomplete when the rank died."""
         place = self._kept_at(rank, global_step)
         step, length = _KEPT.unpack_from(self._memory, place)
         return self._memory[place + _KEPT.size : place + _KEPT.size + length] if step == global_step + 1 else None
@@ -124,7 +128,8 @@ class HeartbeatTable:
         return (self.ranks + 2) * _SLOT_BYTES + (2 * rank + global_step % 2) * _KEPT_BYTES
 
     def clear(self) -> None:
-        """As new, for the next attempt; only while no rank writes. The writer's slot stays, it outlives attempts; so does what ranks have kept."""
+        """Reset for the next attempt; only while no rank writes. Keeps the writer's slot (the writer serves several attempts) and the stored rank
+        states."""
         self._memory[:_RANKS] = bytes(_RANKS)
         self._memory[_SLOT_BYTES : _at(self.ranks)] = bytes(_at(self.ranks) - _SLOT_BYTES)
 

@@ -1,4 +1,4 @@
-"""Append-only JSON lines: one write per line, so that a dead process leaves at most one torn line of its own."""
+"""Append-only JSON lines: one write per line, so that a process that dies leaves at most one torn line."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ecrl_cli.errors import RecordError, StorageError
 from ecrl_cli.records.safe_read import MAX_JOURNAL, parsed, read_lines, read_whole
 
 T = TypeVar("T")
-MOST_TORN = 1000  # each is a process that died in the middle of a write
+MOST_TORN = 1000  # each is left by a process that died in the middle of a write
 
 
 def line_of(event: object) -> bytes:
-    """The bytes of one line, newline included: what is hashed is what is written."""
+    """The bytes of one line, newline included: exactly these are written and hashed."""
     return (json.dumps(encode(event), separators=(",", ":"), allow_nan=True) + "\n").encode()
 
 
 class Journal:
     """Appends events to one file; several processes may share it (O_APPEND, one write per line).
 
-    A torn end that another process left when it died is closed by a newline, so that it swallows no line of this one.
+    If another process died and left a torn last line, it is closed with a newline first, so that no line of this writer is joined to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,12 +35,12 @@ class Journal:
         self._gap = b"\n" if size and os.pread(self._fd, 1, size - 1) != b"\n" else b""
 
     def append(self, event: object) -> bytes:
-        """Write one line; with the kernel when this returns. Gives its bytes. StorageError where it does not fit: then none of it stays."""
+        """Write one line to the kernel and return its bytes. StorageError if it cannot be written in full: then none of it remains."""
         line = line_of(event)
         rest = self._gap + line
         try:
             while rest := rest[os.write(self._fd, rest) :]:
-                pass  # the kernel took a part: the next call takes more or says why not
+                pass  # a partial write: the next call writes more or raises the reason
         except OSError as error:
             self._take_back(len(self._gap + line) - len(rest))
             raise StorageError.of("append", self._path, error) from error
@@ -48,7 +48,7 @@ class Journal:
         return line
 
     def _take_back(self, written: int) -> None:
-        """Cut off the last `written` bytes, unless another process has written behind them."""
+        """Truncate the last `written` bytes, unless another process has appended after them."""
         end = os.lseek(self._fd, 0, os.SEEK_CUR)
         if written and os.fstat(self._fd).st_size == end:
             os.ftruncate(self._fd, end - written)
@@ -59,7 +59,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Lines(Generic[T]):
-    """What a journal holds: the events in order, each one's bytes, and how many torn lines (the last, and in a shared one any)."""
+    """The content of a journal: the events in order, the bytes of each, and the number of torn lines (the last, and in a shared journal any)."""
 
     events: tuple[T, ...]
     raw: tuple[bytes, ...]
@@ -67,10 +67,10 @@ class Lines(Generic[T]):
 
 
 def read_journal(path: Path, kind: type[T], limit: int = MAX_JOURNAL) -> Lines[T]:
-    """All events of `path` (none where it is missing), of at most `limit` bytes. A torn last line is counted; damage before it is a RecordError.
+    """All events of `path` (none if it is missing), of at most `limit` bytes. A torn last line is counted; damage before it is a RecordError.
 
-    Where several processes write (`kind.SHARED`), one's torn line may stand before another's whole ones: a line that is no JSON is
-    counted there, too. What it said is missing, and the account of the checkpoints shows that.
+    In a journal with several writers (`kind.SHARED`), a torn line may precede complete lines of another process: there, any line that is not
+    JSON is counted as torn. Its event is missing, which the checkpoint account shows.
     """
     if not path.exists():
         return Lines((), (), 0)
@@ -105,7 +105,7 @@ def _parsed(path: Path, number: int, line: bytes, kind: type[T]) -> T:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON document; RecordError where it is damaged, FileNotFoundError where it is missing."""
+    """The parsed JSON document; RecordError if it is damaged, FileNotFoundError if it is missing."""
     try:
         return parsed(read_whole(path))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Every path of a run directory and of a sweep folder. Nobody else joins strings."""
+"""Every path of a run directory, a sweep folder and a study folder; no other module builds them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SPANS = re.compile(r"^spans_rank([0-9]{1,9})\.jsonl\Z")
 _RESTORED = re.compile(r"^restored_rank([0-9]{1,9})\.json\Z")
 
 
-REFERENCES = "references"  # beside runs: the undisturbed runs that were trained to hold them against; no arms of a comparison
+REFERENCES = "references"  # beside runs: undisturbed reference runs to compare them with; they are no arms of a comparison
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` is a folder itself: a link in a run directory leads nowhere that is read."""
+    """Whether `path` is a real folder: symbolic links in a run directory are not followed."""
     return path.is_dir() and not path.is_symlink()
 
 
@@ -38,7 +38,7 @@ class AttemptLayout:
 
     @property
     def launch(self) -> Path:
-        """What this attempt was told: see `records.launch.LaunchOrder`."""
+        """The parameters of this attempt: see `records.attempt_spec.AttemptSpec`."""
         return self.folder / "launch.json"
 
     @property
@@ -52,39 +52,39 @@ class AttemptLayout:
         return self.folder / f"spans_rank{rank}.jsonl"
 
     def stacks(self, rank: int) -> Path:
-        """What every thread of the rank was doing when the attempt was taken for hung."""
+        """The stacks of all threads of the rank when the attempt was judged hung."""
         return self.folder / f"stacks_rank{rank}.txt"
 
     def survivor_report(self, rank: int) -> Path:
-        """What the rank says of those who died before it: see `records.recovery.Testimony`."""
+        """The rank's report on the ranks that died before it: see `records.survivor_records.SurvivorReport`."""
         return self.folder / f"recovery_rank{rank}.jsonl"
 
     def ledger(self, rank: int) -> Path:
-        """Which samples lost their influence, or have too much: see `records.recovery.LedgerLine`."""
+        """Which samples lost their influence, or have too much: see `records.survivor_records.LostSamples`."""
         return self.folder / f"ledger_rank{rank}.jsonl"
 
     def restored(self, rank: int) -> Path:
-        """What the rank held right after it had taken up a state: see `records.rank_state.RestoredState`."""
+        """The rank's state right after it was restored: see `records.rank_state.RestoredState`."""
         return self.folder / f"restored_rank{rank}.json"
 
     def ranks(self) -> list[int]:
-        """The ranks that left a log, in order."""
+        """The ranks that left a log, ascending."""
         return self._ranks_of(_RANK_LOG)
 
     def spanned(self) -> list[int]:
-        """The ranks that left spans, in order."""
+        """The ranks that left spans, ascending."""
         return self._ranks_of(_SPANS)
 
     def testified(self) -> list[int]:
-        """The ranks that left a testimony, in order."""
+        """The ranks that left a survivor report, ascending."""
         return self._ranks_of(_TESTIMONY)
 
     def ledgered(self) -> list[int]:
-        """The ranks that left a ledger, in order."""
+        """The ranks that left a lost-sample record, ascending."""
         return self._ranks_of(_LEDGER)
 
     def with_restored(self) -> list[int]:
-        """The ranks that recorded what they restored, in order."""
+        """The ranks that recorded their restored state, ascending."""
         return self._ranks_of(_RESTORED)
 
     def _ranks_of(self, name: re.Pattern[str]) -> list[int]:
@@ -113,7 +113,7 @@ class RunLayout:
 
     @property
     def state_digests(self) -> Path:
-        """Behind which steps the ranks log digests of their state, where that was measured: see `records.state_digests`."""
+        """After which steps the ranks log state digests, where that was measured: see `records.state_digests`."""
         return self.root / "state_digests.json"
 
     @property
@@ -139,12 +139,12 @@ class RunLayout:
 
     @property
     def divergence(self) -> Path:
-        """How far the run ended from its reference, written when it is verified."""
+        """How far the run's end differs from its reference, written by verification."""
         return self.root / "divergence.json"
 
     @property
     def disk(self) -> Path:
-        """The disk's counters, sampled while the run was supervised, where it was asked for."""
+        """The disk's counters, sampled while the run was supervised, if that was enabled."""
         return self.root / "disk.jsonl"
 
     @property
@@ -168,17 +168,17 @@ class RunLayout:
 
     @property
     def control(self) -> Path:
-        """The supervisor's Unix socket, while it lives."""
+        """The supervisor's Unix socket, while the supervisor runs."""
         return self.root / ".control"
 
     @property
     def writer(self) -> Path:
-        """The background writer's Unix socket, while it lives."""
+        """The background writer's Unix socket, while the writer runs."""
         return self.root / ".writer"
 
     @property
     def writer_output(self) -> Path:
-        """What the background writer printed: nothing, if all is well."""
+        """Output of the background writer; normally empty."""
         return self.logs / "writer.log"
 
     @property
@@ -187,28 +187,28 @@ class RunLayout:
 
     @property
     def outcome(self) -> Path:
-        """How the run's job stands or ended, where it ran as a job of its own."""
+        """The status or outcome of the run's job, if it ran as a job of its own."""
         return self.hydra / "outcome.json"
 
     @property
     def job(self) -> Path:
-        """The scheduler's name of the job that the run was last submitted as."""
+        """The scheduler's id of the job that the run was last submitted as."""
         return self.hydra / "job.json"
 
     def attempt(self, attempt: int) -> AttemptLayout:
         return AttemptLayout(self.logs / f"attempt-{attempt:02d}")
 
     def attempts(self) -> list[int]:
-        """The attempts that left a folder, in order."""
+        """The attempts that left a folder, ascending."""
         names = (_ATTEMPT.match(p.name) for p in self.logs.iterdir() if is_folder(p)) if is_folder(self.logs) else ()
         return sorted(int(m[1]) for m in names if m)
 
     def relative(self, path: Path) -> str:
-        """`path` as it is written in records, so that a copied or moved run stays valid."""
+        """`path` relative to the run directory, as written in records: a copied or moved run stays valid."""
         return path.relative_to(self.root).as_posix()
 
     def relative_text(self, text: str) -> str:
-        """A message as it is written in records: without the folder that the run lies in."""
+        """`text` without the absolute path of the run directory, as written in records."""
         for root in (self.root.absolute(), self.root.resolve()):
             text = text.replace(f"{root}/", "")
             text = re.sub(rf"{re.escape(str(root))}(?![\w.-])", "the run directory", text)
@@ -239,7 +239,7 @@ class SweepLayout:
 
 @dataclass(frozen=True)
 class StudyLayout:
-    """A study's folder. `scratch`: where its trials work; gone when nothing runs."""
+    """A study's folder. `scratch`: the working space of its trials; absent when nothing runs."""
 
     root: Path
 

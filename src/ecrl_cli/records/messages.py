@@ -1,4 +1,4 @@
-"""What ranks and their supervisor tell each other over the control socket: JSON lines, one object each, with a `kind`."""
+"""Messages between ranks and supervisor on the control socket: JSON lines, one object each, with a `kind`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of every rank: who it is, so that its death is noticed at once. `at`: its first instant (monotonic).
+    """First message of every rank: it identifies the connection, so that the rank's death is noticed at once. `at`: the process's first instant
+    (monotonic).
 
-    `stacks`: the number of its descriptor of a memory file into which it writes what its threads do when it is asked; -1: none.
+    `stacks`: the descriptor number of the memory file for its stack dump on request; -1: none.
     """
 
     rank: int
@@ -33,9 +34,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class RankError:
-    """Why a rank is about to end: one line, and whether it is the user's input (exit code 2) that is wrong.
+    """Why a rank is about to exit: one line of text, and the exit code (2: the user's input is wrong).
 
-    `spoilt`: whether what the others have in memory is no good either, for they have exchanged gradients with it.
+    `spoilt`: the state in the other ranks' memory is unusable too, because they exchanged gradients with this rank.
     """
 
     rank: int
@@ -47,8 +48,10 @@ class RankError:
 
 @dataclass(frozen=True)
 class LeftAttempt:
-    """From a rank that outlived others: it has left its attempt behind `global_step`, with its state in memory, and waits for an Assignment on
-    this connection. Its records are durable. `alive`: who was left, as it knows."""
+    """From a surviving rank: it left its attempt after `global_step` with its state in memory and waits for an Assignment on this connection.
+
+    Its records are durable. `alive`: the surviving ranks, as far as it knows.
+    """
 
     rank: int
     pid: int
@@ -68,9 +71,9 @@ class SpareReady:
 
 @dataclass(frozen=True)
 class Assignment:
-    """From the supervisor, to one who has left or stands by: be `rank` of `attempt`, whose launch.json is there; say Hello on a new connection.
+    """From the supervisor to a surviving rank or a spare: become `rank` of `attempt`, whose launch.json exists; send Hello on a new connection.
 
-    `prefix`: under which the attempt keeps its keys in the store. Where the connection ends instead, there is nothing more to do.
+    `prefix`: prefix of the attempt's keys in the store. If the connection ends instead, there is nothing more to do.
     """
 
     attempt: int

@@ -1,19 +1,19 @@
-"""What a rank's state consists of, as digests."""
+"""Digests of the components of a rank's state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The fields of `RankState`; a rank line's `components` uses the same words.
+# The fields of `RankState`; a rank line's `components` has the same keys.
 RANK_COMPONENTS = ("parameters", "buffers", "optimizer", "rng", "train")
 
 
 @dataclass(frozen=True)
 class RankState:
-    """The state of one rank, a digest per component.
+    """One digest per component of a rank's state.
 
-    `parameters`, `buffers` and `optimizer` are defined as in a checkpoint's manifest; `rng` covers this rank's generators; `train` covers cursor,
-    schedule, scaler and the optimizer's hyperparameters, as a checkpoint's train.json holds them (`checkpoint.train_document`).
+    `parameters`, `buffers` and `optimizer` are defined as in a checkpoint's manifest; `rng` covers this rank's generators; `train` covers
+    cursor, schedule, scaler and the optimizer's hyperparameters, as in a checkpoint's train.json (`checkpoint.format.train_document`).
     """
 
     rank: int
@@ -26,9 +26,9 @@ class RankState:
 
 @dataclass(frozen=True)
 class RestoredState:
-    """`logs/attempt-NN/restored_rankR.json`: what rank R holds behind `global_step`, right after it has taken up a state and before its first step.
+    """`logs/attempt-NN/restored_rankR.json`: rank R's state after `global_step`, right after it was restored and before its first step.
 
-    `state_digest`: of parameters, buffers and optimizer, in the definition of a rank line's.
+    `state_digest`: over parameters, buffers and optimizer, as in a rank line.
     """
 
     attempt: int

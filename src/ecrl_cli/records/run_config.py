@@ -1,4 +1,4 @@
-"""config.json: a run's resolved configuration, written once; from then on the only source of what the run is."""
+"""config.json: a run's resolved configuration, written once and from then on authoritative."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class StoredConfig:
 
 
 def store(config: RunConfig) -> StoredConfig:
-    """`config` with its identities."""
+    """`config` with its run id and reference id."""
     return StoredConfig(SCHEMA_VERSION, run_id(config), reference_id(config), config)
 
 
 def write_run_config(layout: RunLayout, config: RunConfig) -> None:
-    """Write config.json, durably. `run_dir` is left out: a copied or moved run stays valid."""
+    """Write config.json durably. `run_dir` is left empty, so that a copied or moved run stays valid."""
     document = encode(store(config))
     document["config"]["run_dir"] = ""
     write_json(layout.config, document)
 
 
 def read_run_config(layout: RunLayout) -> StoredConfig:
-    """config.json; EvidenceMissing where there is none, RecordError where it is damaged or of another schema."""
+    """Read config.json; EvidenceMissing if there is none, RecordError if it is damaged or of another schema."""
     if not layout.root.exists():
         raise EvidenceMissing(str(layout.root), "is gone: the run directory was removed", "restore it, or name another one")
     if not layout.config.exists():
@@ -59,7 +59,8 @@ def read_run_config(layout: RunLayout) -> StoredConfig:
 
 
 def _check_variants(config: RunConfig) -> None:
-    """EvidenceMissing where a variant of the run is of a package that is not here: nobody can tell what the run was to do, so nobody can judge it."""
+    """EvidenceMissing if a variant of the run belongs to a package that is not installed: what the run should have done is unknown, so it cannot
+    be judged."""
     for look_up in (recovery_of, strategy_of, launcher_of):
         try:
             look_up(config)
@@ -68,7 +69,10 @@ def _check_variants(config: RunConfig) -> None:
 
 
 def journal_bytes(config: RunConfig) -> int:
-    """How large a log of one attempt may be: so many bytes for each step that it can have. A line is a few hundred, with replicas a number more for
-    each; of spans and checkpoint lines there are a dozen per step; ledgers name the samples of a step."""
+    """Size limit, in bytes, of a log of one attempt: a budget for each step that it can have.
+
+    A line takes a few hundred bytes, with replicas some more for each; there are about a dozen spans and checkpoint lines per step; lost-sample
+    records list the samples of a step.
+    """
     per_step = 4096 + 32 * config.elastic.replicas + (64 * config.global_batch if recovery_of(config).from_memory else 0)
     return min(MAX_JOURNAL, 2**20 + per_step * config.target_steps)

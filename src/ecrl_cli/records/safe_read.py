@@ -1,4 +1,4 @@
-"""Records from a folder that somebody else may have prepared: plain files only, never through a link, never more than a cap."""
+"""Reading records from an untrusted folder: regular files only, never through a link, never more than a limit."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from typing import Any
 
 from ecrl_cli.errors import RecordError
 
-MAX_DOCUMENT = 16 * 2**20  # of JSON: what takes a second to parse, and some 400 MB at the worst
+MAX_DOCUMENT = 16 * 2**20  # of JSON: takes a second to parse, and about 400 MB at worst
 MAX_JOURNAL = 2**30
 MAX_LINE = 4 * 2**20
 _PIECE = 2**20
 
 
 def read_whole(path: Path, limit: int = MAX_DOCUMENT) -> bytes:
-    """The bytes of `path`. RecordError unless it is a plain file of at most `limit` bytes, which is seen before any is read; OSError as `open`."""
+    """The bytes of `path`. RecordError, before anything is read, unless it is a regular file of at most `limit` bytes; OSError as from `open`."""
     with _opened(path, limit) as fd:
         return _read(fd, limit)
 
 
 def read_lines(path: Path, limit: int = MAX_JOURNAL) -> Iterator[tuple[bytes, bool]]:
-    """Line by line, without its newline, and whether there was one: the last may be torn. RecordError as `read_whole`, and for a line without end."""
+    """Each line without its newline, and whether it had one: the last may be torn. RecordError as `read_whole`, and for a line of more than
+    MAX_LINE bytes."""
     with _opened(path, limit) as fd:
         rest, left = b"", limit
         while left > 0 and (piece := os.read(fd, min(_PIECE, left))):
@@ -59,7 +60,7 @@ def _opened(path: Path, limit: int) -> Iterator[int]:
 
 
 def parsed(data: bytes) -> Any:
-    """The JSON value of `data`; ValueError where it is none, or one so deep that no record can be meant."""
+    """The JSON value of `data`; ValueError if it is not JSON or nested too deeply for a record."""
     try:
         return json.loads(data)
     except RecursionError as error:
@@ -67,7 +68,7 @@ def parsed(data: bytes) -> Any:
 
 
 def _read(fd: int, limit: int) -> bytes:
-    """To the end, which another process may be moving, but never past `limit`."""
+    """Read to the end, which another process may be moving, but never past `limit`."""
     data = bytearray()
     while len(data) < limit and (piece := os.read(fd, min(_PIECE, limit - len(data)))):
         data += piece

@@ -1,7 +1,7 @@
-"""seal.json: written last when a run ends, the digest of every record file and the commits of its checkpoints; with a key, signed.
+"""seal.json: the digest of every record file and the commits of the checkpoints, written last when a run ends; with a key, signed.
 
-Without a key a seal shows that something was changed by somebody who did not seal anew; with one, also by somebody who did, unless they have the
-key. See docs/decisions/seal.md.
+Without a key a seal detects changes unless the run was sealed anew; with one, also then, unless the attacker has the key. See
+docs/decisions/seal.md.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import sync_directory, write_whole
 
-_DOMAIN = b"ecrl seal 1\0"  # a key that also signs commits cannot be made to sign a seal
+_DOMAIN = b"ecrl seal 1\0"  # domain separation: a key that also signs commits cannot be made to sign a seal
 
 
 @dataclass(frozen=True)
 class Seal:
-    """`files`: by path in the run directory. `checkpoints`: SHA-256 of the commit by path, of those that were there; `final`: the newest of them.
+    """`files`: by path in the run directory. `checkpoints`: SHA-256 of the commit by path, of the checkpoints present; `final`: the newest of
+    them.
 
     `seal_sha256`: over the rest in canonical form. `hmac_sha256`: over the same bytes under the key; empty: not signed.
     """
@@ -44,12 +45,12 @@ class Seal:
     hmac_sha256: str = ""
 
     def body(self) -> bytes:
-        """What is hashed and signed."""
+        """The bytes that are hashed and signed."""
         document = encode(replace(self, seal_sha256="", hmac_sha256=""))
         return _DOMAIN + _canonical(document)
 
     def whole(self) -> bool:
-        """Whether it is as it was written, by its own hash."""
+        """Whether its own hash still matches its content."""
         return hmac.compare_digest(self.seal_sha256, hashlib.sha256(self.body()).hexdigest())
 
     def signed_with(self, key: bytes) -> bool:
@@ -57,7 +58,7 @@ class Seal:
 
 
 def make_seal(layout: RunLayout, run_id: str, terminal_status: str, commits: Mapping[str, str], key: bytes = b"") -> Seal:
-    """The seal of the records as they are now. `commits`: by path, in the order of the steps. RecordError or OSError where one cannot be read."""
+    """Seal the records as they are now. `commits`: by path, in the order of the steps. RecordError or OSError if one cannot be read."""
     files = {layout.relative(path): file_digest(path) for path in record_files(layout)}
     final = list(commits.values())[-1] if commits else ""
     bare = Seal(SCHEMA_VERSION, run_id, terminal_status, files, dict(commits), final)
@@ -65,12 +66,12 @@ def make_seal(layout: RunLayout, run_id: str, terminal_status: str, commits: Map
 
 
 def write_seal(layout: RunLayout, seal: Seal) -> None:
-    """Durably."""
+    """Write seal.json durably."""
     write_whole(layout.seal, _canonical(encode(seal)))
 
 
 def read_seal(layout: RunLayout) -> Seal | None:
-    """seal.json, None where there is none; RecordError where it is none that this ECRL wrote."""
+    """Read seal.json; None if there is none, RecordError if this version of ECRL did not write it."""
     if not (layout.seal.exists() or layout.seal.is_symlink()):
         return None
     try:
@@ -83,14 +84,14 @@ def read_seal(layout: RunLayout) -> Seal | None:
 
 
 def reopen(layout: RunLayout) -> None:
-    """The run goes on: what was written when it ended last goes first. Under the run's lock, before any record changes."""
+    """Remove the seal and metrics.json before the run continues. Under the run's lock, before any record changes."""
     gone = [path for path in (layout.seal, layout.metrics) if _removed(path)]
     if gone:
         sync_directory(layout.root)
 
 
 def changed_files(layout: RunLayout, seal: Seal) -> tuple[list[str], list[str]]:
-    """(changed, gone): record files that are not what the seal has, with what is wrong in words, and those that it has and that are not there."""
+    """(changed, gone): record files that differ from the seal, each with the difference, and sealed files that are missing."""
     there, limit = {layout.relative(path): path for path in record_files(layout)}, most_bytes(layout)
     changed = [f"{name} (was not there)" for name in there if name not in seal.files]
     for name, sealed in seal.files.items():

@@ -1,4 +1,4 @@
-"""Which code runs: a digest of ECRL's own Python files."""
+"""A digest of ECRL's own Python files, to identify the code that ran."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @cache
 def source_sha256() -> str:
-    """Of names and contents: two revisions that differ in documents alone run the same code, two dirty ones may not."""
+    """SHA-256 over names and contents: revisions that differ only in documents give the same digest, dirty trees that differ in code do not."""
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""One rank's contiguous account of where its time goes."""
+"""A contiguous account of one rank's time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrl_cli.records.journal import Journal
 class SpanClock:
     """Switches between categories without a gap: every instant since `start` belongs to exactly one span.
 
-    `duration(category)` sums what was spent in it since `mark()`; `lap()` gives all of that at once, without a gap to `mark()`.
+    `duration(category)` sums the seconds spent in it since `mark()`; `lap()` returns all sums and starts new ones at the same instant.
     """
 
     def __init__(self, journal: Journal, attempt: int, start: float, category: str) -> None:
@@ -22,7 +22,7 @@ class SpanClock:
 
     @property
     def global_step(self) -> int:
-        """The step being worked on. A new one begins a new span, so that none belongs to two steps (replay is told apart by step)."""
+        """The step being worked on. A new step begins a new span: no span covers two steps, because replay is recognized by step."""
         return self._global_step
 
     @global_step.setter
@@ -32,7 +32,7 @@ class SpanClock:
             self._global_step = step
 
     def switch(self, category: str) -> float:
-        """End the running span now and begin one of `category`; gives the instant."""
+        """End the running span now and begin one of `category`; returns the instant."""
         now = monotonic()
         if category != self._category:
             self._close(now)
@@ -40,11 +40,11 @@ class SpanClock:
         return now
 
     def mark(self) -> None:
-        """Begin a new sum for `duration`."""
+        """Start new sums for `duration`."""
         self.lap()
 
     def lap(self) -> tuple[float, dict[str, float]]:
-        """Seconds since `mark()`, and how many of them were spent in each category: these add up to those. Begins a new sum."""
+        """Seconds since `mark()`, and how many of them were spent in each category (they add up). Starts new sums."""
         now = monotonic()
         self._close(now)
         seconds, spent = now - self._marked_at, self._since_mark
@@ -52,7 +52,7 @@ class SpanClock:
         return seconds, spent
 
     def duration(self, category: str) -> float:
-        """Seconds of `category` closed since `mark()`."""
+        """Seconds of `category` in spans closed since `mark()`."""
         return self._since_mark.get(category, 0.0)
 
     def close(self) -> None:

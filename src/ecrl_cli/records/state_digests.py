@@ -1,4 +1,4 @@
-"""Behind which steps the ranks of a run log digests of their state: a measured interval, recorded once, the same for all ranks and attempts."""
+"""The measured interval at which ranks log state digests: recorded once, the same for all ranks and attempts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 
-MEASURED_STEPS = 3  # the first is slow; the other two are what the interval is worked out from
-SHARE = 0.005  # of a step, for the steps of the interval; as much again for those of checkpoints: together at most 1%
+MEASURED_STEPS = 3  # the first is slow; the interval is derived from the other two
+SHARE = 0.005  # of a step's time, for the regular digests; as much again for those at checkpoints: together at most 1%
 MOST = 2**20
 
 
 @dataclass(frozen=True)
 class DigestInterval:
-    """state_digests.json: digests are due behind each step that `every` divides and, with `at_checkpoints`, each that `checkpoint.every` divides.
+    """state_digests.json: digests are due after each step that `every` divides and, with `at_checkpoints`, each that `checkpoint.every` divides.
 
-    `digest_s`, `step_s`: the shortest digest and step that were measured.
+    `digest_s`, `step_s`: seconds of the shortest measured digest and step.
     """
 
     every: int
@@ -38,9 +38,9 @@ def worked_out(digest_s: float, step_s: float, checkpoint_every: int) -> DigestI
 
 
 def digest_due(config: RunConfig, interval: DigestInterval | None, step: int, began: int) -> bool:
-    """Whether the digests of `step` are due in an attempt that began behind step `began`.
+    """Whether the digests of `step` are due in an attempt that resumed after step `began`.
 
-    Where the interval is not known yet, and behind the first step of an attempt and the last of the run, they always are.
+    They always are while the interval is unknown, after the first step of an attempt and after the last step of the run.
     """
     if not digests_configured(config):
         return False
@@ -54,5 +54,6 @@ def digests_configured(config: RunConfig) -> bool:
 
 
 def recorded_by_rank(config: RunConfig) -> bool:
-    """Whether the run's version records the state of every rank: earlier ones wrote `state_digests` as a bool, and have rank 0's end alone."""
+    """Whether the run's version records the state of every rank; older ones wrote `state_digests` as a bool and recorded only rank 0's final
+    state."""
     return not isinstance(config.state_digests, bool)

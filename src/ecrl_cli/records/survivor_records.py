@@ -1,20 +1,20 @@
-"""What ranks that outlive others put on record: how the step ended without them, and which samples have no influence, or more than their share."""
+"""Records of surviving ranks: how a step ended without the dead ranks, and which samples lost their influence or have too much."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 LOST, REPEATED = "lost", "repeated"
-SURVIVORS, SNAPSHOT = "survivors", "snapshot"  # `Attempt.memory`: with whose an attempt goes on
+SURVIVORS, SNAPSHOT = "survivors", "snapshot"  # `Attempt.memory`: whose in-memory state an attempt continues from
 SURVIVED = "survived"  # `Attempt.outcome`
 EFFECTS = (LOST, REPEATED)
 
 
 @dataclass(frozen=True)
 class RedoneStep:
-    """What a death changed in `global_step`: of its `buckets`, those from `first` on hold the gradients of `left` alone.
+    """How deaths changed `global_step`: its `buckets` from number `first` on hold the gradients of the `left` ranks only.
 
-    `lost`: who has died since the last agreement; `seconds`: from the failing exchange to the agreement.
+    `lost`: the ranks that died since the last agreement; `seconds`: from the failed exchange to the agreement.
     """
 
     global_step: int
@@ -27,12 +27,12 @@ class RedoneStep:
 
 @dataclass(frozen=True)
 class SurvivorReport:
-    """What a rank that outlived others says when its attempt ends: the one line of `logs/attempt-NN/recovery_rankR.jsonl`.
+    """The report of a surviving rank when its attempt ends: the one line of `logs/attempt-NN/recovery_rankR.jsonl`.
 
-    `global_step`: the last step that this rank has committed; whoever goes on goes on behind it. `alive`: who was left, as it knew. `redone`: what
-    was done again to commit that step without the dead (empty where the step that a death interrupted was given up, or none was interrupted).
-    `layers`: by bucket, the parameters of it by the model's names; empty where `redone` is. `state_digest`: of parameters, buffers and optimizer
-    behind that step: equal on all who are left.
+    `global_step`: the last step that this rank committed; survivors resume after it. `alive`: the surviving ranks, as far as it knew. `redone`:
+    what was redone to commit that step without the dead ranks (empty if the interrupted step was discarded, or none was interrupted). `layers`:
+    by bucket, the names of its parameters; empty where `redone` is. `state_digest`: over parameters, buffers and optimizer after that step:
+    equal on all survivors.
     """
 
     global_step: int
@@ -48,10 +48,11 @@ class SurvivorReport:
 
 @dataclass(frozen=True)
 class LostSamples:
-    """`samples`: dataset indices, one for each time that the sample stood in the mini-batch. `layers`: parameters by the model's names.
+    """Samples that lost their influence on some layers, or had it more than once.
 
-    `effect`: lost (without influence) or repeated (once more than its due). `ranks`: the casualties. `cause`: the recovery that caused it.
-    A run's are in `logs/attempt-NN/ledger_rankR.jsonl`: each survivor has the whole ledger of its attempt.
+    `samples`: dataset indices, one for each time that the sample was in the mini-batch. `layers`: names of the affected parameters. `effect`:
+    lost (no influence) or repeated (once too often). `ranks`: the ranks that died. `cause`: the recovery that caused it. Stored in
+    `logs/attempt-NN/ledger_rankR.jsonl`: each survivor has all lines of its attempt.
     """
 
     global_step: int
@@ -64,7 +65,7 @@ class LostSamples:
 
 @dataclass(frozen=True)
 class AppliedSamples:
-    """`samples` had their influence on `layers`, once: an average to which they contributed was applied to these."""
+    """`samples` influenced `layers` once: an average to which they contributed was applied to these parameters."""
 
     global_step: int
     samples: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""verdict.json: a verdict, what it was spoken over, and a digest of both. Whoever shows it later holds it against the records first.
+"""verdict.json: a verdict, digests of the records it judged, and a digest of both. A later reader checks these against the records first.
 
-It is kept, not signed: whoever changes a record can judge anew, or write file and digest to their liking. `ecrl report --judge` believes no file.
+The file is not signed: anyone who changes a record can verify again, or rewrite file and digest. `ecrl report --judge` trusts no file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OWN = "verdict_sha256"
 
 
 def verdict_file(layout: RunLayout, document: dict[str, Any], reference: RunLayout | None, divergence: dict[str, Any] | None) -> dict[str, Any]:
-    """The content of verdict.json: `document` (the verdict) with what it was spoken over. RecordError, OSError where that cannot be read."""
+    """The content of verdict.json: `document` (the verdict) with digests of the records it judged. RecordError or OSError if those cannot be read."""
     over: dict[str, Any] = {
         "records_sha256": fingerprint(layout),
         "checkpoints": checkpoint_states(layout),
@@ -33,7 +33,7 @@ def verdict_file(layout: RunLayout, document: dict[str, Any], reference: RunLayo
 
 
 def read_verdict(layout: RunLayout) -> tuple[dict[str, Any], str]:
-    """verdict.json, and why it is not the verdict on what lies there now ("" where it is). RecordError, OSError where it cannot be read."""
+    """verdict.json, and why it does not apply to the current records ("" if it does). RecordError or OSError if it cannot be read."""
     value = read_json(layout.verdict)
     if not isinstance(value, dict):
         raise RecordError("verdict.json", "is no JSON object", "run ecrl verify again")
@@ -41,7 +41,7 @@ def read_verdict(layout: RunLayout) -> tuple[dict[str, Any], str]:
 
 
 def divergence_of(layout: RunLayout, verdict: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """divergence.json, if it was written with `verdict`; and why it is not shown ("" where it is, or where none belongs to the verdict)."""
+    """divergence.json, if it was written together with `verdict`; and why it is not shown ("" if it is, or if the verdict has none)."""
     due, there = verdict.get("divergence_sha256"), layout.divergence.exists()
     if not due:
         return None, "divergence.json is of another verdict: not shown; run ecrl verify again" if there else ""

@@ -1,4 +1,4 @@
-"""The words that records may use, one tuple per enumeration. A word that is not here is an error, wherever it stands."""
+"""The words allowed in records, one tuple per enumeration; any other word is an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHECKPOINT_EVENTS = ("submitted", "received", "released", *CHECKPOINT_ENDS, "ret
 LEDGER_EFFECTS = EFFECTS
 HANG_PHASES = PHASES
 
-# Categories that no rank books: they are derived from the supervisor's book, or from which steps are done again.
+# Categories that no rank records: derived from the supervisor's record, or from which steps are replayed.
 DERIVED = ("launch", "detect", "replay")
 RANK_CATEGORIES = tuple(category for category in CATEGORIES if category not in DERIVED)
 
