@@ -1,4 +1,4 @@
-"""An audit from a command to a verdict: undisturbed runs first, then one arm for each planned failure, then the judgement and its page."""
+"""Runs an audit of a command: undisturbed runs first, then one arm per planned fault, then the verdict and its page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 
 def folder_of(config: AuditConfig, words: tuple[str, ...]) -> Path:
-    """`run_dir`, or outputs/audit/NAME-HASH of the command."""
+    """`run_dir`, or outputs/audit/NAME-HASH derived from the command and configuration."""
     if config.run_dir:
         return Path(config.run_dir).expanduser().absolute()
     script = next((Path(word).stem for word in words if word.endswith(".py")), Path(words[0]).name)
@@ -33,7 +33,7 @@ def folder_of(config: AuditConfig, words: tuple[str, ...]) -> Path:
 
 
 def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Path, AuditVerdict]:
-    """Run every arm and judge. ConfigError where the command cannot be audited, with its last words."""
+    """Run every arm and judge. ConfigError, with the last line of its output, if the command cannot be audited."""
     folder = folder_of(config, words)
     check_command(config, words)
     _check_folder(folder)
@@ -52,7 +52,7 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
 
 
 def check_command(config: AuditConfig, words: tuple[str, ...]) -> None:
-    """ConfigError where two arms would write over one another."""
+    """ConfigError if two arms would write to the same place."""
     if not any("{dir}" in word for word in words) and not config.audit.own_dir:
         way = "write {dir} where the job writes (train.py --out {dir}), or say audit.own_dir=true if it obeys ECRL_ARM_DIR"
         raise ConfigError("COMMAND", "names no {dir}: every arm would write to the same place, and resume from another's checkpoints", way)
@@ -85,7 +85,7 @@ def _struck(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
 
 
 def judge_folder(folder: Path, reference: Path | None, order: str) -> AuditVerdict:
-    """Judge what is recorded under `folder`, by whomever; `reference`: an arm, or a folder of arms, from elsewhere."""
+    """Judge the recording under `folder`, whoever made it; `reference`: an arm, or a folder of arms, from elsewhere."""
     references, struck = arms_of(folder)
     if reference is not None:
         others, arms = arms_of(reference)
@@ -94,7 +94,7 @@ def judge_folder(folder: Path, reference: Path | None, order: str) -> AuditVerdi
 
 
 def write_result(folder: Path, verdict: AuditVerdict, more: dict[str, Any]) -> None:
-    """audit.json and report/index.html."""
+    """Write audit.json and report/index.html."""
     document = {"schema_version": SCHEMA_VERSION, **verdict.to_json(), "python": sys.version.split()[0], "costs": _costs(verdict), **more}
     document["versions"] = next((process.versions for judged in verdict.references for process in judged.arm.processes), {})
     write_json(folder / "audit.json", document)
@@ -103,7 +103,7 @@ def write_result(folder: Path, verdict: AuditVerdict, more: dict[str, Any]) -> N
 
 
 def _costs(verdict: AuditVerdict) -> dict[str, Any]:
-    """Seconds of each attempt, and of what was done again, by arm."""
+    """By arm: seconds of each attempt, number of repeated steps, seconds of each save."""
     return {
         judged.arm.name: {
             "attempt_seconds": [launch.seconds for launch in judged.arm.launches],

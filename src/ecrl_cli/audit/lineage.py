@@ -1,7 +1,7 @@
-"""Where each attempt went on, proved by content: the state in front of its first step is looked up among the states behind every earlier step.
+"""The step after which each attempt resumed, proved by content: its initial state is looked up among the states recorded after every earlier step.
 
-What a job says of its own step numbers is not needed. The step in flight at a death may have happened or not: a rank that died has no line of it,
-and any other rank's line counts.
+The job's own step numbers are not needed. The step in flight at a death may have happened or not: a rank that died has no line for it, but any
+other rank's line counts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ _DIGITS = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Resumed:
-    """How attempt `attempt` began. `behind`: the step whose parameters it had; None: those of no step on record. `proof`: what showed it:
-    content, load (a checkpoint that was read), declared (the job's own numbers) or nothing."""
+    """How attempt `attempt` began.
+
+    `behind`: the step whose parameters it had; None: those of no recorded step. `proof`: what showed it: content, load (a checkpoint that was
+    read), declared (the job's own numbers) or nothing.
+    """
 
     attempt: int
     behind: int | None
@@ -31,7 +34,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Path:
-    """The steps that made the end: by step and rank, what was done, and in which attempt."""
+    """The steps that led to the end: by step and rank, the attempt and its record of the step."""
 
     steps: dict[int, dict[int, tuple[int, Step]]]
     done_again: list[tuple[int, int, int, Step, Step]]  # step, rank, attempt, first pass, second pass
@@ -44,7 +47,7 @@ class Path:
 
 
 def path_of(arm: Arm) -> Path:
-    """Follow the attempts of `arm`; a later attempt overwrites what it did again."""
+    """Follow the attempts of `arm`; a later attempt overwrites the steps that it repeats."""
     steps: dict[int, dict[int, tuple[int, Step]]] = {}
     again: list[tuple[int, int, int, Step, Step]] = []
     resumed: list[Resumed] = []
@@ -65,7 +68,8 @@ def path_of(arm: Arm) -> Path:
 
 
 def _overwrite(steps: Any, again: Any, processes: list[Process], attempt: int, offset: int) -> None:
-    """What a later attempt did counts; the first pass of it is kept beside it. Steps behind its last one are gone with the state that they made."""
+    """Let `attempt` replace earlier passes of its steps and record those in `again`. Steps after its last one are dropped, since their state was
+    lost."""
     done: dict[int, dict[int, tuple[int, Step]]] = {}
     for process in processes:
         for step in process.steps:
@@ -114,6 +118,6 @@ def _resumed(attempt: int, processes: list[Process], states: list[tuple[int, str
 
 
 def family(path: str) -> str:
-    """Checkpoints of one kind: their path without numbers and without the marks of an unfinished write."""
+    """The kind of a checkpoint: its path without numbers and without the suffixes of an unfinished write."""
     name = path.removesuffix(".tmp").removesuffix(".part").removesuffix(".partial")
     return _DIGITS.sub("#", name.replace(".tmp", ""))

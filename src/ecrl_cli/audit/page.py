@@ -1,4 +1,4 @@
-"""The page of an audit: the diagnosis on top, the fingerprint of each arm, its promises."""
+"""The HTML page of an audit: the diagnosis on top, the fingerprint of each arm, its promises."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ later attempt.</small></p>
 
 
 def page(name: str, verdict: AuditVerdict) -> str:
-    """index.html; every text of a record is escaped, and no control character of one is in it."""
+    """The content of index.html; all recorded text is escaped and free of control characters."""
     findings = sorted(verdict.findings, key=lambda finding: _ORDER[finding.status])
     arms = [*sorted(verdict.arms, key=lambda judged: not judged.differs), *verdict.references]
     first = verdict.references[0] if verdict.references else None
@@ -71,7 +71,7 @@ def _cost(judged: Judged) -> dict[str, Any]:
 
 
 def _fingerprint(judged: Judged, compared: bool) -> dict[str, Any]:
-    """Rectangles of equal colour, run by run: a long job has few of them."""
+    """The fingerprint of an arm as rectangles: consecutive steps of the same state share one, so a long job has few."""
     steps = sorted(judged.path.steps)
     width = max(1.0, min(float(_CELL), (_MOST - _LEFT) / max(1, len(steps))))
     rows = [_row(judged, component, place, steps, width, compared) for place, component in enumerate(COMPONENTS)]

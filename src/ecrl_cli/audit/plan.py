@@ -1,4 +1,4 @@
-"""Which failures an audit plans: those that were typed, or three that are drawn from what the undisturbed run showed."""
+"""The faults of an audit: those given on the command line, or three derived from the undisturbed run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrl_cli.errors import ConfigError
 
 @dataclass(frozen=True)
 class PlannedStrike:
-    """One failure of one arm: in attempt `attempt`, of `rank`, at `moment` of `step`."""
+    """One fault of one arm: in attempt `attempt`, of `rank`, at `moment` of `step`."""
 
     index: int
     attempt: int
@@ -30,7 +30,7 @@ class PlannedArm:
 
 
 def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ...]:
-    """The struck arms of an audit. ConfigError where a typed failure cannot strike this job."""
+    """The arms with faults. ConfigError if a fault given by the user cannot happen in this job."""
     last, ranks = reference.path.last, {process.rank for process in reference.arm.processes}
     if config.failure.kind != "none":
         return (_typed(config, last, ranks),)
@@ -60,7 +60,7 @@ def _kill(name: str, why: str, step: int, rank: int) -> PlannedArm:
 
 
 def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:
-    """Between two checkpoints: the steps behind the first are done twice, and must agree."""
+    """Between two checkpoints: the steps after the first are repeated, and must agree."""
     if not saved:
         return _kill("no-checkpoint", "the job saves nothing before its end: it begins anew", max(2, last // 2), rank) if last > 1 else None
     ends = [*saved, last]
@@ -72,12 +72,12 @@ def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:
 
 
 def _on_boundary(saved: list[int], rank: int) -> PlannedArm | None:
-    """Right behind a checkpoint: nothing is done twice."""
+    """Right after a checkpoint: no step is repeated."""
     return _kill("on-boundary", f"right behind the checkpoint of step {saved[0]}", saved[0] + 1, rank) if saved else None
 
 
 def _second_epoch(saved: list[int], epochs: list[int], last: int, rank: int) -> PlannedArm | None:
-    """In the second epoch or later, behind a checkpoint that lies in it where there is one."""
+    """In the second epoch or later, after a checkpoint taken in it if there is one."""
     if not epochs or not saved:
         return None
     inside = [step for step in saved if step > epochs[0]]

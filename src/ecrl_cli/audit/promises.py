@@ -1,4 +1,4 @@
-"""What a job promises when it recovers, each judged from the records of its arms: kept, broken, unknown or not checked, with the evidence."""
+"""The recovery promises of a job, each judged from the records of its arms: kept, broken, unknown or not checked, with evidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrl_cli.audit.records import Arm, Step, same_number
 KEPT, BROKEN, UNKNOWN, NOT_CHECKED = "kept", "broken", "unknown", "not checked"
 SHOWN = 8
 
-# Components of a step, in the order in which a difference in one explains the next: who differs first names the cause.
+# Components of a step, ordered by cause: a difference in one explains those in later ones, so the first that differs names the cause.
 COMPONENTS = (
     "samples",
     "input",
@@ -52,7 +52,7 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One promise of one arm. `step`: where it broke first, or None."""
+    """One promise of one arm. `step`: where it first broke, or None."""
 
     promise: str
     status: str
@@ -64,7 +64,7 @@ class Finding:
 
 @dataclass
 class Judged:
-    """An arm, its path, and by step what differs from the reference."""
+    """An arm, its path, and by step the components that differ from the reference."""
 
     arm: Arm
     path: Path
@@ -73,7 +73,7 @@ class Judged:
 
 
 def value_of(step: Step, component: str) -> object:
-    """What `step` recorded of `component`; None where it did not."""
+    """The recorded value of `component` in `step`; None if not recorded."""
     if component == "samples":
         return step.samples or None
     if component == "input":
@@ -86,7 +86,7 @@ def value_of(step: Step, component: str) -> object:
 
 
 def differing(one: Step, other: Step) -> tuple[str, ...]:
-    """The components that both recorded and that are not equal."""
+    """The components that both recorded with different values."""
     return tuple(name for name in COMPONENTS if (a := value_of(one, name)) is not None and (b := value_of(other, name)) is not None and a != b)
 
 
@@ -104,12 +104,12 @@ def compare(path: Path, reference: Path, ignored: frozenset[str] = frozenset()) 
     return found
 
 
-# Generators that many jobs do not seed because they do not use them: compared only where two undisturbed runs agree in them.
+# Generators that many jobs leave unseeded because they do not use them: compared only if two undisturbed runs agree in them.
 UNSEEDED = ("python generator", "numpy generator")
 
 
 def unseeded(references: list[Judged]) -> frozenset[str]:
-    """Those of UNSEEDED in which undisturbed runs differ, or that nobody could compare."""
+    """Those of UNSEEDED in which undisturbed runs differ; all of them if there is only one undisturbed run."""
     if len(references) < 2:
         return frozenset(UNSEEDED)
     first, *others = references
@@ -118,7 +118,7 @@ def unseeded(references: list[Judged]) -> frozenset[str]:
 
 
 def deterministic(references: list[Judged]) -> Finding:
-    """Two undisturbed runs are equal: else no difference of a struck one means anything."""
+    """Undisturbed runs are equal; otherwise a difference of a run with faults means nothing."""
     promise = "deterministic"
     if len(references) < 2:
         return Finding(promise, NOT_CHECKED, "one undisturbed run was recorded; two show whether the job is deterministic")
@@ -139,7 +139,7 @@ def deterministic(references: list[Judged]) -> Finding:
 
 
 def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Finding:
-    """The samples of the steps that count are those of the reference; without one, no step repeats an earlier one's within what it must not."""
+    """The committed steps consumed the reference's samples, in its order unless `order` says that the order is free."""
     promise, arm = "exactly once", judged.arm.name
     known = [step for _, _, step in walk(judged.path) if step.samples]
     if not known:
@@ -161,7 +161,7 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
 
 
 def _as_often(judged: Judged, reference: Judged) -> Finding:
-    """Each sample as often as in the undisturbed run, in whatever order."""
+    """Each sample occurs as often as in the undisturbed run, in any order."""
     promise, arm = "exactly once", judged.arm.name
     ours, theirs = (Counter(sample for _, _, step in walk(j.path) for sample in step.samples) for j in (judged, reference))
     extra, missing = ours - theirs, theirs - ours
@@ -178,7 +178,7 @@ def _first_different_samples(judged: Judged, reference: Judged) -> int | None:
 
 
 def _told(judged: Judged, number: int, rank: int, attempt: int, step: Step) -> str:
-    """In words what the samples of a wrong step are."""
+    """A description of the wrong samples of a step."""
     for earlier in sorted(judged.path.steps):
         if earlier >= number:
             break
@@ -193,7 +193,7 @@ def _first_ids(step: Step, due: Step) -> str:
 
 
 def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
-    """What the job called in that attempt that moves a position."""
+    """Calls in that attempt that set the data position, as evidence."""
     calls = [call for process in judged.arm.attempts.get(attempt, []) for call in process.calls if call["after_step"] == 0]
     epochs = sorted({str(call.get("epoch")) for call in calls if call.get("what") == "DistributedSampler.set_epoch"})
     hints = [f"DistributedSampler.set_epoch was called with {', '.join(epochs)}"] if epochs else []
@@ -203,7 +203,7 @@ def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
 
 
 def same_input(judged: Judged, reference: Judged | None) -> Finding:
-    """Where the samples are the same, so are the tensors: against the undisturbed run and in steps done twice."""
+    """Equal samples give equal tensors: compared with the undisturbed run and between repeated steps."""
     promise, arm, checked = "same input", judged.arm.name, 0
     pairs = [(number, rank, before, after) for number, rank, _, before, after in judged.path.done_again]
     if reference is not None:
@@ -223,7 +223,7 @@ def same_input(judged: Judged, reference: Judged | None) -> Finding:
 
 
 def restored(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
-    """What each resumed attempt began with, component by component."""
+    """The state that each resumed attempt began with, component by component."""
     for begun in judged.path.resumed:
         yield from _restored(judged, begun, reference)
 
@@ -253,7 +253,7 @@ def _restored(judged: Judged, begun: Resumed, reference: Judged | None) -> Itera
 
 
 def _had_state(judged: Judged, begun: Resumed) -> bool:
-    """Whether the optimizer had any state behind the step that was gone back to: plain SGD has none."""
+    """Whether the optimizer had any state after the step resumed from: plain SGD has none."""
     first = [process.start for process in judged.arm.attempts[min(judged.arm.attempts)] if process.start is not None]
     ranks = judged.path.steps.get(begun.behind or 0, {})
     behind = [step.digests.get("optimizer") for _, step in ranks.values()]
@@ -261,7 +261,7 @@ def _had_state(judged: Judged, begun: Resumed) -> bool:
 
 
 def _against(judged: Judged, begun: Resumed, reference: Judged | None, starts: dict[int, dict[str, object]]) -> Iterator[Finding]:
-    """Settings and generators in front of the first step's update, held against the same step of the undisturbed run."""
+    """Settings, generators and scaler at the first step's update, compared with the same step of the undisturbed run."""
     arm, number = judged.arm.name, (begun.behind or 0) + 1
     due = reference.path.steps.get(number, {}) if reference is not None else {}
     ours = judged.path.steps.get(number, {})
@@ -270,7 +270,7 @@ def _against(judged: Judged, begun: Resumed, reference: Judged | None, starts: d
         pairs = [pair for pair in pairs if pair[1] and pair[2]]
         wrong = [rank for rank, one, other in pairs if one != other]
         if name == "rng" and wrong and _samples_differ(ours, due):
-            continue  # other samples may draw another number of times: the position is the finding
+            continue  # other samples may draw a different number of times: the data position is the finding
         if wrong:
             key = "settings" if name == "settings" else "generators"
             rates = f"lr {[*starts[wrong[0]].get('lr', [])]} for {[*due[wrong[0]][1].lr]}" if name == "settings" else ""  # type: ignore[misc]
@@ -290,14 +290,14 @@ def _samples_differ(ours: dict[int, tuple[int, Step]], due: dict[int, tuple[int,
 
 
 def walk(path: Path) -> Iterator[tuple[int, int, Step]]:
-    """(step, rank, record) of all that counts, in order."""
+    """(step, rank, record) of all committed steps, in order."""
     for number in sorted(path.steps):
         for rank in sorted(path.steps[number]):
             yield number, rank, path.steps[number][rank][1]
 
 
 def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> Finding:
-    """Every step of the struck run equals the undisturbed one's; steps done twice equal their first pass, which needs no reference at all."""
+    """Every step equals the undisturbed run's; repeated steps equal their first pass, which needs no reference."""
     promise, arm = "same trajectory", judged.arm.name
     for number, rank, attempt, before, after in sorted(judged.path.done_again, key=lambda entry: entry[:2]):
         names = tuple(name for name in differing(before, after) if name not in judged.ignored)
@@ -321,7 +321,7 @@ def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> F
 
 
 def right_checkpoint(judged: Judged) -> Finding:
-    """Each attempt went on from the newest checkpoint that had been finished when the one before it died."""
+    """Each attempt resumed from the newest checkpoint that was complete when the previous attempt died."""
     promise, arm = "right checkpoint", judged.arm.name
     known = [begun for begun in judged.path.resumed if begun.newest_saved is not None and begun.behind is not None]
     if not known:
@@ -337,7 +337,7 @@ def right_checkpoint(judged: Judged) -> Finding:
 
 
 def same_end(judged: Judged, reference: Judged | None, stable: bool) -> Finding:
-    """As many steps as the undisturbed run, and its last state."""
+    """The same number of steps and the same final state as the undisturbed run."""
     promise, arm = "same end", judged.arm.name
     last = judged.arm.launches[-1] if judged.arm.launches else None
     if last is not None and last.exit_code != 0:
@@ -361,7 +361,7 @@ def ending(exit_code: int | None, signal: int | None) -> str:
 
 
 def progress(judged: Judged) -> Finding:
-    """The job came back each time, hung nowhere and left no process behind."""
+    """The job came back after each fault, never hung and left no process behind."""
     promise, arm, launches = "progress", judged.arm.name, judged.arm.launches
     if not launches:
         return Finding(promise, NOT_CHECKED, "nobody watched the job from outside", arm)

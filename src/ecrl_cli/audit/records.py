@@ -1,4 +1,4 @@
-"""What a job recorded, as typed data: each attempt of an arm, each process, step by step. Nothing of it is trusted or executed."""
+"""A job's recording as typed data: each attempt of an arm, each process, step by step. The input is untrusted and never executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _ATTEMPT = re.compile(r"^attempt-(\d{2,6})$")
 
 @dataclass(frozen=True)
 class Batch:
-    """`samples`: what tells its samples apart: ids, else a digest of each row, else the digest of the whole. `by_id`: whether they are ids."""
+    """One batch. `samples`: identifiers of its samples: ids, else a digest of each row, else the digest of the whole; `by_id`: whether they are
+    ids."""
 
     samples: tuple[str, ...]
     by_id: bool
@@ -30,13 +31,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step of one process. `number`: as that process counts, from 1 in each attempt, or as the job declared it."""
+    """One optimizer step of one process. `number`: counted by that process from 1 in each attempt, or as declared by the job."""
 
     number: int
     declared: bool
     batches: tuple[Batch, ...]
     losses: tuple[float | None, ...]
-    digests: Mapping[str, str]  # params, buffers, optimizer, settings, rng
+    digests: Mapping[str, str]  # params, buffers, optimizer, settings, rng, rng_python, rng_numpy
     lr: tuple[float, ...]
     scale: float | None
     seconds: float
@@ -77,7 +78,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Launch:
-    """One attempt as the auditor saw it from outside (arm.json). `left_behind`: processes that outlived it."""
+    """One attempt as observed from outside (arm.json). `left_behind`: number of processes still running after it ended."""
 
     attempt: int
     exit_code: int | None
@@ -90,7 +91,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm: `launches` are empty where somebody else recorded it."""
+    """One arm; `launches` is empty if ECRL did not run it."""
 
     name: str
     folder: Path
@@ -103,7 +104,7 @@ class Arm:
 
 
 def read_arm(folder: Path) -> Arm:
-    """The records under `folder`. EvidenceMissing where there are none; RecordError, by name, for what cannot be read."""
+    """The records under `folder`. EvidenceMissing if there are none; RecordError, naming the file, for what cannot be read."""
     attempts: dict[int, list[Process]] = {}
     for child in sorted(folder.iterdir()):
         match = _ATTEMPT.match(child.name)
@@ -133,7 +134,7 @@ def _launches(path: Path) -> tuple[Launch, ...]:
 
 
 def read_process(path: Path, attempt: int) -> Process:
-    """One file; a last line that a death tore is counted and left out."""
+    """Read one file; torn lines are counted and skipped."""
     if path.is_symlink() or not path.is_file():
         raise RecordError(path.name, "is not a regular file")
     if path.stat().st_size > MAX_FILE:
@@ -182,7 +183,7 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
         process.troubles.append(f"{line.get('what')}: {line.get('error')}")
     else:
         into = {"save": process.saves, "load": process.loads, "call": process.calls, "strike": process.strikes}.get(kind)
-        if into is not None:  # unknown types are of later versions
+        if into is not None:  # unknown types come from later versions
             line["after_step"] = _count(line.get("after_step", len(process.steps)))
             into.append(line)
 
@@ -232,7 +233,7 @@ def _count(value: Any) -> int:
 
 
 def same_number(one: float | None, other: float | None) -> bool:
-    """Equal bit for bit as far as a float tells; two NaN are equal."""
+    """Equal as floats; two NaN are equal."""
     if one is None or other is None:
         return one is other
     return one == other or (math.isnan(one) and math.isnan(other))

@@ -1,4 +1,4 @@
-"""Run a foreign command as one arm: with the recorder in its environment, restarted after each death, nothing of it left behind."""
+"""Runs a user's command as one arm: with the recorder in its environment, restarted after each death, leaving no process behind."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ from ecrl_cli.linux.processes import become_subreaper, open_pidfd, reap, sweep, 
 from ecrl_cli.storage.files import write_json
 
 Say = Callable[[str], None]
-_LOOK_S = 0.5  # how often growth of the records is looked at
-_LEAVE_S = 3.0  # how long processes of an attempt may take to end behind its command
+_LOOK_S = 0.5  # how often the records are checked for growth
+_LEAVE_S = 3.0  # how long processes of an attempt may keep running after its command has ended
 _LAST_WORDS = 4000
 
 
 @dataclass(frozen=True)
 class Job:
-    """`words`: the command, in which {dir} and {attempt} stand for the arm's own folder and the attempt. `recorder`: the folder for PYTHONPATH."""
+    """The command to audit.
+
+    `words`: the command line, in which {dir} and {attempt} stand for the arm's own folder and the attempt. `recorder`: the folder for
+    PYTHONPATH.
+    """
 
     words: tuple[str, ...]
     keys: AuditKeys
     recorder: Path
 
     def command(self, arm: Path, attempt: int) -> list[str]:
-        """What is started as attempt `attempt`."""
+        """The command line of attempt `attempt`."""
         words = list(self.words)
         if attempt and self.keys.elastic:
             words = self.keys.elastic.split()
@@ -52,7 +56,7 @@ def _filled(word: str, places: dict[str, str]) -> str:
 
 
 def install_recorder(folder: Path) -> Path:
-    """Put the recorder where the job's interpreter finds it, whatever is installed in its environment; gives the folder for PYTHONPATH."""
+    """Copy the recorder to where the job's interpreter finds it, whatever its environment has installed; returns the folder for PYTHONPATH."""
     import ecrl
 
     source, target = Path(ecrl.__file__).parent, folder / "recorder"
@@ -66,7 +70,7 @@ def install_recorder(folder: Path) -> Path:
 
 
 def run_arm(job: Job, arm: Path, strikes: tuple[PlannedStrike, ...], say: Say) -> tuple[Launch, ...]:
-    """Run `job` in `arm` until it ends by itself or may not be restarted any more; arm.json says how each attempt ended."""
+    """Run `job` in `arm` until it succeeds or may not be restarted again; arm.json records how each attempt ended."""
     if arm.exists():
         shutil.rmtree(arm)
     (arm / "work").mkdir(parents=True)
@@ -82,12 +86,12 @@ def run_arm(job: Job, arm: Path, strikes: tuple[PlannedStrike, ...], say: Say) -
 
 
 def _next_attempt(arm: Path) -> int:
-    """Behind those on record: a job that restarts itself has made several."""
+    """The next attempt number after those on record: a job that restarts itself has made several."""
     return max((int(path.name[8:]) + 1 for path in arm.glob("attempt-*") if path.name[8:].isdigit()), default=0)
 
 
 def _hopeless(launches: list[Launch]) -> bool:
-    """Two attempts in a row that nothing planned ended."""
+    """Whether two attempts in a row ended without a planned fault."""
     return len(launches) > 1 and not launches[-1].planned and not launches[-2].planned
 
 
@@ -124,7 +128,7 @@ def _attempt(job: Job, arm: Path, number: int, strikes: tuple[PlannedStrike, ...
 
 
 def _wait(child: subprocess.Popen[bytes], arm: Path, keys: AuditKeys) -> bool:
-    """Wait for the command's end; gives whether it stood still and was ended."""
+    """Wait for the command to end; returns whether it hung and was killed."""
     pidfd = open_pidfd(child.pid)
     seen, since = -1, monotonic()
     try:
@@ -155,7 +159,7 @@ def _stepped(arm: Path) -> bool:
 
 
 def _leftovers(tag: str) -> list[int]:
-    """Processes of the arm that are still there a while after their command has ended."""
+    """Processes of the arm that still run `_LEAVE_S` seconds after their command ended."""
     deadline, belongs = monotonic() + _LEAVE_S, tagged(tag)
     while True:
         found = [pid for pid in _pids() if pid != os.getpid() and belongs(pid)]
@@ -174,7 +178,7 @@ def _pids() -> list[int]:
 
 
 def _struck(arm: Path, first: int) -> bool:
-    """Whether a planned failure struck in this launch."""
+    """Whether a planned fault fired in this launch."""
     for folder in arm.glob("attempt-*"):
         if folder.name[8:].isdigit() and int(folder.name[8:]) >= first:
             for path in folder.glob("*.jsonl"):
@@ -184,7 +188,7 @@ def _struck(arm: Path, first: int) -> bool:
 
 
 def last_words(arm: Path) -> str:
-    """The end of what the arm's newest attempt printed, in one line."""
+    """The last line printed by the arm's newest attempt."""
     newest = max(arm.glob("attempt-*/output.log"), default=None)
     text = newest.read_bytes()[-_LAST_WORDS:].decode("utf-8", "replace") if newest else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -192,6 +196,6 @@ def last_words(arm: Path) -> str:
 
 
 def failed(arm: Path, launch: Launch) -> EcrlError:
-    """The error for a job that does not even run undisturbed."""
+    """The error for a job that fails even without faults."""
     how = ending(launch.exit_code, launch.signal)
     return ConfigError("COMMAND", f"ended with {how} without any failure: {last_words(arm)}", f"look at {arm}/attempt-00/output.log")

@@ -1,4 +1,4 @@
-"""`ecrl audit --state A B`: two saved states, tensor by tensor. torch.save files (weights_only), safetensors files, DCP folders."""
+"""`ecrl audit --state A B`: compares two saved states, tensor by tensor: torch.save files (weights_only), safetensors files, DCP folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN = 40
 
 
 def compare_states(one: Path, other: Path) -> tuple[list[str], bool]:
-    """A line for each value that differs, and whether none does. ConfigError for what cannot be read."""
+    """A line for each value that differs, and whether all are equal. ConfigError for what cannot be read."""
     left, right = _flat(_load(one)), _flat(_load(other))
     lines = [f"only in {one}: {name}" for name in sorted(left.keys() - right.keys())]
     lines += [f"only in {other}: {name}" for name in sorted(right.keys() - left.keys())]
@@ -42,7 +42,7 @@ def _load(path: Path) -> Any:
 
 
 def _load_dcp(folder: Path) -> Any:
-    """Every tensor of a DCP folder, whole, on this process."""
+    """Every tensor of a DCP folder, unsharded, loaded in this process."""
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -72,7 +72,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def _difference(one: Any, other: Any) -> str:
-    """In words; empty where they are equal bit for bit."""
+    """A description of the difference; empty if they are equal bit for bit."""
     import torch
 
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):

@@ -1,4 +1,4 @@
-"""The verdict over an audited job: its promises, arm by arm, and the diagnosis in one sentence."""
+"""The verdict on an audited job: its promises, arm by arm, and a one-sentence diagnosis."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EvidenceMissing
 
 EXIT_CODES = {"valid": 0, "invalid": 1, "unknown": 3}
-# What a valid verdict cannot do without.
+# Promises that a valid verdict requires.
 REQUIRED = ("exactly once", "same trajectory", "same end")
-# Which broken promise explains the others: the earlier one is told first.
+# Promises ordered by cause: the earliest broken one is the diagnosis.
 _CAUSES = ("exactly once", "same input", "restored", "right checkpoint", "same trajectory", "same end", "progress", "deterministic")
 
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """`status`: valid, invalid or unknown. `diagnosis`: one sentence. `troubles`: what the recorder could not see."""
+    """`status`: valid, invalid or unknown. `diagnosis`: one sentence. `troubles`: what the recorder could not observe."""
 
     status: str
     diagnosis: str
@@ -44,7 +44,8 @@ class AuditVerdict:
 
 
 def arms_of(folder: Path) -> tuple[list[Arm], list[Arm]]:
-    """(references, struck arms) under `folder`: sub-folders with attempts; the references are called ref*. A folder of attempts is one struck arm."""
+    """(references, arms with faults) under `folder`: subfolders with attempts; references are named ref*. A folder of attempts is one arm with
+    faults."""
     if any(child.name.startswith("attempt-") for child in folder.iterdir()):
         return [], [read_arm(folder)]
     found = [child for child in sorted(folder.iterdir()) if child.is_dir() and not child.is_symlink() and any(child.glob("attempt-*"))]
@@ -55,7 +56,7 @@ def arms_of(folder: Path) -> tuple[list[Arm], list[Arm]]:
 
 
 def judge(references: Iterable[Arm], struck: Iterable[Arm], order: str = "auto") -> AuditVerdict:
-    """Judge every struck arm against the first reference."""
+    """Judge every arm with faults against the first reference."""
     undisturbed = [judged_arm(arm) for arm in references]
     for other in undisturbed[1:]:
         other.ignored = promises.unseeded(undisturbed)
@@ -119,7 +120,7 @@ def _cause(finding: Finding) -> int:
 
 
 def render(verdict: AuditVerdict, name: str) -> str:
-    """For people: the diagnosis first, then what was not kept with its evidence, then the rest in one line each."""
+    """Text for the terminal: the diagnosis, then promises that were not kept with their evidence, then the rest, one line each."""
     lines = [f"{name}: {verdict.status}: {verdict.diagnosis}"]
     rank = {BROKEN: 0, UNKNOWN: 1, NOT_CHECKED: 2, KEPT: 3}
     for finding in sorted(verdict.findings, key=lambda finding: rank[finding.status]):

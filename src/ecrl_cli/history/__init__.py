@@ -1,1 +1,1 @@
-"""Pure folds over records: what was loaded, which attempt covers which step, where the time went, how two runs differ."""
+"""Pure functions over loaded records: loading, lineage, membership, timeline, divergence of two runs."""

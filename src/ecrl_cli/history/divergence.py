@@ -1,4 +1,4 @@
-"""How two runs differ: losses by step, tensors by name, digests by component."""
+"""The difference of two runs: losses by step, tensors by name, digests by component."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ecrl_cli.errors import RecordError
 
 Array = npt.NDArray[Any]
-# safetensors' names -> numpy's; bfloat16 has none and is widened.
+# safetensors dtype -> numpy dtype; numpy has no bfloat16, which is widened to float32.
 _DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -37,7 +37,7 @@ _MAX_HEADER = 100 * 2**20
 class LossDivergence:
     """The absolute difference of the mean loss over ranks, step by step.
 
-    `auc`: area under it over the steps (trapezoids). `first_differing_step`: where any rank's loss differs in any bit.
+    `auc`: area under it over the steps (trapezoids). `first_differing_step`: the first step at which any rank's loss differs in any bit.
     """
 
     steps: int
@@ -49,7 +49,7 @@ class LossDivergence:
 
 @dataclass(frozen=True)
 class StateDivergence:
-    """Distance of two sets of tensors: L2, L2 relative to the first's norm, names whose bytes differ or that only one has."""
+    """Distance of two sets of tensors: L2, L2 relative to the reference's norm, names whose bytes differ or that only one has."""
 
     l2: float
     relative_l2: float
@@ -60,7 +60,7 @@ Losses = Mapping[int, Mapping[int, float]]
 
 
 def loss_divergence(run: Losses, reference: Losses) -> LossDivergence:
-    """Over the steps that both have; losses by step and rank."""
+    """Compare the steps that both have; losses by step and rank."""
     common = sorted(set(run) & set(reference))
     difference = np.array([abs(_mean(run[s]) - _mean(reference[s])) for s in common], dtype=np.float64)
     if not common:
@@ -70,7 +70,7 @@ def loss_divergence(run: Losses, reference: Losses) -> LossDivergence:
 
 
 def first_differing_step(run: Losses, reference: Losses) -> int | None:
-    """The first common step where a rank that both have logged another loss; exact, and a NaN equals a NaN."""
+    """The first common step at which a rank that both have logged a different loss; exact, and NaN equals NaN."""
     for step in sorted(set(run) & set(reference)):
         ranks = set(run[step]) & set(reference[step])
         if any(not same_float(run[step][r], reference[step][r]) for r in ranks):
@@ -89,7 +89,7 @@ def differing_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 
 
 def state_divergence(run: Mapping[str, Array], reference: Mapping[str, Array]) -> StateDivergence:
-    """Distance over the tensors of the same name and shape; the others are only named."""
+    """Distance over the tensors of the same name and shape; the others are only listed in `differing`."""
     common = [n for n in sorted(run) if n in reference and run[n].shape == reference[n].shape]
     square = sum(float(np.sum((_wide(run[n]) - _wide(reference[n])) ** 2)) for n in common)
     norm = sum(float(np.sum(_wide(reference[n]) ** 2)) for n in common)
@@ -99,7 +99,7 @@ def state_divergence(run: Mapping[str, Array], reference: Mapping[str, Array]) -
 
 
 def read_tensors(path: Path) -> dict[str, Array]:
-    """Every tensor of a safetensors file as numpy arrays; bfloat16 widened to float32. RecordError where it is no such file."""
+    """Every tensor of a safetensors file as a numpy array; bfloat16 widened to float32. RecordError if it is not such a file."""
     data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
     try:
         length = int(np.frombuffer(data[:8].tobytes(), dtype="<u8")[0])

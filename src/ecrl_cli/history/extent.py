@@ -1,7 +1,7 @@
-"""How much work the records of a run ask of whoever folds and judges them, against how much they hold.
+"""Limits the work that a run's records claim, in proportion to the log lines that exist.
 
-An honest run has a line for every step and rank. Records that claim a hundred million steps and hold fifty lines would cost hours and all memory,
-so they are refused before anything loops over what they claim. What is missing from an honest run's logs is far below these bounds.
+An honest run has a line for every step and rank. Records that claim a hundred million steps but hold fifty lines would cost hours and all
+memory, so they are rejected before anything loops over the claimed range. An honest run with missing logs stays far below these limits.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from ecrl_cli.errors import RecordError
 from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import RunRecords
 
-FREE = 300_000  # steps of ranks that may be claimed without a line for any
-PER_LINE = 32  # and for each line that there is: an honest run has one for each, replayed ones apart, and is looked at in every size that it had
+FREE = 300_000  # rank-steps that may be claimed without any line
+PER_LINE = 32  # rank-steps per existing line: an honest run has one line each, apart from replayed ones, and is checked for every world size it had
 SAMPLES_FREE, SAMPLES_PER_LINE = 2**27, 2**16
 
 
 def check_extent(records: RunRecords) -> None:
-    """RecordError where the committed sequence, or the order of the samples behind it, is out of all proportion to the lines there are."""
+    """RecordError if the committed sequence, or the sample order up to it, is out of proportion to the existing lines."""
     logs = [lines.events for a in records.attempts for lines in a.ranks.values()]
     lines, path = sum(map(len, logs)), lineage(records)
     claimed = sum(len(segment.steps()) * max(segment.world_size, 1) for segment in path.segments)
@@ -34,7 +34,7 @@ def check_extent(records: RunRecords) -> None:
 
 
 def _sizes(records: RunRecords) -> set[int]:
-    """Every number of ranks that the records name and that the batch can be shared among."""
+    """Every world size that the records name and that can share the batch."""
     attempts = records.supervisor.attempts if records.supervisor else ()
     named = {a.world_size for a in attempts} | {line.world_size for a in records.attempts for lines in a.ranks.values() for line in lines.events}
     return {size for size in named if size > 0 and fits(records.stored.config, size)}

@@ -1,4 +1,4 @@
-"""Which attempt's work survived: the committed sequence, walked from the last attempt back through what each one resumed from."""
+"""The committed sequence of steps, walked from the last attempt back through what each attempt resumed from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ecrl_cli.records.survivor_records import SURVIVORS
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps `after`+1 .. `until` count as `attempt` did them. `memory`: whose memory its state came from, empty for a checkpoint or none."""
+    """Steps `after`+1 .. `until` count as done by `attempt`. `memory`: source of its in-memory state, empty for a checkpoint or a start from
+    scratch."""
 
     attempt: int
     world_size: int
@@ -27,7 +28,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The committed sequence, oldest segment first; `gaps` says in words where the walk found no evidence."""
+    """The committed sequence, oldest segment first; `gaps`: descriptions of where the walk found no evidence."""
 
     segments: tuple[Segment, ...]
     gaps: tuple[str, ...]
@@ -38,7 +39,7 @@ class Lineage:
 
     @property
     def whole(self) -> bool:
-        """Whether it reaches from step 1 to the last without a gap."""
+        """Whether it covers step 1 to the last without a gap."""
         return not self.gaps
 
     def of(self, step: int) -> Segment | None:
@@ -47,20 +48,20 @@ class Lineage:
 
     @property
     def chained(self) -> tuple[Segment, ...]:
-        """The segments whose lines are in one chain with the last: where survivors go on, chains begin anew."""
+        """The segments whose lines share one hash chain with the last: chains restart where survivors continue."""
         begins = [place for place, segment in enumerate(self.segments) if segment.memory == SURVIVORS]
         return self.segments[max(begins, default=0) :]
 
 
 def same_sized(ours: Lineage, theirs: Lineage) -> int:
-    """How many of our steps, from the first, were done with as many ranks as theirs; all of them where none says otherwise."""
+    """How many of our steps, counted from the first, had the same world size as theirs; all of them if none differ."""
     pairs = ((a, b) for a in ours.segments for b in theirs.segments if a.world_size != b.world_size)
     apart = (max(a.after, b.after) for a, b in pairs if max(a.after, b.after) < min(a.until, b.until))
     return min(apart, default=ours.last_step)
 
 
 def lineage(records: RunRecords) -> Lineage:
-    """The committed sequence of the run as it stands."""
+    """The committed sequence of the whole run."""
     attempts = records.supervisor.attempts if records.supervisor else ()
     if not attempts:
         return Lineage((), ("supervisor.json names no attempt",))
@@ -90,7 +91,7 @@ def ancestry(records: RunRecords, attempt: int, until: int) -> Lineage:
 
 
 def _before(records: RunRecords, a: Attempt) -> int | str | None:
-    """The attempt whose state `a` began with; in words why it is not known; None where `a` began with nothing."""
+    """The attempt whose state `a` started from; a description if that is unknown; None if `a` started from scratch."""
     who, after = f"attempt {a.attempt}", a.resumed_from_step
     if a.continues is not None:
         return _remembered(records, a, a.continues)
@@ -105,7 +106,7 @@ def _before(records: RunRecords, a: Attempt) -> int | str | None:
 
 
 def _remembered(records: RunRecords, a: Attempt, earlier: int) -> int | str:
-    """`earlier`, where its records say that it had come as far as the step behind which `a` goes on with its memory."""
+    """`earlier`, if its records show that it reached the step after which `a` continues from its memory; else a description of the contradiction."""
     who, logs = f"attempt {a.attempt} goes on behind step {a.resumed_from_step} of attempt {earlier}", records.logs(earlier)
     if not 0 <= earlier < a.attempt:
         return f"{who}, which is not before it"
@@ -118,7 +119,7 @@ def _remembered(records: RunRecords, a: Attempt, earlier: int) -> int | str:
 
 
 def furthest(records: RunRecords, attempt: int) -> int:
-    """The last step that any rank of `attempt` logged; where none did any, the one that it began behind."""
+    """The last step that any rank of `attempt` logged; without logs, the step that it resumed from."""
     began = next((a.resumed_from_step for a in (records.supervisor.attempts if records.supervisor else ()) if a.attempt == attempt), 0)
     return max([began, *(lines.events[-1].global_step for lines in records.logs(attempt).ranks.values() if lines.events)])
 
@@ -130,7 +131,7 @@ def committed_as(records: RunRecords, commit_sha256: str, *, before: int) -> Che
 
 
 def end_of(records: RunRecords, attempt: Attempt) -> int:
-    """The last step that `attempt` is said to have committed: the final record's, the testimony's, or the last that every rank logged."""
+    """The last step that `attempt` committed, from its final record, its survivor report, or the last step that every rank logged."""
     logs = records.logs(attempt.attempt)
     if logs.final:
         return logs.final.global_step
@@ -154,13 +155,13 @@ def seen_before(records: RunRecords) -> dict[int, int]:
 
 
 def replayed_steps(records: RunRecords) -> int:
-    """How often a step was done that an earlier attempt had done already, as rank 0 logged it."""
+    """The number of steps repeated that an earlier attempt had already done, by rank 0's log."""
     seen = seen_before(records)
     return sum(line.global_step <= seen[a.attempt] for a in records.attempts if 0 in a.ranks for line in a.ranks[0].events)
 
 
 def lines_of(records: RunRecords, segment: Segment) -> dict[tuple[int, int], list[RankLine]]:
-    """What the ranks logged of a segment, by (step, rank); more than one line where a step was logged twice."""
+    """The ranks' lines of a segment, by (step, rank); more than one line if a step was logged twice."""
     found: dict[tuple[int, int], list[RankLine]] = {}
     for rank, lines in records.logs(segment.attempt).ranks.items():
         for line in lines.events:
@@ -170,7 +171,7 @@ def lines_of(records: RunRecords, segment: Segment) -> dict[tuple[int, int], lis
 
 
 def losses(records: RunRecords, path: Lineage) -> dict[int, dict[int, float]]:
-    """Committed losses by step and rank, or by step and replica (the first line where there are several); both in order."""
+    """Committed losses by step and rank, or by step and replica (the first line if there are several); both sorted."""
     found: dict[int, dict[int, float]] = {}
     for segment in path.segments:
         for (step, _), lines in lines_of(records, segment).items():
@@ -179,7 +180,7 @@ def losses(records: RunRecords, path: Lineage) -> dict[int, dict[int, float]]:
 
 
 def losses_of(line: RankLine, replicas: int) -> dict[int, float]:
-    """What `line` says of its rank's loss, by rank, or by replica: so are runs on different numbers of ranks compared."""
+    """The line's loss by rank, or by replica, so that runs with different world sizes can be compared."""
     if isinstance(line.loss, tuple):
         return dict(zip(owned(replicas, line.rank, line.world_size), line.loss, strict=False))
     return {line.rank: line.loss}

@@ -1,4 +1,4 @@
-"""Everything a run directory holds, read once. What is damaged is named, never skipped in silence."""
+"""Loads all records of a run directory once; damaged files are listed, never skipped silently."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from ecrl_cli.records.survivor_records import LostSamples, SurvivorReport
 T = TypeVar("T")
 NOTHING: Lines[Any] = Lines((), (), 0)
 MOST_DISK_BYTES = 2**26
-SPARE_LOGS = SPARE_CLAIMS = 16  # more logs or claims than a run can have left are looked at up to so many, to name them
+SPARE_LOGS = SPARE_CLAIMS = 16  # so many logs or claims beyond what the run can have left are still loaded, so that they can be named
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A file (relative to the run directory) that is there and cannot be read, and why."""
+    """A file (relative to the run directory) that exists but cannot be read, and why."""
 
     path: str
     reason: str
@@ -46,8 +46,10 @@ class Unread:
 
 @dataclass(frozen=True)
 class AttemptRecords:
-    """The logs of one attempt; `ranks` by rank, `spans` of rank 0. `testimonies`, `ledgers`: by rank, of those who outlived others.
-    `restored`: by rank, what it held right after it had taken up a state."""
+    """The logs of one attempt. `ranks` by rank; `spans` of rank 0; `order`: launch.json.
+
+    `survivor_reports`, `ledgers`: by surviving rank. `restored`: by rank, its state right after it was restored.
+    """
 
     attempt: int
     ranks: dict[int, Lines[RankLine]]
@@ -61,18 +63,18 @@ class AttemptRecords:
 
     @property
     def survivor_report(self) -> SurvivorReport | None:
-        """What the lowest rank that outlived others says; they all say the same, or the judge names it."""
+        """The report of the lowest surviving rank; verify checks that all reports agree."""
         return next((lines.events[0] for _, lines in sorted(self.survivor_reports.items()) if lines.events), None)
 
     @property
     def ledger(self) -> tuple[LostSamples, ...]:
-        """The ledger as the lowest rank that has one wrote it; each has the whole of it."""
+        """The lost-sample lines of the lowest rank that has them; each survivor writes all of them."""
         return next((lines.events for _, lines in sorted(self.ledgers.items())), ())
 
 
 @dataclass(frozen=True)
 class RunRecords:
-    """One run directory. `plan` and `supervisor` are None where the file is missing or unread; `attempts` are the folders found."""
+    """The records of one run directory. `plan` and `supervisor` are None if the file is missing or unreadable; `attempts` are the folders found."""
 
     layout: RunLayout
     stored: StoredConfig
@@ -85,12 +87,12 @@ class RunRecords:
     digest_interval: DigestInterval | None = None
 
     def logs(self, attempt: int) -> AttemptRecords:
-        """The logs of `attempt`; empty ones where it left no folder."""
+        """The logs of `attempt`; empty ones if it left no folder."""
         return next((a for a in self.attempts if a.attempt == attempt), AttemptRecords(attempt, {}, NOTHING, NOTHING, None, None))
 
     @property
     def final(self) -> FinalState | None:
-        """The record of the attempt that reached the target."""
+        """The final record of the attempt that reached the target."""
         return next((a.final for a in reversed(self.attempts) if a.final), None)
 
     @property
@@ -108,17 +110,17 @@ class RunRecords:
 
 
 def load(layout: RunLayout) -> RunRecords:
-    """The records under `layout`. EvidenceMissing or RecordError where config.json, without which it is no run, cannot be read."""
+    """Load the records under `layout`. EvidenceMissing or RecordError if config.json cannot be read; other damage goes to `unread`."""
     return _Loader(layout).load()
 
 
 def load_environment(layout: RunLayout) -> dict[str, Any]:
-    """What the run recorded of its machine and versions (environment.json); empty where it did not. RecordError or OSError for a damaged file."""
+    """The run's machine and versions (environment.json); empty if there is none. RecordError or OSError if it is damaged."""
     return known_environment(dict(read_json(layout.environment))) if layout.environment.exists() else {}
 
 
 def known_environment(value: Any) -> dict[str, Any]:
-    """environment.json without fields of another type than this ECRL writes."""
+    """environment.json without fields whose type is not the one ECRL writes."""
     kinds: dict[str, Any] = {"cpu": dict, "packages": dict, "math_kernels": dict, "file_system": dict, "gpus": list}
     known: dict[str, Any] = {
         key: item for key, item in (value if isinstance(value, dict) else {}).items() if isinstance(item, kinds.get(key, str | int | None))
@@ -127,7 +129,7 @@ def known_environment(value: Any) -> dict[str, Any]:
 
 
 def load_disk(layout: RunLayout) -> tuple[DiskLine, ...]:
-    """The samples of the disk's counters (disk.jsonl); none where it was not sampled. RecordError or OSError for a damaged file."""
+    """The disk samples of a run (disk.jsonl); empty if the disk was not sampled. RecordError or OSError if the file is damaged."""
     return read_journal(layout.disk, DiskLine, MOST_DISK_BYTES).events
 
 
@@ -176,7 +178,7 @@ class _Loader:
         return tuple(entry for entry in entries if entry is not None)
 
     def first(self, there: list[T], most: int, folder: Path) -> list[T]:
-        """As many of what lies in `folder` as the run can have left there; that there are more is said."""
+        """The first `most` entries of `folder`, as many as the run can have left; more are reported as unread."""
         if len(there) > most:
             self.unread.append(Unread(self.layout.relative(folder), f"holds {len(there)} entries of one kind, this run leaves at most {most}"))
         return there[:most]

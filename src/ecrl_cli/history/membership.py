@@ -1,4 +1,4 @@
-"""What survived ranks that died: who went on, and what the committed sequence lost on the way."""
+"""Attempts continued by surviving ranks, and the samples that the committed sequence lost."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ History = tuple[tuple[int, ...], ...]
 
 
 def successor(records: RunRecords, attempt: int) -> Attempt | None:
-    """The attempt that came right behind `attempt`."""
+    """The attempt directly after `attempt`."""
     attempts = records.supervisor.attempts if records.supervisor else ()
     return next((after for before, after in pairwise(attempts) if before.attempt == attempt), None)
 
 
 def surviving_ranks(a: Attempt) -> tuple[int, ...]:
-    """The ranks that `a`'s processes had in the attempt before; none where every process was started for it."""
+    """The ranks that `a`'s processes had in the previous attempt; empty if every process was started for `a`."""
     return tuple(origin for rank, origin in enumerate(a.origins) if rank not in a.joined)
 
 
 def continuing_ranks(records: RunRecords, attempt: int) -> tuple[int, ...]:
-    """The ranks of `attempt` that are ranks of the one behind it, whatever they are called there."""
+    """The ranks of `attempt` that continue in the next attempt, possibly under other numbers."""
     after = successor(records, attempt)
     return surviving_ranks(after) if after else ()
 
 
 def was_stopped(attempts: Sequence[Attempt], a: Attempt) -> bool:
-    """Whether `a` ended as one that is told to stop, or its survivors went on and did."""
+    """Whether `a` ended by a stop request or completed, or its survivors did."""
     later = [each for each in attempts if each.continues == a.attempt and a.outcome == SURVIVED]
     return a.outcome in ("stopped", "completed") or any(was_stopped(attempts, each) for each in later)
 
 
 def lost_lines(records: RunRecords, path: Lineage) -> tuple[tuple[int, LostSamples], ...]:
-    """(attempt, line) of all that the ledgers name as lost of the steps of `path`."""
+    """(attempt, line) of every lost-sample line with effect `lost` for the steps of `path`."""
     return tuple(
         (segment.attempt, line)
         for segment in path.segments
@@ -49,7 +49,7 @@ def lost_lines(records: RunRecords, path: Lineage) -> tuple[tuple[int, LostSampl
 
 
 def lost_samples(records: RunRecords, path: Lineage) -> int:
-    """How many samples of `path` have no influence on one layer or more; one that stands on several lines of a step counts once."""
+    """How many samples of `path` have no influence on at least one layer; a sample on several lines of a step counts once."""
     by_step: dict[int, Counter[int]] = {}
     for _, line in lost_lines(records, path):
         by_step[line.global_step] = by_step.get(line.global_step, Counter()) | Counter(line.samples)
@@ -57,17 +57,17 @@ def lost_samples(records: RunRecords, path: Lineage) -> int:
 
 
 def first_loss(records: RunRecords, path: Lineage) -> int | None:
-    """The first step of `path` to which not every sample of its mini-batch has given its share."""
+    """The first step of `path` whose update lacks a sample of its mini-batch."""
     return min((line.global_step for _, line in lost_lines(records, path)), default=None)
 
 
 def survivals(records: RunRecords) -> int:
-    """How often the state of those who outlived others was gone on with."""
+    """How many attempts continued from the memory of surviving ranks."""
     return sum(a.memory == SURVIVORS for a in (records.supervisor.attempts if records.supervisor else ()))
 
 
 def given_up(records: RunRecords, attempt: int) -> int:
-    """How many steps of `attempt` had begun when ranks died, and were given up to be done again from their beginning: none or one."""
+    """How many steps of `attempt` were interrupted by a death and discarded, to be redone from their beginning: 0 or 1."""
     logs, finished = records.logs(attempt), recovery_of(records.stored.config).loses_samples
     after = successor(records, attempt)
     if finished or logs.survivor_report is None or after is None or after.memory != SURVIVORS:
@@ -78,9 +78,9 @@ def given_up(records: RunRecords, attempt: int) -> int:
 
 
 def membership_history(records: RunRecords) -> dict[int, History]:
-    """By attempt: what its steps owe to survival - since when how many ranks shared the batch, and what was lost before.
+    """By attempt, the survival history that its steps depend on: since when how many ranks shared the batch, and what was lost before.
 
-    Steps done again come out the same where these are the same. Nothing where no attempt of the run went on with survivors.
+    Repeated steps give the same result only if these agree. Empty if no attempt continued in place.
     """
     attempts = records.supervisor.attempts if records.supervisor else ()
     if all(a.continues is None for a in attempts):

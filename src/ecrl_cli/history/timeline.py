@@ -1,4 +1,4 @@
-"""Where the time went: rank 0's wall time from the supervisor's launch to the target, cut into pieces of one category each."""
+"""Rank 0's wall time from the supervisor's launch to the target, cut into slices of one category each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrl_cli.history.load import AttemptRecords, RunRecords
 from ecrl_cli.records.events import CATEGORIES, Attempt, Span, SupervisorSession
 from ecrl_cli.records.survivor_records import SURVIVED
 
-# What a process does before it can work; it has no part in a step.
+# What a process does before it can train; not part of any step.
 STARTUP = ("launch", "import", "rendezvous", "load", "warm_up")
 PHASES = ("detect", "idle", *STARTUP)
 
@@ -21,7 +21,7 @@ PHASES = ("detect", "idle", *STARTUP)
 class TimelineSlice:
     """`start` to `end` (monotonic seconds) was spent in `category`; `step` is 0 outside of any step.
 
-    `attempt`: the one that spent it; idling counts for the attempt that follows.
+    `attempt`: the one that spent it; idle time counts for the following attempt.
     """
 
     category: str
@@ -34,9 +34,10 @@ class TimelineSlice:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`pieces` in the order of the wall; `windows`: (start, end) of each supervisor's stay that is on the clock.
+    """The slices of a run's wall time.
 
-    `absent_s`: between two stays, on no clock.
+    `pieces`: in order of time. `windows`: (start, end) of each supervisor session on the clock. `absent_s`: seconds between sessions, on no
+    clock.
     """
 
     pieces: tuple[TimelineSlice, ...]
@@ -45,12 +46,12 @@ class Timeline:
 
     @property
     def wall_s(self) -> float:
-        """The goodput clock."""
+        """Seconds on the goodput clock."""
         return math.fsum(end - start for start, end in self.windows)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of every category."""
+        """Seconds by category."""
         total = dict.fromkeys(CATEGORIES, 0.0)
         for piece in self.pieces:
             total[piece.category] += piece.end - piece.start
@@ -58,18 +59,18 @@ class Timeline:
 
     @property
     def residual_s(self) -> float:
-        """Wall time on no category's account; negative where time was counted twice."""
+        """Wall time in no category; negative if time was counted twice."""
         return self.wall_s - math.fsum(self.seconds.values())
 
     def overlaps(self, tolerance_s: float = 1e-6) -> list[tuple[TimelineSlice, TimelineSlice]]:
-        """Pairs of neighbours that claim the same time."""
+        """Pairs of neighbouring slices that overlap."""
         ordered = sorted(self.pieces, key=lambda piece: (piece.session, piece.start, piece.end))
         neighbours = pairwise(ordered)
         return [(a, b) for a, b in neighbours if a.session == b.session and b.start < a.end - tolerance_s]
 
 
 def timeline(records: RunRecords) -> Timeline:
-    """The account of the whole run; empty where supervisor.json is missing."""
+    """The timeline of the whole run; empty if supervisor.json is missing."""
     sessions = records.supervisor.sessions if records.supervisor else ()
     seen = seen_before(records)
     pieces: list[TimelineSlice] = []
@@ -83,18 +84,18 @@ def timeline(records: RunRecords) -> Timeline:
 
 
 def phases(records: RunRecords, account: Timeline) -> dict[int, dict[str, float]]:
-    """By attempt: the seconds of each phase of its start, with the detection of and the idling after the death before it."""
+    """By attempt: seconds of each start-up phase, including the detection of the preceding death and the idle time after it."""
     found = {a.attempt: dict.fromkeys(PHASES, 0.0) for a in (records.supervisor.attempts if records.supervisor else ())}
     for piece in account.pieces:
         belongs = piece.attempt + 1 if piece.category == "detect" else piece.attempt
-        outside = piece.step == 0 or piece.category == "warm_up"  # the first step warms up; where it is done again, that is replay
+        outside = piece.step == 0 or piece.category == "warm_up"  # the first step warms up; a repeated first step counts as replay
         if piece.category in PHASES and outside and belongs in found:
             found[belongs][piece.category] += piece.end - piece.start
     return found
 
 
 def replays(account: Timeline) -> dict[int, tuple[int, float]]:
-    """By attempt: how many steps it did again, and their seconds; only attempts that did any."""
+    """By attempt: how many steps it repeated, and their seconds; only attempts that repeated any."""
     steps: dict[int, set[int]] = {}
     seconds: dict[int, float] = {}
     for piece in account.pieces:
@@ -105,14 +106,14 @@ def replays(account: Timeline) -> dict[int, tuple[int, float]]:
 
 
 def last_evidence(logs: AttemptRecords, records: RunRecords) -> float | None:
-    """The last instant at which `logs`' attempt is known to have lived."""
+    """The last instant at which the attempt of `logs` is known to have run."""
     instants = [span.end for span in logs.spans.events] + [line.at for lines in logs.ranks.values() for line in lines.events]
     instants += [entry.at for entry in records.fired if entry.attempt == logs.attempt] + ([logs.final.at] if logs.final else [])
     return max(instants, default=None)
 
 
 def _session_end(records: RunRecords, session: SupervisorSession, attempts: list[Attempt]) -> float:
-    """The target's instant; else the supervisor's own end; else, where it was killed, the last that is known of its attempts."""
+    """The instant the target was reached; else the supervisor's own end; else, if it was killed, the last evidence of its attempts."""
     finals = [final for final in (records.logs(a.attempt).final for a in attempts) if final]
     if finals:
         return finals[-1].at
@@ -134,17 +135,18 @@ def _session_pieces(records: RunRecords, attempts: list[Attempt], window: tuple[
 
 
 def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, seen: int) -> Iterator[TimelineSlice]:
-    """From the launch to the end of `attempt`: launch, rank 0's own spans up to the blow, detection (or idle where nothing died).
+    """From the launch to the end of `attempt`: launch, rank 0's own spans up to the fault, detection (or idle if nothing died).
 
-    The span that was open when rank 0 died is on no record: its time, of a step that was never committed, counts as detection too. A rank 0 that
-    outlived others works on behind the blow: what it does to commit a step counts as that; the rest, until the next attempt works, as detection.
+    The span open when rank 0 died is not on record: its time belongs to a step that was never committed and counts as detection too. A
+    surviving rank 0 works on after the fault: what it does to commit a step counts as work; the rest, until the next attempt works, as
+    detection.
     """
     logs, number, session = records.logs(attempt.attempt), attempt.attempt, attempt.session
     ended = min(window_end if attempt.ended_at is None else attempt.ended_at, window_end)
     died, survived = attempt.outcome in ("died", "hung", SURVIVED), attempt.outcome == SURVIVED
     left = logs.survivor_report.global_step if survived and logs.survivor_report else -1
     blows = blows_of(records, attempt) if died else []
-    stop = min(ended, max(blows, default=ended))  # of several the last one: what ends an attempt is followed by nothing
+    stop = min(ended, max(blows, default=ended))  # the last of several faults: nothing follows the one that ends an attempt
     if logs.spans.events:
         first = logs.spans.events[0].start
         yield from _arrival(attempt, attempt.launched_at, first if survived else min(first, stop), "launch")
@@ -161,7 +163,7 @@ def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, se
 
 
 def _arrival(attempt: Attempt, start: float, end: float, otherwise: str = "idle") -> Iterator[TimelineSlice]:
-    """The time before `attempt` could work: where its processes were there already, all of it went by because others had died."""
+    """The time before `attempt` could work; if its processes already existed, it counts as detection, since it was spent on a death."""
     if attempt.origins:
         yield from _piece("detect", start, end, attempt.attempt - 1, attempt.session)
     else:
@@ -169,14 +171,14 @@ def _arrival(attempt: Attempt, start: float, end: float, otherwise: str = "idle"
 
 
 def blows_of(records: RunRecords, attempt: Attempt) -> list[float]:
-    """When failures struck whose victim did no step any more: what only slowed something down, or spoiled it, has ended nothing."""
+    """The instants of faults after which the target rank did no further step: faults that only slow down or corrupt end nothing."""
     last = {rank: lines.events[-1].at for rank, lines in records.logs(attempt.attempt).ranks.items() if lines.events}
     struck = [entry for entry in records.fired if entry.attempt == attempt.attempt and entry.at >= attempt.launched_at]
     return [entry.at for entry in struck if last.get(entry.rank, entry.at) <= entry.at]
 
 
 def _spans(logs: AttemptRecords) -> list[Span]:
-    """Rank 0's spans; if it died before the span of the last step that it logged was closed, that step from its line."""
+    """Rank 0's spans; if it died before closing the span of the last step that it logged, that step is taken from its line."""
     spans = list(logs.spans.events)
     last = logs.ranks[0].events[-1] if 0 in logs.ranks and logs.ranks[0].events else None
     if spans and last and not logs.final and last.at > spans[-1].end:
@@ -190,7 +192,7 @@ def _piece(category: str, start: float, end: float, attempt: int, session: int, 
 
 
 def _absence(sessions: tuple[SupervisorSession, ...], windows: list[tuple[float, float]]) -> float:
-    """Seconds between the stays: by the monotonic clock within one boot, by the wall clock across boots."""
+    """Seconds between sessions: by the monotonic clock within one boot, by the wall clock across boots."""
     total = 0.0
     for i in range(len(sessions) - 1):
         before, after = sessions[i], sessions[i + 1]

@@ -1,1 +1,1 @@
-"""How much: goodput, the account of every checkpoint, statistics, the quality gates."""
+"""Measurements: goodput, checkpoint account, recoveries, statistics, quality gates."""

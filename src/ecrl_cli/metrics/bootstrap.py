@@ -1,7 +1,7 @@
-"""The BCa bootstrap: bias-corrected and accelerated intervals (Efron 1987; Efron and Tibshirani 1993, 14.3), as scipy.stats.bootstrap has them.
+"""The BCa bootstrap: bias-corrected and accelerated intervals (Efron 1987; Efron and Tibshirani 1993, 14.3), as in scipy.stats.bootstrap.
 
-A report needs a thousand of them over samples of few sizes: the resamples of a size are drawn once, of few values those that are alike are one
-row (there are ten of three), and a statistic of sums is a product with them.
+A report needs a thousand intervals over samples of few sizes. So the resamples of each size are drawn once, equal resamples of small samples
+are merged into one row (there are ten for n = 3), and a statistic of sums is a matrix product with them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Statistic = Callable[[Floats], Any]
 
 
 def bca(statistic: Statistic, n: int, confidence: float = 0.95) -> tuple[float, float] | None:
-    """The interval of a statistic of n observations; None where n < 3 or where BCa is not defined.
+    """The interval of a statistic of n observations; None if n < 3 or BCa is undefined.
 
-    `statistic` takes weights (k x n: how often each observation is in each of k samples) and gives its k values.
+    `statistic` takes weights (k x n: how often each observation occurs in each of k samples) and returns its k values.
     """
     if n < LEAST:
         return None
     weights, times = resamples(n)
     value, drawn, left_out = (statistic(rows) for rows in (np.ones((1, n)), weights, np.ones((n, n)) - np.eye(n)))
-    near = 1e-12 * max(float(np.abs(drawn).max()), 1e-300)  # what was summed in another order is the same
+    near = 1e-12 * max(float(np.abs(drawn).max()), 1e-300)  # values summed in a different order count as equal
     if float(np.ptp(drawn)) <= near:
         return float(value[0]), float(value[0])
     shares = _shares(_below(drawn - value, times, near), left_out.mean() - left_out, confidence)
@@ -39,7 +39,7 @@ def bca(statistic: Statistic, n: int, confidence: float = 0.95) -> tuple[float, 
 
 
 def _below(distances: Floats, times: NDArray[np.int64], near: float) -> float:
-    """The share of the resamples below the sample's own value; one that equals it counts half."""
+    """The share of resamples below the sample's own value; ties count half."""
     return float((times[distances < -near].sum() + times[distances <= near].sum()) / (2 * times.sum()))
 
 
@@ -52,7 +52,7 @@ def _shares(below: float, spread: Floats, confidence: float) -> tuple[float, flo
 
 
 def _quantiles(drawn: Floats, times: NDArray[np.int64], shares: tuple[float, float]) -> tuple[float, float]:
-    """Linear between neighbours, as numpy has them, of `drawn` in which the k-th value stands `times[k]` times."""
+    """Linear interpolation as in numpy, of `drawn` in which the k-th value occurs `times[k]` times."""
     order = np.argsort(drawn)
     ordered, until = drawn[order], np.cumsum(times[order])
 
@@ -66,7 +66,8 @@ def _quantiles(drawn: Floats, times: NDArray[np.int64], shares: tuple[float, flo
 
 @lru_cache(maxsize=64)
 def resamples(n: int) -> tuple[Floats, NDArray[np.int64]]:
-    """k x n: how often each of n observations is in each different resample; and how often that one was drawn. As scipy draws with this seed."""
+    """k x n: how often each of n observations occurs in each distinct resample; and how often that one was drawn. Drawn as scipy does with this
+    seed."""
     drawn = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
     cells = drawn + n * np.arange(RESAMPLES)[:, np.newaxis]
     counts = np.bincount(cells.ravel(), minlength=n * RESAMPLES).reshape(RESAMPLES, n)

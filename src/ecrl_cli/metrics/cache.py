@@ -1,4 +1,4 @@
-"""metrics.json is a cache of what the records fold to. Here the file is held against the fold, field by field, without a list of fields."""
+"""Compares metrics.json, a cache of what is computed from the records, with a fresh computation, field by field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ecrl_cli.errors import shown
 from ecrl_cli.metrics.document import METRICS_VERSION
 
-# A version without `metrics_version` added floats with sum(), whose last bits depend on Python's version. Since then fsum() does, which rounds once.
+# Versions without `metrics_version` added floats with sum(), whose last bits depend on the Python version; fsum(), used since, rounds once.
 _RELATIVE, _ABSOLUTE_S = 1e-9, 1e-6
 _ABSENT = object()
 
@@ -20,10 +20,11 @@ class NewerMetrics(Exception):
 
 
 def differences(said: object, document: dict[str, Any]) -> list[str]:
-    """What metrics.json (`said`) has otherwise than `document`, the fold of the records, as "FIELD is A, the records fold to B"; empty: nothing.
+    """The differences of metrics.json (`said`) from `document`, the computed metrics, as "FIELD is A, the records fold to B"; empty if there are
+    none.
 
-    Every field counts, and its type: one that is changed, that the fold does not have, or that is missing. A file of an earlier version may lack
-    fields, and its floats may differ in their last bits. NewerMetrics for a file of a later one.
+    Every field and its type is compared; unknown and missing fields are differences. A file of an earlier version may lack fields, and its
+    floats may differ in their last bits. NewerMetrics for a file of a later version.
     """
     if not isinstance(said, dict):
         return ["it is no JSON object"]
@@ -41,7 +42,7 @@ def differences(said: object, document: dict[str, Any]) -> list[str]:
 
 
 def _unequal(name: str, said: object, folded: object, old: bool) -> Iterator[tuple[str, object, object]]:
-    """(field, value in the file, value of the fold) of every leaf that differs."""
+    """(field, value in the file, computed value) of every leaf that differs."""
     if isinstance(said, dict) and isinstance(folded, dict):
         for key in dict.fromkeys([*folded, *said]):
             inner = f"{name}.{key}" if name else str(key)

@@ -1,4 +1,4 @@
-"""The account of the checkpoints: every submitted one counts once and ends once."""
+"""The checkpoint account: every submitted checkpoint counts once and ends once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The life of one checkpoint: its step, the attempt that submitted it, how it ended ("" if no line says), its costs."""
+    """One checkpoint: its step, the attempt that submitted it, how it ended ("" if not on record), its costs."""
 
     attempt: int
     global_step: int
@@ -47,13 +47,13 @@ class CheckpointAccount:
         return math.fsum(c.seconds[time] for c in self.checkpoints)
 
     def document(self) -> dict[str, float]:
-        """The `checkpoints` object of metrics.json. The times are sums over all submitted writes, not over those seen to end."""
+        """The `checkpoints` object of metrics.json. The times are sums over all submitted checkpoints, whether or not an end is on record."""
         counts = {"submitted": self.submitted} | {end: self.count(end) for end in CHECKPOINT_ENDS}
         sizes = {"bytes": sum(c.bytes for c in self.checkpoints), "max_inflight": max((c.inflight for c in self.checkpoints), default=0)}
         return counts | sizes | {time: self.total(time) for time in TIMES} | self.stall_parts()
 
     def stall_parts(self) -> dict[str, float]:
-        """Seconds of all stalls by part, under `stalled_PART_s`; nothing where a stall was recorded without its parts, or there is none."""
+        """Seconds of all stalls by part, under `stalled_PART_s`; empty if there are no stalls, or one was recorded without its parts."""
         stalled = [c for c in self.checkpoints if c.seconds["stall_s"]]
         if not stalled or not all(c.stall_parts for c in stalled):
             return {}
@@ -73,7 +73,7 @@ def account(records: RunRecords) -> CheckpointAccount:
 
 
 def _checkpoint(lines: list[CheckpointLine]) -> Checkpoint:
-    """The lines of one checkpoint as one; what several lines repeat counts once."""
+    """Merge the lines of one checkpoint; values repeated on several lines count once."""
     return Checkpoint(
         attempt=lines[0].attempt,
         global_step=lines[0].global_step,

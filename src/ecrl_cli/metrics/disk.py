@@ -1,4 +1,4 @@
-"""What a disk does meanwhile: the kernel's counters of the device that holds a folder, read again and again by a thread."""
+"""Samples the kernel's counters of the disk that holds a folder, in a background thread."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.events import DiskLine
 from ecrl_cli.records.journal import Journal
 
-LEAST_S = 0.005  # a shorter interval would measure the sampler
-_OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks and backslashes
+LEAST_S = 0.005  # a shorter interval would mostly measure the sampler itself
+_OCTAL = re.compile(r"\\([0-7]{3})")  # mountinfo escapes blanks and backslashes this way
 _MOUNTS, _DEVICES = Path("/proc/self/mountinfo"), Path("/sys/dev/block")
 
 
 @dataclass(frozen=True)
 class Disk:
-    """A block device by the kernel's name; `note` says what it counts beyond the folder's own file system."""
+    """A block device by its kernel name; `note`: what its counters include beyond the folder's own file system."""
 
     name: str
     note: str = ""
@@ -34,7 +34,8 @@ class Disk:
 
 @dataclass(frozen=True)
 class DiskRate:
-    """One interval between two lines. `tps`: transfers per second, as iostat has it; the others per second likewise; `busy`: share of the time."""
+    """Rates over the interval between two samples. `tps`: transfers per second as in iostat; `written`, `read`: bytes per second; `busy`: share of
+    time."""
 
     start: float
     end: float
@@ -45,7 +46,7 @@ class DiskRate:
 
 
 def disk_of(folder: Path) -> Disk:
-    """The device under `folder`; EvidenceMissing where its file system lies on none that the kernel counts."""
+    """The device under `folder`; EvidenceMissing if its file system is on no device with kernel counters."""
     number, (kind, source) = folder.stat().st_dev, _mount(folder)
     named = _named(number) or _named(_device_number(source))
     counted = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
@@ -59,7 +60,7 @@ def disk_of(folder: Path) -> Disk:
 
 
 def _mount(folder: Path) -> tuple[str, str]:
-    """Type and source of the file system that holds `folder`: of the deepest mount point above it, the last one mounted there."""
+    """Type and source of the file system that holds `folder`: of the deepest mount point above it, the last mounted there."""
     here, best, found = folder.resolve(), -1, ("an unknown file system", "")
     for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
@@ -70,12 +71,12 @@ def _mount(folder: Path) -> tuple[str, str]:
 
 
 def _plain(field: str) -> str:
-    """A field of mountinfo without its escapes."""
+    """A field of mountinfo, unescaped."""
     return _OCTAL.sub(lambda code: chr(int(code[1], 8)), field)
 
 
 def _named(number: int | None) -> Path | None:
-    """The device's folder in sysfs, its name the last part; the disk of a partition is the folder above."""
+    """The device's folder in sysfs; its last path component is the device name, and its parent is the disk of a partition."""
     if number is None:
         return None
     link = _DEVICES / f"{os.major(number)}:{os.minor(number)}"
@@ -83,7 +84,7 @@ def _named(number: int | None) -> Path | None:
 
 
 def _device_number(source: str) -> int | None:
-    """Of a file system with an invented number of its own (btrfs): the device it was mounted from."""
+    """For a file system with an anonymous device number (btrfs): the number of the device it was mounted from."""
     try:
         return Path(source).stat().st_rdev if source.startswith("/") else None
     except OSError:
@@ -91,7 +92,7 @@ def _device_number(source: str) -> int | None:
 
 
 def read_disk(disk: Disk) -> DiskLine:
-    """The counters now; EvidenceMissing where the device is gone."""
+    """Read the counters now; EvidenceMissing if the device is gone."""
     counted = (psutil.disk_io_counters(perdisk=True, nowrap=False) or {}).get(disk.name)
     if counted is None:
         raise EvidenceMissing("disk", f"{disk.name} is gone", "")
@@ -101,7 +102,7 @@ def read_disk(disk: Disk) -> DiskLine:
 
 
 def rates(lines: Sequence[DiskLine]) -> list[DiskRate]:
-    """What happened between each two neighbours; a counter that went back (another boot, a device that came back) begins anew."""
+    """The rates between consecutive samples; pairs in which a counter went back (reboot, device reattached) are skipped."""
     return [_rate(a, b) for a, b in pairwise(lines) if b.at > a.at and b.writes >= a.writes and b.reads >= a.reads]
 
 
@@ -113,9 +114,9 @@ def _rate(a: DiskLine, b: DiskLine) -> DiskRate:
 
 
 def coarser(lines: Sequence[DiskLine], interval_s: float) -> list[DiskLine]:
-    """The first of `lines`, then the first of each further interval: counters only grow, so nothing is lost between them.
+    """The first of `lines`, then the first of each further interval: counters are cumulative, so nothing is lost.
 
-    A thread's ticks are not exact: a line that comes up to a twentieth of the interval early counts for the next.
+    Sampling times jitter: a line up to a twentieth of the interval early counts for the next interval.
     """
     kept, last = list[DiskLine](), -1
     for line in lines:
@@ -127,9 +128,9 @@ def coarser(lines: Sequence[DiskLine], interval_s: float) -> list[DiskLine]:
 
 
 class Sampler:
-    """Hands a line to `keep` at once, then every `interval_s` (at least LEAST_S), then once more at the end.
+    """Passes a sample to `keep` at once, then every `interval_s` (at least LEAST_S), then once more at the end.
 
-    `trouble`: why it stopped before that.
+    `trouble`: the error that stopped it early.
     """
 
     def __init__(self, interval_s: float, read: Callable[[], DiskLine], keep: Callable[[DiskLine], object]) -> None:
@@ -147,7 +148,7 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
-        """A tick that was missed (a machine asleep) is left out, so that the others stay where they belong."""
+        """Missed ticks (machine suspended) are skipped, so that later ones keep their schedule."""
         began, tick = monotonic(), 1
         try:
             self._keep(self._read())
@@ -161,7 +162,7 @@ class Sampler:
 
 @contextmanager
 def sampled(path: Path, interval_s: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Meanwhile, the disk that holds `path` is sampled into `path`; 0 s: it is not. What prevents that is said, and stops nothing."""
+    """Sample the disk that holds `path` into `path` while the context is open; 0 s: off. Errors are reported through `say`, not raised."""
     if not interval_s:
         yield
         return

@@ -1,4 +1,4 @@
-"""How far a run ended from its reference, as numbers for a report."""
+"""The divergence of a run's end from its reference, as numbers for a report."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.layout import RunLayout
 
-MEASURED = ("parameters", "buffers")  # apart: BatchNorm's counters would drown the weights
+MEASURED = ("parameters", "buffers")  # kept apart: BatchNorm's counters would dominate the weights
 
 
 def divergence_document(run: RunRecords, reference: RunRecords) -> dict[str, Any]:
-    """Losses over the committed sequences; which components' final digests differ (None where a run has no final record); distances.
+    """Losses over the committed sequences; which components' final digests differ (None if a run has no final record); distances.
 
-    `state`: by component L2 (the norm of the difference), L2 relative to the reference's norm, and how many tensors differ, at `state_step`:
-    zero without a look where the final digests agree, else at the newest step whose checkpoint both runs still hold (None: there is none).
+    `state`: by component L2 of the difference, L2 relative to the reference's norm, and how many tensors differ, at `state_step`: zero without
+    reading if the final digests agree, else at the newest step whose checkpoint both runs still have (None: there is none).
     """
     loss = loss_divergence(losses(run, lineage(run)), losses(reference, lineage(reference)))
     equal = _final_equal(run, reference)
@@ -61,7 +61,7 @@ def _distance(component: str, ours: dict[str, Any], theirs: dict[str, Any]) -> d
 
 
 def _model_files(layout: RunLayout) -> dict[int, Path]:
-    """By step, the safetensors file that holds the model; the published .pt cannot be read without torch."""
+    """By step, the safetensors file of the model; published .pt files are left out, as they need torch to read."""
     found = {}
     for path in layout.checkpoints.glob("step_*") if layout.checkpoints.is_dir() else ():
         file = path / MODEL if path.is_dir() else path

@@ -1,4 +1,4 @@
-"""The metrics of a run, folded from its records. metrics.json keeps them for other tools: a cache, which neither `report` nor `verify` believes."""
+"""Computes the metrics of a run from its records. metrics.json caches them for other tools; `report` and `verify` do not trust it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ecrl_cli.metrics.recoveries import recoveries
 from ecrl_cli.metrics.snapshots import snapshots
 from ecrl_cli.records.events import SCHEMA_VERSION, FinalState
 
-METRICS_VERSION = 2  # of the fold: raised where a field changes its meaning. Without one (1): before every field was compared
+METRICS_VERSION = 2  # raised when a field changes its meaning. Files without it (version 1) predate the field-by-field comparison
 
 
 def metrics_document(records: RunRecords) -> dict[str, Any]:
-    """The document of one run, finished or not. RecordError where a record is damaged: a total over what could be read is no total."""
+    """The metrics of one run, finished or not. RecordError if a record is damaged: totals over partial records would be wrong."""
     if records.unread:
         first = records.unread[0]
         raise RecordError(first.path, first.reason, "restore the file")
@@ -90,7 +90,7 @@ def _final(final: FinalState | None) -> dict[str, Any] | None:
 
 
 def _restart_phases(records: RunRecords, times: Timeline) -> list[dict[str, Any]]:
-    """One entry per attempt: what its start cost, phase by phase, and what it did again; the first one's is the launch of the run."""
+    """One entry per attempt: seconds of its start by phase, and of replay; the first entry is the launch of the run."""
     again = replays(times)
     return [
         {"attempt": attempt} | {name: seconds[name] for name in PHASES} | {"replay": again.get(attempt, (0, 0.0))[1]}
@@ -99,7 +99,7 @@ def _restart_phases(records: RunRecords, times: Timeline) -> list[dict[str, Any]
 
 
 def _mean_losses(records: RunRecords, path: Lineage) -> dict[str, float | None]:
-    """The committed sequence's loss by step, averaged over ranks; None where it is no finite number, which JSON cannot hold."""
+    """The committed sequence's loss by step, averaged over ranks; None if it is not finite, which JSON cannot hold."""
     return {str(step): _mean(list(by_rank.values())) for step, by_rank in losses(records, path).items()}
 
 

@@ -1,4 +1,4 @@
-"""The quality gates of a sweep: what must hold before its numbers are worth reading."""
+"""The quality gates of a sweep: conditions without which its numbers are not worth reading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gate:
 
 
 def quality_gates(documents: Mapping[str, dict[str, Any] | None], verdicts: Mapping[str, str]) -> tuple[Gate, ...]:
-    """The four gates over runs by name: metrics.json (None: missing) and the verdict's status of each."""
+    """The four gates, given metrics.json (None: missing) and the verdict's status of each run, by name."""
     present = {name: document for name, document in documents.items() if document is not None}
     missing = [f"{name} has no metrics" for name in documents if name not in present]
     short = [_short(n, d) for n, d in present.items() if not _at_target(d)]

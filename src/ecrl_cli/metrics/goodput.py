@@ -1,4 +1,4 @@
-"""Goodput: committed steps over wall time, on the one clock and on the published one."""
+"""Goodput: committed steps over wall time, on ECRL's clock and on the published one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ecrl_cli.history.timeline import Timeline
 
 
 def committed_steps(path: Lineage) -> int:
-    """Steps of the committed sequence, each once, however often it was done."""
+    """The number of steps in the committed sequence, each counted once."""
     return sum(len(segment.steps()) for segment in path.segments)
 
 
 def goodput(path: Lineage, account: Timeline) -> float:
-    """Committed steps per second of wall time from the supervisor's launch to the target; 0 where no time is on record."""
+    """Committed steps per second of wall time from the supervisor's launch to the target; 0 if no time is on record."""
     return committed_steps(path) / account.wall_s if account.wall_s > 0 else 0.0
 
 
 def goodput_published_clock(records: RunRecords) -> float | None:
     """Committed steps over the time from rank 0's first line to its last: the first launch is free, restarts are charged.
 
-    The clock of the published artefact, for comparison only. None where rank 0 logged fewer than two lines or the boots differ.
+    The clock of the published artefact, for comparison only. None if rank 0 logged fewer than two lines or there was a reboot.
     """
     instants = [line.at for a in records.attempts if 0 in a.ranks for line in a.ranks[0].events]
     boots = {session.boot_id for session in (records.supervisor.sessions if records.supervisor else ())}

@@ -1,4 +1,4 @@
-"""What overlapping saved: stall against wall, and the price of a write."""
+"""What asynchronous checkpointing saved: stall against wall time, and the cost of a write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrl_cli.metrics.statistics import Summary, ratio_interval, ratio_of_means,
 
 @dataclass(frozen=True)
 class RunCosts:
-    """Seconds of one run; those of its checkpoints over all that were `submitted`, whatever became of them."""
+    """Seconds of one run; those of its checkpoints over all that were `submitted`, however they ended."""
 
     wall_s: float
     stall_s: float
@@ -21,7 +21,7 @@ class RunCosts:
 
 @dataclass(frozen=True)
 class Writes:
-    """The checkpoints of several runs: all that were submitted, each once. Seconds per submitted checkpoint, wherever they were spent."""
+    """The checkpoints of several runs: all that were submitted, each once. Seconds are per submitted checkpoint."""
 
     submitted: int
     stall_s: float
@@ -33,8 +33,8 @@ class Writes:
 class Overlap:
     """Overlapped runs against blocking ones over pairs, in seconds per run.
 
-    `efficiency`: wall saved / stall saved, a ratio of means, with its BCa interval: below 1, the writer behind the training took time from it.
-    None where no stall was saved, the interval also where a single pair saved none.
+    `efficiency`: wall time saved / stall saved, a ratio of means, with its BCa interval; below 1, the background writer slowed down training.
+    None if no stall was saved, the interval also if a single pair saved none.
     """
 
     pairs: int
@@ -48,7 +48,7 @@ class Overlap:
 
 
 def overlap(overlapped: Sequence[RunCosts], blocking: Sequence[RunCosts]) -> Overlap:
-    """The k-th of one against the k-th of the other. ValueError for no pairs."""
+    """Pairs the k-th of one with the k-th of the other. ValueError if there are no pairs."""
     stall = [b.stall_s - a.stall_s for a, b in zip(overlapped, blocking, strict=True)]
     wall = [b.wall_s - a.wall_s for a, b in zip(overlapped, blocking, strict=True)]
     low, high = ratio_interval(wall, stall) or (None, None)

@@ -1,4 +1,4 @@
-"""What each recovery cost, whichever way it went: from the blow to the first step that nobody had done before."""
+"""The cost of each recovery: from the fault to the first step that had not been done before."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS
 from ecrl_cli.supervision.attempts.restart_policy import RELAUNCHED
 
-_NOT_NEW = ({*PHASES} | {"replay"}) - {"warm_up"}  # a first step warms up, and is new all the same
+_NOT_NEW = ({*PHASES} | {"replay"}) - {"warm_up"}  # a first step warms up, but is new work
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """An attempt that follows one in which ranks died or hung. `way`: whose state it went on with - `survivors`, `snapshot`, `checkpoint`, or
-    `nothing`. `ranks` before and after; `joined`: warm spares among these. `lost_samples`: of the step that was finished without the dead.
-    `seconds`: from the blow (as far as it is known, else from when it was noticed) to the first new step, or to the end of the attempt.
+    """An attempt that follows one in which ranks died or hung.
+
+    `way`: the state it started from: `survivors`, `snapshot`, `checkpoint` or `nothing`. `ranks`: before and after; `joined`: number of warm
+    spares among the latter. `lost_samples`: of the step finished without the dead ranks. `seconds`: from the fault (if its instant is known,
+    else from its detection) to the first new step, or to the end of the attempt.
     """
 
     attempt: int
@@ -34,7 +36,7 @@ class Recovery:
 
 
 def recoveries(records: RunRecords, account: Timeline) -> tuple[Recovery, ...]:
-    """Every recovery, in order; none behind an attempt that was stopped or resized, or in another session."""
+    """Every recovery, in order; none after an attempt that was stopped or resized, or across sessions."""
     attempts = records.supervisor.attempts if records.supervisor else ()
     ended = (*RELAUNCHED, SURVIVED)
     return tuple(_recovery(records, account, *pair) for pair in pairwise(attempts) if pair[0].outcome in ended and pair[0].session == pair[1].session)

@@ -1,4 +1,4 @@
-"""What each restart cost, phase by phase: where a run with failures loses its time."""
+"""The cost of each restart by phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESTART_COSTS = (*PHASES, "replay")
 
 @dataclass(frozen=True)
 class Restart:
-    """An attempt that follows one that died. `after`: how that one ended. `replayed`: steps done again. `seconds`: of RESTART_COSTS."""
+    """An attempt that follows one that died. `after`: that one's outcome. `replayed`: steps repeated. `seconds`: by RESTART_COSTS."""
 
     attempt: int
     after: str
@@ -29,7 +29,7 @@ class Restart:
 
 
 def restarts(records: RunRecords, account: Timeline) -> tuple[Restart, ...]:
-    """Every restart, in order. The launch of the run is none, nor is an attempt after one that was stopped or resized."""
+    """Every restart, in order. Not counted: the run's launch, and attempts after one that was stopped or resized."""
     attempts = records.supervisor.attempts if records.supervisor else ()
     starts, again = phases(records, account), replays(account)
     found = []

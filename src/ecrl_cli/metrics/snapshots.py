@@ -1,4 +1,4 @@
-"""What snapshots in memory cost the training, by rank 0's own account of its time."""
+"""The cost of in-memory snapshots, from rank 0's spans."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from ecrl_cli.history.load import AttemptRecords, RunRecords
 
 
 def snapshots(records: RunRecords) -> dict[str, float]:
-    """The `snapshots` object of metrics.json: steps behind which a snapshot was taken and nothing else was saved, and seconds of rank 0 there.
+    """The `snapshots` object of metrics.json: how many steps had a snapshot and no checkpoint, and rank 0's seconds for them.
 
-    `copy_s`: in the copy; `sync_s`: in the collective before it, most of it a wait for ranks that are slower, who would be waited for in the next
-    step otherwise. Steps behind which a checkpoint was submitted too are not among them: their costs cannot be told apart.
+    `copy_s`: in the copy; `sync_s`: in the collective before it, mostly waiting for slower ranks, which the next step would wait for otherwise.
+    Steps with both a snapshot and a submitted checkpoint are excluded: their costs cannot be separated.
     """
     taken, copy_s, sync_s = 0, 0.0, 0.0
     for attempt in records.attempts if strategy_of(records.stored.config).snapshots else ():

@@ -1,6 +1,6 @@
-"""Means with intervals, pairs, ratios by their names, and intervals for a proportion by theirs.
+"""Means with intervals, paired comparisons, the two kinds of ratio, and intervals for a proportion.
 
-The distributions are scipy.special's: importing scipy.stats takes most of a second, and a report is to start in a blink.
+Distributions come from scipy.special: importing scipy.stats takes most of a second, which would slow down a report's start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95% two-sided interval for a proportion; `method` is its name: Wilson and Clopper-Pearson are not the same."""
+    """A 95% two-sided interval for a proportion; `method` names it, since Wilson and Clopper-Pearson differ."""
 
     method: str
     low: float
@@ -43,8 +43,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Signs:
-    """How many differences are above, below and exactly zero. `low`, `high`: Clopper-Pearson interval of the share of positives among
-    those that are not zero; `p`: of the two-sided sign test. None where all are zero."""
+    """The sign test: how many differences are positive, negative and exactly zero.
+
+    `low`, `high`: Clopper-Pearson interval of the share of positives among the nonzero ones; `p`: two-sided. None if all are zero.
+    """
 
     positive: int
     negative: int
@@ -56,10 +58,10 @@ class Signs:
 
 @dataclass(frozen=True)
 class Paired:
-    """`a` against `b` over n pairs; relative differences as fractions (-0.1: a tenth less). The two ratios are not the same.
+    """`a` against `b` over n pairs; relative differences as fractions (-0.1: a tenth less).
 
-    `ratio_of_means`: mean(a) / mean(b) - 1 with its BCa interval over the pairs; None where mean(b) is not positive, the interval also where
-    a single b is not. `mean_of_ratios`: of a / b - 1 per pair; None where a b is not positive. `difference`: of a - b. `signs`: of a - b.
+    `ratio_of_means`: mean(a) / mean(b) - 1 with its BCa interval over the pairs; None if mean(b) is not positive, the interval also if a single
+    b is not. `mean_of_ratios`: mean of a / b - 1 per pair; None if a b is not positive. `difference`, `signs`: of a - b.
     """
 
     n: int
@@ -72,7 +74,7 @@ class Paired:
 
 
 def summary(values: Sequence[float], confidence: float = 0.95) -> Summary:
-    """ValueError for no values."""
+    """Mean, deviation and intervals of `values`. ValueError if there are none."""
     if not values:
         raise ValueError("a summary needs at least one value")
     return _summary(tuple(map(float, values)), confidence)
@@ -97,19 +99,19 @@ def _student(confidence: float, freedom: int) -> float:
 
 
 def prediction(seen: Summary, n: int, confidence: float = 0.95) -> float:
-    """Half the prediction interval (Student's t) for the mean of `n` further values like those `seen`. ValueError where one was seen alone."""
+    """Half the prediction interval (Student's t) for the mean of `n` further values like those `seen`. ValueError if only one was seen."""
     if seen.sd is None:
         raise ValueError("a prediction needs at least two values")
     return _student(confidence, seen.n - 1) * seen.sd * math.sqrt(1 / n + 1 / seen.n)
 
 
 def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """mean(numerators) / mean(denominators): what the whole of it cost."""
+    """mean(numerators) / mean(denominators): the ratio of the totals."""
     return (math.fsum(numerators) / len(numerators)) / (math.fsum(denominators) / len(denominators))
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
-    """`a` against `b`, pair by pair. ValueError for no pairs, or where one of them lacks its partner."""
+    """Compare `a` with `b`, pair by pair. ValueError if there are no pairs or the lengths differ."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} values against {len(b)}")
     return _paired(tuple(map(float, a)), tuple(map(float, b)))
@@ -131,7 +133,7 @@ def _paired(a: tuple[float, ...], b: tuple[float, ...]) -> Paired:
 
 
 def ratio_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float] | None:
-    """The 95% BCa interval of mean(a) / mean(b) over pairs; None for fewer than three, or where a b is not positive."""
+    """The 95% BCa interval of mean(a) / mean(b) over pairs; None for fewer than three, or if a b is not positive."""
     if not b or min(b) <= 0:
         return None
     above, below = np.array(a), np.array(b)
@@ -155,7 +157,7 @@ def _signs(positive: int, negative: int, ties: int) -> Signs:
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
-    """The score interval: 0 of 10 gives [0, 27.8]%. ValueError where there is no such proportion."""
+    """The Wilson score interval: 0 of 10 gives [0, 27.8]%. ValueError unless 0 <= successes <= n and n >= 1."""
     _proportion(successes, n)
     z = float(special.ndtri((1 + confidence) / 2))
     centre, spread = successes + z * z / 2, z * math.sqrt(successes * (n - successes) / n + z * z / 4)
@@ -165,7 +167,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
 
 
 def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interval:
-    """The exact interval: 0 of 10 gives [0, 30.8]%. ValueError where there is no such proportion."""
+    """The exact interval: 0 of 10 gives [0, 30.8]%. ValueError unless 0 <= successes <= n and n >= 1."""
     _proportion(successes, n)
     tail = (1 - confidence) / 2
     low = 0.0 if successes == 0 else float(special.betaincinv(successes, n - successes + 1, tail))
