@@ -231,7 +231,7 @@ def restored(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
 def _restored(judged: Judged, begun: Resumed, reference: Judged | None) -> Iterator[Finding]:
     arm, who = judged.arm.name, f"attempt {begun.attempt}"
     starts = {process.rank: process.start for process in judged.arm.attempts[begun.attempt] if process.start is not None}
-    if not starts:  # it did no step: whether it should have, its end tells
+    if not starts:  # no step recorded: `same_end` and `progress` judge that
         return
     if begun.behind is None or begun.proof == "load":
         said = f"the parameters in front of the first step of {who} are those of no earlier step"
