@@ -1,4 +1,4 @@
-"""What a person sees of a run: one live bar on a terminal, plain lines elsewhere, nothing in tests."""
+"""What a run shows on the terminal: a live bar, or plain lines if standard error is not a terminal, or nothing (tests)."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class UI(Protocol):
         """An attempt is being launched."""
 
     def progress(self, progress: Progress) -> None:
-        """Rank 0 has done a step or changed its phase."""
+        """Rank 0 has finished a step or entered another phase."""
 
     def state(self, state: str) -> None:
-        """What the supervisor itself is doing."""
+        """What the supervisor is doing now."""
 
     def note(self, text: str) -> None:
-        """What a person should know, in one line."""
+        """One line of information for the user."""
 
     def died(self, attempt: Attempt, reason: str) -> None:
-        """An attempt has ended short of the target."""
+        """An attempt ended before the target."""
 
     def resized(self, attempt: Attempt) -> None:
-        """An attempt has ended as planned so that another number of ranks goes on."""
+        """An attempt ended as planned, for a change of the world size."""
 
     def ended(self, record: SupervisorRecord) -> None:
-        """The run is over, whatever its status; last call but `close`."""
+        """The run has ended, with any status. Only `close` is called after it."""
 
     def close(self) -> None:
-        """Leave the terminal in order; may be called twice."""
+        """Restore the terminal. May be called twice."""
 
 
 class SilentUI:
@@ -62,7 +62,7 @@ class SilentUI:
 
 
 class PlainUI:
-    """Lines for a file or a CI log: start, every tenth of the steps, each failure, each restart, the end."""
+    """Lines for a file or a CI log: start, every tenth of the steps, each failure and restart, the end."""
 
     def __init__(self, name: str, target_steps: int, say: Callable[[str], None]) -> None:
         self._name, self._target, self._say = name, target_steps, say
@@ -86,7 +86,7 @@ class PlainUI:
             self._say(f"{self._name}: step {progress.global_step}/{self._target}{loss_text(progress.loss)}")
 
     def state(self, state: str) -> None:
-        """Too much for a log."""
+        """Not logged: too frequent."""
 
     def note(self, text: str) -> None:
         self._say(f"{self._name}: {text}")
@@ -104,15 +104,15 @@ class PlainUI:
 
 
 class LiveUI:
-    """One bar. Drawn by the calls alone, at most ten times a second: without a refreshing thread, so that forks stay safe."""
+    """A live progress bar, redrawn at most ten times a second for progress. It has no refresh thread, so that forks stay safe."""
 
     def __init__(self, name: str, target_steps: int, console: Console, above: Callable[[], RenderableType] | None = None) -> None:
         self._name, self._target, self._above = visible(name).replace("[", "\\["), target_steps, above
-        self._width = max(6, min(30, console.width - len(name) - 66))  # the rest of the line is words
+        self._width = max(6, min(30, console.width - len(name) - 66))  # 66 columns for the text behind the bar
         self._started = self._drawn = monotonic()
         self._step, self._loss, self._restarts, self._state = 0, "", 0, "starting"
-        self._highest = self._first = self._no_restarts = 0  # the last: attempts that follow no restart
-        # What stands above is drawn again for the next run: only a bar that is alone stays on the screen.
+        self._highest = self._first = self._no_restarts = 0  # _no_restarts: attempts that do not follow a restart
+        # In a sweep the table above is drawn again with the next run's bar, so this bar is erased at its end.
         transient = above is not None
         self._live = Live(self._picture(), console=console, auto_refresh=False, transient=transient, redirect_stdout=False, redirect_stderr=False)
         self._live.start(refresh=True)
@@ -157,7 +157,7 @@ class LiveUI:
 
     def _draw(self) -> None:
         self._drawn = monotonic()
-        with suppress(OSError):  # the terminal may have gone: that is no reason to lose a run
+        with suppress(OSError):  # a closed terminal must not end the run
             self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
@@ -179,7 +179,7 @@ def loss_text(loss: float | None) -> str:
 
 
 def make_ui(config: RunConfig, layout: RunLayout, above: Callable[[], RenderableType] | None = None) -> UI:
-    """A live bar where standard error is a terminal (below what `above` gives), else lines on it: standard output belongs to results."""
+    """A live bar (below what `above` renders) if standard error is a terminal, else plain lines on it. Standard output is for results."""
     console = Console(stderr=True)
     if console.is_terminal:
         return LiveUI(layout.root.name, config.target_steps, console, above)

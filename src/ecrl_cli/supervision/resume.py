@@ -1,4 +1,6 @@
-"""Before a launch: own the store, choose the newest checkpoint that passes the guard, write the order, set aside what did not pass."""
+"""Before a launch: claim the store, choose the newest checkpoint that passes the integrity check, write launch.json, quarantine rejected
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,12 @@ def choose(
     session: int | None = None,
     ahead: CheckpointPrevalidator | None = None,
 ) -> ResumeChoice:
-    """What the attempt after `earlier` resumes from, on record as committed; newer acknowledged checkpoints that are gone count as refused.
-    With `snapshots`, the state in memory that is newer. What was acknowledged in `session`, the stay of this very supervisor, is looked at once:
-    all wait for it, and each rank hashes what it loads. `ahead`: where that look may have been begun.
+    """What the attempt after `earlier` resumes from, acknowledged as committed. Newer acknowledged checkpoints that are gone count as rejected.
 
-    NoValidCheckpoint (exit 4) where checkpoints were acknowledged and none may be loaded.
+    With `snapshots`, a newer state in memory is preferred. Checkpoints acknowledged in `session`, this supervisor's own, are checked in one
+    pass: all ranks wait for it, and each of them hashes what it loads. `ahead`: may have started that check already.
+
+    NoValidCheckpoint (exit 4) if checkpoints were acknowledged and none can be loaded.
     """
     store.claim(len(earlier))
     kept = still_kept(layout, earlier)
@@ -65,7 +68,7 @@ def choose(
 
 
 def _recognized(report: IntegrityReport, kept: dict[int, CheckpointLine]) -> IntegrityReport:
-    """`report`, refused where it is not the checkpoint that was acknowledged at its step: whole, and another one put in its place."""
+    """`report`, rejected if it is valid but not the checkpoint that was acknowledged at its step: another one was put in its place."""
     line = kept.get(report.global_step or 0)
     if not report.ok or line is None or line.commit_sha256 == report.commit_sha256:
         return report
@@ -77,7 +80,7 @@ def _gone(line: CheckpointLine) -> Rejected:
 
 
 def set_aside(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejected, ...]) -> None:
-    """Move what was refused out of the way of the replay that will commit those steps again; after the refusal is on record."""
+    """Quarantine the rejected checkpoints, because those steps will be saved again. Call after the rejection is recorded."""
     for each in rejected:
         store.quarantine(layout.root / each.path)
 
@@ -90,10 +93,10 @@ def order(
     seats: NodePlacement | None = None,
     going: RegroupPlan | None = None,
 ) -> AttemptSpec:
-    """Write what the next attempt is to do to its launch.json, durably, and give it.
+    """Write launch.json of the next attempt, durably, and return its content.
 
-    As many ranks as the schedule has behind the step it resumes at: one that falls back behind a change comes to that change again; in a run
-    with several nodes as many as have `seats`. `going`: whose processes are there already.
+    The world size is the schedule's at the resumed step (a run that falls back behind a planned change reaches it again), or with several nodes
+    that of `seats`. `going`: the processes that are already there.
     """
     report, recalled = choice.report, choice.recalled
     step = recalled.global_step if recalled else report.global_step or 0 if report else 0
@@ -114,7 +117,7 @@ def order(
 
 
 def state_of(choice: ResumeChoice) -> dict[str, str]:
-    """What is resumed from holds, a digest per component; empty where that is nothing."""
+    """Digests by component of the state that is resumed from; empty if there is none."""
     if choice.recalled:
         return choice.recalled.content.state
     if choice.report is None or choice.report.manifest is None:
@@ -131,10 +134,9 @@ def _refused(rejected: tuple[Rejected, ...], gone: tuple[Rejected, ...]) -> str:
 def recall(
     layout: RunLayout, snapshots: SnapshotPair, behind: int, finite: str = "all"
 ) -> tuple[MemorySnapshotChoice | None, tuple[SkippedSnapshot, ...]]:
-    """The newest sound snapshot behind a later step than `behind`, and the newer ones that were refused: these are withdrawn.
-    `finite`: checkpoint.finite.
+    """The newest valid snapshot of a step after `behind`, and the newer ones that were rejected, which are withdrawn. `finite`: checkpoint.finite.
 
-    Only while nobody writes: no rank lives.
+    Only while no rank lives, so that nothing writes to the snapshots.
     """
     forgone: list[SkippedSnapshot] = []
     for snapshot in snapshots.whole():
@@ -149,7 +151,11 @@ def recall(
 
 
 def _sound(layout: RunLayout, snapshot: Snapshot, finite: str) -> SnapshotContent:
-    """What it holds. Unsound where that is not finite, or not what rank 0 had, where its lines say what it had (`state_digests`)."""
+    """The snapshot's content.
+
+    InvalidSnapshot if it is not finite, or differs from the state that rank 0 logged for its step (`state_digests`; not compared where not
+    logged).
+    """
     snapshot.refuse_what_is_not_finite(finite)
     try:
         step = parse(snapshot.train)["global_step"]

@@ -1,4 +1,4 @@
-"""One supervisor per run directory: an flock, which the kernel releases when its holder dies, whatever the file says."""
+"""One supervisor per run directory: an flock, which the kernel releases when its holder dies, whatever the file contains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAYS_SO_WITHIN_S = 0.5
 
 
 class RunLock:
-    """The held lock; `note` keeps what others read about its holder up to date."""
+    """The held lock. `note` updates what others read about its holder."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -30,7 +30,7 @@ class RunLock:
         self.note(None)
 
     def note(self, attempt: int | None) -> None:
-        """Say which attempt is running."""
+        """Write which attempt is running."""
         self._holder["attempt"] = attempt
         text = json.dumps(self._holder).encode()
         os.pwrite(self._fd, text, 0)
@@ -39,7 +39,7 @@ class RunLock:
 
 @contextlib.contextmanager
 def run_lock(layout: RunLayout | StudyLayout | SweepLayout) -> Iterator[RunLock]:
-    """Hold the run directory; RunHeld (exit 8) where another supervisor does, naming it."""
+    """Hold the lock of the directory. RunHeld (exit 8), naming the holder, if another process holds it."""
     try:
         fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
@@ -57,9 +57,9 @@ def run_lock(layout: RunLayout | StudyLayout | SweepLayout) -> Iterator[RunLock]
 
 
 def _holder(fd: int) -> str:
-    """Who holds it, by its own word: for the message only, never for the decision.
+    """The holder as the file describes it: for the error message only, never for the decision.
 
-    What a dead predecessor left is read until the holder, who may have taken it this instant, has written over it.
+    The file may still describe a dead predecessor; it is read again for up to _SAYS_SO_WITHIN_S until it names a living process.
     """
     deadline = monotonic() + _SAYS_SO_WITHIN_S
     while True:
@@ -72,7 +72,7 @@ def _holder(fd: int) -> str:
 
 
 def _said(fd: int) -> tuple[str, int, str] | None:
-    """Host, process and attempt as the file has them, if it has."""
+    """Host, pid and attempt from the file; None if it has no valid content."""
     try:
         said = parsed(os.pread(fd, 4096, 0))
         host, pid, attempt = str(said["host"]), int(said["pid"]), said["attempt"]

@@ -1,4 +1,4 @@
-"""The attempt loop: launch, watch, close the books, decide; until the target is reached or there is a reason to stop."""
+"""The supervisor's attempt loop: launch, monitor, reconcile checkpoints, decide; until the target is reached or the run has to stop."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from ecrl_cli.supervision.watch.grace_budget import GraceBudget
 from ecrl_cli.supervision.watch.graceful_stop import must_not_launch
 from ecrl_cli.supervision.watch.watchdog import WatchdogContext
 
-STOP_GRACE_S = 3.0  # what a writer may still finish when the run is to stop; everything is gone within five seconds
+STOP_GRACE_S = 3.0  # time for the writer to finish when the run is to stop; everything has ended within five seconds
 
 
 def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher | None = None) -> SupervisorRecord:
-    """Run the attempts of the run in `layout` (which has its config.json) until the target is reached; gives supervisor.json's content.
+    """Run attempts of the run in `layout` (which has its config.json) until the target is reached; returns the content of supervisor.json.
 
-    Whatever else ends the run is raised once everything is on record: Stopped (130, 143), Hung (6), NoProgress (7), RunHeld (8), InputError (2),
-    NoValidCheckpoint (4), StorageError (5). A `launcher` that is given is not closed: it may serve the next run. A stop signal that came too
-    late to stop the run is raised again at the end: whoever called may have more to stop.
+    Any other end is raised once everything is recorded: Stopped (130, 143), Hung (6), NoProgress (7), RunHeld (8), InputError (2),
+    NoValidCheckpoint (4), StorageError (5). A given `launcher` is not closed: it may serve the next run. A stop signal that came too late to
+    stop the run is raised again at the end: the caller may have more to stop.
     """
     layout = RunLayout(Path(layout.root).resolve())
     processes.become_subreaper()
@@ -77,7 +77,7 @@ def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher |
 
 
 class Supervisor:
-    """One stay of a supervisor with one run."""
+    """One supervisor session of a run."""
 
     def __init__(self, config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher, stop: StopSignals) -> None:
         self._config, self._layout, self._ui, self._launcher, self._stop = config, layout, ui, launcher, stop
@@ -97,7 +97,7 @@ class Supervisor:
         self._worker_pool: WorkerPool | None = None
         self._regroup = RegroupPlan()
         self._prevalidator = CheckpointPrevalidator(self._store)
-        self._unsettled: tuple[int, ...] = ()  # attempts whose checkpoints the writer may still be at
+        self._unsettled: tuple[int, ...] = ()  # attempts whose checkpoints the writer may still be writing
 
     def run(self, lock: RunLock) -> SupervisorRecord:
         processes.sweep(processes.of_run(self._layout.root))
@@ -105,7 +105,7 @@ class Supervisor:
         if survivors_stay(self._config):
             ahead = None if recovery_of(self._config).from_memory else self._prevalidator
             self._worker_pool = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, ahead)
-        for attempt in self._layout.attempts():  # all: whoever should have closed them may have been killed before it did
+        for attempt in self._layout.attempts():  # all: an earlier supervisor may have been killed before it did so
             reconcile_checkpoints(self._layout, attempt, self._store)
         self._record.begin()
         reached = any(a.outcome == "completed" for a in self._record.record.attempts[-1:])
@@ -119,7 +119,7 @@ class Supervisor:
         return record
 
     def close(self) -> None:
-        """Nothing of the run lives on, however this supervisor came to its end."""
+        """End all processes of the run, however this session ended."""
         if self._running:
             self._running.kill()
             self._running.reap()
@@ -135,7 +135,7 @@ class Supervisor:
         self._store.close()
 
     def _attempt(self, lock: RunLock) -> Decision:
-        """One attempt, from the choice of its checkpoint to the decision what follows it."""
+        """One attempt, from the choice of its checkpoint to the decision what follows."""
         if must_not_launch(self._stop, self._config, carried=bool(self._regroup.memory)):
             return self._stopped(self._stop.received()[0])
         try:
@@ -150,7 +150,7 @@ class Supervisor:
         self._ui.launched(todo)
         ended = self._watch(attempt, todo)
         self._regroup = self._look_ahead(todo)
-        if not ended.stopped_by and not self._regroup.memory:  # asked while the survivors left, and nobody goes on with what they had
+        if not ended.stopped_by and not self._regroup.memory:  # stop signal while survivors left; no attempt will continue with their state
             ended = replace(ended, stopped_by=self._stop.first)
         self._close_attempt(attempt.attempt, ended)
         return self._conclude(attempt, todo, ended)
@@ -219,7 +219,7 @@ class Supervisor:
         return InPlaceMonitor(running, self._worker_pool, self._stop, self._writer, post)
 
     def _look_ahead(self, todo: AttemptSpec) -> RegroupPlan:
-        """Who goes on behind this attempt, if ranks have outlived it. They wait until a spare is warm for each of the dead, where any are kept."""
+        """Plan the next attempt with the survivors, if any. Waits for one warm spare per dead rank, as far as spares are configured."""
         if not self._worker_pool or not self._worker_pool.survivors or self._layout.attempt(todo.attempt).final.exists():
             return RegroupPlan()
         supervision, missing = self._config.supervision, todo.world_size - len(self._worker_pool.steps())
@@ -237,9 +237,10 @@ class Supervisor:
         self._grace.hear(progress)
 
     def _close_attempt(self, attempt: int, ended: AttemptResult) -> None:
-        """Let the writer finish, or fence it; then kill what else may be left; then end every open checkpoint.
+        """Let the writer finish, or kill it; then kill what else is left; then reconcile every open checkpoint.
 
-        Ranks that go on with what they have in memory do not wait for the writer: it finishes beside them, and its books are closed later.
+        Ranks that continue with their state in memory do not wait for the writer: it finishes meanwhile, and these checkpoints are reconciled
+        later.
         """
         self._ui.state("stopping" if ended.stopped_by else "dead" if not ended.well else "finishing")
         self._unsettled = (*self._unsettled, attempt)
@@ -255,10 +256,10 @@ class Supervisor:
             self._unsettled = ()
 
     def _conclude(self, attempt: Attempt, todo: AttemptSpec, ended: AttemptResult) -> Decision:
-        reached = self._layout.attempt(todo.attempt).final.exists()  # whatever happened to a process after that
+        reached = self._layout.attempt(todo.attempt).final.exists()  # even if a process failed after that
         casualty = ended.exits.first
         first_step, last_step = steps_of(attempt, step_range(self._layout, todo.attempt), self._regroup)
-        resized = ended.well and todo.until is not None and last_step == todo.until  # ranks end well only once that step is durable
+        resized = ended.well and todo.until is not None and last_step == todo.until  # ranks exit with 0 only once that step is durable
         last = self._record.update(
             outcome=SURVIVED if self._regroup.memory else _outcome(ended, reached, resized),
             exit_code=casualty.exit_code if casualty else None if ended.stopped_by or ended.hang else 0,
@@ -292,7 +293,7 @@ class Supervisor:
 
 
 def _outcome(ended: AttemptResult, reached: bool, resized: bool) -> str:
-    """`reached`: the final record is there, whatever became of a process after that."""
+    """`reached`: the final record exists, which counts even if a process failed after that."""
     if reached:
         return "completed"
     if ended.stopped_by:

@@ -1,4 +1,4 @@
-"""Closing the books on an attempt's checkpoints: every submitted one ends as committed, failed or lost."""
+"""Reconciles the checkpoint log with the store after an attempt: every submitted checkpoint ends as committed, failed or lost."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ def lines(layout: RunLayout, attempt: int) -> tuple[CheckpointLine, ...]:
 
 
 def unended(events: tuple[CheckpointLine, ...], began: str) -> tuple[CheckpointLine, ...]:
-    """The lines of event `began` (submitted, received) whose checkpoint has no end yet."""
+    """The lines of event `began` (submitted, received) whose checkpoint has no final event yet."""
     ended = {line.global_step for line in events if line.event in CHECKPOINT_ENDS}
     return tuple(line for line in events if line.event == began and line.global_step not in ended)
 
 
 def reconcile_checkpoints(layout: RunLayout, attempt: int, store: CheckpointStore) -> None:
-    """End what `attempt` left open, once none of its processes and no writer is at work: by what the store holds, not by what was meant."""
+    """Log the end of every checkpoint that `attempt` left open, by what the store contains.
+
+    Only once no process of the attempt and no writer is running.
+    """
     open_lines = unended(lines(layout, attempt), "submitted")
     if open_lines:
         _cut_torn_tail(layout.attempt(attempt).checkpoints)
@@ -35,7 +38,10 @@ def reconcile_checkpoints(layout: RunLayout, attempt: int, store: CheckpointStor
 
 
 def close_received(layout: RunLayout, store: CheckpointStore) -> None:
-    """End what a writer that died had received, before its successor is at work: retention may remove what that one committed, unsaid."""
+    """Log the end of the checkpoints that a dead writer had received, before its successor starts.
+
+    The successor's retention might remove a checkpoint that the dead writer committed but did not log.
+    """
     for attempt in layout.attempts():
         _close(layout, attempt, unended(lines(layout, attempt), "received"), store)
 
@@ -50,7 +56,7 @@ def _close(layout: RunLayout, attempt: int, open_lines: tuple[CheckpointLine, ..
 
 
 def still_kept(layout: RunLayout, attempts: tuple[Attempt, ...]) -> dict[int, CheckpointLine]:
-    """By step, the acknowledgements of checkpoints that neither retention removed nor one of `attempts` refused."""
+    """By step, the `committed` lines of checkpoints that retention has not removed and none of `attempts` has rejected."""
     kept: dict[int, CheckpointLine] = {}
     for number in layout.attempts():
         for refused in attempts[number].rejected if number < len(attempts) else ():
@@ -64,7 +70,7 @@ def still_kept(layout: RunLayout, attempts: tuple[Attempt, ...]) -> dict[int, Ch
 
 
 def acknowledge(layout: RunLayout, report: IntegrityReport) -> None:
-    """Put the checkpoint of `report` on record as committed, in the attempt that wrote it, unless it is: before anything follows from it."""
+    """Log the checkpoint of `report` as committed in the attempt that wrote it, unless it is logged already. Called before a run resumes from it."""
     known = {line.commit_sha256 for attempt in layout.attempts() for line in lines(layout, attempt) if line.event == "committed"}
     if report.commit_sha256 in known or report.attempt is None or report.global_step is None:
         return
@@ -84,7 +90,7 @@ def _end(layout: RunLayout, line: CheckpointLine, store: CheckpointStore) -> Che
 
 
 def _cut_torn_tail(path: Path) -> None:
-    """A line that a death cut off would swallow the next one."""
+    """Remove an incomplete last line, left by a process killed while writing: the next line would be appended to it."""
     data = read_whole(path, MAX_JOURNAL)
     if not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)

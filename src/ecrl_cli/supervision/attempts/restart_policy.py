@@ -1,4 +1,4 @@
-"""After an attempt: restart or stop, and why. Pure."""
+"""Decides after each attempt whether to restart or to stop, and why. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ecrl_cli.records.survivor_records import SURVIVED
 
 STORM = 2  # attempts in a row that gain no step
 RELAUNCHED = ("died", "hung")
-# What a rank may say that no restart would cure: the status and the error that the run ends with, by its exit code.
+# Errors of a rank that a restart cannot fix: by the rank's exit code, the terminal status of the run and the error that it ends with.
 INCURABLE: dict[int, tuple[str, type[EcrlError]]] = {
     InputError.exit_code: ("refused", InputError),
     NoValidCheckpoint.exit_code: ("gave_up", NoValidCheckpoint),
@@ -22,7 +22,9 @@ INCURABLE: dict[int, tuple[str, type[EcrlError]]] = {
 
 @dataclass(frozen=True)
 class Decision:
-    """`status` is supervisor.json's terminal_status (running: restart); `error` is what the command ends with, if it stops short."""
+    """`status`: supervisor.json's terminal_status (running: restart). `error`: the exception that ends the command; None unless the run stops
+    short.
+    """
 
     status: str
     reason: str
@@ -38,11 +40,12 @@ class Decision:
 
 
 def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError | None, planned: frozenset[int] = frozenset()) -> Decision:
-    """What follows the last of `attempts` (those of `counted`). `trouble`: what its first casualty said before it ended. `planned`: the attempts
-    that a planned failure struck.
+    """What follows the last of `attempts`, which are those that `counted` returns.
 
-    A planned change of the world size is no restart and spends none; that one may not happen over and over without a new step, because
-    its checkpoint is refused each time, is the storm's business. So is one that ranks outlive over and over without a new step.
+    `trouble`: the error that the first casualty reported before it ended. `planned`: the attempts in which a planned failure was injected.
+
+    A planned change of the world size is not a restart and does not count against `max_restarts`; neither does an in-place recovery. If these
+    repeat without a new step, for example because the checkpoint is rejected each time, the restart-storm rule ends the run.
     """
     last = attempts[-1]
     if last.outcome == "completed":
@@ -62,7 +65,7 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError 
 
 
 def death(attempt: Attempt) -> str:
-    """How an attempt ended, in words."""
+    """How an attempt ended, as text."""
     if attempt.outcome == "resized":
         return f"{attempt.world_size} ranks ended behind step {attempt.last_step}, a planned change of the world size"
     if attempt.hang:
@@ -76,10 +79,10 @@ def death(attempt: Attempt) -> str:
 
 
 def without_gain(attempts: tuple[Attempt, ...], planned: frozenset[int] = frozenset()) -> int:
-    """How many attempts at the end did not get past the highest step that any before them had reached.
+    """How many attempts in a row at the end did not get past the highest step reached before.
 
-    One that went down with its supervisor (neither exit code nor signal is known), or that a planned failure struck, is no evidence against
-    the job.
+    Not counted: an attempt that ended with its supervisor (exit code and signal unknown), and one in which a planned failure was injected.
+    Neither says anything about the job.
     """
     highest, row = 0, 0
     for attempt in attempts:
@@ -92,16 +95,15 @@ def without_gain(attempts: tuple[Attempt, ...], planned: frozenset[int] = frozen
 
 
 def restarts(attempts: tuple[Attempt, ...]) -> int:
-    """How many attempts follow one that died: a run that was stopped, or resized, and goes on has not been restarted; nor has
-    one whose ranks outlived others."""
+    """How many attempts follow one that died or hung. Resuming after a stop, a change of the world size or an in-place recovery is no restart."""
     return sum(before.outcome in RELAUNCHED for before in attempts[:-1])
 
 
 def counted(attempts: tuple[Attempt, ...], sessions: tuple[SupervisorSession, ...]) -> tuple[Attempt, ...]:
-    """The attempts that the budget counts: those since a person last started the run.
+    """The attempts that count against `max_restarts`: those since a person last started the run.
 
-    A supervisor that was killed (no `ended_at`) leaves its budget to its successor; one that ended by itself has said why, and
-    whoever starts the run again has read it.
+    A killed supervisor (no `ended_at`) passes its restart budget on to its successor. One that ended by itself reported why, and starting the
+    run again starts a new budget.
     """
     first = len(sessions) - 1
     while first > 0 and sessions[first - 1].ended_at is None:
@@ -110,7 +112,7 @@ def counted(attempts: tuple[Attempt, ...], sessions: tuple[SupervisorSession, ..
 
 
 def _gave_up(attempts: tuple[Attempt, ...], reason: str) -> Decision:
-    """A hang that was not recovered where all attempts that gained nothing at the end, or the last one, hung."""
+    """Give up: with Hung if all attempts without gain at the end (or the last one) hung, else with NoProgress."""
     last, row = attempts[-1], attempts[-max(1, without_gain(attempts)) :]
     if all(attempt.outcome == "hung" for attempt in row):
         remedy = f"read the stacks in logs/attempt-{last.attempt:02d}, then start the run again"

@@ -1,4 +1,4 @@
-"""What asks a supervisor to stop, as something to read: the handlers do nothing, the loop sees a readable descriptor."""
+"""Stop signals as a readable descriptor: the handlers only count, and the event loop reacts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """While entered, a stop signal does not interrupt anything: it waits in `received`. Outside the main thread it does nothing.
+    """While entered, stop signals interrupt nothing and are collected in `received`. Outside the main thread it does nothing.
 
-    A process may begin life with them blocked (`held_back`): then what came before this was entered is received too.
+    Signals blocked at process start (`held_back`) that arrived before it was entered are received too. SIGHUP (a closed terminal) stops the run
+    like SIGTERM, unless it is ignored (nohup).
 
-    A terminal that is closed stops the run as SIGTERM does, unless the command was started to outlive it (nohup).
+    One request may arrive as several signals: a wrapper forwards what a scheduler also sends to every process, and a closing terminal sends
+    SIGHUP twice. So a signal within ECHO_S of the first does not count as a second request, and SIGHUP never does.
 
-    One request may arrive several times: a wrapper passes on what a scheduler sends to everyone, and a terminal says twice that it closes. So
-    nothing within ECHO_S of the first is the second, and SIGHUP never is.
-
-    `obeyed`: set by whoever stops because of one; `pass_on`, once this has been left, raises one that nobody obeyed.
-    `delivered`: how many this process really got, in whichever of these.
+    `obeyed`: set by the code that stops because of a signal. `pass_on`: called after leaving, raises again a signal that was not obeyed.
+    `delivered`: how many stop signals this process has received, over all instances.
     """
 
     delivered: ClassVar[int] = 0
@@ -58,7 +57,7 @@ class StopSignals:
         self._kernel.close()
 
     def pass_on(self) -> None:
-        """Raise the first signal that was received, by the handler that was there before, unless it was obeyed."""
+        """Raise the first received signal again, for the handler that was installed before, unless it was obeyed."""
         if self._count and not self.obeyed:
             signal.raise_signal(self._count[0][0])
 
@@ -66,19 +65,19 @@ class StopSignals:
         return self._mine.fileno()
 
     def received(self) -> list[int]:
-        """Every stop signal since the beginning, in order."""
+        """All stop signals since this was entered, in order."""
         with contextlib.suppress(BlockingIOError):
             self._count += [(number, monotonic()) for number in self._mine.recv(64) if number in STOPPING]
         return [number for number, _ in self._count]
 
     @property
     def first(self) -> int | None:
-        """What asked first."""
+        """The first stop signal; None if there was none."""
         return next(iter(self.received()), None)
 
     @property
     def asked_at(self) -> float:
-        """When the first one was seen, which must be there."""
+        """When the first signal was seen (monotonic). There must be one."""
         return self._count[0][1]
 
     def again(self) -> bool:
@@ -88,7 +87,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Whatever is started meanwhile begins life with the stop signals blocked: they wait until it is ready for them."""
+    """Block the stop signals: processes started meanwhile begin with them blocked, and receive them once they are ready."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
@@ -97,5 +96,5 @@ def held_back() -> Iterator[None]:
 
 
 def _count(number: int, frame: FrameType | None) -> None:
-    """A handler must be there for the wake-up descriptor to be written."""
+    """A handler must be installed for Python to write to the wake-up descriptor."""
     StopSignals.delivered += 1

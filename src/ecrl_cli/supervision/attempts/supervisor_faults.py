@@ -1,4 +1,4 @@
-"""The planned failures that the supervisor itself delivers: between two attempts, and after a time."""
+"""Planned failures that the supervisor itself injects: between two attempts, and at a wall-clock time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
-_AGAIN_S = 0.05  # between two looks for a rank whose time has come and who is not there yet
+_AGAIN_S = 0.05  # between two attempts to inject a due fault into a rank whose pid is not known yet
 
 
 class BetweenAttemptFaults:
-    """Failures between two attempts, before the next one chooses what to resume from."""
+    """Injects failures between two attempts, before the next one chooses its checkpoint."""
 
     def __init__(self, layout: RunLayout, store: CheckpointStore, seed: int) -> None:
         self._layout, self._store, self._seed = layout, store, seed
 
     def inject_due(self, earlier: tuple[Attempt, ...], *, chooses: bool = True) -> None:
-        """Behind the attempts `earlier`, before the next one. `chooses`: whether that one goes back to a checkpoint."""
+        """Inject what is due after the attempts `earlier`. `chooses`: whether the next attempt resumes from a checkpoint."""
         seen = max((a.last_step or 0 for a in earlier), default=0)
         for entry in _left(self._layout, "rest") if earlier else ():
             if entry.global_step > seen:
@@ -38,7 +38,10 @@ class BetweenAttemptFaults:
 
 
 class WallClockFaults:
-    """Failures at a wall time. `began`: of this supervisor's session, monotonic; `spent_s`: gives the seconds of the sessions before it."""
+    """Injects failures at wall-clock times of the run.
+
+    `began`: start of this supervisor session (monotonic). `spent_s`: returns the seconds of the sessions before it.
+    """
 
     def __init__(self, layout: RunLayout, attempt: int, began: float, spent_s: Callable[[], float]) -> None:
         self._layout, self._attempt, self._began = layout, attempt, began
@@ -46,11 +49,11 @@ class WallClockFaults:
         self._spent_s = spent_s() if self._left else 0.0
 
     def left_s(self, now: float) -> float | None:
-        """Seconds until the next one is to be looked at; None where none is to come."""
+        """Seconds until `inject_due` must be called next; None if no fault is left."""
         return max(_AGAIN_S, min(self._due_at(entry) for entry in self._left) - now) if self._left else None
 
     def inject_due(self, now: float, pids: Mapping[int, int]) -> None:
-        """Inject what is due. A rank whose pid is not known yet is struck as soon as it is."""
+        """Inject what is due. `pids`: by rank, as far as known; a fault of a rank whose pid is not known yet waits until it is."""
         for entry in [each for each in self._left if self._due_at(each) <= now]:
             kind = fault_kind(entry.kind)
             pid = os.getpid() if kind.victim is Victim.SUPERVISOR else pids.get(entry.rank)
@@ -64,7 +67,7 @@ class WallClockFaults:
 
 
 def supervised_s(layout: RunLayout) -> float:
-    """Seconds of all stays but the last, as the goodput clock has them: also of one that was killed."""
+    """Seconds of all supervisor sessions but the last, killed ones included, measured as for goodput."""
     return sum(end - start for start, end in timeline(load(layout)).windows[:-1])
 
 

@@ -1,4 +1,4 @@
-"""supervisor.json, kept: every change is one new whole file."""
+"""Keeps supervisor.json up to date: every change replaces the whole file."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ from ecrl_cli.supervision.attempts.restart_policy import restarts
 
 
 def refresh_run_config(config: RunConfig, layout: RunLayout) -> None:
-    """The run goes on: its seal is broken, and config.json says where the data lies now and what else may have changed without making this
-    another run. Only under the run's lock."""
+    """Reopen a run that is resumed: drop its seal and update config.json with settings that may change without making it another run (such as data
+    paths).
+
+    Only while holding the run's lock.
+    """
     reopen(layout)
     if read_run_config(layout).config != replace(config, run_dir=""):
         write_run_config(layout, config)
 
 
 class SupervisorRecordWriter:
-    """The record of this run. `begin` first: it appends the session and closes what a killed supervisor left open."""
+    """Writes the record of one run. Call `begin` first: it appends a session and ends attempts that a killed supervisor left as running."""
 
     def __init__(self, layout: RunLayout, run_id: str, target_steps: int) -> None:
         self._layout = layout
@@ -41,7 +44,7 @@ class SupervisorRecordWriter:
 
     @property
     def session(self) -> int:
-        """Which stay this is, as `Attempt.session` has it."""
+        """The index of this supervisor session, as in `Attempt.session`."""
         return len(self.record.sessions) - 1
 
     def begin(self) -> None:
@@ -53,13 +56,15 @@ class SupervisorRecordWriter:
         self._write(attempts=(*self.record.attempts, replace(attempt, session=self.session)))
 
     def update(self, **changes: Any) -> Attempt:
-        """Change the last attempt."""
+        """Change fields of the last attempt and return it."""
         last = replace(self.record.attempts[-1], **changes)
         self._write(attempts=(*self.record.attempts[:-1], last))
         return last
 
     def end(self, status: str, reason: str, signals: tuple[int, ...] | None = None, writer_deaths: int | None = None) -> SupervisorRecord:
-        """The terminal status, the end of the session with what it received and lost, and the phases of every attempt, which nobody needed sooner."""
+        """Write the terminal status, the end of the session with its signals and writer deaths, and the phases of every attempt. Returns the
+        record.
+        """
         at, time = both_clocks()
         ended = replace(self.record.sessions[-1], ended_at=at, ended_time=time, signals=signals, writer_deaths=writer_deaths)
         sessions = (*self.record.sessions[:-1], ended)
@@ -79,7 +84,7 @@ class SupervisorRecordWriter:
 
 
 def read_record(layout: RunLayout) -> SupervisorRecord:
-    """supervisor.json; RecordError where it is damaged or of another schema."""
+    """supervisor.json. RecordError if it is damaged or has another schema version."""
     value = read_json(layout.supervisor)
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version != SCHEMA_VERSION:
@@ -91,20 +96,22 @@ def read_record(layout: RunLayout) -> SupervisorRecord:
 
 
 def taken_along(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """`attempts`, died where ranks outlived one and their state went nowhere: whoever comes now begins with a checkpoint."""
+    """`attempts`, the last as `died` if it ended as `survived`: no attempt took over its survivors' state, so the next one starts from a
+    checkpoint.
+    """
     last = attempts[-1:]
     return (*attempts[:-1], replace(last[0], outcome="died")) if last and last[0].outcome == SURVIVED else attempts
 
 
 def step_range(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:
-    """The first and the last step that rank 0 logged in `attempt`; a torn last line does not count."""
+    """The first and last step that rank 0 logged in `attempt`, ignoring an incomplete last line; (None, None) if it logged none."""
     path = layout.attempt(attempt).rank(0)
     lines = read_whole(path, MAX_JOURNAL).split(b"\n")[:-1] if path.exists() else []
     return (_step(lines[0]), _step(lines[-1])) if lines else (None, None)
 
 
 def with_phases(layout: RunLayout, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """`attempts` with the seconds of each phase of their start; as they are where the records cannot be read."""
+    """`attempts` with the seconds of each phase of their start; unchanged if the records cannot be read."""
     try:
         records = load(layout)
         found = phases(records, timeline(records))

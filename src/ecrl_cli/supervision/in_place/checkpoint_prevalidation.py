@@ -1,4 +1,4 @@
-"""A look at the newest checkpoint while those who outlived a death still leave: they wait for what comes of it."""
+"""Verifies the newest checkpoint in the background while surviving ranks still leave a failed attempt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Identity = tuple[tuple[str, int, int, int, int], ...]
 
 
 class CheckpointPrevalidator:
-    """One look at a time, beside everything else; it is good for one question."""
+    """Verifies one checkpoint at a time in a thread. Each result can be taken once."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
@@ -24,7 +24,7 @@ class CheckpointPrevalidator:
         self._begun: tuple[CheckpointEntry, Identity, Future[IntegrityReport]] | None = None
 
     def begin(self) -> None:
-        """Look at what is newest now, unless a look is on its way. Where that fails nothing is known ahead."""
+        """Start verifying the newest checkpoint, unless a result is pending. Errors are ignored: the checkpoint is then verified later, as usual."""
         with suppress(StorageError, OSError):
             newest = next(iter(self._store.entries()), None) if self._begun is None else None
             if newest:
@@ -32,7 +32,7 @@ class CheckpointPrevalidator:
                 self._begun = (newest, identity, self._pool.submit(examine_once, newest.path, self._store.config.integrity))
 
     def take(self, path: Path) -> IntegrityReport | None:
-        """What was found, if that was of `path` and its files are as they were before."""
+        """The report on the checkpoint at `path`; None if another one was verified, or its files have changed since."""
         begun, self._begun = self._begun, None
         with suppress(OSError):
             if begun and begun[0].path == path and begun[1] == _identity(begun[0]):
@@ -44,6 +44,6 @@ class CheckpointPrevalidator:
 
 
 def _identity(entry: CheckpointEntry) -> Identity:
-    """Changes with whatever is written to any of its files, or put in its place."""
+    """Name, inode, size and times of all files of the checkpoint: changes when any of them is written or replaced."""
     found = [inner for path in entry.files for inner in ([path, *path.iterdir()] if path.is_dir() else [path])]
     return tuple((path.name, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for path in sorted(found) for at in [path.stat()])

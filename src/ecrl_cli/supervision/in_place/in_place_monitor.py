@@ -1,4 +1,4 @@
-"""An attempt whose ranks outlive one another: a death is told to the others, who leave together; then the attempt is over, and they wait."""
+"""Monitors an attempt with in-place recovery: when ranks die, the survivors are notified, leave the attempt together and wait for the next one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from ecrl_cli.supervision.watch.watchdog import WatchdogContext
 
 
 class InPlaceMonitor(AttemptMonitor):
-    """Over when every rank that lives has left, or ended well. As any other attempt where nobody is left, the store has gone with its process, a
-    rank says what no recovery cures or that what all have in memory is spoilt, or the run is to stop and not all have left. Keeps the spares
-    warm meanwhile."""
+    """Runs until every rank that has not ended has left, and keeps the spares warm meanwhile.
+
+    It ends like any other attempt, with nothing of it left running, if no rank is left, the zygote has died (and with it the ranks' store), a
+    rank reports an error that no recovery fixes or that corrupted its peers' state, or the run is to stop before all have left.
+    """
 
     def __init__(
         self, running: ZygoteAttempt, crew: WorkerPool, stop: StopSignals, companion: AttemptCompanion | None, post: WatchdogContext
@@ -59,9 +61,9 @@ class InPlaceMonitor(AttemptMonitor):
     def _look_after_companion(self) -> None:
         super()._look_after_companion()
         spares = self._workers.spares
-        self._watch.keep("spares", (), look)  # what `look` closes may be in use again
+        self._watch.keep("spares", (), look)  # `spares.look` closes descriptors whose numbers may be reused
         spares.look()
-        if stepping(self._heartbeats):  # before that, the ranks' own start comes first
+        if stepping(self._heartbeats):  # only once the ranks are stepping: spares must not slow down their start
             spares.refill()
         self._watch.keep("spares", spares.watched(), look)
 

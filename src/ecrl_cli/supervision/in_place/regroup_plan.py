@@ -1,4 +1,4 @@
-"""Behind an attempt that some ranks have outlived: who goes on, from where, and with what. Pure, but for the order, which is dated and written."""
+"""Plans the next attempt after ranks have died and others survived: which processes form it, with which state. Also writes its launch.json."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from ecrl_cli.storage.files import write_json
 
 @dataclass(frozen=True)
 class RegroupPlan:
-    """`origins` and `joined`: as in `Attempt`. `step`: behind which the survivors left. `memory`: `survivors`, or empty where all go back to a
-    checkpoint. `because`: why nobody goes on (then `origins` is empty), in words."""
+    """Which processes form the next attempt.
+
+    `origins`, `joined`: as in `Attempt`. `step`: the last step that the survivors completed. `memory`: `survivors`, or empty if all load a
+    checkpoint. `because`: why in-place recovery is not possible, as text (then `origins` is empty).
+    """
 
     step: int = 0
     memory: str = ""
@@ -34,7 +37,9 @@ class RegroupPlan:
 
 
 def plan_regroup(config: RunConfig, world_size: int, left: Mapping[int, int], spares: int) -> RegroupPlan:
-    """What follows an attempt of `world_size` ranks. `left`: by survivor, the step behind which it left; `spares`: how many stand by."""
+    """The plan after an attempt of `world_size` ranks. `left`: the last completed step by surviving rank. `spares`: how many warm spares are
+    ready.
+    """
     dead = [rank for rank in range(world_size) if rank not in left]
     filled = dead[:spares]
     places = tuple(sorted((*left, *filled)))
@@ -52,18 +57,18 @@ def plan_regroup(config: RunConfig, world_size: int, left: Mapping[int, int], sp
 
 
 def _ranks(places: tuple[int, ...], filled: Collection[int]) -> tuple[int, ...]:
-    """The new ranks of those who take the places `filled`."""
+    """The new ranks of the spares that fill the places `filled`."""
     return tuple(rank for rank, place in enumerate(places) if place in filled)
 
 
 def write_regroup_launch(layout: RunLayout, earlier: tuple[Attempt, ...], going: RegroupPlan) -> AttemptSpec:
-    """What the next attempt is to do with the state that is in memory; written to its launch.json, durably."""
+    """Write launch.json of an attempt that continues with the survivors' state in memory, durably, and return it."""
     begun = begin(layout, earlier, len(going.origins), going.step)
     return write_order(layout, replace(begun, continues=begun.attempt - 1, memory=going.memory, origins=going.origins, joined=going.joined))
 
 
 def begin(layout: RunLayout, earlier: tuple[Attempt, ...], world_size: int, step: int) -> AttemptSpec:
-    """What every order for the attempt behind `earlier` says, wherever the state of `step` comes from."""
+    """The fields of AttemptSpec that are the same wherever the state of `step` comes from. `earlier`: all attempts so far."""
     return AttemptSpec(
         attempt=len(earlier),
         world_size=world_size,
@@ -76,7 +81,7 @@ def begin(layout: RunLayout, earlier: tuple[Attempt, ...], world_size: int, step
 
 
 def write_order(layout: RunLayout, made: AttemptSpec) -> AttemptSpec:
-    """Write launch.json, durably and dated."""
+    """Date the spec and write it to the attempt's launch.json, durably."""
     made = replace(made, at=monotonic(), time=wall(), boot_id=boot_id())
     logs = layout.attempt(made.attempt)
     logs.folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +90,7 @@ def write_order(layout: RunLayout, made: AttemptSpec) -> AttemptSpec:
 
 
 def steps_of(attempt: Attempt, logged: tuple[int | None, int | None], going: RegroupPlan) -> tuple[int | None, int | None]:
-    """The first and the last step of `attempt`, of which rank 0 has `logged` so many: it may have died before the last one that others did."""
+    """First and last step of `attempt`, given those that rank 0 `logged`: it may have died before the last step that the survivors completed."""
     first, last = logged
     if not going.memory or going.step <= attempt.resumed_from_step:
         return logged
@@ -93,7 +98,7 @@ def steps_of(attempt: Attempt, logged: tuple[int | None, int | None], going: Reg
 
 
 def describe(death: str, world_size: int, going: RegroupPlan) -> str:
-    """What happened and who goes on, in short."""
+    """What happened and which ranks continue, as a short text."""
     if not going:
         return f"{death}; all begin anew: {going.because}" if going.because else death
     if not going.memory:

@@ -1,4 +1,4 @@
-"""Warm spares: processes that have imported, loaded and built what any rank needs, and wait to be told which rank they are."""
+"""Warm spares: processes that have imported, loaded and built all that does not depend on the rank, and wait to be assigned one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
 from ecrl_cli.supervision.watch.control_server import Connection, ControlServer
 
 ANSWER_S = 10.0  # forking takes milliseconds
-STILLBORN = 3  # in a row that ended before they stood by: what cannot even start is not started for ever
+STILLBORN = 3  # spares in a row that ended before they were ready; after that no more are started
 
 
 @dataclass(eq=False)
 class IdleWorker:
-    """A process that waits on `connection` for an Assignment; a spare that is not warm yet has none. `left`: what it said as it left an attempt."""
+    """A process that waits on `connection` for an Assignment; None for a spare that is not ready yet. `left`: a survivor's message on leaving its
+    attempt.
+    """
 
     pid: int
     pidfd: int
@@ -33,14 +35,14 @@ class IdleWorker:
         return processes.ended(self.pidfd)
 
     def release(self) -> None:
-        """Close what belongs to it here; the process is somebody else's."""
+        """Close this object's descriptors. The process lives on, under another owner."""
         os.close(self.pidfd)
         if self.connection:
             self.connection.socket.close()
 
 
 def end(hands: list[IdleWorker]) -> None:
-    """Kill, wait, reap."""
+    """Kill, wait for and reap these processes."""
     for hand in hands:
         processes.kill(hand.pidfd)
     processes.wait_all([hand.pidfd for hand in hands], GONE_WITHIN_S)
@@ -50,12 +52,12 @@ def end(hands: list[IdleWorker]) -> None:
 
 
 class SparePool:
-    """`wanted`: how many are kept. `tell`: one line for a person."""
+    """Keeps `wanted` warm spares. `tell`: prints one line for the user."""
 
     def __init__(self, wanted: int, tell: Callable[[str], None]) -> None:
         self.wanted, self._tell = wanted, tell
         self._idle: list[IdleWorker] = []
-        self._strangers: list[Connection] = []  # have connected and said nothing yet: these warm up
+        self._strangers: list[Connection] = []  # connected, no message yet: spares that are warming up
         self._source: ZygoteAttempt | None = None
         self._asked = self._failed_starts = 0
 
@@ -65,11 +67,11 @@ class SparePool:
 
     @property
     def ready(self) -> int:
-        """How many stand by."""
+        """How many spares are ready."""
         return sum(hand.connection is not None for hand in self._idle)
 
     def serve(self, running: ZygoteAttempt) -> None:
-        """They come from the zygote of `running` from now on. Those of another one, which has ended, have ended with it."""
+        """Fork spares from the zygote of `running` from now on. Spares of another zygote are dropped: they died with it."""
         if self._source and self._source.zygote is not running.zygote:
             self._asked = 0
             end(self._idle)
@@ -77,12 +79,12 @@ class SparePool:
         self._source = running
 
     def watched(self) -> list[int]:
-        """Descriptors that become readable when `look` has something to see."""
+        """Descriptors that become readable when `look` has something to do."""
         zygote = [self._source.zygote.socket.fileno()] if self._source and self._asked and not self._source.zygote.over() else []
         return zygote + [hand.pidfd for hand in self._idle] + [stranger.socket.fileno() for stranger in self._strangers]
 
     def look(self) -> None:
-        """Learn who is there, who stands by, who has died. Closes descriptors: what is `watched` changes."""
+        """Process new pids, messages and deaths of spares. Closes descriptors, so `watched` changes."""
         self._hear()
         for stranger in list(self._strangers):
             self._listen(stranger)
@@ -92,7 +94,7 @@ class SparePool:
         end(dead)
 
     def refill(self) -> None:
-        """Have as many forked as are missing."""
+        """Ask the zygote to fork the missing spares."""
         missing = self.wanted - len(self._idle) - self._asked
         if missing > 0 and self._failed_starts < STILLBORN and self._source and not self._source.zygote.over():
             spec = self._source.spec
@@ -101,11 +103,11 @@ class SparePool:
             self._source.zygote.ask(request)
 
     def keep(self, connection: Connection) -> None:
-        """One on which nobody has said anything yet."""
+        """Take over a connection on which no message has arrived yet."""
         self._strangers.append(connection)
 
     def stand_by(self, standby: SpareReady, connection: Connection) -> None:
-        """One is warm; perhaps before the zygote has said that it is there."""
+        """A spare is ready. Its message may arrive before the zygote has reported its pid."""
         if all(hand.pid != standby.pid for hand in self._idle):
             self.settle()
         hand = next((each for each in self._idle if each.pid == standby.pid and each.connection is None), None)
@@ -115,7 +117,7 @@ class SparePool:
             hand.connection, self._failed_starts = connection, 0
 
     def gather(self, count: int, listener: ControlServer, stop: StopSignals, seconds: float) -> None:
-        """Wait until `count` stand by, or it is clear that they will not; at most `seconds`, and no longer than to a stop signal."""
+        """Wait until `count` spares are ready, or none can become so; at most `seconds`, and only until a stop signal."""
         deadline = monotonic() + seconds
         while self.ready < count and not stop.received() and (left := deadline - monotonic()) > 0:
             self.refill()
@@ -127,7 +129,10 @@ class SparePool:
             self.look()
 
     def settle(self) -> None:
-        """Know everyone that was asked for, milliseconds after the zygote was; or it has ended, and they with it. One that is stopped is ended."""
+        """Wait until the zygote has reported all requested spares (milliseconds) or has ended, and its spares with it.
+
+        A zygote that does not answer within ANSWER_S is killed.
+        """
         while self._asked and self._source:
             if self._source.zygote.over():
                 self._asked = 0
@@ -139,13 +144,13 @@ class SparePool:
                 processes.wait_all([self._source.zygote.pidfd], GONE_WITHIN_S)
 
     def take(self, count: int) -> list[IdleWorker]:
-        """Give so many that stand by: they are nobody's here any more."""
+        """Remove up to `count` ready spares from the pool and return them."""
         taken = [hand for hand in self._idle if hand.connection is not None][:count]
         self._idle = [hand for hand in self._idle if hand not in taken]
         return taken
 
     def close(self) -> None:
-        """Nobody is left."""
+        """End all spares."""
         self.settle()
         end(self._idle)
         for stranger in self._strangers:

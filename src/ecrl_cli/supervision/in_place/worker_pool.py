@@ -1,4 +1,4 @@
-"""Who is there for the next attempt of a live run: the ranks that have left the one before, and warm spares."""
+"""The processes available for the next attempt of an in-place recovery: survivors of the attempt before, and warm spares."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from ecrl_cli.supervision.watch.control_server import Connection, ControlServer
 
 
 class WorkerPool:
-    """`spares`: how many are kept warm. `tell`: one line for a person. `ahead`: to be begun when a rank has died, where all go
-    back to a checkpoint then."""
+    """`spares`: how many are kept warm. `tell`: prints one line for the user. `prevalidator`: started when a rank dies; None if no checkpoint is
+    loaded then.
+    """
 
     def __init__(self, listener: ControlServer, spares: int, tell: Callable[[str], None], prevalidator: CheckpointPrevalidator | None) -> None:
         self.listener, self.spares, self.ahead = listener, SparePool(spares, tell), prevalidator
@@ -29,7 +30,7 @@ class WorkerPool:
         return (*(hand.pid for hand in hands), *self.spares.pids)
 
     def leave(self, left: LeftAttempt, connection: Connection) -> None:
-        """A rank has left its attempt and waits."""
+        """A rank has left its attempt and waits on `connection`."""
         pidfd = processes.open_pidfd(left.pid)
         if pidfd is None or left.rank in self.survivors:
             connection.socket.close()
@@ -37,33 +38,34 @@ class WorkerPool:
             self.survivors[left.rank] = IdleWorker(left.pid, pidfd, connection, left)
 
     def mark_dead(self, rank: int) -> None:
-        """A rank of the running attempt has died, perhaps after it had left."""
+        """A rank of the running attempt has died, possibly after leaving it."""
         if rank in self.survivors:
             self.survivors.pop(rank).release()
 
     def steps(self) -> dict[int, int]:
-        """By survivor that lives: the step behind which it left."""
+        """By living survivor, the last step that it completed. Reaps survivors that have died."""
         ended = [hand for hand in self.survivors.values() if hand.ended]
         self.survivors = {rank: hand for rank, hand in self.survivors.items() if hand not in ended}
         end(ended)
         return {rank: hand.left.global_step for rank, hand in self.survivors.items() if hand.left}
 
     def gather(self, count: int, stop: StopSignals, seconds: float) -> int:
-        """Wait for so many spares where they are to be had; gives how many stand by."""
+        """Wait for `count` ready spares, at most `seconds`; returns how many are ready."""
         self.spares.gather(count, self.listener, stop, seconds)
         return self.spares.ready
 
     def call(self, origins: tuple[int, ...], joined: tuple[int, ...]) -> tuple[int, ...]:
-        """Choose who goes on, by new rank: the survivor of `origins`, or for those in `joined` a spare. Gives their process ids.
+        """Choose the process of each new rank: a survivor by its old rank in `origins`, or a spare for the ranks in `joined`. Returns the pids by
+        new rank.
 
-        One who dies now is a rank that dies in the next attempt.
+        A process that dies after this counts as a rank that died in the next attempt.
         """
         spares = iter(self.spares.take(len(joined)))
         self._called = tuple(next(spares) if rank in joined else self.survivors.pop(origin) for rank, origin in enumerate(origins))
         return tuple(hand.pid for hand in self._called)
 
     def assign(self, order: AttemptSpec, running: ZygoteAttempt) -> None:
-        """Tell those who were called; the processes are the attempt's from now on."""
+        """Send each chosen process its Assignment. From then on the processes belong to `running`."""
         for rank, hand in enumerate(self._called):
             if hand.connection:
                 hand.connection.assign(Assignment(order.attempt, rank, running.prefix))
@@ -71,11 +73,11 @@ class WorkerPool:
         self._called = ()
 
     def dismiss(self) -> None:
-        """No survivor is needed any more."""
+        """Kill the survivors and the chosen processes; spares stay."""
         end([*self.survivors.values(), *self._called])
         self.survivors, self._called = {}, ()
 
     def close(self) -> None:
-        """Nobody is left."""
+        """Kill survivors and spares."""
         self.dismiss()
         self.spares.close()

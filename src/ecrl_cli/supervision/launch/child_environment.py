@@ -1,4 +1,4 @@
-"""What a child process may know of the environment: an allow-list. No secret travels, and no variable wins over the configuration."""
+"""The environment of child processes: an allow-list, so that no secret is passed on and no variable overrides the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALLOWED = frozenset(
     """.split()  # noqa: SIM905 - thirty quoted words in brackets would be harder to read
 )
 ALLOWED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_")
-# Each makes torch and its libraries compute with other kernels, and so may give other bits. They are the user's choice: passed on, and on record.
+# These choose the kernels of torch and its libraries, and so may change results bitwise. Passed on as the user set them, and recorded.
 KERNEL_CHOICES = frozenset(
     """
     ATEN_CPU_CAPABILITY MKL_CBWR MKL_ENABLE_INSTRUCTIONS OPENBLAS_CORETYPE NPY_DISABLE_CPU_FEATURES
@@ -22,19 +22,20 @@ KERNEL_CHOICES = frozenset(
     """.split()  # noqa: SIM905
 )
 KERNEL_PREFIXES = ("ONEDNN_", "DNNL_")
-_NO_CHOICE = re.compile(r"_(VERBOSE(_.*)?|JIT_DUMP|JIT_PROFILE)$")  # oneDNN's diagnosis changes no kernel
-# A proxy's address may hold a password; without it no data set can be downloaded, so it travels, and is never recorded.
+_NO_CHOICE = re.compile(r"_(VERBOSE(_.*)?|JIT_DUMP|JIT_PROFILE)$")  # oneDNN's diagnostic variables change no kernel
+# A proxy's address may contain a password. It is passed on, because downloads need it, but never recorded.
 ALLOWED_ANY_CASE = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
-# Where all ranks are on one machine they talk over the loopback: a socket on another device can be reached from the network.
+# If all ranks are on one machine they use the loopback: a socket on another device could be reached from the network.
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def child_environment(root: Path | None, threads: int, *, alone: bool = True) -> dict[str, str]:
-    """The environment of a process that works for the run in `root` (None: for several runs), with `threads` threads per pool.
+    """The environment of a process of the run in `root` (None: it serves several runs), with `threads` threads per pool.
 
-    `alone`: whether all ranks of the run are on this machine; what they listen on is then the loopback, whatever was set.
+    `alone`: all ranks of the run are on this machine; their sockets are then bound to the loopback, whatever the user has set.
 
-    ECRL_RUN marks it for the sweep; ECRL_SUPERVISOR lets an orphan recognise its adopter.
+    ECRL_RUN marks the process so that leftovers can be found and killed; ECRL_SUPERVISOR lets an orphan recognise the supervisor as its new
+    parent.
     """
     kept = {name: value for name, value in os.environ.items() if _allowed(name)}
     kept |= {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -47,7 +48,7 @@ def _allowed(name: str) -> bool:
 
 
 def kernel_choices() -> dict[str, str]:
-    """The variables set here that choose the kernels of this process and of its ranks."""
+    """The variables set here that choose the kernels of this process and its ranks."""
     return {name: value for name, value in sorted(os.environ.items()) if _chooses_kernels(name)}
 
 

@@ -1,4 +1,4 @@
-"""What a launcher is: it starts the ranks of one attempt, notices the first death, kills what is left and says how each rank ended."""
+"""The launcher interface: start the ranks of one attempt, notice the first death, kill the rest and report how each rank ended."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.layout import RunLayout
 
 WORKER = "ecrl_cli.training.worker"
-GONE_WITHIN_S = 5.0  # SIGKILL takes milliseconds; a process that outlives this sits in the kernel
+GONE_WITHIN_S = 5.0  # SIGKILL takes milliseconds; a process that is still there after this is stuck in the kernel
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """One attempt. `layout.root` is absolute. `port` 0: any free one. `preload`: modules that the ranks will need (zygote).
-    `nodes`: those of the allocation that share the ranks equally, the supervisor's own first; none: this machine alone. `private_network`: the
-    ranks see no network but one of their own (under the zygote, the launcher's own for each attempt). `hands`: by rank, processes that are there
-    already and are told by others what to do (zygote); none: the ranks are started.
+    """What to launch for one attempt.
+
+    `layout.root` is absolute. `port` 0: any free one. `preload`: modules that the ranks will import (zygote). `nodes`: the nodes that share the
+    ranks equally, the supervisor's own first; empty: this machine only. `private_network`: the ranks run in a private network namespace (under
+    the zygote: that of a zygote used for one attempt). `hands`: pids by rank of existing processes that are assigned their rank by others
+    (zygote); empty: start the ranks.
 
     `module`: what a rank runs: as a program under torchrun, its `run_rank(run_dir, attempt, rendezvous, started) -> exit code` in a zygote.
     """
@@ -44,7 +46,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class RankExit:
-    """How a rank ended: exactly one of `exit_code` and `signal` is set, neither where nobody can know. `rank` None: the launcher's own process."""
+    """How a rank ended: one of `exit_code` and `signal` is set, neither if it cannot be known. `rank` None: the launcher's own process."""
 
     rank: int | None
     pid: int
@@ -58,7 +60,7 @@ class RankExit:
 
 @dataclass(frozen=True)
 class RankExits:
-    """`first` is the casualty that ended the attempt (None: all ranks ended well), noticed at `noticed_at` (monotonic)."""
+    """`first`: the casualty that ended the attempt (None: all ranks ended well). `noticed_at`: when it was noticed (monotonic)."""
 
     ranks: tuple[RankExit, ...]
     first: RankExit | None
@@ -67,40 +69,40 @@ class RankExits:
 
 class RunningAttempt(Protocol):
     def watched(self) -> Collection[int]:
-        """Descriptors that become readable when `check` has something to see. May change at each call of `introduce` and `check`."""
+        """Descriptors that become readable when `check` has something to see. May change with each call of `introduce` and `check`."""
 
     def introduce(self, rank: int, pid: int) -> None:
-        """A rank has said hello."""
+        """A rank has sent Hello."""
 
     def pids(self) -> dict[int, int]:
-        """Rank to process id, as far as known, of those that had not ended at the last `check`."""
+        """By rank, the pids known so far of ranks that had not ended at the last `check`."""
 
     def check(self) -> bool:
-        """Whether the attempt is over: a rank ended badly, or all have ended, or the launcher's own process has gone. Never waits."""
+        """Whether the attempt is over: a rank failed, all have ended, or the launcher's own process has ended. Never waits."""
 
     def kill(self) -> None:
-        """SIGKILL to everything that is left. Nothing after `reap`."""
+        """Send SIGKILL to everything that is left. Does nothing after `reap`."""
 
     def reap(self) -> RankExits:
-        """Wait (milliseconds, after `check` was true or `kill` was called) until nothing is left; how everything ended; again the same."""
+        """Wait until everything has ended and return how. Takes milliseconds, after `check` was true or `kill` was called; may be repeated."""
 
 
 class Launcher(Protocol):
-    """Its class has `make(config)`, by which a `LauncherKind` (config/launchers.py) is turned into one."""
+    """The class also has `make(config)`, with which a `LauncherKind` (config/launchers.py) creates an instance."""
 
     def warm(self, config: RunConfig) -> None:
-        """Do now what needs doing only once for all runs: before the clock of the next one starts."""
+        """Do what is needed once for all runs, before the clock of the next run starts."""
 
     def launch(self, spec: LaunchSpec) -> RunningAttempt:
         """Start all ranks of one attempt, their output appended to `spec.output`."""
 
     def close(self) -> None:
-        """End what outlives an attempt."""
+        """End the processes that live longer than one attempt."""
 
 
 @dataclass
 class RankProcess:
-    """A rank that is being watched. `status` is its wait status once it is known."""
+    """A rank's process that is being watched. `status`: its wait status once known. `over`: whether it has ended."""
 
     rank: int
     pid: int
@@ -115,7 +117,7 @@ class RankProcess:
 
 @dataclass
 class RankTable:
-    """The ranks of an attempt, by pidfd; the book that both launchers keep."""
+    """The ranks of one attempt with their pidfds, as both launchers keep them."""
 
     known: dict[int, RankProcess] = field(default_factory=dict)
     first: RankExit | None = None
@@ -133,9 +135,9 @@ class RankTable:
         return [r.pidfd for r in self.known.values() if not r.over]
 
     def newly_over(self) -> list[RankProcess]:
-        """Mark and give the ranks that have ended since the last call, with those that are on their way out beside them.
+        """Mark and return the ranks that have ended since the last call, waiting for those that are exiting right now.
 
-        A dying rank closes its sockets before it has ended: a peer that ends because of that may be over sooner.
+        A dying rank closes its sockets before it has ended, so a peer that fails because of that may end first.
         """
         left = [rank for rank in self.known.values() if not rank.over]
         if any(processes.ended(rank.pidfd) for rank in left):
@@ -146,7 +148,9 @@ class RankTable:
         return over
 
     def notice(self, casualties: list[RankExit]) -> None:
-        """Keep the first casualty. Of several in one instant, the one that a peer's death does not explain (a lost peer ends in exit code 1)."""
+        """Keep the first casualty. Of several at once: the one that a peer's death does not explain (a rank that lost a peer ends with exit code
+        1).
+        """
         if self.first is None and casualties:
             self.first = min(casualties, key=lambda e: (e.exit_code == 1, -1 if e.rank is None else e.rank))
             self.noticed_at = monotonic()
@@ -156,7 +160,7 @@ class RankTable:
             processes.kill(rank.pidfd)
 
     def gather(self) -> None:
-        """Wait until all have ended, learn how, close the descriptors, once."""
+        """Wait until all have ended, record how, and close the pidfds. Only the first call does anything."""
         if self.closed:
             return
         self.closed = True
@@ -167,11 +171,11 @@ class RankTable:
             os.close(rank.pidfd)
 
     def dead(self) -> frozenset[int]:
-        """Who is known to have ended badly."""
+        """The ranks known to have failed."""
         return frozenset(rank.rank for rank in self.known.values() if rank.over and not rank.exit().good)
 
     def release(self) -> None:
-        """Let go of those who live: from now on somebody else watches over them. How the others ended stays known."""
+        """Stop watching the living ranks: another owner watches them from now on. How the others ended is kept."""
         self.closed = True
         for rank in self.known.values():
             os.close(rank.pidfd)

@@ -13,14 +13,16 @@ from ecrl_cli.supervision.launch.netns_command import parts
 
 
 class LauncherCache:
-    """What the runs of one command share: at most one launcher of a kind, started when first wanted, so that a sweep has one zygote (and one
-    more for the runs whose network is parted). One that was started under other choices of kernels than are set now serves no run."""
+    """Launchers shared by the runs of one command: at most one of each kind, started on first use.
+
+    So a sweep has one zygote, and one more for runs that need a private network. Other settings of the math kernels also need another launcher.
+    """
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], Launcher] = {}
 
     def of(self, config: RunConfig, failures: Iterable[PlannedFailure]) -> Launcher:
-        """The launcher of a run against which `failures` are planned, warm: what all runs share is paid before the clock of any of them starts."""
+        """The launcher, warmed up, for a run with the planned `failures`: shared start-up work is done before the clock of any run starts."""
         key = (config.supervision.launcher, parts(failures), *kernel_choices().items())
         if key not in self._made:
             self._made[key] = launcher_of(config).load().make(config)

@@ -1,7 +1,7 @@
-"""One attempt on several nodes: srun starts an agent on each, they meet in a store that the first hosts, which is the supervisor's own.
+"""One attempt on several nodes: srun starts a torchrun agent on each; they rendezvous in a store hosted by the first, the supervisor's own node.
 
-The supervisor sees the ranks of its own node as they are born and die. Of the others it knows what their agents print, and that srun
-comes to its end: so once something has gone wrong, the agents get a moment to say what they saw before all is killed.
+The supervisor watches the ranks of its own node directly. Of the other nodes it sees what their agents print, and the end of srun. So after a
+failure the agents get a few seconds to report what they saw before everything is killed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ecrl_cli.supervision.launch.slurm_allocation import slurm_environment, srun
 from ecrl_cli.supervision.launch.torchrun_agent import AgentAttempt, as_exit, root_cause
 
 NODE = "ecrl_cli.supervision.launch.srun_node_main"
-TOLD_WITHIN_S = 8.0  # an agent sees a death within a tenth of a second and needs about two to end; a lost node never tells
+TOLD_WITHIN_S = 8.0  # an agent notices a death within 0.1 s and needs about 2 s to end; a lost node never reports
 _LABEL = re.compile(r"^ *(\d+): ?", re.MULTILINE)
 _FAILED = re.compile(r"\(local_rank: (\d+)\).*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
 
 
 class NodesAttempt(AgentAttempt):
-    deaf = False  # an agent stops what is left of its node by SIGTERM; and ranks that no board reaches have no last checkpoint to lose
+    deaf = False  # agents end their remaining ranks by SIGTERM; ranks without heartbeat table cannot save a last checkpoint anyway
 
     def __init__(self, spec: LaunchSpec) -> None:
         super().__init__(spec, command, subprocess.PIPE, slurm_environment())
@@ -43,7 +43,9 @@ class NodesAttempt(AgentAttempt):
         return self._agent_over or self._ranks.first is not None
 
     def kill(self) -> None:
-        """The end of its input ends the wrapper of each agent, and with it all of its node; srun itself may wait for a node that is lost."""
+        """Close srun's standard input: each node's wrapper then ends and kills everything on its node. srun itself may keep waiting for a lost
+        node.
+        """
         if not self._killed and not self._ranks.closed:
             self._killed = True
             assert self._agent.stdin is not None
@@ -64,7 +66,7 @@ class NodesAttempt(AgentAttempt):
         return self._ranks.exits()
 
     def _name_the_cause(self, code: int) -> None:
-        """What the agents of all nodes saw explains more than what was noticed first: most often a survivor that lost its peer."""
+        """Prefer the root cause that an agent reported to what was noticed first, which is often a survivor that lost its peer."""
         if code == 0:
             self._ended_well()
         if self._ranks.first is not None:
@@ -74,7 +76,9 @@ class NodesAttempt(AgentAttempt):
 
 
 def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
-    """srun's argv. The head's port is free now, and is taken a moment later: an attempt that finds it gone dies, and the next one asks again."""
+    """srun's argv. The head node's port is free now and bound a moment later: if it is taken by then, the attempt dies and the next one picks
+    another.
+    """
     each = spec.order.world_size // len(spec.nodes)
     agent = f"--nnodes {len(spec.nodes)} --nproc-per-node {each} --max-restarts 0 --rdzv-backend ecrl".split()
     where = ["--rdzv-id", meeting, "--rdzv-endpoint", f"{socket.gethostname()}:{spec.port or free_port()}", "--log-dir", str(scratch)]
@@ -89,7 +93,7 @@ def free_port() -> int:
 
 
 def failures(output: str, each: int) -> list[RankExit]:
-    """The root cause that each node's agent printed into srun's labelled `output`; `each`: ranks per node."""
+    """The root cause that each node's agent printed to srun's labelled `output`. `each`: ranks per node."""
     found = []
     for node in sorted({int(label) for label in _LABEL.findall(output)}):
         own = "\n".join(line.split(":", 1)[1] for line in output.splitlines() if re.match(rf" *{node}:", line))
@@ -100,5 +104,7 @@ def failures(output: str, each: int) -> list[RankExit]:
 
 
 def _explains_less(end: RankExit) -> tuple[bool, bool]:
-    """A lost peer ends a rank with exit code 1, an agent its other ranks by SIGTERM, and srun passes on what a rank has told before."""
+    """Sort key, worst explanation last: a rank that lost a peer ends with exit code 1, one ended by its agent with SIGTERM; srun repeats a rank's
+    code.
+    """
     return end.exit_code == 1 or end.signal == signal.SIGTERM, end.rank is None

@@ -1,4 +1,4 @@
-"""A network of its own for each attempt of a run whose plan parts the ranks: what goes down there goes down nowhere else."""
+"""A private network namespace for each attempt of a run with planned partitions: taking its loopback down affects nothing else."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ecrl_cli.records.events import PlannedFailure
 
 
 def parts(failures: Iterable[PlannedFailure]) -> bool:
-    """Whether a failure is planned for which each attempt needs a network of its own."""
+    """Whether a planned failure needs a private network namespace for each attempt."""
     return any(fault_kind(entry.kind).needs_network for entry in failures)
 
 
 def private(command: list[str]) -> list[str]:
-    """`command`, in a network namespace of its own."""
+    """`command`, run in a new network namespace."""
     return [sys.executable, "-I", "-S", netns.__file__, *command]
 
 
 def check_network(failures: Iterable[PlannedFailure]) -> None:
-    """ConfigError where a partition is planned and this machine does not let its user make a network namespace."""
+    """ConfigError if a partition is planned and this machine does not let its user create a network namespace."""
     if not parts(failures):
         return
     tried = subprocess.run(private([sys.executable, "-I", "-S", "-c", ""]), capture_output=True, text=True, check=False)

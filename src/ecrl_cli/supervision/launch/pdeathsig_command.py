@@ -9,8 +9,8 @@ from ecrl_cli.linux import pdeathsig
 
 
 def mortal_command(command: list[str], *, deaf: bool = False) -> list[str]:
-    """`command`, as a child of this process that does not outlive it; if `deaf`, SIGTERM, SIGINT and SIGHUP do nothing to it.
+    """`command`, as a child that the kernel kills when this process dies; if `deaf`, it ignores SIGTERM, SIGINT and SIGHUP.
 
-    Costs a bare interpreter's start, about 15 ms.
+    Costs the start of a bare interpreter, about 15 ms.
     """
     return [sys.executable, "-I", "-S", pdeathsig.__file__, str(os.getpid()), *([pdeathsig.DEAF] if deaf else []), *command]

@@ -1,4 +1,4 @@
-"""The Slurm allocation that a run with several nodes lives in: which nodes it has, which of them answer, how it is started anew."""
+"""The Slurm allocation of a multi-node run: its nodes, which of them respond, and how to requeue the job."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ecrl_cli.errors import ConfigError, Stopped
 from ecrl_cli.linux import processes
 
 KEY = "supervision.nodes"
-REQUEUED = "requeued"  # the code of the error that ends a supervisor whose job Slurm starts anew
-ANSWERS_WITHIN_S = 30.0  # srun itself gives a silent node up after about ten seconds
-# All that srun needs to know; the rest of the SLURM_ variables describe the step this process runs in, and would bend the next one.
+REQUEUED = "requeued"  # error code of a supervisor that ends because its job was requeued
+ANSWERS_WITHIN_S = 30.0  # srun itself gives up on a node that does not respond after about ten seconds
+# All that srun needs. The other SLURM_ variables describe the step that this process runs in, and would change the options of the next one.
 _KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_CLUSTERS")
 
 
 @dataclass(frozen=True)
 class NodePlacement:
-    """Where the ranks of an attempt go: equally many on each of `nodes`, the first of which is the supervisor's own.
+    """Where the ranks of an attempt run: equally many on each of `nodes`, the first of which is the supervisor's own.
 
-    `silent`: the nodes of the allocation that did not answer.
+    `silent`: nodes of the allocation that did not respond.
     """
 
     nodes: tuple[str, ...]
@@ -33,12 +33,12 @@ class NodePlacement:
 
 
 def slurm_environment() -> dict[str, str]:
-    """What a Slurm command must find in its environment."""
+    """The environment variables that a Slurm command needs."""
     return {name: os.environ[name] for name in _KEPT if name in os.environ}
 
 
 def check_allocation(config: RunConfig) -> None:
-    """ConfigError where `config` asks for several nodes and this process does not run on the first node of an allocation that has them."""
+    """ConfigError if `config` asks for several nodes and this process is not on the first node of an allocation with enough nodes."""
     wanted = config.supervision.nodes
     if wanted == 1:
         return
@@ -54,7 +54,7 @@ def check_allocation(config: RunConfig) -> None:
 
 
 def allocated() -> tuple[str, ...]:
-    """The names of the allocation's nodes, in Slurm's order. ConfigError where Slurm does not tell them."""
+    """The names of the allocation's nodes in Slurm's order. ConfigError if Slurm does not list them."""
     words = ["scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")]
     listed = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if listed.returncode or not listed.stdout.split():
@@ -64,7 +64,7 @@ def allocated() -> tuple[str, ...]:
 
 
 def answering(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Those of `nodes` that start a process when asked to. All are asked at once; a dead one takes about ten seconds to be given up."""
+    """Those of `nodes` on which srun can start a process. All are tried at once; srun gives up on a dead one after about ten seconds."""
     asked = {node: _ask(node) for node in nodes}
     fds = {node: os.pidfd_open(process.pid) for node, process in asked.items()}
     processes.wait_all(fds.values(), ANSWERS_WITHIN_S)
@@ -85,25 +85,28 @@ def _environment() -> dict[str, str]:
 
 
 def srun(nodes: Sequence[str], command: Sequence[str]) -> list[str]:
-    """`command` once on each of `nodes`, inside the allocation and beside whatever else runs there; its output line by line, labelled."""
+    """An argv that runs `command` once on each of `nodes` in the allocation, beside other steps, with output labelled line by line."""
     shape = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
     return [shutil.which("srun") or "srun", *shape, "--overlap", "--cpu-bind=none", "--label", *command]
 
 
 def seats(alive: Sequence[str], config: RunConfig, silent: Sequence[str] = ()) -> NodePlacement:
-    """Where the ranks go: see `seated`. `alive` begins with the supervisor's own node; `silent`: those that do not answer."""
+    """The placement on the nodes `alive`, the supervisor's own first: see `place_ranks`. `silent`: nodes that do not respond."""
     world_size, count = place_ranks(config, len(alive))
     return NodePlacement(tuple(alive[:count]), world_size, tuple(silent))
 
 
 def take_seats(config: RunConfig) -> NodePlacement:
-    """The seats of the next attempt. Where nodes of the allocation have gone: with what is left (`shrink`), or not at all (`requeue`: the job
-    is back in Slurm's queue, and Stopped is raised). ConfigError outside a fitting allocation."""
+    """The placement of the next attempt.
+
+    If nodes of the allocation are lost: on the remaining nodes (`shrink`), or none: the job is requeued and Stopped is raised (`requeue`).
+    ConfigError outside a fitting allocation.
+    """
     if config.supervision.nodes == 1:
         return NodePlacement((), config.world_size)
     check_allocation(config)
     nodes = allocated()
-    alive = (nodes[0], *answering(nodes[1:]))  # a supervisor that asks is answer enough for its own
+    alive = (nodes[0], *answering(nodes[1:]))  # the supervisor's own node need not be tried
     silent = [node for node in nodes if node not in alive]
     if len(alive) >= config.supervision.nodes or config.supervision.on_node_loss == "shrink":
         return seats(alive, config, silent)
@@ -111,7 +114,7 @@ def take_seats(config: RunConfig) -> NodePlacement:
 
 
 def _job() -> str:
-    """What Slurm calls this job. The last task of an array has the array's own number as SLURM_JOB_ID, which would mean all of its tasks."""
+    """Slurm's id of this job. In a job array, <array>_<task>: the last task's SLURM_JOB_ID is the array's id, which would mean all tasks."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
 

@@ -1,7 +1,7 @@
-"""What srun starts once on each node of a run with several: torch.distributed.run, and nothing of it outlives the supervisor.
+"""What srun starts once on each node of a multi-node run: a torchrun agent, with all its processes killed when the supervisor has gone.
 
-`python -m ecrl_cli.supervision.launch.srun_node_main RUN_ID ARGUMENTS...`. Parent-death signals do not reach from one machine to
-another. Standard input does: the supervisor holds the other end of srun's, so its end, by whatever death, is the end of file here.
+`python -m ecrl_cli.supervision.launch.srun_node_main RUN_ID ARGUMENTS...`. Parent-death signals do not work across machines. Standard input
+does: the supervisor holds the other end of srun's, so its death, however it comes, is end of file here.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 from ecrl_cli.supervision.launch.torchrun_agent import AGENT
 
 CUT_OFF = 1
-SEATED = "ECRL_NODE"  # the environment of a rank names its node by number: 0 is the supervisor's
+SEATED = "ECRL_NODE"  # environment variable of the ranks: the number of their node; 0 is the supervisor's
 
 
 def main(arguments: list[str]) -> int:
-    """The agent's exit code, or that of an agent that was killed because the supervisor has gone."""
+    """The agent's exit code, or CUT_OFF if the agent was killed because the supervisor has gone."""
     meeting, *rest = arguments
     node = os.environ["SLURM_PROCID"]
     processes.become_subreaper()
-    # The head hosts the store by order, not by guess: its name may resolve to an address that is not on the machine.
+    # The head node hosts the store because it is number 0, not by comparing addresses: its name may resolve to an address that it does not have.
     agent = subprocess.Popen(
         mortal_command([sys.executable, "-m", AGENT, "--rdzv-conf", f"node={node}", *rest]),
         stdin=subprocess.DEVNULL,
@@ -38,11 +38,11 @@ def main(arguments: list[str]) -> int:
         processes.kill(agent_fd)
         agent.wait()
         here, ours = processes.tagged(f"{SEATED}={node}"), processes.tagged(f"TORCHELASTIC_RUN_ID={meeting}")
-        processes.sweep(lambda pid: here(pid) and ours(pid))  # two nodes may be one machine
+        processes.sweep(lambda pid: here(pid) and ours(pid))  # both tags: two nodes may be one machine
 
 
 def _ended(agent_fd: int) -> bool:
-    """Wait for the agent's end; False where the supervisor's came first."""
+    """Wait for the agent's end. False if the supervisor's end, seen on standard input, came first."""
     poll = select.poll()
     poll.register(agent_fd, select.POLLIN)
     poll.register(0, select.POLLIN)

@@ -1,8 +1,8 @@
-"""The default launcher: torch.distributed.run (see `torchrun_main`), once per attempt, which never restarts anything itself.
+"""The default launcher: torch.distributed.run (see `torchrun_main`), once per attempt, without its own restarts.
 
-Its agent polls its workers ten times a second and then needs up to half a minute to stop the survivors. So the supervisor watches
-the workers itself (each says hello with its pid) and kills the agent as soon as one has died badly: the kernel then kills the survivors
-(parent-death signal) and hands all of them, the dead one included, to the supervisor, which learns from each how it ended.
+torchrun's agent polls its workers ten times a second and then needs up to half a minute to stop the survivors. So the supervisor watches the
+workers itself (each sends Hello with its pid) and kills the agent as soon as one has failed. The kernel then kills the survivors (parent-death
+signal), and all workers become children of the supervisor, which reaps them and learns how each ended.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class TorchrunLauncher:
         processes.become_subreaper()
 
     def warm(self, config: RunConfig) -> None:
-        """Every launch starts cold."""
+        """Nothing to do: every launch starts cold."""
 
     def launch(self, spec: LaunchSpec) -> RunningAttempt:
         return NodesAttempt(spec) if spec.nodes else TorchrunAttempt(spec)
 
     def close(self) -> None:
-        """Nothing outlives an attempt."""
+        """Nothing to do: no process lives longer than an attempt."""
 
 
 class TorchrunAttempt(AgentAttempt):
@@ -46,7 +46,7 @@ class TorchrunAttempt(AgentAttempt):
 
     def check(self) -> bool:
         for rank in self._ranks.newly_over():
-            # None: the agent was faster. It knows, and its own end, or its table of failures, will tell.
+            # None: the agent has reaped it. Then the agent's exit code or its table of failures tells how it ended.
             rank.status = processes.peek(rank.pid, rank.pidfd)
         self._ranks.notice([r.exit() for r in self._ranks.known.values() if _bad(r)])
         if not self._agent_over and processes.ended(self._agent_fd):
@@ -61,7 +61,7 @@ class TorchrunAttempt(AgentAttempt):
         self._ranks.kill()
 
     def reap(self) -> RankExits:
-        """Reaping the agent first matters: only then are its workers our children, and known to be all of them."""
+        """Reaps the agent first: only then are all its workers children of this process."""
         if self._ranks.closed:
             return self._ranks.exits()
         self.kill()
@@ -70,12 +70,12 @@ class TorchrunAttempt(AgentAttempt):
         return self._ranks.exits()
 
     def _all_ended_well(self) -> bool:
-        """Then the agent, which would take most of a second to notice and leave, is not needed any more."""
+        """If so, the attempt is over at once: the agent itself would take most of a second to notice and exit."""
         ranks = self._ranks.known.values()
         return len(ranks) == self._spec.order.world_size and all(rank.over and rank.status == 0 for rank in ranks)
 
     def _notice_agent(self) -> None:
-        """The agent has ended before any rank was seen to end badly."""
+        """The agent ended before any rank was seen to fail."""
         code = self._agent.wait()
         if code == 0:
             self._ended_well()
@@ -85,16 +85,16 @@ class TorchrunAttempt(AgentAttempt):
 
 
 def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
-    """The agent's argv. The store takes a free port itself (0), so that nothing can take it in between; `scratch` keeps torchrun out of /tmp."""
+    """The agent's argv. The store binds a free port itself (0), so that nothing else can take it; `scratch` keeps torchrun's logs out of /tmp."""
     agent = f"--nnodes 1 --nproc-per-node {spec.order.world_size} --max-restarts 0 --rdzv-backend ecrl --local-addr 127.0.0.1".split()
-    agent += ["--signals-to-handle", "SIGQUIT"]  # its own list would undo that it is deaf
+    agent += ["--signals-to-handle", "SIGQUIT"]  # its default list would handle the signals that it is started to ignore
     where = ["--rdzv-id", meeting, "--rdzv-endpoint", f"127.0.0.1:{spec.port}", "--log-dir", str(scratch)]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
     return [sys.executable, "-m", AGENT, *agent, *where, *worker]
 
 
 def first_failure(output: str) -> RankExit | None:
-    """The root cause that torchrun printed: the fallback where it reaped a rank before the supervisor could look."""
+    """The root cause that torchrun printed; used if it reaped a rank before the supervisor could read its status."""
     found = _FAILED_RANK.search(root_cause(output))
     return as_exit(int(found[1]), int(found[3]), int(found[2])) if found else None
 

@@ -1,4 +1,4 @@
-"""What attempts under torch.distributed.run share: the process beside the ranks that is watched with them, and what agents say of a death."""
+"""What single-node and multi-node attempts under torch.distributed.run share: the agent process, and parsing the failure that it prints."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?
 
 
 def root_cause(output: str) -> str:
-    """What the agent's table says of the rank that failed first; empty where it printed none."""
+    """The root-cause section of the agent's failure table; empty if it printed none."""
     found = _ROOT_CAUSE.search(output)
     return found[1] if found else ""
 
 
 def as_exit(rank: int | None, pid: int, code: int) -> RankExit:
-    """From subprocess's convention: -9 is signal 9."""
+    """RankExit from a return code as in subprocess: -9 is signal 9."""
     return RankExit(rank, pid, None, -code) if code < 0 else RankExit(rank, pid, code, None)
 
 
 class AgentAttempt:
-    """`_agent` is the process that the supervisor starts and watches: the agent itself, or the srun that starts one on each node.
+    """`_agent`: the process that the supervisor starts and watches: the agent itself, or the srun that starts one on each node.
 
-    `deaf`: whether it and its ranks ignore what asks a process to end.
+    `deaf`: whether it and its ranks ignore SIGTERM, SIGINT and SIGHUP.
     """
 
     deaf = True
@@ -68,12 +68,12 @@ class AgentAttempt:
         return {rank.rank: rank.pid for rank in self._ranks.known.values() if not rank.over}
 
     def _ended_well(self) -> None:
-        """The agent has ended with code 0: so has every rank of which nobody could learn how."""
+        """The agent ended with code 0: so did every rank whose status is unknown."""
         for rank in self._ranks.known.values():
             rank.status = 0 if rank.status is None else rank.status
 
     def _leave_nothing(self) -> None:
-        """The agent has been reaped: whoever died, or lived, before saying hello goes too."""
+        """After the agent has been reaped: reap its ranks, kill those that had not sent Hello yet, remove temporary files."""
         self._ranks.gather()
         processes.sweep(processes.tagged(f"TORCHELASTIC_RUN_ID={self._meeting}"))
         os.close(self._agent_fd)

@@ -1,9 +1,9 @@
-"""torch.distributed.run with a rendezvous of our own. A program of its own, because it imports torch: `python -m ...torchrun_main ARGUMENTS`.
+"""torch.distributed.run with our own rendezvous backend. A separate program because it imports torch: `python -m ...torchrun_main ARGUMENTS`.
 
-torch's c10d rendezvous has two holes: its store listens on every address of the machine, whatever the endpoint says, and it unpickles
-what lies under its key in that store, so that whoever reaches the port runs code in the job. Here who takes part is known beforehand (one agent
-per node, numbered), so nothing needs to be negotiated: the agent with number 0 hosts the store, the others connect, and torch keeps only text and
-JSON in it. On one machine the store is bound to the loopback.
+torch's c10d rendezvous has two security holes: its store listens on every address of the machine, whatever the endpoint says, and it unpickles
+a value from that store, so that anyone who reaches the port can run code in the job. Here the participants are known beforehand (one numbered
+agent per node), so nothing is negotiated: agent 0 hosts the store, the others connect, and torch keeps only text and JSON in it. On one machine
+the store is bound to the loopback.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ JOINED_WITHIN_S = 600  # until the agents of all nodes have arrived
 
 
 class FixedRendezvous(RendezvousHandler):
-    """As many agents as nodes, each with a number; nothing is negotiated and nothing is unpickled."""
+    """A fixed number of numbered agents, one per node: nothing is negotiated and nothing is unpickled."""
 
     def __init__(self, host: str, port: int, node: int, nodes: int, run_id: str) -> None:
         self._host, self._port, self._node, self._nodes, self._run_id = host, port, node, nodes, run_id
@@ -39,10 +39,10 @@ class FixedRendezvous(RendezvousHandler):
         return RendezvousInfo(PrefixStore(self._run_id, self._store), self._node, self._nodes, where)
 
     def _host_store(self) -> Any:
-        """The socket is ours: the store itself would listen on every address."""
+        """Host the store on a socket that we bind: a TCPStore's own socket would listen on every address."""
         listener = listen(self._host, self._port, alone=self._nodes == 1)
         port = listener.getsockname()[1]
-        # torch takes the descriptor over and connects to its own server: by the address that is surely on this machine.
+        # torch takes over the descriptor and connects to its own server, by the loopback address, which every machine has.
         return TCPStore(LOOPBACK, port, is_master=True, timeout=_patience(), wait_for_workers=False, master_listen_fd=listener.detach())
 
     def _client(self) -> Any:
@@ -59,7 +59,7 @@ class FixedRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """An attempt is never started anew by its agents: nobody asks."""
+        """Not used: agents never restart an attempt."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -72,9 +72,9 @@ class FixedRendezvous(RendezvousHandler):
 
 
 def listen(host: str, port: int, *, alone: bool) -> socket.socket:
-    """Where ranks knock: on the loopback where one machine holds them all (`alone`), else on every address, IPv4 and IPv6.
+    """The store's listening socket: on the loopback if one machine holds all ranks (`alone`), else on every address, IPv4 and IPv6.
 
-    The name of a node may stand for an address that only others see, so a socket for several nodes cannot be bound to it.
+    With several nodes it cannot be bound to the node's name, which may resolve to an address that only other nodes can use.
     """
     if alone:
         return socket.create_server((LOOPBACK, port))

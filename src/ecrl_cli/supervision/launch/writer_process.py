@@ -1,4 +1,4 @@
-"""The background writer of overlapped checkpoints, as the supervisor sees it: a child that outlives attempts and can be fenced."""
+"""The supervisor's handle on the background writer: a child process that lives across attempts and can be replaced."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ REPLACED_AT_MOST = WRITERS_PER_ATTEMPT - 1  # times per attempt: one that cannot
 
 
 class Writer:
-    """Started on demand, replaced when it dies."""
+    """The background writer's process: started on demand, replaced when it dies."""
 
     def __init__(self, layout: RunLayout, board: HeartbeatTable | None = None) -> None:
         self._layout, self._board = layout, board
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._spare = 0
-        self.deaths = 0  # of writers that ended before the supervisor was done with them
+        self.deaths = 0  # writers that ended before the supervisor ended them
 
     @property
     def pids(self) -> tuple[int, ...]:
         return (self._process.pid,) if self._process else ()
 
     def start(self) -> None:
-        """Make sure that it lives, for a new attempt; ranks may connect when this returns."""
+        """Make sure that the writer runs, for a new attempt. Ranks may connect when this returns."""
         self._spare = REPLACED_AT_MOST
         if self._process is None or processes.ended(self._pidfd):
             self._replace()
 
     def watched(self) -> tuple[int, ...]:
-        """A descriptor that becomes readable when it has died."""
+        """A descriptor that becomes readable when the writer has died."""
         return (self._pidfd,) if self._process else ()
 
     def check(self) -> bool:
-        """Replace it if it has died (then True): the rank looks for a new one at its next checkpoint."""
+        """Whether the writer has died; replaces it if so. Ranks connect to the new one at their next checkpoint."""
         if self._process is None or not processes.ended(self._pidfd):
             return False
         self._spare -= 1
@@ -60,20 +60,20 @@ class Writer:
         return True
 
     def give_up(self) -> None:
-        """Kill it; `check` then finds it dead and replaces it."""
+        """Kill the writer; the next `check` replaces it."""
         if self._process:
             processes.kill(self._pidfd)
 
     def settle(self, seconds: float, stop: StopSignals) -> None:
-        """Wait until everything it received has ended; at most `seconds`, and no longer than to the next stop signal.
+        """Wait until every checkpoint that it received has ended; at most `seconds`, and only until the next stop signal.
 
-        A writer that is not done by then is killed: what it holds must not become visible behind the next attempt's back.
+        A writer that is not done by then is killed, so that no checkpoint of an old attempt appears while the next one runs.
         """
         if self._process and not self._drained(monotonic() + seconds, stop):
             self.kill()
 
     def close(self) -> None:
-        """End it; `settle` before, if something may be in flight."""
+        """Kill the writer and remove its socket. Call `settle` first if checkpoints may be in flight."""
         self.kill()
         self._layout.writer.unlink(missing_ok=True)
 
@@ -81,7 +81,7 @@ class Writer:
         if self._process:
             self.deaths += processes.ended(self._pidfd)
             processes.kill(self._pidfd)
-            if not processes.wait_all([self._pidfd], GONE_WITHIN_S):  # else it sits in the kernel: the store is fenced against it
+            if not processes.wait_all([self._pidfd], GONE_WITHIN_S):  # else stuck in the kernel: fencing keeps it from committing
                 self._process.wait()
             os.close(self._pidfd)
             self._process = None
@@ -89,7 +89,7 @@ class Writer:
     def _replace(self) -> None:
         self.kill()
         if self._board:
-            self._board.write(self._board.writer, 0, "done")  # whatever the one before was at
+            self._board.write(self._board.writer, 0, "done")  # resets the dead writer's phase
         self._layout.logs.mkdir(exist_ok=True)
         with listen(self._layout.writer) as listener, self._layout.writer_output.open("ab", buffering=0) as log:
             fds = (listener.fileno(), *((self._board.fd,) if self._board else ()))
@@ -106,7 +106,7 @@ class Writer:
         self._pidfd = os.pidfd_open(self._process.pid)
 
     def _drained(self, deadline: float, stop: StopSignals) -> bool:
-        """Ask, and wait for the answer: the first message on a connection of our own. Its end of file means that the writer has died."""
+        """Send a drain request and wait for the reply on a connection of its own. End of file means that the writer has died."""
         signals = len(stop.received())
         try:
             with closing(Channel(connect(self._layout.writer))) as channel:
@@ -120,6 +120,8 @@ class Writer:
         return False
 
     def _dying(self) -> bool:
-        """It has closed its sockets, which a process does an instant before it has ended: wait for that, so that `kill` sees whose doing it was."""
+        """Its sockets are closed, which happens just before a process has ended: wait for the end, so that `kill` counts this death as the
+        writer's own.
+        """
         processes.wait_all([self._pidfd], _DYING_S)
         return False

@@ -1,8 +1,7 @@
-"""A launcher whose ranks are forked from one warm process that has imported torch: a launch takes a fraction of a second.
+"""A launcher whose ranks are forked from a warm process that has imported torch: a launch takes a fraction of a second.
 
-The zygote lives beside the supervisor for as long as the command does and serves run after run. It never trains and starts no thread;
-the store through which ranks meet lives in a process of its own beside it. Ranks are forked twice, so that they become children of the
-supervisor, which alone reaps them.
+The zygote lives as long as the command and serves one run after another. It never trains and has no threads; the TCPStore for the ranks'
+rendezvous is in a process of its own. Ranks are forked twice, so that they become children of the supervisor, which alone reaps them.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ MESSAGE_BYTES = 65536
 
 
 def preload(config: RunConfig) -> tuple[str, ...]:
-    """The heavy modules that the ranks of `config` import beside torch."""
+    """The heavy modules that the ranks of `config` import besides torch."""
     vision = config.model.name.startswith("resnet") or config.dataset.name in ("cifar10", "cifar100", "imagefolder", "fake")
     return (WORKER, "ecrl_cli.training.session", *(("torchvision",) if vision else ()))
 
 
 class ZygoteProcess:
-    """The warm process and the line to it."""
+    """The zygote process and the socket to it."""
 
     def __init__(self, modules: tuple[str, ...], private_network: bool = False) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -60,10 +59,10 @@ class ZygoteProcess:
         try:
             self.socket.send(json.dumps(request).encode())
         except OSError:
-            return  # it has died: its pidfd says so
+            return  # it has died: `over` is true
 
     def heard(self, about: str) -> list[dict[str, Any]]:
-        """The messages that have arrived and have the key `about`; the others stay for whoever asks for them."""
+        """The received messages that have the key `about`; the others are kept for later calls."""
         try:
             while data := self.socket.recv(MESSAGE_BYTES):
                 self._inbox.append(json.loads(data))
@@ -74,7 +73,7 @@ class ZygoteProcess:
         return found
 
     def warm(self, modules: tuple[str, ...]) -> None:
-        """Return when it has imported `modules` (or has died): what a run's clock shall not pay for the runs after it."""
+        """Wait until it has imported `modules` or has died, so that this time is not part of any run."""
         self.ask({"preload": modules})
         while not self.heard("warm") and not self.over():
             select.select([self.socket.fileno(), self.pidfd], [], [])
@@ -83,17 +82,17 @@ class ZygoteProcess:
         return processes.ended(self.pidfd)
 
     def said(self) -> bytes:
-        """What it printed: the reason, where it could not start."""
+        """What it printed: the reason if it could not start."""
         return os.pread(self._output, MESSAGE_BYTES, 0)
 
     def kill(self) -> None:
-        """SIGKILL to it and to everything it forked: they share its process group, whose id is safe while it has not been reaped."""
+        """SIGKILL its process group, which includes everything it forked. The group id cannot be reused before the zygote has been reaped."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> int:
-        """Kill, wait, reap the orphans; gives the exit code (negative: the signal)."""
+        """Kill it, wait, reap its orphans; returns the exit code (negative: the signal)."""
         self.kill()
         code = self.process.wait()
         processes.reap_group(self.process.pid)
@@ -107,9 +106,9 @@ class ZygoteProcess:
 
 
 class ZygoteLauncher:
-    """Starts its zygote at once, so that it imports while the supervisor still prepares; and anew if it has died.
+    """Starts its zygote at once, so that it imports while the supervisor still prepares, and again if it has died.
 
-    With a network of its own a zygote serves one attempt: whatever became of that network, the next attempt has another.
+    A zygote with a private network serves one attempt only: the next attempt gets a new network, whatever was done to the old one.
     """
 
     def __init__(self, modules: tuple[str, ...] = (), private_network: bool = False) -> None:
@@ -119,7 +118,7 @@ class ZygoteLauncher:
 
     @classmethod
     def make(cls, config: RunConfig) -> Self:
-        """With what the ranks of `config` import; where its plan cuts the network, in a network of its own."""
+        """Preloads what the ranks of `config` import, in a private network if the plan has a partition."""
         return cls(preload(config), parts(plan(config)))
 
     def warm(self, config: RunConfig) -> None:
@@ -127,13 +126,13 @@ class ZygoteLauncher:
         self._living().warm(preload(config))
 
     def launch(self, spec: LaunchSpec) -> ZygoteAttempt:
-        if not spec.hands:  # they know one another through the store of the zygote that they come from
+        if not spec.hands:  # surviving ranks need the store of the zygote that forked them
             self._discard()
         self._served = True
         return ZygoteAttempt(spec, self._living())
 
     def _discard(self) -> None:
-        """One that has had its only attempt."""
+        """Close a zygote with a private network that has had its one attempt."""
         if self._private and self._served:
             self.close()
             self._served = False
@@ -151,7 +150,7 @@ class ZygoteLauncher:
 
 
 class ZygoteAttempt:
-    """Ranks forked for this attempt, or `spec.hands`: those of an earlier one, and spares."""
+    """Ranks forked for this attempt, or `spec.hands`: survivors of an earlier one, and spares."""
 
     def __init__(self, spec: LaunchSpec, zygote: ZygoteProcess) -> None:
         self.spec, self.zygote, self._ranks = spec, zygote, RankTable()
@@ -178,10 +177,10 @@ class ZygoteAttempt:
         return self._ranks.watched() + zygote + ([] if self._forked or self.orphaned else [self.zygote.socket.fileno()])
 
     def introduce(self, rank: int, pid: int) -> None:
-        """Known from the zygote already."""
+        """Nothing to do: the zygote has reported the pids."""
 
     def pids(self) -> dict[int, int]:
-        return {rank.rank: rank.pid for rank in self._ranks.known.values() if not rank.over}  # a dead one's id may be another process's
+        return {rank.rank: rank.pid for rank in self._ranks.known.values() if not rank.over}  # a dead rank's pid may have been reused
 
     def check(self) -> bool:
         self._hear()
@@ -194,7 +193,7 @@ class ZygoteAttempt:
         return self._ranks.first is not None or (self._forked and not self._ranks.watched())
 
     def kill(self) -> None:
-        """Ranks whose ids are not known yet go with the zygote."""
+        """Kills the zygote too if it has not reported the ranks' pids yet."""
         if self._ranks.closed:
             return  # by now the zygote serves another attempt
         self._hear()
@@ -207,22 +206,22 @@ class ZygoteAttempt:
             return self._ranks.exits()
         self.kill()
         self._ranks.gather()
-        if not self._forked or self.zygote.over():  # killed just now, perhaps not dead yet: the next launch shall not ask it
+        if not self._forked or self.zygote.over():  # it may be killed but not dead yet: wait, so that the next launch does not use it
             self.zygote.end()
         return self._ranks.exits()
 
     @property
     def living(self) -> frozenset[int] | None:
-        """Who has not ended, as of the last `check`; None while it is not known who there is."""
+        """The ranks that had not ended at the last `check`; None while the zygote has not reported their pids."""
         return frozenset(rank.rank for rank in self._ranks.known.values() if not rank.over) if self._forked else None
 
     @property
     def dead(self) -> frozenset[int]:
-        """Who has ended badly, as of the last `check`."""
+        """The ranks known at the last `check` to have failed."""
         return self._ranks.dead()
 
     def release(self) -> RankExits:
-        """Instead of `reap`: those who live are somebody else's from now on."""
+        """Instead of `reap`: stop watching the living ranks, which another owner watches from now on."""
         self._ranks.release()
         return self._ranks.exits()
 

@@ -1,4 +1,4 @@
-"""The zygote's own program: import what ranks need, then fork ranks on request. The only module of this floor that imports torch."""
+"""The zygote's program: import what ranks need, then fork ranks on request. With `torchrun_main` the only module here that imports torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     load(argv[1:])
     supervisor = os.getppid()
     port = start_store()
-    # What exists now stays shared with the ranks: the collector would otherwise write to every page.
+    # Keeps the memory pages of existing objects shared with the forked ranks: the garbage collector would write to each of them.
     gc.collect()
     gc.freeze()
     while data := line.recv(MESSAGE_BYTES):
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
 
 
 class ZygoteHandles:
-    """What a rank needs of those it comes from, and must let go of."""
+    """What a forked rank gets from the zygote: its socket, which the rank closes, the supervisor's pid and the store's port."""
 
     def __init__(self, line: socket.socket, supervisor: int, port: int) -> None:
         self.line, self.supervisor, self.port = line, supervisor, port
@@ -55,12 +55,14 @@ def load(modules: list[str]) -> None:
 
 
 def start_store() -> int:
-    """Fork the process that hosts the store; gives its port. Apart from here because its server runs in a thread, and forks must not."""
+    """Fork the process that hosts the store; returns its port. Its own process because the store's server is a thread, and forking with threads is
+    unsafe.
+    """
     port_read, port_write = os.pipe()
     zygote = os.getpid()
     if os.fork() == 0:
         die_with_parent(zygote)
-        listener = socket.create_server((HOST, 0))  # ours: the store itself would listen on every address of the machine
+        listener = socket.create_server((HOST, 0))  # our own socket: a TCPStore's would listen on every address of the machine
         port = listener.getsockname()[1]
         store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
         os.write(port_write, str(store.port).encode())
@@ -74,10 +76,10 @@ def start_store() -> int:
 
 
 def fork_ranks(request: dict[str, Any], parents: ZygoteHandles) -> None:
-    """Fork all ranks, or `spares` of them, through a process that ends at once, tell the supervisor their ids, then let them go.
+    """Fork all ranks, or `spares` of them, through an intermediate process, report their pids to the supervisor, then let them start.
 
-    A rank waits for the word because only after its parent has been reaped is the supervisor its parent for good: a parent-death
-    signal asked for before would strike right then.
+    A rank waits for this because its parent becomes the supervisor only when the intermediate process has been reaped. A parent-death signal
+    requested before would be sent right then.
     """
     go_read, go_write = os.pipe()
     pids_read, pids_write = os.pipe()
@@ -97,7 +99,7 @@ def fork_ranks(request: dict[str, Any], parents: ZygoteHandles) -> None:
 
 
 def fork_all(request: dict[str, Any], parents: ZygoteHandles, go_read: int, pids: tuple[int, int]) -> NoReturn:
-    """In the process between: write the ranks' ids to the pipe `pids` and end. Where a fork fails nothing is written."""
+    """In the intermediate process: write the ranks' pids to the pipe `pids` and exit. Writes nothing if a fork fails."""
     try:
         count = request["spares"] if "spares" in request else request["world_size"]
         ids = [fork_rank(rank, go_read, pids, request, parents) for rank in range(count)]
@@ -113,7 +115,7 @@ def fork_rank(rank: int, go_read: int, pids: tuple[int, int], request: dict[str,
         return pid
     started = monotonic()
     try:
-        for end in pids:  # or the zygote would wait for a rank that waits for it
+        for end in pids:  # else, if a fork fails, the zygote would wait for end of file and this rank for the zygote
             os.close(end)
         if os.read(go_read, 1) != b"g":
             os._exit(ORPHANED)
@@ -127,7 +129,7 @@ def fork_rank(rank: int, go_read: int, pids: tuple[int, int], request: dict[str,
 
 
 def work(rank: int, request: dict[str, Any], port: int, started: float) -> int:
-    """What this process was forked for; gives its exit code."""
+    """Run what this process was forked for; returns its exit code."""
     worker, run_dir = importlib.import_module(request["module"]), Path(request["run_dir"])
     store = TcpStoreAddress(HOST, port, request.get("prefix", ""))
     if "spares" in request:
@@ -136,7 +138,7 @@ def work(rank: int, request: dict[str, Any], port: int, started: float) -> int:
 
 
 def leave(error: BaseException) -> NoReturn:
-    """End as a Python process would, but run none of the zygote's exit handlers and destructors."""
+    """Exit with the code that a Python process would, without running the zygote's exit handlers and destructors."""
     code = 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

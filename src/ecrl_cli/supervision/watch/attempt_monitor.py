@@ -1,4 +1,4 @@
-"""One attempt from its launch to the end of its last process, as the supervisor lives it: an event loop that waits on descriptors only."""
+"""Monitors one attempt from launch to the end of its last process, in an event loop that waits on descriptors only."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from ecrl_cli.supervision.watch.watchdog import AttemptWatchdog, WatchdogContext
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """`trouble`: what explains the end, in a rank's own words; `stopped_by`: the signal that asked for it; `hang`: why it was ended by force.
-    Each may be missing."""
+    """How an attempt ended. Each of these may be missing.
+
+    `trouble`: the error, reported by a rank, that explains the end. `stopped_by`: the stop signal. `hang`: the hang for which it was killed.
+    """
 
     exits: RankExits
     trouble: RankError | None
@@ -31,7 +33,7 @@ class AttemptResult:
 
     @property
     def well(self) -> bool:
-        """Every rank ended, by itself, with exit code 0."""
+        """Every rank ended by itself with exit code 0."""
         asked = self.stopped_by is not None or self.hang is not None
         return self.exits.first is None and not asked and all(rank.good for rank in self.exits.ranks)
 
@@ -47,7 +49,7 @@ class AttemptCompanion(Protocol):
 
 
 class AttemptMonitor:
-    """Watches a running attempt: deaths, messages, stop signals; and, with a `post`, whether it still moves."""
+    """Watches a running attempt for deaths, messages and stop signals; with a `post`, also for hangs."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class AttemptMonitor:
         self._watch = EventLoop()
 
     def run(self, on_progress: Callable[[Progress], None]) -> AttemptResult:
-        """Until the attempt is over or is to stop; then nothing of it is left."""
+        """Run until the attempt is over or is to stop; all its processes have ended when this returns."""
         self._on_progress = on_progress
         self._watch.add(self._listener, self._accept)
         self._watch.add(self._stop, look)
@@ -93,11 +95,11 @@ class AttemptMonitor:
         return self._hang is not None
 
     def _finished(self) -> bool:
-        """Whether the ranks themselves have brought the attempt to its end."""
+        """Whether the attempt is over because of what its ranks did."""
         return self._running.check()
 
     def _pause_s(self) -> float | None:
-        """How long nothing may be looked at; None: until something happens."""
+        """The longest time in seconds to wait for events; None: without limit."""
         now, strikes = monotonic(), self._context.wall_clock_faults if self._context else None
         waits = [self._watchdog.every_s if self._watchdog else None, self._graceful_stop.left_s(now), strikes.left_s(now) if strikes else None]
         return min((wait for wait in waits if wait is not None), default=None)
@@ -105,7 +107,7 @@ class AttemptMonitor:
     def _look_after_companion(self) -> None:
         if self._companion:
             if self._companion.check():
-                self._watch.keep("companion", (), look)  # its descriptor's number may be in use again
+                self._watch.keep("companion", (), look)  # the number of its closed descriptor may be reused
             self._watch.keep("companion", self._companion.watched(), look)
 
     def _end(self) -> AttemptResult:
@@ -120,20 +122,20 @@ class AttemptMonitor:
         return AttemptResult(exits, self._explanation(exits.first), asked, self._hang, stragglers)
 
     def _hear_what_is_left(self) -> None:
-        """What a rank said before it ended is still in its socket, which may not even have been accepted."""
+        """Read the messages that ranks sent before they ended: they are still in sockets, some of which have not been accepted yet."""
         while self._accept():
             continue
         for number in list(self._connections):
             self._hear(number)
 
     def _explanation(self, first: RankExit | None) -> RankError | None:
-        """What no restart would cure; else the first casualty's own word. A survivor only knows that its peer is gone."""
+        """An error that no restart fixes, else the error that the first casualty reported. A survivor could only report that it lost its peer."""
         incurable = [t for t in self._troubles if t.exit_code in INCURABLE]
         own = [t for t in self._troubles if first is not None and t.rank == first.rank]
         return next(iter([*incurable, *own]), None)
 
     def _accept(self) -> bool:
-        """Take the next waiting connection; False where none waits."""
+        """Accept the next waiting connection; False if there is none."""
         connection = self._listener.accept()
         if connection is None:
             return False
@@ -152,7 +154,7 @@ class AttemptMonitor:
             connection.socket.close()
 
     def _part(self, connection: Connection) -> None:
-        """Listen to it no more."""
+        """Stop listening to the connection, without closing it."""
         number = connection.socket.fileno()
         self._watch.drop(number)
         del self._connections[number]
@@ -181,8 +183,8 @@ class AttemptMonitor:
 
 
 def look() -> None:
-    """The loop itself looks, at each turn."""
+    """Does nothing: the loop checks everything after each turn."""
 
 
 def _nothing_to_show(progress: Progress) -> None:
-    """Before `run`."""
+    """The progress callback before `run`."""

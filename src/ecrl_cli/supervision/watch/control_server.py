@@ -1,4 +1,4 @@
-"""The supervisor's end of the control socket: accepts ranks, gives their messages."""
+"""The supervisor's end of the control socket: accepts connections of ranks and parses their messages."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LINE_BYTES = 65536
 
 @dataclass(eq=False)
 class Connection:
-    """One rank's socket and the part of a line that has arrived."""
+    """One rank's socket, and the incomplete line received so far."""
 
     socket: socket.socket
     rest: bytes = b""
 
     def receive(self) -> tuple[list[Message], bool]:
-        """The messages that have arrived, and whether the rank has hung up."""
+        """The messages that have arrived, and whether the rank has closed the connection."""
         try:
             data = self.socket.recv(LINE_BYTES)
         except BlockingIOError:
@@ -37,18 +37,18 @@ class Connection:
         return [message for line in lines if (message := parse(line))], not data or len(self.rest) > LINE_BYTES
 
     def answer(self, fds: tuple[int, ...]) -> None:
-        """To a Hello: one byte, and the descriptors of the memory that there is. Nothing to a rank that has gone, or was never asked to read."""
+        """Reply to a Hello: one byte and the descriptors of the shared memory. Ignored if the rank has gone or does not read."""
         with contextlib.suppress(OSError):
             socket.send_fds(self.socket, [b"\n"], fds)
 
     def assign(self, assignment: Assignment) -> None:
-        """To one that waits on this connection. Nothing to a process that has gone."""
+        """Send an Assignment to the worker that waits on this connection. Ignored if it has gone."""
         with contextlib.suppress(OSError):
             self.socket.sendall(line_of(assignment))
 
 
 class ControlServer:
-    """Bound to the run directory's control socket while it lives. Only the holder of the run's lock may open one."""
+    """Listens on the run directory's control socket. Only the holder of the run's lock may open one."""
 
     def __init__(self, layout: RunLayout) -> None:
         self._path = layout.control
@@ -75,7 +75,7 @@ class ControlServer:
 
 
 def parse(line: bytes) -> Message | None:
-    """One message; None for what is none (a rank that was killed in the middle of a line)."""
+    """One message; None if the line is not a valid one (its rank was killed while writing it)."""
     try:
         value = json.loads(line)
         return decode(KINDS[value["kind"]], value)
@@ -84,7 +84,7 @@ def parse(line: bytes) -> Message | None:
 
 
 def _bind(server: socket.socket, layout: RunLayout) -> None:
-    """Through /proc/self/fd, because the path of a Unix socket is at most 108 bytes long."""
+    """Bind through /proc/self/fd, because the path of a Unix socket has at most 108 bytes."""
     folder = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         server.bind(f"/proc/self/fd/{folder}/{layout.control.name}")

@@ -1,4 +1,4 @@
-"""Descriptors and what to do when one becomes readable: the supervisor's only way to wait."""
+"""An event loop: descriptors with a callback for when they become readable. The supervisor waits nowhere else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EventLoop:
         self._selector.unregister(source)
 
     def keep(self, name: str, fds: Collection[int], react: Callable[[], object]) -> None:
-        """From now on exactly `fds` are watched under `name`."""
+        """Watch exactly `fds` under `name`, instead of those before."""
         now, before = set(fds), self._groups.get(name, set())
         for fd in before - now:
             self._selector.unregister(fd)
@@ -32,7 +32,7 @@ class EventLoop:
         self._groups[name] = now
 
     def turn(self, seconds: float | None = None) -> None:
-        """Wait until something is readable, at most `seconds`, and react to all of it."""
+        """Wait until something is readable, at most `seconds`, and call all its callbacks."""
         for key, _ in self._selector.select(seconds):
             key.data()
 

@@ -1,4 +1,4 @@
-"""Whether a last checkpoint fits into the time that a stop leaves: said once, while there is time to do something about it."""
+"""Warns, once and early, if a last checkpoint does not fit into the grace period of a stop."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ RECENT = 100  # steps
 
 
 class GraceBudget:
-    """Compares `grace_s` with what the run has shown, as soon as it has shown it."""
+    """Compares `grace_s` with the step and save times of the run, as soon as they are known."""
 
     def __init__(self, layout: RunLayout, grace_s: float, tell: Callable[[str], None]) -> None:
         self._layout, self._grace_s, self._tell = layout, grace_s, tell
         self._done = grace_s <= 0
 
     def hear(self, progress: Progress) -> None:
-        """A save begins: by now an earlier one of this attempt may have ended."""
+        """Check when a save begins: an earlier save of this attempt may have ended by then."""
         if progress.phase == "saving" and not self._done:
             self._weigh(self._layout.attempts()[-1:])
 
     def check(self) -> None:
-        """At the newest attempt that saved anything."""
+        """Check with the newest attempt that saved anything."""
         if not self._done:
             self._weigh(self._layout.attempts()[::-1])
 
     def _weigh(self, attempts: Sequence[int]) -> None:
-        """The first of them that saved anything; nothing is said of one whose records cannot be read: whoever needs them will."""
+        """Check with the first of `attempts` that saved anything. Unreadable records are skipped: the code that depends on them reports them."""
         for attempt in attempts:
             with contextlib.suppress(RecordError):
                 if (save := last_save_s(self._layout, attempt)) is not None:
@@ -45,7 +45,7 @@ class GraceBudget:
 
 
 def shortfall(grace_s: float, step_s: float, save_s: float) -> str | None:
-    """What to say where `grace_s` is too short for the step that is being done and its checkpoint; None where it is not."""
+    """The warning if `grace_s` is shorter than the current step and its checkpoint may take; None otherwise."""
     if grace_s >= step_s + save_s:
         return None
     takes = f"a step takes {step_s:.1f} s and a save {save_s:.1f} s"
@@ -53,7 +53,7 @@ def shortfall(grace_s: float, step_s: float, save_s: float) -> str | None:
 
 
 def last_save_s(layout: RunLayout, attempt: int) -> float | None:
-    """From the hand-over of the last checkpoint that was committed to its acknowledgement; None where there was none."""
+    """Seconds from the submission of the last committed checkpoint to its acknowledgement, with its snapshot; None if there was none."""
     began: dict[int, CheckpointLine] = {}
     last = None
     for line in lines(layout, attempt):
@@ -65,6 +65,6 @@ def last_save_s(layout: RunLayout, attempt: int) -> float | None:
 
 
 def longest_step_s(layout: RunLayout, attempt: int) -> float:
-    """Of the recent ones of rank 0, without the first of the attempt, which warms up; 0 where there is none."""
+    """The longest of rank 0's last RECENT steps, in seconds, without the attempt's first, which warms up; 0 if there is none."""
     steps = read_journal(layout.attempt(attempt).rank(0), RankLine).events[1:]
     return max((line.seconds for line in steps[-RECENT:]), default=0.0)

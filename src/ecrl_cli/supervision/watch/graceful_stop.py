@@ -1,4 +1,4 @@
-"""How an attempt is stopped because a person, or a scheduler, asked for it: with a last checkpoint where there is time for one."""
+"""How an attempt is stopped on request of a person or a scheduler: with a last checkpoint if there is time for one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _STEPPING = PHASES.index("forward")
 
 
 class GracefulStop:
-    """The first signal asks the ranks to stop behind a step that they agree on, and to save it; the second, or `grace_s` after the first,
-    ends everything at once. So does the first where no rank hears it, where nothing is saved, or before the ranks have begun to step, unless
-    they have in memory (`carried`) what a new start would not find. The grace is one, however many attempts it takes.
+    """The first signal asks the ranks to stop after a step that they agree on and to save it. A second request, or the end of `grace_s`, ends the
+    attempt.
 
-    Ranks on another machine have no board: a run on several nodes stops at once. `tell`: one line for a person.
+    The first signal ends it at once if the ranks cannot be asked (`board` is None: nothing is saved, or ranks are on other machines), if there
+    is no grace period, or if they have not begun to step, unless they hold state in memory that is not saved (`carried`). The grace period
+    counts from the first signal, however many attempts it spans. `tell`: prints one line for the user.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class GracefulStop:
         self._asked = False
 
     def over(self, now: float) -> bool:
-        """Whether the attempt is to end at once."""
+        """Whether the attempt is to end now. Asks the ranks to stop if a signal has arrived."""
         if not self._stop.received():
             return False
         left = self._left(now)
@@ -40,7 +41,7 @@ class GracefulStop:
         return self._stop.again() or left == 0
 
     def left_s(self, now: float) -> float | None:
-        """Until the time is over; None while nobody has asked."""
+        """Seconds left of the grace period; None if the ranks have not been asked to stop."""
         return self._left(now) if self._asked else None
 
     def _left(self, now: float) -> float:
@@ -48,11 +49,15 @@ class GracefulStop:
 
 
 def must_not_launch(stop: StopSignals, config: RunConfig, carried: bool) -> bool:
-    """Whether no attempt is to begin any more: where one would carry what is nowhere else, and may save it, it is asked to stop instead."""
+    """Whether a stop signal forbids another attempt.
+
+    False while survivors hold unsaved state (`carried`) that a last checkpoint can save: the attempt is launched and asked to stop. A second
+    request forbids that too.
+    """
     saves = strategy_of(config).saves and config.supervision.grace_s > 0
     return bool(stop.received()) and (not (carried and saves) or stop.again())
 
 
 def stepping(board: HeartbeatTable) -> bool:
-    """Whether rank 0, which chooses the step to stop behind, is past its start."""
+    """Whether rank 0, which chooses the step to stop after, has begun to step."""
     return PHASES.index(board.read(0).phase) >= _STEPPING

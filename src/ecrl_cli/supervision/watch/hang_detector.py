@@ -1,7 +1,7 @@
-"""Whether an attempt hangs, and who is to blame. Pure: looks at what ranks have put on the board, by a clock that it is given.
+"""Detects hangs and diagnoses which ranks caused them. Pure: it gets heartbeats and the time.
 
-Ranks move in lockstep: one that stands still stops all others within a step. So an attempt hangs when no slot of the board has changed for
-longer than a step may take. A slot is only ever written by the loop itself, never by a thread beside it, which would go on telling that all is well.
+Ranks move in lockstep: one that stands still stops all others within a step. So an attempt hangs if no heartbeat has changed for longer than a
+step may take. Heartbeats are written by the training loop itself: a thread beside it would keep beating while the loop hangs.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.records.events import Hang
 from ecrl_cli.records.heartbeat_table import PHASES, Heartbeat
 
-RECENT = 100  # steps whose time is remembered
+RECENT = 100  # number of step times kept
 _DONE = PHASES.index("logging")  # from this phase on, the step itself is done
-SAVING = ("saving", "flushing", "done")  # where one call of the kernel, or one hash, may take longer than many steps
+SAVING = ("saving", "flushing", "done")  # phases in which one system call, or one hash, may take longer than many steps
 _STOPPED = {"T": "stopped", "t": "held by a debugger", "D": "stuck in the kernel (state D)"}
 _COLLECTIVE = ("backward", "saving", "rendezvous")
 
 
 @dataclass(frozen=True)
 class HangTimeouts:
-    """Seconds without any progress: `start_s` until a step behind the first one, which warms up, has shown how long steps take; then `timeout_s`,
-    or `factor` times the longest step."""
+    """Seconds without progress that count as a hang.
+
+    `start_s` until a step after the first, which warms up, has shown how long steps take; then the greater of `timeout_s` and `factor` times
+    the longest step.
+    """
 
     start_s: float
     timeout_s: float
@@ -36,18 +39,20 @@ class HangTimeouts:
 
     @property
     def check_every_s(self) -> float:
-        """Often enough that a hang is found within a quarter more than its limit, and that what a look may be late by stretches no limit."""
+        """Check interval in seconds: short enough to find a hang within 1.25 times its limit."""
         return min(1.0, self.timeout_s / max(4.0, 2 * self.factor))
 
     @property
     def counted_s(self) -> float:
-        """The most that a single look may add to a silence."""
+        """The most that a single check may add to a stall, in seconds."""
         return max(2 * self.check_every_s, self.timeout_s / 4)
 
 
 class StallTimer:
-    """How long something has stayed the same. Only time in which this was looked at counts: a supervisor that was suspended, or waited for a
-    processor, has seen nothing, and a machine that slept has stopped everybody."""
+    """How long a value has not changed, counting only time in which it was checked.
+
+    A supervisor that was suspended or waited for a processor has seen nothing, and a machine that slept has stopped all processes.
+    """
 
     def __init__(self, counted_s: float, now: float) -> None:
         self._most, self._checked_at, self._changed = counted_s, now, now
@@ -55,7 +60,7 @@ class StallTimer:
         self.seconds = 0.0
 
     def check(self, now: float, current: object) -> float:
-        """Seconds of silence."""
+        """Record the `current` value; returns the seconds of the stall so far."""
         self.seconds = self.seconds + min(now - self._checked_at, self._most) if current == self._before else 0.0
         self._changed = self._changed if current == self._before else now
         self._before, self._checked_at = current, now
@@ -63,12 +68,14 @@ class StallTimer:
 
     @property
     def waited_s(self) -> float:
-        """Since the last change, looked at or not, to the last look."""
+        """Seconds from the last change to the last check, including time in which nothing was checked."""
         return self._checked_at - self._changed
 
 
 class HangDetector:
-    """Looks at the ranks' slots, and at the writer's while they may be waiting for it. `held`: whether a rank is known to be stopped."""
+    """Detects hangs from the heartbeats of the ranks, and of the writer while ranks may be waiting for it. `held`: whether a rank is known to be
+    stopped.
+    """
 
     def __init__(self, limits: HangTimeouts, resume_step: int, now: float) -> None:
         self._limits, self._first = limits, resume_step
@@ -78,19 +85,19 @@ class HangDetector:
         self.held = self._patient = False
 
     def check(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
-        """Whether nothing has moved for as long as is allowed: a save gets the time of a start, unless a rank is `held`."""
+        """Whether nothing has moved for the allowed time. A save is allowed as much as a start, unless a rank is `held`."""
         self._learn(now, ranks)
         waiting = any(beat.phase in SAVING for beat in ranks)
         self._patient = not self.held and min(ranks, key=_order).phase in SAVING
         return self.quiet.check(now, (*ranks, writer if waiting else None)) >= self.limit_s
 
     def forgive(self) -> None:
-        """Begin anew: what stood in the way has been taken out of it."""
+        """Restart the stall timer: the cause of the stall has been removed."""
         self.quiet.seconds = 0.0
 
     @property
     def limit_s(self) -> float:
-        """As of the last look."""
+        """The limit that applied at the last check."""
         return self.save_limit_s if self._patient else self.step_limit_s
 
     @property
@@ -105,12 +112,13 @@ class HangDetector:
 
     @property
     def longest_step_s(self) -> float:
-        """Of those remembered; 0 while none is."""
+        """The longest of the kept step times; 0 if there is none."""
         return max(self._steps, default=0.0)
 
     def _learn(self, now: float, ranks: Sequence[Heartbeat]) -> None:
-        """How long steps take: from one step that all have done to the next. Saves, which may take what they take, are no part of it, and
-        neither is time in which nobody looked."""
+        """Measure the time from one step that all ranks have done to the next, without saves (which may take any time) and without time between
+        late checks.
+        """
         done = min(steps_done(beat) for beat in ranks)
         self._spent_s += min(now - self._checked_at, self._limits.counted_s)
         self._checked_at = now
@@ -124,14 +132,15 @@ class HangDetector:
 
 
 def steps_done(beat: Heartbeat) -> int:
-    """The last step whose work is behind the rank; -1 before it has begun any."""
+    """The last step that the rank has done; -1 before it has begun any."""
     return beat.global_step if PHASES.index(beat.phase) >= _DONE else beat.global_step - 1
 
 
 @dataclass(frozen=True)
 class HangDiagnosis:
-    """Nothing moves. `beats`: by rank, of those that can be seen; `states`: of those that have said hello, their letters of /proc/PID/stat;
-    `launcher`: that of the process between the supervisor and the ranks."""
+    """What is known of a hang. `beats`: by rank, as far as visible. `states`: by rank that has sent Hello, the state letter of /proc/PID/stat.
+    `launcher`: that of the process between the supervisor and the ranks.
+    """
 
     waited_s: float
     limit_s: float
@@ -140,8 +149,9 @@ class HangDiagnosis:
     launcher: str = ""
 
     def hang(self) -> Hang:
-        """Who is to blame: whoever has left (well, or its death would have been noticed), or is stopped; else the launcher, if that is; else
-        whoever is less far than the others; else nobody."""
+        """Who is to blame: ranks that have gone (with exit code 0, else the death would have been noticed) or are stopped; else a stopped
+        launcher; else the ranks that are behind the others; else none.
+        """
         gone = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "S") in ("", "Z"))
         if gone:
             return self._of(gone, f"{_named(gone)} gone, without an error, in {_place(self.beats[gone[0]])}")

@@ -1,4 +1,4 @@
-"""A rank as it introduced itself: how its process stands, what its threads were doing."""
+"""Probes a rank's process: its state, and the stacks of its threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STOPPED = ("T", "t")
 
 
 class RankProbe:
-    """Holds on to the process and to the memory file that its stacks would go to, so that both can be read whatever becomes of it."""
+    """Holds the rank's pidfd and the memory file that receives its stacks, so that both can be read even after the rank has died."""
 
     def __init__(self, hello: Hello) -> None:
         self.rank, self.pid = hello.rank, hello.pid
@@ -32,7 +32,7 @@ class RankProbe:
 
     @property
     def state(self) -> str:
-        """R, S, D, T, Z ...: proc(5); empty where it has gone."""
+        """The state letter as in proc(5): R, S, D, T, Z ...; empty if the process has gone."""
         return processes.state(self.pid)
 
     def send(self, number: int) -> None:
@@ -45,7 +45,7 @@ class RankProbe:
             processes.wait_all([self._pidfd], TOLD_WITHIN_S)
 
     def told(self, deadline: float) -> bool:
-        """Whether its stacks are there and complete: they have stopped growing. False where that is not so by `deadline`, or it has died."""
+        """Wait until its stacks are complete: they have stopped growing. False if they are not by `deadline`, or the rank has died before."""
         before = 0
         while self._memory is not None and self._pidfd is not None and monotonic() < deadline:
             dead = not processes.wait_all([self._pidfd], LOOK_S)
@@ -58,7 +58,7 @@ class RankProbe:
         return False
 
     def facts(self) -> str:
-        """What the kernel knows of it, in lines."""
+        """What the kernel reports about the process, as lines: state, wchan, syscall."""
         lines = [f"rank {self.rank}, process {self.pid}, state {self.state or 'gone'}"]
         for name in ("wchan", "syscall"):
             with contextlib.suppress(OSError):
@@ -79,9 +79,10 @@ class RankProbe:
 
 
 def dump_stacks(probes: Sequence[RankProbe], logs: AttemptLayout) -> None:
-    """Ask every rank for its stacks and write them down, beside what the kernel says.
+    """Ask every rank for its stacks and write them to the attempt's logs, with what the kernel reports.
 
-    One that is stopped can only answer once it goes on; it may do nothing else then. So its peers are killed first, and it right afterwards.
+    A stopped rank can answer only after SIGCONT, and must do nothing else then. So its peers are killed before it is continued, and it is
+    killed as soon as it has answered.
     """
     facts = {witness.rank: witness.facts() for witness in probes}
     stopped = [witness for witness in probes if witness.state in _STOPPED]
@@ -102,5 +103,5 @@ def dump_stacks(probes: Sequence[RankProbe], logs: AttemptLayout) -> None:
         witness.send(signal.SIGKILL)
         witness.wait_gone()
     for witness in probes:
-        with contextlib.suppress(OSError):  # a full disk shall not keep a hang from being ended
+        with contextlib.suppress(OSError):  # a full disk must not prevent the hung attempt from being ended
             logs.stacks(witness.rank).write_text(f"{facts[witness.rank]}\n{witness.stacks()}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Ranks that hold the others up without standing still: reported, never killed. Pure."""
+"""Detects ranks that slow the others down without hanging: reported, never killed. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ecrl_cli.records.events import Straggler
 from ecrl_cli.records.heartbeat_table import Heartbeat
 
 FACTOR, FLOOR_S = 2.0, 0.02
-IN_A_ROW = 5  # observations; the first steps of an attempt, which warm up, are not among them
+IN_A_ROW = 5  # observations, without the first steps of an attempt, which warm up
 
 
 class StragglerDetector:
-    """Compares the seconds that each rank worked on its own in its last step, before it had to wait for anybody."""
+    """Compares the ranks' own seconds of work in their last step, before they waited for any other rank."""
 
     def __init__(self, resume_step: int) -> None:
         self._step = resume_step + 2
@@ -21,7 +21,7 @@ class StragglerDetector:
         self.found: list[Straggler] = []
 
     def check(self, beats: Mapping[int, Heartbeat]) -> list[Straggler]:
-        """Those that are seen to straggle for the first time in this attempt."""
+        """The ranks found to be stragglers for the first time in this attempt."""
         step = min((beat.global_step for beat in beats.values()), default=0)
         if len(beats) < 2 or step <= self._step:
             return []

@@ -1,4 +1,4 @@
-"""Watches over one running attempt that says nothing and does not die: its board, its ranks' processes, the writer beside it."""
+"""Detects hangs, stragglers and a stuck writer in one running attempt, from heartbeats and process states."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ class Sidecar(Protocol):
 
 @dataclass(frozen=True)
 class WatchdogContext:
-    """What there is to watch by. `saves`: whether the attempt takes checkpoints. `tell`: one line for a person.
-    `strikes`: what is planned to hit it after a time. `snapshots`: where it keeps its state beyond its ranks."""
+    """What the watchdog needs to know about an attempt.
+
+    `saves`: whether it takes checkpoints. `tell`: prints one line for the user. `wall_clock_faults`: planned failures at a wall-clock time.
+    `snapshots`: the memory files that keep its state when its ranks die.
+    """
 
     heartbeats: HeartbeatTable
     supervision: SupervisionConfig
@@ -49,22 +52,22 @@ class WatchdogContext:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The memory that its ranks are given: the board's first."""
+        """Descriptors of the shared memory that the ranks receive: the heartbeat table's first."""
         return (self.heartbeats.fd, *(self.snapshots.fds if self.snapshots else ()))
 
     @property
     def ranks(self) -> int:
-        """How many are on this machine: the first ones, if there are several."""
+        """How many ranks are on this machine: with several nodes, the first ones."""
         return self.attempt_spec.world_size // max(1, len(self.attempt_spec.nodes))
 
     def graceful_stop(self, stop: StopSignals) -> GracefulStop:
-        """How this attempt is stopped."""
-        heard = self.saves and not self.attempt_spec.nodes  # ranks on another machine do not see the board
+        """The graceful stop of this attempt."""
+        heard = self.saves and not self.attempt_spec.nodes  # ranks on another machine do not see the heartbeat table
         return GracefulStop(stop, self.heartbeats if heard else None, self.supervision.grace_s, self.tell, bool(self.attempt_spec.memory))
 
 
 class AttemptWatchdog:
-    """`look` often: at each turn of the attempt's loop, at least every `every_s` seconds."""
+    """Call `check` at each turn of the event loop, at least every `every_s` seconds."""
 
     def __init__(self, post: WatchdogContext, beside: Sidecar | None, now: float) -> None:
         self._context, self._sidecar = post, beside
@@ -81,18 +84,18 @@ class AttemptWatchdog:
         return tuple(self._stragglers.found)
 
     def add_rank(self, hello: Hello) -> None:
-        """A rank has introduced itself."""
+        """A rank has sent Hello."""
         if hello.rank not in self._probes and hello.rank not in self._known_dead:
             self._probes[hello.rank] = RankProbe(hello)
 
     def mark_dead(self, rank: int) -> None:
-        """`rank` has died and the others go on: from now on it is looked at no more."""
+        """`rank` has died and the others continue: stop watching it."""
         self._known_dead.add(rank)
         if rank in self._probes:
             self._probes.pop(rank).close()
 
     def check(self, now: float) -> Hang | None:
-        """What to say of an attempt that hangs; None while it does not."""
+        """The hang, if the attempt hangs; None otherwise. Reports new stragglers and replaces a stuck writer."""
         beats, writer = self._beats(), self._context.heartbeats.read(self._context.heartbeats.writer)
         self._tell(self._stragglers.check(beats))
         self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _HELD for one in self._probes.values())
@@ -103,7 +106,7 @@ class AttemptWatchdog:
         return self._diagnose_hang(beats).hang() if hangs else None
 
     def dump_stacks(self) -> None:
-        """Have the stacks of all ranks written into the attempt's logs."""
+        """Write the stacks of all ranks into the attempt's logs."""
         dump_stacks([self._probes[rank] for rank in sorted(self._probes)], self._context.logs)
 
     def close(self) -> None:
@@ -121,7 +124,7 @@ class AttemptWatchdog:
         return HangDiagnosis(self._detector.quiet.waited_s, self._detector.limit_s, beats, states, launcher)
 
     def _writer_stuck(self, now: float, writer: Heartbeat) -> bool:
-        """It is held for as long as a rank might be, or at work by its own word and has not moved for as long as a save might take."""
+        """Whether the writer is stopped for longer than a step may take, or says that it saves and has not moved for longer than a save may take."""
         pid = next(iter(self._sidecar.pids), 0) if self._sidecar else 0
         held = pid and processes.state(pid) in _HELD
         busy = pid and (held or writer.phase == "saving")
@@ -129,7 +132,7 @@ class AttemptWatchdog:
         return self._writer_quiet.check(now, (pid, writer) if busy else now) >= limit_s
 
     def _replace_writer(self) -> None:
-        """What it holds fails, on record; the ranks go on, and get their time anew."""
+        """Kill the writer, to be replaced. Its pending saves fail and are recorded; the ranks continue, with the stall timers reset."""
         assert self._sidecar is not None
         state = "is stopped" if processes.state(self._sidecar.pids[0]) in _HELD else "does not come on with its save"
         self._context.tell(f"the background writer {state}: it is replaced, what it holds is lost")
