@@ -87,7 +87,7 @@ def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(tmp_path: Pat
     hung, stopped = supervisor(run)["attempts"]
     assert (hung["outcome"], hung["hang"]["ranks"], stopped["outcome"]) == ("hung", [1], "stopped"), said
     assert "hung: rank 1 is stopped in" in said
-    assert "learner.py" in RunLayout(run).attempt(0).stacks(1).read_text() or "step.py" in RunLayout(run).attempt(0).stacks(1).read_text()
+    assert "train_loop.py" in RunLayout(run).attempt(0).stacks(1).read_text()
     assert f"step {stopped['last_step']} is durable" in said, "all that was done is kept"
     assert stopped["last_step"] % 25, "the stop's own checkpoint, not one that was due"
     ecrl_in_process(tmp_path, "train", *arguments)

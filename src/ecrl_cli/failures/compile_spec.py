@@ -78,7 +78,7 @@ def _victims(entry: Entry, kind: FaultKind, moment: str, config: RunConfig) -> t
         if ranks != (0,) and not kind.victim.is_rank:
             raise RefusedFault("rank", f"{entry.what} strikes {kind.victim.value}, not rank {ranks[0]}", "leave the rank out")
         if ranks != (0,) and kind.victim is Victim.RANK_0:
-            raise RefusedFault("rank", f"{entry.what} strikes rank 0 only, got {'+'.join(map(str, ranks))}", "leave the rank out")
+            raise RefusedFault("rank", f"{entry.what} strikes rank 0 only, got {'+'.join(map(str, ranks))}", "leave it out, or choose failure=kill")
     if len(ranks) == 1 and entry.who != "node":
         return ranks
     if kind.victim is not Victim.RANKS or moment in ("start", "rendezvous", "wall"):
