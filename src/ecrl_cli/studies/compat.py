@@ -1,4 +1,4 @@
-"""`compat`: checkpoints of every released format version are read bit for bit; of versions that do not exist, refused by name and unread."""
+"""`compat`: checkpoints of every released format version are read bit for bit; unknown versions are rejected by name without being read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Edit = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class Variant:
-    """A golden checkpoint changed by `edit` and made to agree with itself: `layer` refuses it, and `says` why and what to do."""
+    """A golden checkpoint changed by `edit` with all hashes updated: `layer` rejects it, and `says` is the expected reason and advice."""
 
     edit: Edit
     layer: str
@@ -42,7 +42,7 @@ def version(value: object, *says: str) -> Variant:
 
 
 def unknown(layer: str, *path: str) -> Variant:
-    """A key that no format has, in the object at `path` ("*": its first entry)."""
+    """Add a key that no format has to the object at `path` ("*": its first entry)."""
     return Variant(lambda records: _at(records, path).update(colour="red"), layer, ("has no field 'colour'",))
 
 
@@ -83,7 +83,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def _golden(context: StudyContext) -> list[Trial]:
-    """Every golden checkpoint."""
+    """One trial per golden checkpoint."""
     folders = sorted(path.name for path in GOLDEN.glob("v*"))
     return [Trial(f"golden/{name}/{layout}", {"arm": "golden", "version": name, "layout": layout}) for name in folders for layout in LAYOUTS]
 
@@ -99,8 +99,8 @@ def _changed(context: StudyContext) -> list[Trial]:
 
 @contextmanager
 def _copied(context: StudyContext, trial: Trial) -> Iterator[tuple[Path, Path]]:
-    """The golden folder of the trial's version, and its checkpoint copied: an installer may have linked the package's files, and a file of two
-    names is refused."""
+    """The golden folder of the trial's version, and a copy of its checkpoint: an installer may hard-link package files, and files with two names
+    are rejected."""
     root, layout = context.scratch / "checkpoints", str(trial.facts["layout"])
     folder = GOLDEN / str(trial.facts.get("version", f"v{FORMAT_VERSION}"))
     shutil.copytree(folder / layout, root)
@@ -121,7 +121,7 @@ def _read_changed(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _read(path: Path, expected: dict[str, Any], layout: str) -> dict[str, Any]:
-    """The guard accepts it under its commit, and what the loader makes of it is what was saved, digest by digest."""
+    """The integrity check accepts it under its commit, and the loaded content matches what was saved, digest by digest."""
     report = verify_checkpoint(path)
     found: dict[str, Any] = {}
     wrong = report.reason
@@ -136,7 +136,7 @@ def _read(path: Path, expected: dict[str, Any], layout: str) -> dict[str, Any]:
 
 
 def _loaded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `ecrl train` would restore from: by tensor its type, shape and digest of its bytes; and train.json."""
+    """What `ecrl train` would restore: type, shape and digest of the bytes by tensor; and train.json."""
     import torch
 
     from ecrl_cli.checkpoint.capture.loading import load_checkpoint
@@ -157,7 +157,7 @@ def _difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
 
 
 class _Watching(PosixFs):
-    """Notes the files that are opened inside a folder."""
+    """Records which files are opened inside a folder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,12 +169,12 @@ class _Watching(PosixFs):
 
 
 def _refused(path: Path, variant: Variant) -> dict[str, Any]:
-    """Changed and made to agree; then by guard and loader, which must refuse it from its records alone."""
+    """The changed checkpoint must be rejected by integrity check and loader, from its records alone."""
     _rewrite(path, variant.edit)
     fs = _Watching()
     try:
         report = verify_checkpoint(path, fs=fs)
-    except Exception as error:  # the guard promises that none comes out
+    except Exception as error:  # the integrity check promises never to raise
         return {"outcome": "untyped", "as_expected": False, "layer": "", "reason": f"{type(error).__name__}: {error}", "opened": sorted(fs.opened)}
     read = sorted(fs.opened - {COMMIT, MANIFEST, path.with_suffix(".json").name})
     said = report.layer == variant.layer and all(text in report.reason for text in variant.says)
@@ -193,7 +193,7 @@ def _loader_refuses(path: Path, report: IntegrityReport) -> bool:
 
 
 def _rewrite(path: Path, edit: Edit) -> None:
-    """Edit the records of the checkpoint at `path`, and put in the hashes that then are right."""
+    """Edit the records of the checkpoint at `path` and update the hashes."""
     if path.suffix:
         sidecar = path.with_suffix(".json")
         records = _edited(json.loads(sidecar.read_bytes()), edit)

@@ -1,8 +1,7 @@
-"""`disk-timeline`: what the disk does while checkpoints are written. Published Figure 6.
+"""`disk-timeline`: disk activity while checkpoints are written. Published figure 6.
 
-Per write mode one stretch of time with a checkpoint every few seconds, the device's counters read by a thread all along, and once more
-at the submission and at the acknowledgement of each checkpoint. `unsafe` is the planted arm: it acknowledges what no disk has seen, and
-a study that does not notice that is blind.
+Per write mode one stretch of time with a checkpoint every few seconds; a thread samples the device's counters throughout, and once more at each
+checkpoint's submission and acknowledgement. `unsafe` is the control: it acknowledges data not yet on disk, and the study must notice that.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Tabl
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial
 from ecrl_cli.studies.frame.write_modes import write_mode
 
-_SYNCED = ("atomic_nodirsync", "atomic_dirsync")  # their saves return only when the disk has the bytes
+_SYNCED = ("atomic_nodirsync", "atomic_dirsync")  # their saves return only with the bytes on disk
 
 
 def _disk(context: StudyContext) -> Disk:
@@ -43,7 +42,7 @@ def _missing(context: StudyContext) -> str:
 
 
 def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    """One stretch; instants in seconds since its first sample."""
+    """One stretch; times in seconds since its first sample."""
     disk, config, lines = context.shared(_disk), context.keys, list[DiskLine]()
     plan, root = synthetic_plan(config.model_bytes, config.optimizer_bytes), context.scratch / "stretch"
     images = [synthetic_image(context.seed, step, plan) for step in range(1, config.checkpoints + 1)]
@@ -61,7 +60,7 @@ def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _stretch(every_s: float, disk: Disk, store: CheckpointStore, images: Sequence[CheckpointImage]) -> list[tuple[DiskLine, DiskLine]]:
-    """Save each image in the middle of its own `every_s`; the counters at submission and acknowledgement."""
+    """Save each image in the middle of its `every_s`; the counters at submission and acknowledgement."""
     pause, began, saves = threading.Event(), monotonic(), []
     for number, image in enumerate(images):
         pause.wait(max(0.0, began + (number + 0.5) * every_s - monotonic()))
@@ -74,7 +73,7 @@ def _stretch(every_s: float, disk: Disk, store: CheckpointStore, images: Sequenc
 
 
 def _since(lines: Sequence[DiskLine], saves: Sequence[tuple[DiskLine, DiskLine]]) -> dict[str, Any]:
-    """Instants and counters counted from the first line, for the record."""
+    """Times and counters relative to the first line, for the record."""
     first = encode(lines[0])
 
     def counted(line: DiskLine) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def _since(lines: Sequence[DiskLine], saves: Sequence[tuple[DiskLine, DiskLine]]
 
 
 class Stretch:
-    """One mode's record, read."""
+    """One mode's parsed record."""
 
     def __init__(self, record: Record, config: DiskTimeline) -> None:
         self.mode: str = record.facts["mode"]
@@ -96,12 +95,12 @@ class Stretch:
         self.finest = config.fine_s
 
     def written(self) -> list[int]:
-        """Bytes that the device wrote while each save was under way."""
+        """Bytes that the device wrote during each save."""
         return [after.write_bytes - before.write_bytes for before, after in self.saves]
 
     def speeds(self) -> tuple[float, float]:
-        """Bytes per second that the device wrote: the median save, and the median interval without one. What others write comes in bursts
-        that would carry a mean away."""
+        """Bytes per second that the device wrote: the median over saves, and the median over intervals without one. Other writers' bursts would
+        distort a mean."""
         saving = [written / (after.at - before.at) for written, (before, after) in zip(self.written(), self.saves, strict=True)]
         return median(saving), median([rate.written for rate in self.split(self.finest)[1]] or [0.0])
 
@@ -150,7 +149,7 @@ def _bursts(stretches: Sequence[Stretch]) -> Table:
 
 
 def _burst(stretch: Stretch, interval_s: float) -> dict[str, Any]:
-    from scipy import stats  # takes most of a second to import
+    from scipy import stats  # import takes most of a second
 
     held, free = stretch.split(interval_s)
     row: dict[str, Any] = {"mode": stretch.mode, "interval": interval_s, "held": len(held), "free": len(free)}
@@ -183,7 +182,7 @@ def _saves(stretches: Sequence[Stretch]) -> Table:
 
 
 def _written(stretches: Sequence[Stretch]) -> Figure:
-    """All modes on one clock: they save at the same instants of their stretches."""
+    """All modes on one time axis: they save at the same times of their stretches."""
     series = tuple(
         Series(s.mode, tuple(rate.written / 1e6 for rate in found), tuple((rate.start + rate.end) / 2 for rate in found))
         for s, found in ((s, s.intervals[s.finest]) for s in stretches)
@@ -195,7 +194,7 @@ def _written(stretches: Sequence[Stretch]) -> Figure:
 
 
 def _gates(stretches: Sequence[Stretch]) -> list[Gate]:
-    """A synced save has its bytes on disk when it returns, visibly so; and an unsynced one has not, or this study sees nothing."""
+    """A synced save visibly has its bytes on disk when it returns, and an unsynced one does not; otherwise the measurement is blind."""
     gates = []
     for stretch in stretches:
         written = stretch.written()

@@ -1,4 +1,4 @@
-"""A scenario: from one state before a mini-batch, every failure in it under every strategy, each beside the mini-batch without a failure."""
+"""Runs one scenario: every failure in one mini-batch under every strategy, from the same state, beside the mini-batch without a failure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CORRECTIONS = ("mask", "buffers", "division")
 
 @dataclass(frozen=True)
 class Cell:
-    """What is tried. `survivors`: how many; 0: nobody's gradients are used after the failure. `flipped`: the correction that is the other way
-    round than the study has it, or nothing."""
+    """One trial of a scenario. `survivors`: their number; 0 where no gradients are used after the failure. `flipped`: the correction whose setting
+    is inverted for this cell, or empty."""
 
     strategy: str
     percent: int
@@ -30,7 +30,7 @@ class Cell:
 
 
 def planned(config: MiniBatchFailure) -> list[Cell]:
-    """Every cell of a scenario. A restart from the checkpoint and its replay are the same whenever the failure came: once."""
+    """Every cell of a scenario. A checkpoint restart and its replay do not depend on when the failure came, so they are run once."""
     cells: list[Cell] = []
     for strategy in config.strategies:
         for percent in _percents(config, strategy):
@@ -40,7 +40,7 @@ def planned(config: MiniBatchFailure) -> list[Cell]:
 
 
 def _percents(config: MiniBatchFailure, strategy: str) -> tuple[int, ...]:
-    """The rollbacks are tried in forward too, where the published study takes the state for consistent."""
+    """Failure points of `strategy`. The rollbacks are also tried in the forward pass (0), where the published study assumes a consistent state."""
     if strategy == "checkpoint_restart":
         return (middle(config.percents),)
     in_forward = (0,) if strategy in ("immediate_rollback", "consistent_rollback") else ()
@@ -48,7 +48,8 @@ def _percents(config: MiniBatchFailure, strategy: str) -> tuple[int, ...]:
 
 
 def _flipped(config: MiniBatchFailure) -> Iterator[Cell]:
-    """Where a correction can make a difference, the other way too; of the survivors the fewest, a middle number and the most."""
+    """Cells with one correction inverted, wherever it can make a difference; for the survivors' division at the least, the middle and the largest
+    number."""
     numbers = sorted({min(config.survivors), middle(config.survivors), max(config.survivors)})
     for strategy in config.strategies:
         for percent in _percents(config, strategy):
@@ -65,13 +66,13 @@ def middle(values: tuple[int, ...]) -> int:
 
 
 def corrections(config: MiniBatchFailure, flipped: str = "") -> Corrections:
-    """As the study has them, `flipped` the other way."""
+    """The corrections as configured, with `flipped` inverted."""
     asked = {name: getattr(config, name) for name in CORRECTIONS}
     return Corrections(**{name: value is (name != flipped) for name, value in asked.items()})
 
 
 def survivors(config: MiniBatchFailure, rng: random.Random, number: int) -> tuple[int, ...]:
-    """`number` workers in their order. Drawn: the fewer survivors of one draw are among the more."""
+    """`number` surviving workers in ascending order. With drawn casualties a smaller set of one draw is a subset of a larger one."""
     order = list(range(config.replicas))
     if config.casualties == "drawn":
         rng.shuffle(order)
@@ -81,7 +82,7 @@ def survivors(config: MiniBatchFailure, rng: random.Random, number: int) -> tupl
 
 
 def try_scenario(scene: Scene, mini_batch: int, config: MiniBatchFailure, key: str, rng: random.Random) -> dict[str, Any]:
-    """Every cell in `mini_batch`, which is the next one; leaves the scene behind the mini-batch without a failure. JSON values."""
+    """Run every cell in `mini_batch`, the next one; leaves the scene after the mini-batch without a failure. Returns JSON values."""
     scene.checkpoint_if_due()
     before, buffers = scene.trainee.state(), scene.trainee.buffers_now()
     accuracy, loss = scene.samples.accuracy(scene.trainee.model)
@@ -114,7 +115,7 @@ def try_scenario(scene: Scene, mini_batch: int, config: MiniBatchFailure, key: s
 
 
 def replace_corrections(scene: Scene, chosen: Corrections) -> Scene:
-    """The same run with its record begun anew."""
+    """The same run with other corrections and an empty record."""
     return replace(scene, corrections=chosen, applied=[], ledger=[], kept=True, steps_s=[])
 
 
@@ -137,12 +138,12 @@ def _try(scene: Scene, cell: Cell, mini_batch: int, who: tuple[int, ...]) -> dic
 
 
 def _contributed(scene: Scene, mini_batch: int) -> list[int]:
-    """How many workers contributed to each update of the mini-batch that is part of the state."""
+    """How many workers contributed to each update of `mini_batch` that is part of the state."""
     return [len(each.samples) // scene.samples.size.batch for each in scene.applied if each.global_step == mini_batch and each.layers]
 
 
 def _accounts(scene: Scene, first: int, mini_batch: int) -> dict[str, Any]:
-    """What the ledger says of the mini-batches from `first` on, whether it is right, and whether its absence would have been noticed."""
+    """Lost and repeated samples of the mini-batches from `first` on, what the record misses, and whether an empty record would have passed."""
     windows = {step: scene.samples.window(step) for step in range(first, mini_batch + 1)}
     names = scene.trainee.names
     pairs = len(windows[mini_batch]) * len(names)

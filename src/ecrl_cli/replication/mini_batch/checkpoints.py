@@ -1,4 +1,4 @@
-"""Checkpoints of the simulated run: the house's own, written and read as a training run does it, timed."""
+"""Checkpoints of the simulated run, written and read by the project's own checkpoint code, and timed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ecrl_cli.replication.mini_batch.simulated_trainer import Trainee
 
 
 class Checkpoints:
-    """`saving_s`, `loading_s`: how long each took."""
+    """`saving_s`, `loading_s`: seconds per save and per load."""
 
     def __init__(self, folder: Path, trainee: Trainee) -> None:
         self._trainee = trainee
@@ -30,7 +30,7 @@ class Checkpoints:
         self.loading_s: list[float] = []
 
     def save(self, done: int) -> None:
-        """The state behind `done` mini-batches; returns once it is durable."""
+        """Save the state after `done` mini-batches; returns once it is durable."""
         began = monotonic()
         progress = TrainPosition(done, 0, 0, 0, "")
         gathered = self._trainee.pack.gather(progress)
@@ -46,7 +46,7 @@ class Checkpoints:
         self.saving_s.append(monotonic() - began)
 
     def restore(self) -> int:
-        """Become what was saved last; gives the mini-batches that were done then."""
+        """Load the last saved state; returns the number of mini-batches done by then."""
         if self._latest is None:
             raise EvidenceMissing("checkpoint", "none has been taken", "save one first")
         began = monotonic()

@@ -1,4 +1,4 @@
-"""What the simulated study measures of the parts that an overhead is made of, as plain numbers: for a performance model."""
+"""The measured parts of an overhead as plain numbers, as input for a performance model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ecrl_cli.studies.frame.study import Record
 
 @dataclass(frozen=True)
 class MeasuredParts:
-    """Means over the seeds, in seconds where the name ends in _s. One application at one scale, `workers` logical workers.
+    """Means over the seeds for one application at one scale with `workers` logical workers; names ending in _s are seconds.
 
-    `mini_batch_s`: of a mini-batch, the workers side by side, in processor time, so that neighbours on the machine do not count. `init_s`: data,
-    model, optimizer and the first pass, in a process that has imported its libraries. `checkpoint_s`: until it is durable. `load_s`: reading it
-    and putting it back. `layers`: parameter tensors, `model_bytes`: theirs.
+    `mini_batch_s`: processor time of a mini-batch with the workers in parallel, so that other load on the machine does not count. `init_s`: data,
+    model, optimizer and the first pass, in a process that has imported its libraries. `checkpoint_s`: until it is durable. `load_s`: reading and
+    restoring it. `layers`: number of parameter tensors, `model_bytes`: their size.
     """
 
     application: str
@@ -32,11 +32,12 @@ class MeasuredParts:
 
     @property
     def restart_s(self) -> float:
-        """From a process that is there to the first mini-batch that it repeats."""
+        """From a running process to the first mini-batch that it repeats."""
         return self.init_s + self.load_s
 
     def typed(self) -> dict[str, float | int]:
-        """As the keys of `recovery-overhead`, to three digits; its `init_s`, processes and communicators, a simulation in one process lacks."""
+        """The keys of `recovery-overhead`, to three digits. Its `init_s` (processes and communicators) is missing: this is a simulation in one
+        process."""
         seconds = {"mini_batch_s": self.mini_batch_s, "checkpoint_s": self.checkpoint_s, "restart_s": self.restart_s}
         return {"every": self.mini_batches_per_epoch, **{key: float(f"{value:.3g}") for key, value in seconds.items()}}
 
@@ -46,7 +47,7 @@ SECONDS = ("mini_batch_s", "init_s", "checkpoint_s", "load_s")
 
 
 def measured(records: Sequence[Record]) -> tuple[MeasuredParts, ...]:
-    """The parts of each application in the records of `mini-batch-failure`, in their order."""
+    """The parts of each application in the records of `mini-batch-failure`, in record order."""
     found = []
     cells = [record for record in records if record.facts["kind"] == "cells"]
     for application in dict.fromkeys(record.facts["application"] for record in cells):

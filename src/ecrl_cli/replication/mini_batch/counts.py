@@ -1,4 +1,4 @@
-"""The records of the study, sorted: by application and scenario, each with one run per seed."""
+"""The study's records grouped by application and scenario, with one run per seed each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A scenario of an application: `published` mini-batch, the one that stands for it here, and a run per seed."""
+    """A scenario of an application: the `published` mini-batch, the one used for it here, and one run per seed."""
 
     application: str
     size: Size
@@ -42,32 +42,32 @@ class Case:
 
     @property
     def about(self) -> Run:
-        """Its part of a row."""
+        """The columns of a row that name this case."""
         return {APPLICATION.key: APPLICATIONS[self.application], PUBLISHED_AT.key: self.published}
 
     def cells(self, cell: Cell) -> list[Run]:
-        """What each run found in `cell`."""
+        """Results of `cell`, one per run that has it."""
         return [found for run in self.runs for found in run["cells"] if cell_of(found) == cell]
 
     def pairs(self, one: Cell, other: Cell) -> list[tuple[Run, Run]]:
-        """What the runs that tried both found in them."""
+        """Results of both cells, for the runs that tried both."""
         tried = [{cell_of(found): found for found in run["cells"]} for run in self.runs]
         return [(found[one], found[other]) for found in tried if one in found and other in found]
 
     def whole(self, cell: Cell) -> bool:
-        """Whether every run tried `cell`: a gate says so where one did not."""
+        """Whether every run tried `cell`; a gate reports missing ones."""
         return len(self.cells(cell)) == len(self.runs)
 
     def baselines(self, key: str) -> list[Any]:
         return [run["baseline"][key] for run in self.runs]
 
     def exact(self, found: Run) -> bool:
-        """Whether it ended where its run without the failure ended, bit for bit."""
+        """Whether the run ended bit for bit in the state of its run without the failure."""
         return any(found is each and each["digest"] == run["baseline"]["digest"] for run in self.runs for each in run["cells"])
 
 
 class Counts:
-    """`cases`: those of which there is a record. `cells`, `longs`, `dormant`: records by kind."""
+    """`cases`: those with records. `cells`, `longs`, `dormant`: records by kind."""
 
     def __init__(self, config: MiniBatchFailure, records: Sequence[Record]) -> None:
         self.config, self.records = config, records
@@ -78,14 +78,14 @@ class Counts:
 
     @property
     def applications(self) -> list[str]:
-        """Those of which there is a case."""
+        """The applications that have a case."""
         return list(dict.fromkeys(case.application for case in self.cases))
 
     def plan(self) -> list[Cell]:
         return planned(self.config)
 
     def every(self) -> Iterator[tuple[Case, Run]]:
-        """Every cell that was tried, with its case."""
+        """Every result of every cell, with its case."""
         return ((case, found) for case in self.cases for run in case.runs for found in run["cells"])
 
     def runs_of(self, application: str) -> list[Record]:
@@ -106,7 +106,7 @@ def cell_of(found: Run) -> Cell:
 
 
 def label(cell: Cell) -> str:
-    """As the published figures have it."""
+    """The strategy's name as in the published figures."""
     if cell.strategy == "checkpoint_restart":
         return STRATEGIES[cell.strategy]
     when = f"F-{cell.percent}%" if cell.percent else "in forward"
@@ -124,7 +124,7 @@ def spread_columns(key: str, text: str, kind: str) -> tuple[Column, ...]:
 
 
 def against(values: Sequence[float], baselines: Sequence[float]) -> dict[str, Any]:
-    """`values` beside those of the same runs without the failure: the difference, and the ratio of the means less one."""
+    """`values` against those of the same runs without the failure: the difference, and the ratio of the means minus one."""
     found = paired(values, baselines)
     difference = {"difference": found.difference.mean, "difference_low": found.difference.low, "difference_high": found.difference.high}
     return difference | {"relative": found.ratio_of_means, "relative_low": found.ratio_low, "relative_high": found.ratio_high}
@@ -137,6 +137,6 @@ AGAINST_COLUMNS = (
 
 
 def slowdown(seconds: Sequence[float], baselines: Sequence[float]) -> dict[str, Any]:
-    """How many times as long as without the failure: mean by mean, with its BCa interval."""
+    """Slowdown against the run without the failure: ratio of the means with its BCa interval."""
     low, high = ratio_interval(seconds, baselines) or (None, None)
     return {"slowdown": ratio_of_means(seconds, baselines), "slowdown_low": low, "slowdown_high": high}

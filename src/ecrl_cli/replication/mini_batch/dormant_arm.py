@@ -1,4 +1,4 @@
-"""The dormant workers' arm: real processes over gloo, one of which is set aside and comes back within each mini-batch."""
+"""The dormant-worker arm: real gloo processes, one of which is set aside and rejoins within each mini-batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEADLINE_S = 300.0
 
 
 def dormant_arm(folder: Path, averages: int) -> dict[str, Any]:
-    """What rank 0 found. `folder`: empty, for the store and the other ranks' output."""
+    """What rank 0 printed. `folder` must be empty; it takes the store and the other ranks' output."""
     folder.mkdir()
     module = "ecrl_cli.replication.mini_batch.dormant_rank"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

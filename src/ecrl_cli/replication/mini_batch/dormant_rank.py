@@ -1,7 +1,7 @@
-"""One rank of the dormant workers' arm, a process of its own: `python -m ... FOLDER RANK RANKS AVERAGES SIZE`. Rank 0 prints what was found.
+"""One rank of the dormant-worker arm, a process of its own: `python -m ... FOLDER RANK RANKS AVERAGES SIZE`. Rank 0 prints the result.
 
-Each round is a mini-batch of buckets. The last rank leaves before the second bucket and comes back before the last, once as a dormant worker
-in the one group, once by groups that are made anew among those who are left and among all. Both must give the same bits.
+Each round is a mini-batch of buckets. The last rank leaves before the second bucket and rejoins before the last: once as a dormant worker in one
+group, once with process groups rebuilt among the remaining ranks and then among all. Both must give the same bits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Arm:
         self.dormant = DormantAverage()
 
     def rounds(self, number: int) -> dict[str, Any]:
-        """`same`: in every round, bit for bit; `counted`: how many contributed to each bucket of a round."""
+        """`same`: whether all rounds agree bit for bit; `counted`: number of contributors to each bucket of a round."""
         seconds: dict[str, list[float]] = {name: [] for name in ("all", "dormant", "leave", "rebuild", "return")}
         same, counted = True, list[int]()
         self._whole(-1)
@@ -62,12 +62,12 @@ class _Arm:
         return {"same": bool(every.item()), "counted": counted, "rounds": number, "seconds": seconds}
 
     def _bucket(self, turn: int, number: int) -> torch.Tensor:
-        """This rank's contribution: of magnitudes that make the order of an addition visible."""
+        """This rank's contribution, of mixed magnitudes so that the order of additions shows in the bits."""
         generator = torch.Generator().manual_seed(turn * 1000 + number * 10 + self.rank + 10_000)
         return torch.randn(self.size, generator=generator) * torch.logspace(-6, 6, self.size)
 
     def _whole(self, turn: int) -> float:
-        """Seconds of a mini-batch in which everybody counts."""
+        """Seconds of a mini-batch in which every rank is active."""
         buckets = [self._bucket(turn, number) for number in range(BUCKETS)]
         dist.barrier()
         began = monotonic()
@@ -76,7 +76,7 @@ class _Arm:
         return monotonic() - began
 
     def _dormant(self, turn: int) -> tuple[list[torch.Tensor], list[int], float]:
-        """The averages, how many counted in each, and the seconds of a mini-batch in which the last rank leaves and comes back."""
+        """The averages, the number of contributors to each, and the seconds of a mini-batch in which the last rank leaves and rejoins."""
         buckets = [self._bucket(turn, number) for number in range(BUCKETS)]
         counted = list[int]()
         dist.barrier()
@@ -90,7 +90,8 @@ class _Arm:
         return buckets, counted, monotonic() - began
 
     def _rebuilt(self, turn: int) -> tuple[list[torch.Tensor], float, float]:
-        """The same averages by groups made anew; who is away has empty ones. And how long each group took, until its first barrier was passed."""
+        """The same averages with rebuilt groups (empty tensors on a rank that is away), and the seconds until each new group has passed its first
+        barrier."""
         found = [self._averaged(turn, 0, None)]
         dist.barrier()
         began = monotonic()
@@ -113,7 +114,8 @@ class _Arm:
         return bucket
 
     def _group(self, ranks: range, turn: int, name: str) -> Any:
-        """Of those who come, under a name of its own in the one store. (`new_group` gives a group of the same ranks the name of its predecessor.)"""
+        """A new group of these ranks under its own name in the shared store. (`new_group` would reuse the name of an earlier group of the same
+        ranks.)"""
         group: Any = dist.ProcessGroupGloo(PrefixStore(f"{name}-{turn}", self.store), self.rank, len(ranks), _TIMEOUT)
         group.barrier().wait()
         return group

@@ -1,4 +1,4 @@
-"""Can this machine do it, and in what time? Asked before the first trial of the published sizes."""
+"""Estimates memory and time before the first trial of the published sizes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ecrl_cli.replication.mini_batch.simulated_trainer import Trainee
 from ecrl_cli.replication.mini_batch.sizes import SIZES, Size
 from ecrl_cli.replication.mini_batch.workers import Workers
 
-_COPIES = 8  # of the state, beside one set of gradients per worker: parameters, moments, before, after, what is averaged
+_COPIES = 8  # copies of the state besides one set of gradients per worker: parameters, moments, before, after, what is averaged
 _GB, _HOUR = 1e9, 3600.0
 
 
 def refuse_what_cannot_be(config: MiniBatchFailure, processes: int) -> None:
-    """ConfigError where an application does not fit into memory, or all together take longer than `config.hours`."""
+    """Raises ConfigError if an application does not fit into memory or all together take longer than `config.hours`."""
     hours = 0.0
     for application in config.applications:
         size = SIZES[config.scale][application]
@@ -33,7 +33,7 @@ def refuse_what_cannot_be(config: MiniBatchFailure, processes: int) -> None:
 
 
 def needed_bytes(config: MiniBatchFailure, size: Size) -> int:
-    """Gradients of every worker and the copies of the state that a scenario holds at once."""
+    """Bytes of every worker's gradients and of the copies of the state that a scenario holds at once."""
     with torch.device("meta"):
         model = build(size.model, size.classes, size.shape)
     return sum(parameter.nbytes for parameter in model.parameters()) * (config.replicas + _COPIES)
@@ -47,7 +47,7 @@ def _check_memory(config: MiniBatchFailure, application: str, size: Size) -> Non
 
 
 def _seconds(config: MiniBatchFailure, application: str, size: Size) -> float:
-    """Mini-batches of all runs, all workers one after the other; each sample as long as the second pass of one made-up sample alone."""
+    """Seconds for the mini-batches of all runs, one worker after the other; each sample is estimated by the second pass of one generated sample."""
     few = replace(size, train=config.replicas, held_out=1, batch=1)
     samples: Samples = samples_of(replace(config, data="made"), application, few, seed=0)
     workers = Workers(Trainee(size, 0), samples)

@@ -1,4 +1,4 @@
-"""Published Figures 2, 3 and 4, and the end of the run."""
+"""Published figures 2, 3 and 4, and the end of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def figures(tally: Counts) -> tuple[Figure, ...]:
 
 
 def _evolutions(tally: Counts) -> list[Figure]:
-    """Published Figures 2a and 2b: held-out accuracy and loss of the runs without failures, a line at each scenario."""
+    """Published figures 2a and 2b: held-out accuracy and loss of the runs without failures, with a line at each scenario."""
     found = []
     for application in tally.applications:
         evolutions = [record.found["evolution"] for record in tally.runs_of(application)]
@@ -32,7 +32,7 @@ def _evolutions(tally: Counts) -> list[Figure]:
 
 
 def _replay(tally: Counts) -> Figure:
-    """Published Figure 2c."""
+    """Published figure 2c: the replay."""
     rows = tables_run.replay(tally).rows
     names = {"measured": "replay", "predicted": "replay, predicted", "epoch": "whole epoch"}
     series = tuple(Series(text, tuple(row[key] for row in rows)) for key, text in names.items()) if rows else ()
@@ -41,7 +41,7 @@ def _replay(tally: Counts) -> Figure:
 
 
 def _scenarios(tally: Counts) -> list[Figure]:
-    """Published Figures 3 and 4: per scenario the accuracy and the slowdown of every state."""
+    """Published figures 3 and 4: accuracy and slowdown of every state, per scenario."""
     found = []
     rows = tables.accuracy(tally).rows
     for case in tally.cases:
@@ -68,7 +68,7 @@ def _bars(name: str, title: str, y_label: str, rows: Sequence[dict[str, Any]], k
 
 
 def _series(text: str, rows: Sequence[dict[str, Any]], key: str, x: tuple[float, ...] = ()) -> Series:
-    """Where some of the rows have no interval, theirs has no length; where none has, there are none."""
+    """A series; rows without an interval get one of length zero, and there are no intervals where no row has one."""
     y = tuple(row[key] for row in rows)
     if all(row.get(f"{key}_low") is None for row in rows):
         return Series(text, y, x)

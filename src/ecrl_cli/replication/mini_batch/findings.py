@@ -1,4 +1,4 @@
-"""Everything that the study says: tables, figures, gates, and sentences on what they support."""
+"""The study's findings: tables, figures, gates and notes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrl_cli.replication.mini_batch.gates import gates
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record
 
-_GUESS = 1.2  # times as often right as chance: less is no knowledge
+_GUESS = 1.2  # accuracy as a multiple of chance; below it the model counts as untrained
 
 
 def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
@@ -59,7 +59,7 @@ def _notes(tally: Counts) -> Iterator[str]:
 
 
 def _compared(tally: Counts, application: str) -> Iterator[str]:
-    """Over all scenarios: how far from Baseline each strategy ends, and how long it takes beside a restart."""
+    """Over all scenarios: each strategy's distance from Baseline, and its time relative to a restart."""
     far: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {"": []}
     for case in (each for each in tally.cases if each.application == application):

@@ -1,4 +1,4 @@
-"""What must hold whatever the accuracies are. Each can fail, and names what misses it."""
+"""Gates that must hold whatever the accuracies are; each names the cells that violate it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gates(tally: Counts) -> tuple[Gate, ...]:
 
 
 def _none(name: str, wrong: Iterable[str], of: int, what: str) -> Gate:
-    """Passed where nothing is `wrong`, of at least one."""
+    """Passed if nothing is `wrong` among at least one case."""
     found = list(wrong)
     named = "".join((": ", "; ".join(found[:3]), "; ..." if len(found) > 3 else "")) if found else ""
     return Gate(name, not found and of > 0, f"{len(found)} of {of} {what}{named}")
@@ -30,7 +30,7 @@ def _named(case: Case, found: Run) -> str:
 
 
 def _planned(tally: Counts) -> Gate:
-    """Every cell of every scenario in every run."""
+    """Every planned cell was tried in every scenario of every run."""
     plan = tally.plan()
     runs = [(case, run) for case in tally.cases for run in case.runs]
     wrong = [case.label for case, run in runs if [cell_of(found) for found in run["cells"]] != plan]
@@ -38,7 +38,7 @@ def _planned(tally: Counts) -> Gate:
 
 
 def due(cell: Cell, workers: int) -> list[int]:
-    """How many workers contribute to each update of the mini-batch that is part of the state afterwards."""
+    """Expected number of contributors to each update of the mini-batch that is part of the final state."""
     if cell.strategy in EXACT:
         return [workers]
     head = [workers] if cell.percent else []
@@ -52,7 +52,7 @@ def _casualties(tally: Counts) -> Gate:
 
 
 def _masking(tally: Counts) -> Iterator[tuple[Case, Run, bool]]:
-    """The cells in which a part of the layers was to stay as it is, and whether the update was masked there."""
+    """The cells in which some layers must not move, and whether the update was masked there."""
     for case, found in tally.every():
         if found["percent"] and found["strategy"] != "lossy_forward":
             yield case, found, corrections(tally.config, found["flipped"]).mask
@@ -65,7 +65,7 @@ def _masked(tally: Counts) -> Gate | None:
 
 
 def _moved(tally: Counts) -> Gate | None:
-    """The published way must be seen to move, where there is momentum or decay: else the gate above sees nothing."""
+    """Updates with zero gradients must move the state under momentum or weight decay; otherwise the masking gate could not fail."""
     unmasked = [(case, found) for case, found, masked in _masking(tally) if not masked]
     tried = [each for each in unmasked if each[0].size.optimizer.momentum or each[0].size.optimizer.weight_decay]
     wrong = [_named(case, found) for case, found in tried if found["kept"]]
@@ -79,14 +79,14 @@ def _exact(tally: Counts) -> Gate | None:
 
 
 def _inexact(tally: Counts) -> Gate | None:
-    """A comparison that cannot tell a half-updated state from a whole one would find everything exact."""
+    """Half-updated states must not compare as exact; otherwise the comparison is blind."""
     tried = [(case, found) for case, found in tally.every() if found["strategy"] not in EXACT and found["percent"]]
     wrong = [_named(case, found) for case, found in tried if case.exact(found)]
     return _none("inexact", wrong, len(tried), "recoveries from a half-updated state passed for exact") if tried else None
 
 
 def _forward(tally: Counts) -> Iterator[Gate]:
-    """A failure in forward: exact where the buffers are rolled back or there are none; else not, whatever the published study says."""
+    """A failure in the forward pass is exact only with buffers rolled back or absent, contrary to the published study."""
     tried = [each for each in tally.every() if each[1]["strategy"] == "immediate_rollback" and not each[1]["percent"]]
     if not tried:
         return

@@ -1,9 +1,9 @@
-"""Made-up data of the published shapes: pictures of as many classes as wanted, and gene expression profiles of two tissues.
+"""Synthetic data of the published shapes: images of any number of classes, and gene expression profiles of two tissues.
 
-Both are learnable and neither is trivial. A picture is the smooth colour pattern of its class, shifted (around the edge) by up to an eighth of
-the side, mirrored or not, of random contrast, with a weaker pattern of another class and noise over it: pixel by pixel the class is drowned, and
-what decides is a pattern wherever it stands. A profile is a gene's own level times the sample's own depth, log-normal; in tumours one gene in
-twenty, in runs of neighbours, is moved by less than its spread within a class: no gene decides, many together do.
+Both are learnable and neither is trivial. An image is its class's smooth colour pattern, shifted cyclically by up to an eighth of the side,
+randomly mirrored and of random contrast, with a weaker pattern of another class and noise added: no single pixel tells the class. In a profile
+each gene has its own level times the sample's depth, log-normal; in tumours one gene in twenty, in runs of neighbours, is shifted by less than its
+spread within a class, so that only many genes together tell the class.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MOVED, _RUN, _SHIFT, _SPREAD, _DEPTH = 0.1, 10, 0.7, 0.8, 0.1
 
 @dataclass(frozen=True)
 class Split:
-    """Training samples and held-out ones, drawn alike."""
+    """Training and held-out samples from the same distribution."""
 
     train: ArraySet
     held_out: ArraySet
 
 
 def pictures(seed: int, classes: int, shape: tuple[int, int, int], train: int, held_out: int) -> Split:
-    """`shape`: (channels, side, side). Every class as often as the others, within one."""
+    """`shape`: (channels, side, side). Class sizes differ by at most one."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
     patterns = np.stack([_pattern(rng, shape) for _ in range(classes)])
     traits = DatasetInfo("pictures", classes, shape, mean=(0.5,) * shape[0], std=(0.25,) * shape[0])
@@ -42,7 +42,7 @@ def pictures(seed: int, classes: int, shape: tuple[int, int, int], train: int, h
 
 
 def profiles(seed: int, features: int, train: int, held_out: int) -> Split:
-    """As NT3's: half normal, half tumour; each gene divided by its largest value, as the benchmark does it."""
+    """Profiles like NT3's: half normal, half tumour; each gene divided by its maximum, as in the benchmark."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 2]))
     level = rng.normal(0.0, 1.0, features)
     moved = np.zeros(features)
@@ -58,7 +58,7 @@ def profiles(seed: int, features: int, train: int, held_out: int) -> Split:
 
 
 def _pattern(rng: np.random.Generator, shape: tuple[int, int, int]) -> Floats:
-    """Waves of low frequency per channel, of deviation one."""
+    """Low-frequency waves per channel, with standard deviation one."""
     channels, height, width = shape
     y, x = np.meshgrid(np.linspace(0, 2 * np.pi, height, endpoint=False), np.linspace(0, 2 * np.pi, width, endpoint=False), indexing="ij")
     found = np.zeros(shape)

@@ -1,4 +1,4 @@
-"""What one mini-batch cannot show: the run goes on to its end after the recovery, once and with repeated failures."""
+"""Trains to the end of the run after a recovery, once and with repeated failures."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ ONCE, REPEATEDLY = "once", "repeatedly"
 
 
 def arms(config: MiniBatchFailure, seed: int) -> list[tuple[str, str]]:
-    """(strategy, how often). What is exact has nothing to compare: whether it is, the first seed shows with every failure."""
+    """(strategy, how often). Exact strategies are checked with the first seed and every failure only; there is nothing to compare."""
     lossy = [(strategy, often) for strategy in config.strategies if strategy not in EXACT for often in (ONCE, REPEATEDLY)]
     exact = [(strategy, REPEATEDLY) for strategy in config.strategies if strategy in EXACT]
     return [*lossy, *(exact if seed == 0 else [])]
 
 
 def struck(config: MiniBatchFailure, last: int, often: str) -> list[int]:
-    """The mini-batches that fail: the one in the middle of the run, or `config.failures` of them at equal distances."""
+    """The mini-batches that fail: the middle one of the run, or `config.failures` at equal distances."""
     number = config.failures if often == REPEATEDLY else 1
     return sorted({max(1, round(last * (index + 1) / (number + 1))) for index in range(number)})
 
 
 def long_run(scene: Scene, config: MiniBatchFailure, seed: int, key: str, scratch: Path) -> dict[str, Any]:
-    """The run without a failure and every arm, to the end. JSON values."""
+    """Train without a failure and under every arm to the end. Returns JSON values."""
     last = scene.samples.size.mini_batches(scene.workers.number)
     start = scene.trainee.state()
     begins = {struck(config, last, often)[0]: start for _, often in arms(config, seed)}
@@ -44,7 +44,7 @@ def long_run(scene: Scene, config: MiniBatchFailure, seed: int, key: str, scratc
     found = []
     for strategy, often in arms(config, seed):
         failing = struck(config, last, often)
-        first = 1 if strategy == "checkpoint_restart" else failing[0]  # its checkpoints are of its own run
+        first = 1 if strategy == "checkpoint_restart" else failing[0]  # starts at 1: it takes its own checkpoints
         begin = start if first == 1 else begins[first]
         found.append(_arm(scene, config, (strategy, often, failing), (first, begin), key, scratch / f"{strategy}-{often}"))
         found[-1]["same"] = found[-1].pop("digest") == baseline
@@ -52,7 +52,7 @@ def long_run(scene: Scene, config: MiniBatchFailure, seed: int, key: str, scratc
 
 
 def _arm(whole: Scene, config: MiniBatchFailure, arm: tuple[str, str, list[int]], begin: tuple[int, State], key: str, folder: Path) -> dict[str, Any]:
-    """From the state `begin`, before that mini-batch, to the end."""
+    """Train to the end from `begin`, the state before the first mini-batch that fails."""
     strategy, often, failing = arm
     first, state = begin
     last = whole.samples.size.mini_batches(whole.workers.number)
@@ -80,7 +80,7 @@ def _arm(whole: Scene, config: MiniBatchFailure, arm: tuple[str, str, list[int]]
 
 
 def _forward(scene: Scene, strategy: str, mini_batch: int) -> None:
-    """Only who restarts from checkpoints takes them."""
+    """Train up to the mini-batch; checkpoints are taken only by the strategy that restarts from them."""
     if strategy == "checkpoint_restart":
         scene.run_to(mini_batch)
     while scene.done < mini_batch:

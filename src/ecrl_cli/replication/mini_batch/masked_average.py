@@ -1,8 +1,8 @@
-"""Dormant workers: a rank that is set aside stays in its group and contributes a token that no average counts.
+"""Averages that ignore dormant workers: a rank set aside stays in its group and sends a token that is not counted.
 
-It can leave and come back between any two averages, also within a mini-batch, and no group is made anew: whether a rank counts travels with
-each contribution. The contributions are gathered and added in the order of the ranks. An all-reduce would move less, but it adds in an order
-that depends on the size of the group: among three or more the bits would differ from those of a group of the active ones alone.
+A rank can leave and rejoin between any two averages, also within a mini-batch, without a new process group: each contribution carries a flag.
+Contributions are gathered and added in rank order. An all-reduce would move less data, but its order of additions depends on the group size, so
+with three or more ranks the bits would differ from those of a group of the active ranks alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 class DormantAverage:
-    """Averages among the active ranks of `group` (None: the default one). Every rank of the group calls `average`, active or not."""
+    """Averages over the active ranks of `group` (None: the default group). Every rank must call `average`, active or not."""
 
     def __init__(self, group: Any = None) -> None:
         self._group = group
@@ -22,17 +22,17 @@ class DormantAverage:
         self.active = True
 
     def leave(self) -> None:
-        """From the next average on this rank contributes tokens."""
+        """Send tokens from the next average on."""
         self.active = False
 
     def come_back(self) -> None:
-        """From the next average on this rank counts. Its state must be that of the others by then: what it missed it must be given."""
+        """Count again from the next average on. The caller must have given this rank the others' state by then."""
         self.active = True
 
     def average(self, tensor: torch.Tensor) -> int:
-        """Put into `tensor`, on every rank, the average of the active ones'; gives how many these are. Where there are none it is left as it is.
+        """Write the active ranks' average into `tensor` on every rank and return their number; unchanged if there are none.
 
-        A token is an empty contribution of the same size: a dormant rank's own values are never looked at.
+        A token is an empty contribution of the same size: a dormant rank's values are never read.
         """
         row = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
         row[-1] = 1 if self.active else 0
@@ -49,7 +49,7 @@ class DormantAverage:
 
 
 def mean(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Their sum from the first to the last, divided by their number."""
+    """Their sum in order, divided by their number."""
     total = rows[0].clone()
     for row in rows[1:]:
         total += row

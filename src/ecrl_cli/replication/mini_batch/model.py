@@ -1,10 +1,10 @@
-"""The performance model of a failed mini-batch: what a strategy takes, from a few measured parts."""
+"""The performance model of a failed mini-batch: the time each strategy takes, predicted from a few measured parts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Processes that start anew; under the others the survivors go on, and who joins them does so beside their work.
+# Strategies whose processes start anew; under the others survivors continue, and replacements join in parallel to their work.
 STARTS = ("checkpoint_restart", "immediate_rollback", "consistent_rollback")
 
 
@@ -17,12 +17,12 @@ class MiniBatch:
     copy_s: float
 
     def begun_s(self, percent: int) -> float:
-        """Until `percent` of the gradients are applied: behind forward each is taken to be equally long."""
+        """Seconds until `percent` of the gradients are applied; after the forward pass every gradient is assumed to take equally long."""
         return self.forward_s + percent / 100 * (self.whole_s - self.forward_s)
 
 
 def predicted_s(strategy: str, percent: int, replayed: int, parts: MiniBatch) -> float:
-    """From the beginning of the mini-batch that fails to its end under `strategy`; of a restart the replay alone, of `replayed` mini-batches."""
+    """Seconds from the start of the failing mini-batch to its end under `strategy`; for a restart only the replay of `replayed` mini-batches."""
     begun = parts.begun_s(percent)
     return {
         "checkpoint_restart": replayed * parts.whole_s,

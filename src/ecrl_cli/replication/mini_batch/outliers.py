@@ -1,4 +1,4 @@
-"""What lossy forward leaves out: how far the survivors' average is from everybody's, and whether the most unusual worker is among the dead."""
+"""What lossy forward leaves out: the distance of the survivors' average from the full one, and whether the worker farthest from it is dead."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ecrl_cli.replication.mini_batch.workers import average
 
 
 def left_out(scene: Scene, mini_batch: int, percent: int, survivors: Sequence[int]) -> dict[str, Any]:
-    """Over the gradients behind the failure. `off`: the distance between the two averages by the length of everybody's (None where that is 0).
-    `outlier_lost`: whether the worker whose gradients lie farthest from the average of all is a casualty."""
+    """Computed over the gradients after the failure. `off`: distance of the two averages divided by the norm of the full one (None if that is 0).
+    `outlier_lost`: whether the worker whose gradients are farthest from the full average is a casualty."""
     passes, rest = scene.remembered[mini_batch], slice(scene.places(percent), None)
     whole = _flat(average(passes, rest, len(passes)))
     left = [each for each in passes if each.worker in survivors]

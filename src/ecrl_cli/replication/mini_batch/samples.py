@@ -1,4 +1,4 @@
-"""The samples of an application: which worker gets which in which mini-batch, and the held-out ones."""
+"""Assigns an application's samples to workers and mini-batches, and keeps the held-out ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ecrl_cli.errors import DatasetError
 from ecrl_cli.replication.mini_batch.generated import Split, pictures, profiles
 from ecrl_cli.replication.mini_batch.sizes import Size
 
-_EVALUATED = 256  # samples at once
+_EVALUATED = 256  # evaluation batch size
 
 
 @dataclass(frozen=True)
 class Samples:
-    """`workers` logical workers on `size`; mini-batches are counted from 1. `train_ids`, `held_out_ids`: the samples used, by their place in the
-    data set. The order is a function of the seed, the epoch and, where each walks
-    through the whole set, the worker: a spare that takes a dead worker's place assembles the same mini-batch."""
+    """Samples for `workers` logical workers on `size`; mini-batches count from 1. `train_ids`, `held_out_ids`: indices into the data set. The
+    order depends on the seed, the epoch and, where each worker walks through the whole set, the worker: a spare in a dead worker's place assembles
+    the same mini-batch."""
 
     size: Size
     train: SampleSet
@@ -41,7 +41,7 @@ class Samples:
         return self.size.per_epoch(self.workers)
 
     def ids(self, mini_batch: int, worker: int) -> Ids:
-        """The sample ids of `worker`."""
+        """The sample ids of `worker` in a mini-batch."""
         epoch, step = position(mini_batch, self.per_epoch)
         if self.size.whole:
             return self.train_ids[window(_own_order(self.seed, epoch, worker, self.size.train), step, self.size.batch)]
@@ -49,7 +49,7 @@ class Samples:
         return self.train_ids[shard(window(_common_order(self.seed, epoch, self.size.train, together), step, together), worker, self.workers)]
 
     def window(self, mini_batch: int) -> tuple[int, ...]:
-        """Every sample id of the mini-batch, worker by worker."""
+        """All sample ids of the mini-batch, worker by worker."""
         return tuple(int(each) for worker in range(self.workers) for each in self.ids(mini_batch, worker))
 
     def batch(self, mini_batch: int, worker: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,8 +57,7 @@ class Samples:
 
     @torch.no_grad()
     def accuracy(self, model: torch.nn.Module) -> tuple[float, float | None]:
-        """Share of the held-out samples that `model` classifies rightly, and its mean loss on them where that is finite. The model's buffers stay
-        as they are."""
+        """Held-out accuracy of `model`, and its mean loss if finite. Leaves the model's buffers unchanged."""
         model.eval()
         right, loss = 0, 0.0
         for start in range(0, self.size.held_out, _EVALUATED):
@@ -71,7 +70,7 @@ class Samples:
 
 
 def samples_of(config: MiniBatchFailure, application: str, size: Size, seed: int) -> Samples:
-    """The data of one run; DatasetError, with the address, where files are wanted and missing."""
+    """The data of one run. Raises DatasetError with the download address if files are missing."""
     split = _read(config, application) if config.data == "files" else _made(size, seed)
     traits = split.train.traits
     fitting = replace(size, classes=traits.classes, shape=traits.shape)
@@ -80,7 +79,7 @@ def samples_of(config: MiniBatchFailure, application: str, size: Size, seed: int
 
 
 def _chosen(application: str, samples: SampleSet, number: int, seed: int) -> Ids:
-    """`number` of the samples, drawn where there are more."""
+    """`number` of the samples, drawn at random if there are more."""
     if len(samples) < number:
         fact = f"{application} has {len(samples)} samples, this scale needs {number}"
         raise DatasetError("study.root", fact, "restore the files or use a smaller study.scale")

@@ -1,4 +1,4 @@
-"""One run, mini-batch by mini-batch, that a failure can strike in the middle of one; it keeps the record of what was applied and what was lost."""
+"""One simulated run that can fail in the middle of a mini-batch; records which samples were applied and which were lost."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ecrl_cli.replication.mini_batch.workers import Pass, Workers, average
 
 @dataclass(frozen=True)
 class Corrections:
-    """Where the published simulation is not followed. False is the published (or, for `division`, the naive) way.
+    """Corrections of the published simulation. False is the published (for `division`, the naive) behaviour.
 
-    `mask`: what a dead mini-batch does not update does not move (published: gradients of zero, which move it under momentum or weight decay).
-    `buffers`: a rollback takes back what the forward pass did to BatchNorm's buffers. `division`: survivors divide by their number, not by
-    the number of all.
+    `mask`: layers that a dead mini-batch does not update stay unchanged (published: they get zero gradients, which still moves them under momentum
+    or weight decay). `buffers`: a rollback restores BatchNorm's buffers. `division`: survivors divide by their own number, not by that of all
+    workers.
     """
 
     mask: bool = True
@@ -31,9 +31,9 @@ class Corrections:
 
 @dataclass(frozen=True)
 class Failure:
-    """In `mini_batch`, when `percent` of the gradient tensors, in backward order, had been averaged among all and applied.
+    """A failure in `mini_batch` after `percent` of the gradient tensors, in backward order, were averaged among all workers and applied.
 
-    0: in the forward pass, when it was about to end. `survivors`: who is left; none: nobody's gradients are used from there on.
+    0: at the end of the forward pass. `survivors`: the surviving workers; if empty, no gradients are used after the failure.
     """
 
     mini_batch: int
@@ -43,9 +43,8 @@ class Failure:
 
 @dataclass
 class Scene:
-    """`remembered`: the passes of all workers from the state before a mini-batch, for whoever tries several failures in it. `kept`: whether all
-    that was to stay as it is did. `steps_s`: processor time of each whole mini-batch, were its workers computed side by side.
-    """
+    """`remembered`: all workers' passes from the state before a mini-batch, shared by the failures tried in it. `kept`: whether everything that
+    had to stay unchanged did. `steps_s`: processor time of each whole mini-batch, as if its workers ran in parallel."""
 
     trainee: Trainee
     workers: Workers
@@ -63,19 +62,19 @@ class Scene:
 
     @property
     def done(self) -> int:
-        """Mini-batches."""
+        """Number of mini-batches done."""
         return self.trainee.cursor.done
 
     def casualties(self, failure: Failure) -> tuple[int, ...]:
         return tuple(worker for worker in range(self.workers.number) if worker not in failure.survivors)
 
     def places(self, percent: int) -> int:
-        """How many gradient tensors `percent` of all are. In backward there is always one that was applied, and one that was not."""
+        """The number of gradient tensors in `percent` of all. A failure in backward has at least one applied and one not applied."""
         tensors = len(self.workers.order)
         return min(max(1, round(tensors * percent / 100)), tensors - 1) if percent else 0
 
     def layers(self, places: slice) -> tuple[str, ...]:
-        """The names of the parameters at `places` of the backward order."""
+        """Names of the parameters at `places` of the backward order."""
         return tuple(self.trainee.names[index] for index in self.workers.order[places])
 
     def shards(self, mini_batch: int, who: Sequence[int]) -> tuple[int, ...]:
@@ -83,7 +82,7 @@ class Scene:
         return tuple(int(each) for worker in who for each in self.samples.ids(mini_batch, worker))
 
     def run_to(self, mini_batch: int) -> None:
-        """Train without failures up to and with `mini_batch`, a checkpoint at the beginning of each epoch."""
+        """Train without failures up to and including `mini_batch`, with a checkpoint at the start of each epoch."""
         while self.done < mini_batch:
             self.checkpoint_if_due()
             self.step()
@@ -93,7 +92,7 @@ class Scene:
             self.checkpoints.save(self.done)
 
     def step(self) -> list[Pass]:
-        """The next mini-batch, as it is without a failure."""
+        """Run the next mini-batch without a failure."""
         mini_batch, began = self.done + 1, processor()
         passes = self.workers.all(mini_batch)
         computed = processor()
@@ -103,7 +102,7 @@ class Scene:
         return passes
 
     def passes(self, mini_batch: int) -> list[Pass]:
-        """All workers' passes from the state before `mini_batch`, which is the state now; the buffers become the leader's."""
+        """All workers' passes from the current state, which must be that before `mini_batch`; the leader's buffers are kept."""
         found = self.remembered.get(mini_batch)
         if found is None:
             return self.workers.all(mini_batch)
@@ -111,7 +110,7 @@ class Scene:
         return found
 
     def fail(self, failure: Failure) -> None:
-        """The first part of a mini-batch: all forward passes, and the update of what was there when it died. The rest does not move."""
+        """Run a mini-batch up to its failure: all forward passes, then the update of the gradients there by then; the other layers stay."""
         places = self.places(failure.percent)
         passes = self.passes(failure.mini_batch)
         if not places:
@@ -121,11 +120,11 @@ class Scene:
         self.kept = self.kept and self.trainee.unmoved(before, list(self.workers.order[places:]))
 
     def apply(self, mini_batch: int, passes: Sequence[Pass], places: slice, *, zero_others: bool = False) -> None:
-        """Average these passes' gradients at `places` and update with them."""
+        """Average these passes' gradients at `places` and update with the result."""
         self.update(mini_batch, [(passes, places, len(passes))], zero_others=zero_others)
 
     def update(self, mini_batch: int, parts: Sequence[tuple[Sequence[Pass], slice, int]], *, zero_others: bool = False) -> None:
-        """One step of the optimizer from several parts: passes, their places in the backward order, and what their sum is divided by."""
+        """One optimizer step from several parts; each has passes, places in the backward order and a divisor."""
         gradients: dict[int, torch.Tensor] = {}
         for passes, places, divisor in parts:
             gradients |= zip(self.workers.order[places], average(passes, places, divisor), strict=True)
@@ -134,6 +133,6 @@ class Scene:
         self.trainee.update(gradients, zero_others=zero_others)
 
     def undo_behind(self, mini_batch: int) -> None:
-        """The state is that of before: what was applied behind `mini_batch` was not."""
+        """Drop the records after `mini_batch`; the state is the one after it."""
         self.applied = [each for each in self.applied if each.global_step <= mini_batch]
         self.trainee.cursor.done = mini_batch

@@ -1,4 +1,4 @@
-"""What is trained: model and optimizer, with a state that can be copied, put back and digested."""
+"""Model and optimizer of the simulated run, with a state that can be copied, restored and hashed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ecrl_cli.training.optimization import build_optimizer
 
 @dataclass(frozen=True)
 class State:
-    """A copy that shares nothing with what it was taken from. `moments`: the optimizer's tensors by parameter."""
+    """A deep copy of the state. `moments`: optimizer tensors by parameter."""
 
     parameters: tuple[torch.Tensor, ...]
     buffers: tuple[torch.Tensor, ...]
@@ -25,7 +25,7 @@ class State:
 
 
 class Cursor:
-    """Where the run stands: `done` mini-batches. The rate is constant, so that this is also the whole state of its schedule."""
+    """Progress: `done` mini-batches. The learning rate is constant, so this is also the schedule's whole state."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -38,7 +38,7 @@ class Cursor:
 
 
 class Trainee:
-    """The model as every worker holds it: synchronous workers never differ between mini-batches, so that one copy stands for all."""
+    """The one model that stands for all workers: synchronous workers are identical between mini-batches."""
 
     def __init__(self, size: Size, seed: int) -> None:
         torch.manual_seed(seed)
@@ -54,7 +54,7 @@ class Trainee:
 
     @property
     def nbytes(self) -> int:
-        """Of the parameters."""
+        """Size of the parameters in bytes."""
         return sum(parameter.nbytes for parameter in self.parameters)
 
     def state(self) -> State:
@@ -63,7 +63,7 @@ class Trainee:
             return State(parameters, self.buffers_now(), tuple(map(_copied, map(self._moments, self.parameters))))
 
     def restore(self, state: State) -> None:
-        """Become `state` again, bit for bit; a moment that was not there yet is not there again."""
+        """Restore `state` bit for bit; moments that did not exist then are removed."""
         with torch.no_grad():
             for target, saved in zip(self.parameters, state.parameters, strict=True):
                 target.copy_(saved)
@@ -82,10 +82,10 @@ class Trainee:
                 target.copy_(value)
 
     def update(self, gradients: Mapping[int, torch.Tensor], *, zero_others: bool = False) -> None:
-        """One step of the optimizer on the parameters (by index) that `gradients` names.
+        """One optimizer step on the parameters (by index) in `gradients`.
 
-        The others are left out of the step: nothing of them moves. With `zero_others`, the published way, they take the step with a gradient of
-        zero, and momentum and weight decay move them.
+        The others are left out of the step and stay unchanged. With `zero_others`, the published way, they take the step with zero gradients, and
+        momentum and weight decay move them.
         """
         for index, parameter in enumerate(self.parameters):
             found = gradients.get(index)
@@ -94,7 +94,7 @@ class Trainee:
         self.optimizer.zero_grad(set_to_none=True)
 
     def unmoved(self, before: State, indices: list[int]) -> bool:
-        """Whether these parameters and their moments have every bit of `before`."""
+        """Whether these parameters and their moments are bit for bit as in `before`."""
         return all(
             torch.equal(self.parameters[index], before.parameters[index]) and _same(self._moments(self.parameters[index]), before.moments[index])
             for index in indices
@@ -110,7 +110,7 @@ class Trainee:
 
 
 def _quieten(model: torch.nn.Module) -> None:
-    """Let every residual branch add nothing at first."""
+    """Zero the weights of the last BatchNorm of every residual branch."""
     for module in model.modules():
         if isinstance(module, Bottleneck):
             torch.nn.init.zeros_(module.bn3.weight)

@@ -1,4 +1,4 @@
-"""The two applications, as published and as two cores can do them."""
+"""The two applications at the published scale and at one that fits two cores."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
 
 @dataclass(frozen=True)
 class Size:
-    """One application at one scale. `batch`: samples per worker and mini-batch. `scenarios`: published mini-batch -> the one that stands for it.
+    """One application at one scale. `batch`: samples per worker and mini-batch. `scenarios`: published mini-batch -> the one used for it here.
 
-    `whole`: every worker walks through the whole training set in an order of its own, so that an epoch is as long as for one worker (NT3: 1,120
-    / 20 = 56). Otherwise the workers share the set (ResNet-50: 100,000 / (8 x 32) = 390). `quiet`: residual branches begin at zero (torchvision's
+    `whole`: every worker walks through the whole training set in its own order, so an epoch is as long as for one worker (NT3: 1,120 / 20 = 56).
+    Otherwise the workers share the set (ResNet-50: 100,000 / (8 x 32) = 390). `quiet`: residual branches start at zero (torchvision's
     `zero_init_residual`), so that a ResNet-50 learns within dozens of mini-batches.
     """
 
@@ -36,8 +36,8 @@ class Size:
         return self.epochs * self.per_epoch(workers)
 
 
-# Nobody says which rate, momentum and decay the published ResNet-50 had; these are the usual ones. NT3's are the benchmark's: plain SGD, 0.001.
-# The small ones have rates of their own, so that a few dozen mini-batches teach them something.
+# Rate, momentum and decay of the published ResNet-50 are not published; these are the usual ones. NT3's are the benchmark's: plain SGD, 0.001.
+# The small ones have rates of their own, so that they learn something in a few dozen mini-batches.
 _IMAGES = OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=5e-4)
 _GENES = OptimizerConfig(lr=0.001, momentum=0.0, weight_decay=0.0)
 _FASTER_IMAGES = OptimizerConfig(lr=0.02, momentum=0.9, weight_decay=5e-4)
@@ -69,7 +69,7 @@ PAPER = {
         scenarios={10: 10, 250: 250, 500: 500},
     ),
 }
-# Scenarios lie at about the same share of the whole run as the published ones, none at the boundary of an epoch.
+# Scenarios lie at about the same share of the run as the published ones, none at an epoch boundary.
 SMALL = {
     "resnet50": Size(
         ModelConfig("resnet50", stem="imagenet", width=4),
@@ -97,7 +97,7 @@ SMALL = {
         scenarios={10: 2, 250: 45, 500: 89},
     ),
 }
-# Only to see everything run: a small network with BatchNorm stands in for ResNet-50.
+# For smoke tests: a small network with BatchNorm stands in for ResNet-50.
 SMOKE = {
     "resnet50": Size(
         ModelConfig("small_cnn", width=4, depth=2),

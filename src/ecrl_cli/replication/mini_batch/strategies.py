@@ -1,4 +1,4 @@
-"""What becomes of a mini-batch in which workers died: one function per strategy, each leaves the scene behind that mini-batch."""
+"""How each strategy handles a mini-batch in which workers died; every function leaves the scene after that mini-batch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Recover = Callable[[Scene, Failure], None]
 
 
 def checkpoint_restart(scene: Scene, failure: Failure) -> None:
-    """Restart from the latest checkpoint, taken at the beginning of the epoch, and replay up to the mini-batch that failed.
+    """Restart from the latest checkpoint, taken at the start of the epoch, and replay including the mini-batch that failed.
 
-    Ends where the run without the failure does, bit for bit.
+    Ends bit for bit in the state of the run without the failure.
     """
     scene.fail(failure)
     scene.undo_behind(scene.checkpoints.restore())
@@ -22,11 +22,11 @@ def checkpoint_restart(scene: Scene, failure: Failure) -> None:
 
 
 def immediate_rollback(scene: Scene, failure: Failure) -> None:
-    """Immediate mini-batch rollback: spares take up the survivors' state as it is, possibly half updated, and the same mini-batch runs again.
+    """Immediate mini-batch rollback: spares take the survivors' state as it is, possibly half updated, and the mini-batch runs again.
 
-    What had been applied is applied once more; with a failure in forward, and buffers that are rolled back, the result is exact.
+    Gradients applied before the failure are applied twice; exact only for a failure in forward with buffers rolled back.
 
-    To roll the buffers back a survivor keeps a copy of them from before its forward pass: they are small.
+    To roll back the buffers a survivor copies them before its forward pass: they are small.
     """
     buffers = scene.trainee.buffers_now()
     scene.fail(failure)
@@ -39,9 +39,9 @@ def immediate_rollback(scene: Scene, failure: Failure) -> None:
 
 
 def consistent_rollback(scene: Scene, failure: Failure) -> None:
-    """Immediate rollback as it is right: the survivors still have the state from before the update, and the same mini-batch runs again from that.
+    """Immediate rollback from a consistent state: survivors keep the state from before the update, and the mini-batch runs again from it.
 
-    Costs a copy of the state per mini-batch; ends where the run without the failure does, bit for bit.
+    Costs a copy of the state per mini-batch; ends bit for bit in the state of the run without the failure.
     """
     before = scene.trainee.state()
     scene.fail(failure)
@@ -51,11 +51,11 @@ def consistent_rollback(scene: Scene, failure: Failure) -> None:
 
 
 def lossy_forward(scene: Scene, failure: Failure) -> None:
-    """Lossy forward recovery: the survivors finish the mini-batch, averaging among themselves what was not applied yet.
+    """Lossy forward recovery: survivors finish the mini-batch and average among themselves what was not yet applied.
 
-    The casualties' samples keep their influence on the layers that were applied before and lose it on the others.
+    The casualties' samples count in the layers already applied and are lost for the others.
 
-    The buffers are those of the first survivor, who leads from there on. Replacements join at the next mini-batch.
+    The buffers are those of the first survivor, the new leader. Replacements join at the next mini-batch.
     """
     mini_batch, places = failure.mini_batch, scene.places(failure.percent)
     passes = scene.passes(mini_batch)
@@ -70,9 +70,9 @@ def lossy_forward(scene: Scene, failure: Failure) -> None:
 
 
 def skip(scene: Scene, failure: Failure) -> None:
-    """Skip: what was applied stays, the rest of the mini-batch is given up, and training goes on with the next one.
+    """Skip: keep what was applied, drop the rest of the mini-batch and continue with the next one.
 
-    The whole mini-batch loses its influence on the layers that were not reached. The buffers stay as the leader's forward pass left them.
+    The layers not reached get no update from this mini-batch. The buffers stay as the leader's forward pass left them.
     """
     scene.fail(failure)
     scene.trainee.cursor.done = failure.mini_batch
@@ -88,6 +88,6 @@ RECOVER: dict[str, Recover] = {
     "lossy_forward": lossy_forward,
     "skip": skip,
 }
-# These end where a run without the failure ends, bit for bit; and these use what survivors computed after it.
+# The first end bit for bit as a run without the failure; the second use what survivors computed after it.
 EXACT = ("checkpoint_restart", "consistent_rollback")
 WITH_SURVIVORS = ("lossy_forward",)

@@ -1,8 +1,9 @@
-"""`mini-batch-failure`: workers die in the middle of a mini-batch, and five ways to go on. Published Table I, Figures 2, 3 and 4.
+"""`mini-batch-failure`: workers die in the middle of a mini-batch, and five recovery strategies are compared. Published table I, figures 2, 3 and
+4.
 
 A trial is one run of one application with one seed: trained without failures, and at each scenario every failure under every strategy from the
-same state (`cells`); or to its end once without and then with failures (`long`). The workers are simulated, one after the other on one thread:
-their numbers are those of a synchronous job, and every statement of equality is of bits. One more trial has real processes: dormant workers.
+same state (`cells`); or to its end without and then with failures (`long`). The workers are simulated one after the other on one thread: the
+results are those of a synchronous job, and equality always means bitwise. One more trial uses real processes: dormant workers.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from ecrl_cli.replication.mini_batch.findings import findings
 from ecrl_cli.replication.mini_batch.sizes import SIZES, Size
 from ecrl_cli.studies.frame.study import Arm, Study, StudyContext, Trial
 
-if TYPE_CHECKING:  # a trial needs torch, to list the study's keys does not
+if TYPE_CHECKING:  # a trial needs torch, listing the study's keys does not
     from ecrl_cli.replication.mini_batch.scene import Scene
 
-POINTS = 20  # of the evolution
+POINTS = 20  # of the held-out accuracy over the run
 _DATA_SETS = {"resnet50": "tinyimagenet", "nt3": "nt3"}
 
 
 def _checked(context: StudyContext) -> bool:
-    """ConfigError where the study cannot be: before its first trial, and once."""
+    """Raises ConfigError for an impossible study, once, before its first trial."""
     keys: MiniBatchFailure = context.keys
     for application in keys.applications:
         _check_length(keys, SIZES[keys.scale][application])
@@ -47,7 +48,7 @@ def _checked(context: StudyContext) -> bool:
 
 
 def _check_length(keys: MiniBatchFailure, size: Size) -> None:
-    """ConfigError where so many workers use up the data before the last scenario."""
+    """Raises ConfigError if so many workers use up the data before the last scenario."""
     workers, last = keys.replicas, max(size.scenarios.values())
     if size.mini_batches(workers) < last:
         fact = f"with {workers} workers the run has {size.mini_batches(workers)} mini-batches, the last scenario is the {last}th"
@@ -65,7 +66,7 @@ def _trials(kind: str, context: StudyContext) -> list[Trial]:
 
 @contextmanager
 def _folder(context: StudyContext, trial: Trial) -> Iterator[Path]:
-    """Of the trial, gone afterwards; torch has one thread: their number changes the bits, and the trials share the cores."""
+    """A temporary folder for the trial. Sets torch to one thread: the thread count changes the bits, and trials share the cores."""
     import torch
 
     folder, threads = context.scratch / trial.key.replace("/", "-"), torch.get_num_threads()
@@ -113,7 +114,7 @@ def _train(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _cells(context: StudyContext, scene: Scene, size: Size, trial: Trial, drawn: str) -> dict[str, Any]:
-    """The whole run without failures, with a look at its accuracy now and then, and at each scenario all cells."""
+    """The whole run without failures, with its accuracy at intervals, and all cells at each scenario."""
     from ecrl_cli.replication.mini_batch.cells import try_scenario
 
     last = size.mini_batches(context.keys.replicas)
@@ -130,7 +131,7 @@ def _cells(context: StudyContext, scene: Scene, size: Size, trial: Trial, drawn:
 
 
 def _parts(scene: Scene, init_s: float) -> dict[str, Any]:
-    """What parts.MeasuredParts is made of."""
+    """Measurements for `components.MeasuredParts`."""
     began = monotonic()
     scene.checkpoints.restore()
     load_s = monotonic() - began
@@ -151,7 +152,7 @@ def _parts(scene: Scene, init_s: float) -> dict[str, Any]:
 STUDY = Study(
     keys=MiniBatchFailure,
     description="Workers die in the middle of a mini-batch, and five ways to go on; simulated. Published Table I, Figures 2, 3 and 4.",
-    arms=(  # the long ones first, so that no worker is left with one at the end
+    arms=(  # the long ones first, so that no worker is left with a long one at the end
         Arm("long", partial(_trials, "long"), _train, lambda keys: bool(keys.long_run)),
         Arm("cells", partial(_trials, "cells"), _train),
         Arm("dormant", lambda context: [Trial("dormant", {"kind": "dormant"})], _dormant, lambda keys: bool(keys.averages)),

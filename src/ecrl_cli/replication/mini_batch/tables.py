@@ -1,4 +1,4 @@
-"""Accuracy and overhead of every cell, the scenarios, the corrections: the published comparison."""
+"""Accuracy and overhead of every cell, the scenarios and the corrections, beside the published values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CORRECTED = {
 
 
 def accuracy(tally: Counts) -> Table:
-    """Published Figures 3 and 4 as a table: the cells as the study has them, Before and Baseline first."""
+    """Published figures 3 and 4 as a table: the cells as configured, Before and Baseline first."""
     rows = [row for case in tally.cases for row in _rows(tally, case)]
     columns = (
         APPLICATION,
@@ -66,7 +66,7 @@ def _rows(tally: Counts, case: Case) -> list[dict[str, Any]]:
 
 
 def scenarios(tally: Counts) -> Table:
-    """Which mini-batch stands for which, and how far the model is there."""
+    """The mini-batch used for each published one, and the model's accuracy there."""
     rows = []
     for case in tally.cases:
         size, workers = case.size, tally.config.replicas
@@ -99,7 +99,7 @@ _EPOCHS = {200: 0, 4_000: 10, 10_000: 25, 25_000: 64, 10: 0, 250: 4, 500: 8}
 
 
 def corrections(tally: Counts) -> Table:
-    """What each correction makes of it: the same cells, the same seeds, both ways."""
+    """The effect of each correction: the same cells and seeds with and without it."""
     rows = []
     for application in tally.applications:
         for name in CORRECTIONS:
@@ -128,7 +128,7 @@ def _without_numbers(cell: Cell) -> Cell:
 
 
 def _both(tally: Counts, application: str, cell: Cell) -> dict[str, Any]:
-    """`corrected`: the arm that has the correction, whichever of the two the study was asked for."""
+    """Pairs of cells without and with the correction; `corrected` is the arm that has it, whichever of the two is configured."""
     pairs = []
     for case in (each for each in tally.cases if each.application == application):
         for other in (each for each in tally.plan() if _without_numbers(each) == cell):

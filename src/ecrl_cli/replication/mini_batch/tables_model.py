@@ -1,4 +1,4 @@
-"""The performance model beside what was measured, and what lossy forward leaves out."""
+"""The performance model beside the measurements, and what lossy forward leaves out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ecrl_cli.studies.frame.result import Column, Table
 
 
 def model(tally: Counts) -> Table:
-    """Predicted from the parts of the same scenario and run, over all scenarios."""
+    """Predicted from the measured parts of the same scenario and run, over all scenarios."""
     rows = []
     for parts in measured(tally.records):
         tried = list(_tried(tally, parts.application))
@@ -42,7 +42,7 @@ def model(tally: Counts) -> Table:
 
 
 def _tried(tally: Counts, application: str) -> Iterator[tuple[Run, Run]]:
-    """Every cell as the study has it, with its run."""
+    """Every cell without an inverted correction, with its run."""
     for case in (each for each in tally.cases if each.application == application):
         yield from ((run, found) for run in case.runs for found in run["cells"] if not found["flipped"])
 
@@ -63,7 +63,7 @@ def _beside(pairs: list[tuple[Run, Run]], restart_s: float) -> dict[str, Any]:
 
 
 def outliers(tally: Counts) -> Table:
-    """How far the survivors' average is from everybody's, by their number and by whether the most unusual worker is among the dead."""
+    """Distance of the survivors' average from the full one, by their number and by whether the outlier is among the dead."""
     rows = []
     for application in tally.applications:
         lossy = [each for each in _tried(tally, application) if each[1]["strategy"] == "lossy_forward"]

@@ -1,4 +1,4 @@
-"""The other tables: what the applications are and cost, the replay, the rest of the run, the dormant workers."""
+"""Tables of the applications' properties and costs, the replay, the long runs and the dormant workers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _replay(tally: Counts, case: Case) -> dict[str, Any]:
 
 
 def long_run(tally: Counts) -> Table:
-    """What one mini-batch cannot show."""
+    """Results of the runs trained to the end."""
     rows = []
     for application in dict.fromkeys(record.facts["application"] for record in tally.longs):
         runs = [record.found for record in tally.longs if record.facts["application"] == application]
@@ -153,7 +153,7 @@ def dormant(tally: Counts) -> Table:
 
 
 def ledger(tally: Counts) -> Table:
-    """How much of a mini-batch's influence each strategy gives up."""
+    """How much of a mini-batch's influence each strategy loses."""
     rows = []
     for application in tally.applications:
         for cell in (each for each in tally.plan() if not each.flipped):

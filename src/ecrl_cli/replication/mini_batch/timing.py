@@ -1,7 +1,7 @@
-"""How long the mini-batch takes under each strategy, all in turn: what one worker computes, the averages, the update, and what is handed on.
+"""Times a mini-batch under each strategy, in random order: one worker's compute, the averages, the update and the state transfer.
 
-The workers of a real job compute side by side and are alike, so that one of them is timed: the first. A failed part is stopped inside backward,
-as a death stops it. Time is processor time: a study shares its machine, with its own other trials at least.
+The workers of a real job are alike and run in parallel, so only the first is timed. A failed part is stopped inside backward, like a killed
+worker. Times are processor time: trials of a study share the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Tried(Hashable, Protocol):
 
 
 class Timing:
-    """From the state `before`, with the passes of all workers remembered."""
+    """Times strategies from the state `before`, with all workers' passes remembered."""
 
     def __init__(self, scene: Scene, mini_batch: int, before: State, rng: random.Random) -> None:
         self._scene, self._mini_batch, self._before, self._rng = scene, mini_batch, before, rng
@@ -37,8 +37,8 @@ class Timing:
         self._all = scene.workers.number
 
     def measure(self, cells: Sequence[Tried], rounds: int) -> dict[Tried | str | None, float]:
-        """The median seconds of each cell that is one mini-batch long; of the mini-batch without a failure under None, of PARTS under their names:
-        a forward pass, and a copy of the state."""
+        """Median seconds of each cell that is one mini-batch long; key None is the mini-batch without a failure, the names in PARTS are a forward
+        pass and a copy of the state."""
         works: dict[Tried | str | None, Callable[[], object]] = {None: self._whole, "forward": self._forward, "copy": self._scene.trainee.state}
         works |= {cell: work for cell in cells if (work := self._work(cell)) is not None}
         found: dict[Tried | str | None, list[float]] = {cell: [] for cell in works}
@@ -70,13 +70,13 @@ class Timing:
         self._update(slice(None), self._all)
 
     def _part(self, places: int) -> None:
-        """Forward, and backward until the death; what was there is applied."""
+        """Forward, backward until the failure, and the update of the gradients there by then."""
         self._scene.workers.compute(self._mini_batch, 0, until=places)
         if places:
             self._update(slice(0, places), self._all)
 
     def _rolled_back(self, places: int) -> None:
-        """The survivor's state is copied once, for the spares."""
+        """The survivor's state is copied once for the spares."""
         buffers = self._scene.trainee.buffers_now()
         self._part(places)
         self._scene.trainee.state()
@@ -84,7 +84,7 @@ class Timing:
         self._whole()
 
     def _consistently(self, places: int) -> None:
-        """The copy is taken before every mini-batch: it is part of the price."""
+        """The copy before the mini-batch is part of the price."""
         before = self._scene.trainee.state()
         self._part(places)
         self._scene.trainee.restore(before)

@@ -1,4 +1,4 @@
-"""V logical workers, computed one after the other: each its own shard, its own gradients in backward order, its own forward pass's buffers."""
+"""Logical workers computed one after the other: each has its shard, its gradients in backward order and the buffers of its forward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ecrl_cli.replication.mini_batch.simulated_trainer import Trainee
 
 @dataclass(frozen=True)
 class Pass:
-    """What one worker has of one mini-batch. `gradients`: in backward order, fewer than all where it died. `buffers`: as its forward left them.
+    """One worker's result of one mini-batch. `gradients`: in backward order, incomplete if it died. `buffers`: after its forward pass.
 
     `seconds`: processor time.
     """
@@ -29,11 +29,11 @@ class Pass:
 
 
 class _Died(Exception):
-    """Raised inside backward."""
+    """Raised inside backward to stop a worker."""
 
 
 class Workers:
-    """`order`: the parameters' indices in the order in which backward finishes their gradients, seen once and kept."""
+    """`order`: parameter indices in the order in which backward finishes their gradients, observed once."""
 
     def __init__(self, trainee: Trainee, samples: Samples) -> None:
         self.trainee, self.samples = trainee, samples
@@ -54,7 +54,7 @@ class Workers:
         return self.some(mini_batch, range(self.number))
 
     def some(self, mini_batch: int, who: Iterable[int]) -> list[Pass]:
-        """The passes of these workers from the state as it is; afterwards the buffers are the leader's, the first one's of `who`."""
+        """Passes of the workers `who` from the current state; afterwards the buffers are those of the first, the leader."""
         before = self.trainee.buffers_now()
         found = []
         for worker in who:
@@ -64,7 +64,7 @@ class Workers:
         return found
 
     def compute(self, mini_batch: int, worker: int, until: int | None = None) -> Pass:
-        """Forward and backward of one worker, who dies once `until` gradients are there. What is drawn depends on seed, mini-batch and worker."""
+        """Forward and backward of one worker, stopped once `until` gradients are there. Randomness depends on seed, mini-batch and worker."""
         x, y = self.samples.batch(mini_batch, worker)
         torch.manual_seed(_seed(self.samples.seed, mini_batch, worker))
         self._finished.clear()
@@ -99,7 +99,7 @@ class Workers:
 
 
 def average(passes: Sequence[Pass], places: slice, divisor: int) -> list[torch.Tensor]:
-    """The sum, from the first worker to the last, of the gradients at `places` of the backward order, divided by `divisor`."""
+    """Sum, from first to last worker, of the gradients at `places` of the backward order, divided by `divisor`."""
     total = [gradient.clone() for gradient in passes[0].gradients[places]]
     if total:
         for each in passes[1:]:

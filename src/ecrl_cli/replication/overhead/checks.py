@@ -1,4 +1,4 @@
-"""The simulation against closed forms where these are exact, and against itself with a bug in it, which must be seen."""
+"""Checks the simulation against closed forms where these are exact, and with planted bugs, which the same check must find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ecrl_cli.replication.overhead.job_model import JobSpec
 from ecrl_cli.replication.overhead.simulate import Failures, Floats, simulate
 
 MTBF = 3600.0  # only ratios matter
-EVENTS, REPETITIONS = 100, 1000  # whatever the study does at scale: enough to see the planted bugs
+EVENTS, REPETITIONS = 100, 1000  # repetitions independent of the study's scale: enough to find the planted bugs
 FALSE_ALARM = 0.001  # of all cases together
 
 # By name: interval, checkpoint and restart as shares of the MTBF (Daly's exact wall time); then pause, grain, debt and tax (Wald's).
@@ -31,7 +31,7 @@ CASES = {
     "forward: long pauses, work lost": JobSpec(fatal=0, pause=0.2 * MTBF, grain=0.1 * MTBF, debt=0.05 * MTBF, tax=0.02),
     "forward: half of the work between two failures in hand": JobSpec(fatal=0, pause=0.01 * MTBF, grain=0.5 * MTBF),
 }
-WORK = 1.37  # times the MTBF times EVENTS: intervals that do not fit into the work leave a rest, which is part of the closed form
+WORK = 1.37  # in MTBFs times EVENTS: an interval that does not divide the work leaves a shorter last segment, part of the closed form
 Walls = Callable[[JobSpec, float, np.random.Generator, int], Floats]
 
 
@@ -40,13 +40,13 @@ def honest(course: JobSpec, work: float, rng: np.random.Generator, n: int) -> Fl
 
 
 def restarts_never_fail(course: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
-    """Planted: a restart adds its seconds and cannot be struck."""
+    """Planted bug: a restart adds its seconds and cannot fail."""
     walls = simulate(replace(course, restart=0.0), work, Failures(MTBF), rng, n)
     return np.asarray(walls.wall[0] + course.restart * walls.failures[0])
 
 
 def checkpoints_never_fail(course: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
-    """Planted: likewise a checkpoint."""
+    """Planted bug: a checkpoint adds its seconds and cannot fail."""
     walls = simulate(replace(course, checkpoint=0.0), work, Failures(MTBF), rng, n)
     return np.asarray(walls.wall[0] + course.checkpoint * walls.checkpoints[0])
 
@@ -60,7 +60,7 @@ PLANTED: dict[str, tuple[str, Walls]] = {
 
 @dataclass(frozen=True)
 class Agreement:
-    """Mean wall time per second of work, simulated and expected; `score`: their distance in standard errors; `freedom`: repetitions - 1."""
+    """Mean wall time per second of work, simulated and expected; `score`: their difference in standard errors; `freedom`: repetitions - 1."""
 
     simulated: float
     expected: float
@@ -72,12 +72,12 @@ class Agreement:
 
 
 def critical(cases: int, freedom: int) -> float:
-    """The score that none of `cases` exceeds, but for FALSE_ALARM (Student's t, Bonferroni)."""
+    """The score that all of `cases` stay below except with probability FALSE_ALARM (Student's t, Bonferroni)."""
     return float(special.stdtrit(freedom, 1 - FALSE_ALARM / (2 * cases)))
 
 
 def check(name: str, rng: np.random.Generator, events: int = EVENTS, repetitions: int = REPETITIONS) -> Agreement:
-    """The case `name` of CASES or PLANTED."""
+    """Run the case `name` of CASES or PLANTED."""
     case, walls = PLANTED.get(name, (name, honest))
     course, work = CASES[case], WORK * events * MTBF
     return agreement(walls(course, work, rng, repetitions) / work, expected_wall(course, work, MTBF) / work)
@@ -91,5 +91,5 @@ def agreement(found: Floats, expected: float) -> Agreement:
 
 
 def row(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """A line of the table."""
+    """A table row."""
     return {"case": name, **found, "difference": found["simulated"] / found["expected"] - 1}

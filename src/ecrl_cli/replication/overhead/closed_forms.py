@@ -1,7 +1,7 @@
-"""What can be had without a simulation: the best interval by Young and by Daly, and expected wall times.
+"""Closed forms: the best checkpoint interval by Young and by Daly, and expected wall times.
 
 Young 1974: "A first order approximation to the optimum checkpoint interval". Daly 2006: "A higher order estimate of the optimum checkpoint
-interval for restart dumps". Seconds throughout; an interval is time of work, without the checkpoint that ends it. `mtbf`: of the system.
+interval for restart dumps". All in seconds; an interval is working time without the checkpoint that ends it. `mtbf`: of the system.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ecrl_cli.replication.overhead.job_model import JobSpec
 
-_MOST = 700.0  # exp of more is no float
+_MOST = 700.0  # exp of more overflows a float
 
 
 def young(checkpoint: float, mtbf: float) -> float:
@@ -20,12 +20,12 @@ def young(checkpoint: float, mtbf: float) -> float:
 
 
 def daly_first(checkpoint: float, mtbf: float, restart: float) -> float:
-    """Daly's first order: sqrt(2 delta (M + R)) - delta; at least one delta, where it is not meant to hold."""
+    """Daly's first order: sqrt(2 delta (M + R)) - delta; at least one delta outside its range of validity."""
     return max(math.sqrt(2 * checkpoint * (mtbf + restart)) - checkpoint, checkpoint)
 
 
 def daly(checkpoint: float, mtbf: float) -> float:
-    """Daly's higher order (his equation 37): a perturbation series in sqrt(delta / 2M), and M where delta is no longer small."""
+    """Daly's higher order (his equation 37): a perturbation series in sqrt(delta / 2M); M for large delta."""
     if checkpoint >= 2 * mtbf:
         return mtbf
     small = math.sqrt(checkpoint / (2 * mtbf))
@@ -38,7 +38,7 @@ def exact_interval(checkpoint: float, mtbf: float) -> float:
 
 
 def bisect(rises_or_falls: Callable[[float], float], low: float, high: float) -> float:
-    """Where a monotone function is zero between `low` and `high` (excluded), to the last bits that matter."""
+    """The zero of a monotone function between `low` and `high` (both excluded), nearly to float precision."""
     rising = rises_or_falls(low) < 0
     for _ in range(200):
         middle = (low + high) / 2
@@ -49,18 +49,18 @@ def bisect(rises_or_falls: Callable[[float], float], low: float, high: float) ->
 
 
 def segment_s(length: float, mtbf: float, restart: float) -> float:
-    """The expected wall time until `length` seconds (work and its checkpoint) pass without a failure, each of which restarts the stretch
-    after `restart` seconds that may fail themselves: M exp(R/M) (exp(length/M) - 1). Infinite where no float holds it."""
+    """Expected wall time until `length` seconds (work and its checkpoint) pass without a failure; each failure starts the segment again after
+    `restart` seconds that may fail themselves: M exp(R/M) (exp(length/M) - 1). Infinite on float overflow."""
     if (length + restart) / mtbf > _MOST:
         return math.inf
     return mtbf * math.exp(restart / mtbf) * math.expm1(length / mtbf)
 
 
 def expected_wall(course: JobSpec, work: float, mtbf: float) -> float:
-    """The expected wall time of `work` under exponential failures.
+    """Expected wall time of `work` under exponential failures.
 
-    Exact where every failure is fatal (Daly) and where none is and nothing is checkpointed (Wald). Between the two an approximation: a stretch
-    between two checkpoints is lengthened by what its survived failures cost on the average, then lost as a whole with the fatal ones.
+    Exact if every failure is fatal (Daly), or if none is and there are no checkpoints (Wald). In between an approximation: a segment is lengthened
+    by the mean cost of its survived failures, then lost as a whole with the fatal ones.
     """
     attempted = work * (1 + course.tax)
     if course.fatal < 1:
@@ -76,12 +76,12 @@ def expected_wall(course: JobSpec, work: float, mtbf: float) -> float:
 
 
 def exact(course: JobSpec) -> bool:
-    """Whether `expected_wall` is no approximation."""
+    """Whether `expected_wall` is exact here."""
     return course.fatal == 1 or (course.fatal == 0 and math.isinf(course.interval))
 
 
 def _segments(course: JobSpec, attempted: float, stretch: float, mtbf: float) -> float:
-    """A checkpoint behind each interval and behind the rest."""
+    """Segment lengths: each interval and the rest, both with their checkpoint."""
     fatal_mtbf = mtbf / course.fatal
     restart = course.restart if course.fatal == 1 else fatal_mtbf * math.log1p(math.expm1(min(course.restart / mtbf, _MOST)) * mtbf / fatal_mtbf)
     whole = math.floor(attempted / course.interval + 1e-9)
@@ -91,13 +91,13 @@ def _segments(course: JobSpec, attempted: float, stretch: float, mtbf: float) ->
 
 
 def _slowed(course: JobSpec, mtbf: float) -> float:
-    """How much more has to be attempted because survived failures lose work: attempts A = W + (failures in A) x (loss of each)."""
+    """Work attempted in total, as survived failures lose some: A = W + (failures in A) x (loss of each)."""
     lost = (1 - course.fatal) * (course.grain / 2 + course.debt * math.exp(min(course.pause / mtbf, _MOST)))
     return 1 / (1 - lost / mtbf) if lost < mtbf else math.inf
 
 
 def _paused(course: JobSpec, mtbf: float) -> float:
-    """Wall time per second attempted: a pause P that fails and begins anew takes M (exp(P/M) - 1) on the average."""
+    """Wall time per second attempted: a pause P that starts again on a failure takes M (exp(P/M) - 1) on average."""
     if course.pause / mtbf > _MOST:
         return math.inf
     return 1 + (1 - course.fatal) * math.expm1(course.pause / mtbf)

@@ -1,4 +1,4 @@
-"""The trials: each from its facts and its randomness to numbers, none of them kept in memory between two."""
+"""Runs the trials: each maps its facts and its random generator to numbers and keeps nothing in memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ecrl_cli.replication.overhead.simulate import Failures, Floats, simulate
 from ecrl_cli.replication.overhead.spread import inverse, told
 from ecrl_cli.replication.overhead.strategies import BY_NAME, STRATEGIES, Loss, Scene, checkpoint_restart, course, waiting
 
-HOPELESS = 20  # times the work: such a job is not simulated
-# Compared repetition by repetition, under the same failures.
+HOPELESS = 20  # times the work; longer jobs are not simulated
+# Compared repetition by repetition under the same failures.
 PAIRS = (
     ("immediate_rollback", "checkpoint_restart"),
     ("immediate_rollback, spares", "checkpoint_restart, spares"),
@@ -35,7 +35,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Experiments:
-    """What every trial shares."""
+    """What all trials share."""
 
     config: RecoveryOverhead
 
@@ -65,7 +65,7 @@ class Experiments:
         return {"optimum": None if found is None else asdict(found)}
 
     def scale(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
-        """Every strategy in one cell, under the same failures."""
+        """Every strategy in one cell under the same failures."""
         seed = int(rng.integers(2**63))
         parts, scene, mtbf = parts_of(facts), self.scene(facts["workers"]), facts["mtbf"]
         rows, pairs = [], []
@@ -73,7 +73,7 @@ class Experiments:
         for percent in self.config.fatal_percent:
             for strategy in STRATEGIES:
                 if strategy.rolls_back and strategy.name in walls:
-                    continue  # every failure is fatal to it anyway
+                    continue  # every failure is fatal here anyway
                 row, walls[strategy.name] = self._job(course(strategy, parts, scene, mtbf, percent / 100), mtbf, seed)
                 every = None if strategy.rolls_back else percent
                 rows.append({"strategy": strategy.name, "fatal_percent": every, **row, "samples": strategy.samples(scene.gone)})
@@ -81,7 +81,7 @@ class Experiments:
         return {"rows": rows, "pairs": pairs}
 
     def _job(self, made: JobSpec, mtbf: float, seed: int) -> tuple[dict[str, Any], Floats]:
-        """Overheads: shares of the work."""
+        """Simulate a job; overheads are shares of the work."""
         work = self.work(mtbf, 0.0 if math.isinf(made.interval) else made.interval)
         expected = expected_wall(made, work, mtbf) / work - 1
         row: dict[str, Any] = {"interval": None if math.isinf(made.interval) else made.interval, "exact": exact(made)}
@@ -93,11 +93,11 @@ class Experiments:
         return row | {"expected": expected, **told(found)._asdict()}, found
 
     def work(self, mtbf: float, interval: float) -> float:
-        """Seconds of work: `failures` MTBFs, and at least ten intervals."""
+        """Seconds of work: `failures` MTBFs, at least ten intervals."""
         return max(self.config.failures * mtbf, 10 * interval)
 
     def two_minutes(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
-        """The efficiency of a checkpoint every two minutes at the MTBF of the facts."""
+        """Efficiency of a checkpoint every two minutes at the trial's MTBF."""
         made = JobSpec(two_minutes.INTERVAL, facts["checkpoint"], facts["restart"])
         work = self.work(facts["mtbf"], two_minutes.INTERVAL)
         n = self.config.repetitions
@@ -106,7 +106,8 @@ class Experiments:
         return {**inverse(told(walls / work))._asdict(), **asdict(said)}
 
     def recorded(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
-        """What the model says of a failure on record, where nobody waited for a replacement. Its step in hand is in the detection there."""
+        """The model's prediction for a recorded failure without a wait for a replacement. In the record the interrupted step is part of the
+        detection time."""
         failure = Failure(**{f.name: facts[f.name] for f in fields(Failure)})
         costs = checkpoint_restart(parts_of(facts["others"]), Scene(facts["workers"]), Loss(failure.since, 0.0))
         return {"predicted": costs, "total": math.fsum(costs.values()), "measured": failure.total}
@@ -117,7 +118,7 @@ def parts_of(facts: Facts) -> Parts:
 
 
 def _paired(a: str, b: str, walls: dict[str, Floats]) -> dict[str, Any] | None:
-    """Overhead of `a` less that of `b`; None where one of them does not end."""
+    """Overhead of `a` minus that of `b`; None if one of them does not end."""
     if not len(walls[a]) or not len(walls[b]):
         return None
     return {"a": a, "b": b, **told(walls[a] - walls[b])._asdict()}

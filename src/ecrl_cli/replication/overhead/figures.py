@@ -1,4 +1,4 @@
-"""The figures: overheads over size and MTBF, the best interval, what a failure is made of, predictions."""
+"""Figures: overhead over size and MTBF, the best interval, the parts of a failure, predictions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ecrl_cli.replication.overhead.strategies import STRATEGIES, expected_loss
 from ecrl_cli.replication.overhead.tables import duration
 from ecrl_cli.studies.frame.result import Figure, Series
 
-SHOWN = 1e-7  # a share below which a logarithmic axis shows nothing
-# Six, as many as there are colours; those left out lie close to one of them.
+SHOWN = 1e-7  # smallest share shown on a logarithmic axis
+# Six, one per available colour; those left out lie close to one of them.
 DRAWN = (
     *("checkpoint_restart, every epoch", "checkpoint_restart", "in_memory, spares"),
     *("immediate_rollback", "immediate_rollback, spares", "lossy_forward"),
@@ -32,7 +32,7 @@ def figures(ledger: RecordIndex) -> tuple[Figure, ...]:
 
 
 def _over_workers(ledger: RecordIndex) -> Iterator[Figure]:
-    """Per model, at the shortest MTBF, where most is at stake."""
+    """Overhead over the number of workers, per model, at the shortest MTBF, where differences are largest."""
     minutes, percent = min(ledger.config.mtbf_min), max(ledger.config.fatal_percent)
     if len(ledger.config.workers) > 1:
         for model in ledger.models:
@@ -74,7 +74,7 @@ def _lines(rows: Sequence[Row], over: str, unit: float) -> tuple[Series, ...]:
 
 
 def _parts(ledger: RecordIndex) -> Iterator[Figure]:
-    """What a failure is made of, but for the replay of a checkpoint restart, beside which nothing else would be seen."""
+    """The parts of a failure, without the replay of a checkpoint restart, which would dwarf the rest."""
     for model, parts in ledger.models.items():
         strategies = [strategy for strategy in STRATEGIES if not strategy.every_epoch]
         costs = [s.costs(parts, ledger.scene(ledger.least), expected_loss(parts, parts.every)) for s in strategies]
@@ -84,7 +84,7 @@ def _parts(ledger: RecordIndex) -> Iterator[Figure]:
 
 
 def _intervals(ledger: RecordIndex) -> Iterator[Figure]:
-    """The best interval over the system's MTBF, as a multiple of the exact one."""
+    """Best intervals over the system's MTBF, as multiples of the exact one."""
     for model in ledger.models:
         rows = sorted({row["mtbf"]: row for row in ledger.optima() if row["model"] == model}.values(), key=lambda row: float(row["mtbf"]))
         if len(rows) > 1:
@@ -97,7 +97,7 @@ def _intervals(ledger: RecordIndex) -> Iterator[Figure]:
 
 
 def _curve(ledger: RecordIndex) -> Iterator[Figure]:
-    """How flat the optimum is, where failures are most frequent."""
+    """Overhead around the optimum at the shortest MTBF."""
     for model in ledger.models:
         rows = [row for row in ledger.optima() if row["model"] == model and row["workers"] == ledger.most]
         if rows:

@@ -1,4 +1,4 @@
-"""What must hold before a number of the study is worth reading."""
+"""Gates that must pass before the study's numbers can be used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ecrl_cli.replication.overhead.checks import Agreement, critical
 from ecrl_cli.replication.overhead.measured import predictable
 from ecrl_cli.replication.overhead.record_index import RecordIndex, Row, cell_name
 
-FLAT = 0.05  # by so much of itself may the overhead at Daly's interval exceed the least, beyond what its interval allows
-CLOSE = 1.5  # the factor within which an interval that cannot be told from the best lies from the exact one
-HALF = 0.5  # the error of a prediction, at the median
+FLAT = 0.05  # allowed relative excess of the overhead at Daly's interval over the minimum, beyond its confidence interval
+CLOSE = 1.5  # allowed factor between the exact interval and those not distinguishable from the best
+HALF = 0.5  # allowed median relative error of a prediction
 
 
 def gates(ledger: RecordIndex) -> tuple[Gate, ...]:
@@ -26,7 +26,7 @@ def _agreed(row: Row, cases: int) -> bool:
 
 
 def _agreement(ledger: RecordIndex) -> Gate:
-    """All exact cases within statistical error."""
+    """All exact cases agree within statistical error."""
     rows = ledger.checks(planted=False)
     wrong = [f"{row['case']}: {row['score']:+.1f} standard errors" for row in rows if not _agreed(row, len(rows))]
     if not rows:
@@ -39,13 +39,13 @@ def _agreement(ledger: RecordIndex) -> Gate:
 
 
 def _planted(ledger: RecordIndex) -> list[Gate]:
-    """The same bar must turn away a simulation with a bug."""
+    """The same threshold must reject a simulation with a planted bug."""
     rows, cases = ledger.checks(planted=True), len(ledger.checks(planted=False))
     return [Gate(row["case"], not _agreed(row, max(1, cases)), f"{row['score']:+.1f} standard errors off the closed form") for row in rows]
 
 
 def _monotone(ledger: RecordIndex) -> Gate:
-    """The overhead of a strategy falls with the MTBF, beyond what its interval allows."""
+    """A strategy's overhead falls with the MTBF, within its confidence interval."""
     wrong = [f"{row['strategy']} costs more at {cell_name(row)} than with more failures" for row in _rising(ledger)]
     return gate("monotone", wrong[:3], "no strategy's overhead rises with the MTBF")
 
@@ -61,7 +61,7 @@ def _rising(ledger: RecordIndex) -> Iterator[Row]:
 
 
 def _optimum(ledger: RecordIndex) -> list[Gate]:
-    """Daly's interval is nowhere much worse than the best that was found, and the best lies near the exact one."""
+    """Daly's interval is nowhere much worse than the best found, and the best is near the exact one."""
     rows = ledger.optima()
     if not rows:
         return [Gate("optimum", False, "no search came to an end")]
@@ -79,14 +79,14 @@ def _optimum(ledger: RecordIndex) -> list[Gate]:
 
 
 def _sanity(ledger: RecordIndex) -> Gate:
-    """A checkpoint every two minutes, simulated, is worth what the closed form says."""
+    """The simulated efficiency of a checkpoint every two minutes agrees with the closed form."""
     rows = [{**record.facts, **record.found} for record in ledger.of("two minutes")]
     wrong = [f"{row['assumption']}, {row['at']}: {row['score']:+.1f} standard errors" for row in rows if not _agreed(row, len(rows))]
     return gate("two minutes", wrong if rows else ["nothing was simulated"], f"{len(rows)} simulated efficiencies agree with the closed form")
 
 
 def _ends(ledger: RecordIndex) -> Gate:
-    """What by the closed form comes to an end did so."""
+    """Every job that ends by the closed form was simulated to its end."""
     jobs = [row for row in ledger.jobs() if row["expected"] is not None]
     endless = [f"{row['strategy']} at {cell_name(row)}" for row in jobs if row["mean"] is None]
     return gate("ends", endless[:3] if jobs else ["no job was simulated"], f"all {len(jobs)} jobs that should end were simulated to their end")

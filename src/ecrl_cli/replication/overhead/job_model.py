@@ -1,4 +1,4 @@
-"""What a simulated job knows of a strategy: numbers, no names."""
+"""The parameters of a simulated job, independent of the strategy's name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Seconds. `interval`: work between two checkpoints (inf: there are none). `checkpoint`: what one costs. A failure is fatal with probability
-    `fatal`: back to the checkpoint, and down for `restart`. After another one the job is down for `pause`, has lost a uniform share of `grain`
-    (work in hand) if it was at work, and `debt` more. Either wait begins anew if it is struck. `tax`: share by which all work takes longer.
-    """
+    """Seconds. `interval`: work between two checkpoints (inf: none). `checkpoint`: cost of one. A failure is fatal with probability `fatal`: the
+    job returns to the checkpoint and is down for `restart`. After other failures it is down for `pause`, loses a uniform share of `grain` (the
+    work in progress) if it was working, and `debt` on top. A failure during either wait starts it again. `tax`: relative slowdown of all work."""
 
     interval: float = math.inf
     checkpoint: float = 0.0

@@ -1,4 +1,4 @@
-"""Parts measured in recorded runs, and each of their failures beside what the model makes of the others."""
+"""Reads measured parts from recorded runs, and predicts each recorded failure from the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ecrl_cli.metrics.restarts import Restart, restarts
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.replication.overhead.parts import Parts
 
-# How the phases on record make up the parts.
+# Which recorded phases make up which part.
 INIT = ("launch", "import", "rendezvous")
 RESTART = ("idle", "load", "warm_up")
 _STEP = ("compute", "sync")
@@ -25,9 +25,10 @@ _STEP = ("compute", "sync")
 
 @dataclass(frozen=True)
 class Failure:
-    """One failure on record. `since`: mini-batches that the dead attempt had committed behind the checkpoint resumed from; the others: seconds.
+    """One recorded failure. `since`: mini-batches that the failed attempt had committed after the checkpoint resumed from; the other fields are
+    seconds.
 
-    A first step that is done again is replay on the record, its warm-up included: here what it takes beyond a mini-batch belongs to `restart`.
+    A repeated first step counts as replay in the record, with its warm-up; here its time beyond a mini-batch belongs to `restart`.
     """
 
     attempt: int
@@ -44,8 +45,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Recording:
-    """One run. Seconds: `mini_batch` (mean of the steps done for the first time, but for those that warm up), `checkpoint` (mean stall),
-    `begin` (from the launch of the run to its first step), `wall`. `steps`: to the target; `complete`: it was reached."""
+    """One run. Seconds: `mini_batch` (mean of steps done for the first time, without warm-up steps), `checkpoint` (mean stall), `begin` (from the
+    run's launch to its first step), `wall`. `steps`: the target; `complete`: whether it was reached."""
 
     name: str
     strategy: str
@@ -62,7 +63,7 @@ class Recording:
 
 
 def recordings(folder: Path) -> list[Recording]:
-    """Of the run `folder`, or of every run in it. Errors name what is not there, or damaged."""
+    """The recordings of the run `folder`, or of every run in it. Errors name what is missing or damaged."""
     runs = [folder] if _is_run(folder) else sorted(path for path in folder.iterdir() if is_folder(path) and _is_run(path))
     found = [recording for run in runs if (recording := _recording(run)) is not None]
     if not found:
@@ -75,7 +76,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _recording(folder: Path) -> Recording | None:
-    """None where no step was timed."""
+    """The recording of a run; None if no step was timed."""
     records = load(RunLayout(folder))
     if records.unread:
         raise RecordError(f"{folder.name}/{records.unread[0].path}", records.unread[0].reason, "restore the file")
@@ -102,7 +103,8 @@ def _recording(folder: Path) -> Recording | None:
 
 
 def _barriers(records: RunRecords) -> dict[tuple[int, int], float]:
-    """By attempt and step, the seconds that ranks waited for one another behind a checkpoint: of the stall, though their span is the step's sync."""
+    """By attempt and step, the seconds that ranks waited for each other after a checkpoint: part of the stall, although recorded in the step's
+    sync span."""
     return {
         (line.attempt, line.global_step): line.stall_parts.get("barrier", 0.0)
         for a in records.attempts
@@ -112,7 +114,7 @@ def _barriers(records: RunRecords) -> dict[tuple[int, int], float]:
 
 
 def _mini_batches(times: Timeline, barriers: Mapping[tuple[int, int], float] = MappingProxyType({})) -> list[float]:
-    """Seconds of each step done for the first time, but for those that warm up; without the `barriers`, which are a checkpoint's."""
+    """Seconds of each step done for the first time, without warm-up steps and without the `barriers` of a checkpoint."""
     steps: dict[tuple[int, int], dict[str, float]] = {}
     for piece in times.pieces:
         if piece.step > 0:
@@ -131,7 +133,7 @@ def _failures(records: RunRecords, times: Timeline, mini_batch: float) -> Iterab
 
 
 def _warm_up(times: Timeline, attempt: int, mini_batch: float) -> float:
-    """What the first step that `attempt` did again took beyond `mini_batch` seconds."""
+    """Seconds beyond `mini_batch` that the first repeated step of `attempt` took."""
     again = [piece for piece in times.pieces if piece.category == "replay" and piece.attempt == attempt]
     first = min((piece.step for piece in again), default=0)
     return max(0.0, math.fsum(piece.end - piece.start for piece in again if piece.step == first) - mini_batch)
@@ -144,7 +146,7 @@ def _failure(restart: Restart, since: int, warm_up: float) -> Failure:
 
 
 def measured_parts(found: Sequence[Recording]) -> Parts:
-    """The parts of all of them together, each failure and each run counting once. EvidenceMissing where none failed or none checkpointed."""
+    """The mean parts of all recordings, each failure and each run counting once. Raises EvidenceMissing without a failure or a checkpoint."""
     failures = [failure for recording in found for failure in recording.failures]
     if not failures:
         raise EvidenceMissing("study.source", "none of its runs had a failure: nothing says what a restart costs", "name runs with failures")
@@ -155,13 +157,13 @@ def measured_parts(found: Sequence[Recording]) -> Parts:
 
 
 def predictable(found: Sequence[Recording]) -> bool:
-    """Whether every failure on record has others to be predicted from."""
+    """Whether every recorded failure has others to predict it from."""
     return sum(len(recording.failures) for recording in found) > 1
 
 
 def parts_without(found: Sequence[Recording], recording: Recording, failure: Failure) -> tuple[Parts, int]:
-    """The parts that predict `failure`: the waits of all other failures (its own, where there is no other), and the mini-batch of its run's
-    steps that were done once; with the number of failures that they come from, 0 where it is its own."""
+    """The parts that predict `failure`: waits of all other failures (its own, if it is the only one) and its run's mini-batch from steps done
+    once; and the number of failures used, 0 if only its own."""
     others = [f for r in found for f in r.failures if f is not failure]
     return _parts([recording], others or [failure], recording.checkpoint, recording.mini_batch), len(others)
 

@@ -1,4 +1,4 @@
-"""What the study found, in sentences."""
+"""The study's findings as sentences."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _source(ledger: RecordIndex) -> Iterator[str]:
 
 
 def _at_scale(ledger: RecordIndex) -> Iterator[str]:
-    """Best and worst at the largest size and the shortest MTBF."""
+    """The best and the worst strategy at the largest size and the shortest MTBF."""
     minutes, percent = min(ledger.config.mtbf_min), max(ledger.config.fatal_percent)
     for model in ledger.models:
         rows = [r for r in ledger.jobs() if (r["model"], r["minutes"], r["workers"]) == (model, minutes, ledger.most)]
@@ -56,7 +56,7 @@ def _at_scale(ledger: RecordIndex) -> Iterator[str]:
 
 
 def _wins(ledger: RecordIndex) -> Iterator[str]:
-    """Who beats whom, in how many cells (a model, an MTBF, a size, a share of fatal failures)."""
+    """Which strategy beats which, and in how many cells (model, MTBF, size, share of fatal failures)."""
     for a, b in PAIRS:
         mine = [row for row in ledger.pairs() if (row["a"], row["b"]) == (a, b)]
         wins, loses = sum(row["high"] < 0 for row in mine), sum(row["low"] > 0 for row in mine)
@@ -74,7 +74,7 @@ def _crossing(ledger: RecordIndex) -> Iterator[str]:
 
 
 def _claims(ledger: RecordIndex) -> Iterator[str]:
-    """The published factor between checkpoint_restart and immediate_rollback, with and without what both pay."""
+    """The published factor between checkpoint_restart and immediate_rollback, with and without the costs that both have."""
     for model, parts in ledger.models.items():
         if model in PUBLISHED:
             half, factor = parts.every / 2, _factor(parts)

@@ -1,4 +1,4 @@
-"""The best checkpoint interval, searched for by simulation: every interval under the same failures, so that their difference is no noise."""
+"""Searches for the best checkpoint interval by simulation; all intervals see the same failures, so differences are not noise."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ecrl_cli.replication.overhead.job_model import JobSpec
 from ecrl_cli.replication.overhead.simulate import Failures, Floats, sweep
 from ecrl_cli.replication.overhead.spread import halves, told
 
-FACTOR, POINTS = 4.0, 33  # the intervals tried: from a quarter of Daly's to four times it
+FACTOR, POINTS = 4.0, 33  # intervals tried: from a quarter of Daly's to four times it
 LEAST_INTERVALS = 20
 FORMULAS = ("young", "daly_first", "daly", "exact")
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """Intervals in seconds; `low` to `high`: those whose paired difference to the best one tried holds zero (95%, t).
+    """Intervals in seconds; `low` to `high`: those whose paired difference to the best tried includes zero (95%, t).
 
-    `intervals`, `overheads`: the curve, shares of the work. `at`: the overhead at the interval of each of FORMULAS and at the best one tried
-    (`simulated`). `surely`: the least by which Daly's exceeds that of the best, by its interval (95%, paired); negative where it may be less.
+    `intervals`, `overheads`: the curve, as shares of the work. `at`: overhead at the interval of each of FORMULAS and at the best one tried
+    (`simulated`). `surely`: lower 95% bound of the paired excess of Daly's overhead over the best; may be negative.
     """
 
     young: float
@@ -39,7 +39,7 @@ class Optimum:
 
 
 def search(course: JobSpec, failures: Failures, events: int, repetitions: int, rng: np.random.Generator) -> Optimum | None:
-    """The best interval of `course` (whose own is not looked at); None where a job with one of the intervals does not end."""
+    """The best interval of `course` (its own is ignored); None if a job with one of the intervals does not end."""
     mtbf, cost = failures.mtbf, course.checkpoint
     named = {
         "young": young(cost, mtbf),
@@ -70,7 +70,7 @@ def search(course: JobSpec, failures: Failures, events: int, repetitions: int, r
 
 
 def _vertex(grid: Floats, overheads: Floats, best: int) -> float:
-    """Where a parabola through the points within a factor of two of the best has its minimum, over the logarithm of the interval."""
+    """Minimum of a parabola over log interval through the points within a factor of two of the best."""
     near = np.abs(np.log(grid / grid[best])) <= math.log(2) + 1e-9
     x = np.log(grid[near] / grid[best])
     bend, slope, _ = np.polyfit(x, overheads[near], 2)
@@ -80,7 +80,7 @@ def _vertex(grid: Floats, overheads: Floats, best: int) -> float:
 
 
 def _alike(grid: Floats, curve: Floats, best: int) -> tuple[float, float]:
-    """The shortest and the longest interval whose paired difference to the best one tried holds zero."""
+    """The shortest and the longest interval whose paired difference to the best one tried includes zero."""
     apart = curve - curve[best]
     kept = grid[apart.mean(axis=1) - halves(apart) <= 0]
     return float(kept.min()), float(kept.max())

@@ -1,4 +1,4 @@
-"""The measured parts that the model adds up, and where they come from: the published Table I, a recording, or numbers typed."""
+"""The measured parts that the model adds up, and their sources: the published table I, a recording, or typed values."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 
 from ecrl_cli.config.studies import RecoveryOverhead
 
-# In a trial with gloo and three processes a death was noticed after 44 ms and the group rebuilt in 2 ms.
+# In a trial with gloo and three processes a killed rank was detected after 44 ms and the group rebuilt in 2 ms.
 DETECT_S, REGROUP_S = 0.044, 0.002
-# Assumed: nobody published these. The state over the network once; a copy in memory costs a fiftieth of a mini-batch.
+# Assumed, as nobody published these: the state crosses the network once; a copy in memory costs a fiftieth of a mini-batch.
 JOIN_S, SNAPSHOT_SHARE = 0.5, 0.02
 TYPEABLE = ("mini_batch", "checkpoint", "init", "restart", "detect", "regroup", "join", "snapshot")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds, but for `every`: mini-batches from one checkpoint to the next.
+    """Seconds, except `every`: mini-batches from one checkpoint to the next.
 
-    `mini_batch`: its mean duration. `checkpoint`: how long training stands still for one. `init`: processes and communicators are made;
-    `restart`: model, optimizer and data are back and warm. `regroup`: the survivors' new group. `join`: they wait while a joiner gets the state.
-    `snapshot`: a copy of the state into memory.
+    `mini_batch`: mean duration. `checkpoint`: training stall per checkpoint. `init`: creating processes and communicators; `restart`: loading and
+    warming up model, optimizer and data. `regroup`: the survivors' new group. `join`: their wait while a joiner gets the state. `snapshot`: a copy
+    of the state into memory.
     """
 
     mini_batch: float
@@ -34,7 +34,7 @@ class Parts:
 
     @property
     def start(self) -> float:
-        """What everybody pays who starts from nothing."""
+        """The cost of a cold start."""
         return self.init + self.restart
 
 
@@ -48,12 +48,12 @@ PUBLISHED_EPOCHS = {"ResNet-50": 90, "CANDLE-NT3": 10}
 
 
 def typed(config: RecoveryOverhead, parts: Parts) -> Parts:
-    """`parts`, but for what the user has typed (0: not typed). No source has snapshots: they follow from the mini-batch, unless typed."""
+    """`parts`, overridden by typed values (0: not typed). No source has snapshots: unless typed they are derived from the mini-batch."""
     given = {name: value for name in TYPEABLE if (value := getattr(config, f"{name}_s")) > 0}
     made = replace(parts, **given, every=config.every or parts.every)
     return made if "snapshot" in given else replace(made, snapshot=SNAPSHOT_SHARE * made.mini_batch)
 
 
 def typed_alone(config: RecoveryOverhead) -> Parts:
-    """The parts of `study.source=typed`: what is not typed costs nothing, or what was assumed."""
+    """The parts for `study.source=typed`; values not typed are 0 or the assumed default."""
     return typed(config, Parts(mini_batch=0.0, checkpoint=0.0, init=0.0, restart=0.0, every=1))

@@ -1,7 +1,7 @@
-"""The published sanity point: "at 100,000 GPUs you need checkpoints every 2 minutes just to maintain 90% training efficiency".
+"""The published claim "at 100,000 GPUs you need checkpoints every 2 minutes just to maintain 90% training efficiency".
 
-Read as: two minutes is the longest interval at which 90% of the time is work. It has three unknowns (MTBF, checkpoint, restart); the same source
-gives one, 10 hours between failures at 4,000 GPUs, which is 40,000 hours per GPU.
+Read as: two minutes is the longest interval with 90% of the time spent on work. It has three unknowns (MTBF, checkpoint, restart); the same source
+gives one, 10 hours between failures at 4,000 GPUs, or 40,000 hours per GPU.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _LONGEST, _NOTHING = 1e9, 1e-6
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds (None: at no value). `needed_mtbf`: of a worker, at which two minutes is the interval of 90%. At the published MTBF: `longest`
-    interval of 90%, the `efficiency` of two minutes and of the best interval, the `restart` at which the sentence is true."""
+    """Seconds (None: no such value). `needed_mtbf`: per worker, at which two minutes is the interval of 90%. At the published MTBF: `longest`
+    interval with 90%, `efficiency` of two minutes and of the best interval, and the `restart` at which the claim holds."""
 
     needed_mtbf: float | None
     longest: float | None
@@ -47,14 +47,14 @@ def read(checkpoint: float, restart: float) -> Reading:
 
 
 def needed(checkpoint: float, restart: float) -> float | None:
-    """The MTBF of the system at which INTERVAL has the EFFICIENCY, which rises with it; None where checkpoints alone cost more."""
+    """The system's MTBF at which INTERVAL reaches EFFICIENCY; None if checkpoints alone cost more."""
     if INTERVAL / (INTERVAL + checkpoint) <= EFFICIENCY:
         return None
     return bisect(lambda mtbf: efficiency(INTERVAL, checkpoint, restart, mtbf) - EFFICIENCY, 1.0, _LONGEST)
 
 
 def longest(checkpoint: float, restart: float, mtbf: float) -> float | None:
-    """The longest interval that has the EFFICIENCY; None where even the best has not."""
+    """The longest interval that reaches EFFICIENCY; None if even the best does not."""
     best = _best(checkpoint, mtbf)
     if efficiency(best, checkpoint, restart, mtbf) < EFFICIENCY:
         return None
@@ -62,7 +62,7 @@ def longest(checkpoint: float, restart: float, mtbf: float) -> float | None:
 
 
 def slowest_restart(checkpoint: float, mtbf: float) -> float | None:
-    """The restart with which INTERVAL has just the EFFICIENCY; None where it has less with none."""
+    """The restart at which INTERVAL just reaches EFFICIENCY; None if it does not even with none."""
     if efficiency(INTERVAL, checkpoint, 0.0, mtbf) < EFFICIENCY:
         return None
     return bisect(lambda restart: efficiency(INTERVAL, checkpoint, restart, mtbf) - EFFICIENCY, 0.0, 100 * mtbf)

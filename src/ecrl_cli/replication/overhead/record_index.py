@@ -1,4 +1,4 @@
-"""The records of the study, by arm."""
+"""The study's records by arm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RecordIndex:
-    """What the findings are made of."""
+    """Indexed access to the records, for findings."""
 
     config: RecoveryOverhead
     models: dict[str, Parts]
@@ -39,7 +39,7 @@ class RecordIndex:
         return max(self.config.workers)
 
     def jobs(self) -> list[Row]:
-        """Every strategy in every cell: the cell's facts and the row's numbers. Fatal is None of what rolls back at every failure."""
+        """Every strategy in every cell: the cell's facts and its numbers. Fatal is None for strategies that roll back at every failure."""
         found = []
         for record in self.of("scale"):
             cell = {key: record.facts[key] for key in ("model", "minutes", "workers", "mtbf")}
@@ -51,7 +51,7 @@ class RecordIndex:
         return [{**record.facts, **pair} for record in self.of("scale") for pair in record.found["pairs"]]
 
     def optima(self, shape: float = 1.0) -> list[Row]:
-        """Every search that came to an end, with its cell."""
+        """Every finished search with its cell."""
         found = [{**record.facts, **record.found["optimum"]} for record in self.of("optimum") if record.found["optimum"]]
         return [row for row in found if row["shape"] == shape]
 
@@ -62,7 +62,7 @@ class RecordIndex:
         return [{**record.facts, **record.found} for record in self.of("recorded")]
 
     def predicted(self) -> list[Row]:
-        """The failures on record that others predict: one alone on record says nothing but itself."""
+        """Recorded failures predicted from others; a single recorded failure predicts nothing."""
         return [row for row in self.recorded() if row["from"]]
 
 

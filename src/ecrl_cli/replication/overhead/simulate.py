@@ -1,7 +1,7 @@
-"""A job of given work under failures that come when they like, one event at a time, many repetitions (and intervals) at once.
+"""Event-driven simulation of a job under random failures, for many repetitions and intervals at once.
 
-The next event is always a failure or the end: what happens between two failures is certain, so that a step of the loop takes every repetition
-from one failure to the next. Failures may strike at work, in a checkpoint (which is then written again) and while the job is down.
+Between two failures everything is deterministic, so one loop step takes every repetition to its next failure or its end. Failures may occur during
+work, during a checkpoint (which is then written again) and while the job is down.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from ecrl_cli.replication.overhead.job_model import JobSpec
 
 Floats = NDArray[np.float64]
-_FOR_EVER = 1e30  # an interval that never ends; infinity times no checkpoints is no number
+_FOR_EVER = 1e30  # stands for no checkpoints; infinity times zero would be NaN
 _ROUNDING = 1e-9
-_PATIENCE = 40  # failures per expected failure of an undisturbed job; then it is taken for one that never ends
+_PATIENCE = 40  # failures per expected failure of an undisturbed job; beyond that the job counts as endless
 
 
 @dataclass(frozen=True)
 class Failures:
-    """Of the whole system: independent gaps of mean `mtbf` seconds, exponential or, with `shape` != 1, Weibull."""
+    """Failures of the whole system: independent gaps of mean `mtbf` seconds, exponential or, with `shape` != 1, Weibull."""
 
     mtbf: float
     shape: float = 1.0
@@ -44,17 +44,17 @@ class Walls:
 
 
 def system_mtbf(worker_mtbf: float, workers: int) -> float:
-    """Of `workers` that fail independently and exponentially, of which each failure stops the job."""
+    """System MTBF of `workers` that fail independently and exponentially, where each failure stops the job."""
     return worker_mtbf / workers
 
 
 def simulate(course: JobSpec, work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
-    """`work` seconds of work, `repetitions` times. The same generator gives the same failures whatever the course."""
+    """Simulate `work` seconds of work `repetitions` times. The same generator gives the same failures for every job."""
     return sweep(course, (course.interval,), work, failures, rng, repetitions)
 
 
 def sweep(course: JobSpec, intervals: Sequence[float], work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
-    """As `simulate`, for every one of `intervals`, all under the same failures (common random numbers)."""
+    """Like `simulate`, for each of `intervals` under the same failures (common random numbers)."""
     every = np.array([[min(interval, _FOR_EVER)] for interval in intervals])
     job = _Job(course, every, work * (1 + course.tax), repetitions)
     for _ in range(200 + math.ceil(_PATIENCE * work / failures.mtbf)):
@@ -68,8 +68,8 @@ def sweep(course: JobSpec, intervals: Sequence[float], work: float, failures: Fa
 
 @dataclass
 class _Job:
-    """Every repetition of every interval. `target`: seconds to attempt; `done`: behind the last checkpoint; `since`: done after it;
-    `owed`: of `target`, what failures since the last checkpoint have added; `down`: seconds to wait; `fallen`: back to the checkpoint."""
+    """State of every repetition of every interval. `target`: seconds of work to attempt; `done`: up to the last checkpoint; `since`: done after
+    it; `owed`: part of `target` added by failures since the last checkpoint; `down`: seconds to wait; `fallen`: back to the checkpoint."""
 
     course: JobSpec
     every: Floats
@@ -84,7 +84,7 @@ class _Job:
         self.active, self.fallen, self.waiting = np.ones(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
 
     def until_failure(self, gaps: Floats) -> None:
-        """To the next failure, `gaps` after the last one, or to the end."""
+        """Advance to the next failure, `gaps` after the last one, or to the end."""
         free = gaps - self.down
         segment = np.minimum(self.every - self.since, self.target - self.done - self.since)
         rest = self.target - self.done - self.since - segment
@@ -99,7 +99,7 @@ class _Job:
         self.struck += self.active
 
     def _advance(self, free: Floats, segment: Floats) -> None:
-        """Work for `free` seconds, which do not suffice for the rest."""
+        """Work for `free` seconds, fewer than are left."""
         cost = self.course.checkpoint
         within = free < segment + cost
         behind = free - segment - cost
@@ -112,7 +112,7 @@ class _Job:
         self.written += np.where(within, 0.0, 1 + whole)
 
     def fail(self, shares: Floats, fatal: NDArray[np.bool_]) -> None:
-        """What was at work or waiting is struck; `shares` of the work in hand are lost by those who survive it."""
+        """Apply a failure to all active jobs; those not fatally hit lose `shares` of the work in progress."""
         course = self.course
         falls = self.active & (fatal | (self.waiting & self.fallen))
         self.target -= np.where(falls, self.owed, 0.0)

@@ -19,17 +19,17 @@ class Estimate(NamedTuple):
 
 
 def told(values: Floats) -> Estimate:
-    """Of one row of repetitions."""
+    """The estimate of one row of repetitions."""
     mean, half = float(values.mean()), float(halves(values[np.newaxis])[0])
     return Estimate(mean, mean - half, mean + half)
 
 
 def inverse(told: Estimate) -> Estimate:
-    """The shares of work in wall times that are told as multiples of the work: the inverse of their mean, never above 1."""
+    """Work as a share of wall time, from wall times in multiples of the work: the inverse of their mean, at most 1."""
     return Estimate(1 / told.mean, 1 / told.high, 1 / max(1.0, told.low))
 
 
 def halves(rows: Floats) -> Floats:
-    """Half the interval of the mean of each row."""
+    """Half-width of the mean's interval, per row."""
     n = rows.shape[1]
     return np.asarray(float(special.stdtrit(n - 1, 0.975)) * rows.std(axis=1, ddof=1) / np.sqrt(n))

@@ -1,4 +1,4 @@
-"""The overhead of a failure under each strategy, as a sum of named parts; and the course that a job takes under it at scale."""
+"""The cost of a failure under each strategy as a sum of named parts, and the job parameters of each strategy at scale."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from ecrl_cli.replication.overhead.closed_forms import daly
 from ecrl_cli.replication.overhead.job_model import JobSpec
 from ecrl_cli.replication.overhead.parts import Parts
 
-# In the order in which they occur.
+# In order of occurrence.
 NAMES = ("detect", "replace", "init", "restart", "spare", "regroup", "join", "replay", "redo", "lost", "degraded")
-RESTARTS = ("detect", "replace", "init", "restart", "spare", "regroup", "join")  # nobody works meanwhile; the others are work lost
+RESTARTS = ("detect", "replace", "init", "restart", "spare", "regroup", "join")  # downtime; the other parts are lost work
 
 
 @dataclass(frozen=True)
 class Scene:
-    """`workers`, of which `casualties` (fewer) die at once; a replacement is there after `replace_s`; a warm spare takes `spare_share` of a start."""
+    """A job of `workers`, of which `casualties` (fewer) die at once; replacements arrive after `replace_s`; a warm spare takes `spare_share` of a
+    cold start."""
 
     workers: int
     casualties: int = 1
@@ -26,13 +27,13 @@ class Scene:
 
     @property
     def gone(self) -> float:
-        """The share of the job that a failure takes."""
+        """The share of the workers that a failure takes."""
         return self.casualties / self.workers
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Where a failure strikes: `since` mini-batches behind the last checkpoint, `share` of the next one done."""
+    """Position of a failure: `since` mini-batches after the last checkpoint, with `share` of the next one done."""
 
     since: float
     share: float = 0.5
@@ -42,22 +43,23 @@ Costs = dict[str, float]
 
 
 def checkpoint_restart(parts: Parts, scene: Scene, loss: Loss) -> Costs:
-    """Everybody starts again; all since the checkpoint is replayed, the mini-batch in hand done again."""
+    """All workers restart; everything since the checkpoint is replayed, and the current mini-batch redone."""
     return {"detect": parts.detect, "replace": scene.replace_s, "init": parts.init, "restart": parts.restart, **_replay(parts, loss)}
 
 
 def spared_restart(parts: Parts, scene: Scene, loss: Loss) -> Costs:
-    """The same from processes that wait warm."""
+    """Checkpoint restart from warm spare processes."""
     return {"detect": parts.detect, "spare": scene.spare_share * parts.start, **_replay(parts, loss)}
 
 
 def in_memory(parts: Parts, scene: Scene, loss: Loss) -> Costs:
-    """From warm processes and the last snapshot in memory, one per mini-batch: what is replayed is the mini-batch in hand."""
+    """Restart from warm processes and the last in-memory snapshot, one per mini-batch: only the current mini-batch is redone."""
     return spared_restart(parts, scene, Loss(0.0, loss.share))
 
 
 def immediate_rollback(parts: Parts, scene: Scene, loss: Loss) -> Costs:
-    """New workers get a survivor's state; the same mini-batch again. Published: restart and one mini-batch; what is lost is its share done."""
+    """New workers get a survivor's state and the mini-batch runs again. Published cost: restart and one mini-batch; here only its done share is
+    lost."""
     return {
         "detect": parts.detect,
         "replace": scene.replace_s,
@@ -69,22 +71,22 @@ def immediate_rollback(parts: Parts, scene: Scene, loss: Loss) -> Costs:
 
 
 def spared_rollback(parts: Parts, scene: Scene, loss: Loss) -> Costs:
-    """The same with warm spares in the place of the dead."""
+    """Immediate rollback with warm spares in place of the dead workers."""
     return {"detect": parts.detect, "spare": scene.spare_share * parts.start, "join": parts.join, **_redo(parts, loss)}
 
 
 def lossy_forward(parts: Parts, scene: Scene, loss: Loss) -> Costs:
-    """Survivors finish the mini-batch: the casualties' samples are lost, and their share of the job until replacements join."""
+    """Survivors finish the mini-batch: lost are the casualties' samples, and their share of throughput until replacements join."""
     return {**_survivors(parts), "lost": scene.gone * parts.mini_batch, "degraded": scene.gone * (scene.replace_s + parts.start)}
 
 
 def skip(parts: Parts, scene: Scene, loss: Loss) -> Costs:
-    """Survivors give the mini-batch up and go on with the next."""
+    """Survivors drop the mini-batch and continue with the next."""
     return {**_survivors(parts), **_redo(parts, loss), "degraded": scene.gone * (scene.replace_s + parts.start)}
 
 
 def _survivors(parts: Parts) -> Costs:
-    """They form a group twice: without the dead, and with those who join."""
+    """Two regroupings: without the dead workers, and with the replacements."""
     return {"detect": parts.detect, "regroup": 2 * parts.regroup, "join": parts.join}
 
 
@@ -98,8 +100,9 @@ def _redo(parts: Parts, loss: Loss) -> Costs:
 
 @dataclass(frozen=True)
 class Strategy:
-    """`costs`: of a failure. `rolls_back`: to a checkpoint, at each of them. `every_epoch`: checkpoints as published, not where Daly has them.
-    `snapshots`: pays for one per mini-batch. `samples`: mini-batches whose influence is lost for good per failure, by the share of workers gone."""
+    """`costs`: of one failure. `rolls_back`: to a checkpoint at every failure. `every_epoch`: checkpoints each epoch as published, not at Daly's
+    interval. `snapshots`: pays for one per mini-batch. `samples`: mini-batches whose influence is lost for good per failure, by the share of
+    workers gone."""
 
     name: str
     costs: Callable[[Parts, Scene, Loss], Costs]
@@ -110,7 +113,7 @@ class Strategy:
 
     @property
     def redoes(self) -> bool:
-        """Whether the mini-batch in hand is lost as work."""
+        """Whether the work of the current mini-batch is lost."""
         return self.costs is not lossy_forward
 
 
@@ -128,12 +131,12 @@ BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
 
 
 def expected_loss(parts: Parts, every: float) -> Loss:
-    """Half an interval of `every` mini-batches, half a mini-batch in hand; the two together are half the interval."""
+    """Mean loss: half an interval of `every` mini-batches in total, half a mini-batch of it in progress."""
     return Loss(max(0.0, every / 2 - 0.5), 0.5)
 
 
 def course(strategy: Strategy, parts: Parts, scene: Scene, mtbf: float, fatal: float) -> JobSpec:
-    """The course of a job under `strategy`; `fatal`: the share of failures that leave nobody whose state could be used."""
+    """Job parameters under `strategy`; `fatal`: share of failures that leave no usable survivor state."""
     if strategy.rolls_back:
         interval = parts.every * parts.mini_batch if strategy.every_epoch else _interval(parts, mtbf)
         return JobSpec(interval, parts.checkpoint, restart=waiting(strategy.costs(parts, scene, Loss(0.0))))
@@ -157,5 +160,5 @@ def waiting(costs: Costs) -> float:
 
 
 def _interval(parts: Parts, mtbf: float) -> float:
-    """Daly's, but never less than a mini-batch."""
+    """Daly's interval, at least one mini-batch."""
     return max(daly(parts.checkpoint, mtbf), parts.mini_batch)

@@ -1,7 +1,7 @@
-"""`recovery-overhead`: what each recovery strategy costs, by the model that the published study promised: parts, and jobs at scale.
+"""`recovery-overhead`: the cost of each recovery strategy by a model, as the published study promised: parts, and jobs at scale.
 
-The arms: `check` (the simulation against closed forms, and with planted bugs), `optimum` (the best checkpoint interval, by formula and by search),
-`scale` (every strategy over MTBF and number of workers), `two minutes` (the published sanity point), `recorded` (failures on record, predicted).
+Arms: `check` (the simulation against closed forms, and with planted bugs), `optimum` (the best checkpoint interval, by formula and by search),
+`scale` (every strategy over MTBF and number of workers), `two minutes` (the published claim), `recorded` (recorded failures, predicted).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ecrl_cli.studies.frame.study import Arm, Results, Skip, Study, StudyContext
 
 
 def _recordings(context: StudyContext) -> list[Recording]:
-    """Read by the process that plans, and by no worker: what a trial needs stands in its facts."""
+    """The recordings; read only by the planning process, since trial facts hold all that workers need."""
     source = context.keys.source
     return [] if source in ("published", "typed") else recordings(Path(source).expanduser())
 
@@ -81,14 +81,14 @@ def _two_minutes(context: StudyContext) -> Iterator[Trial]:
 
 
 def _assumptions(context: StudyContext) -> dict[str, tuple[float, float]]:
-    """Seconds of a checkpoint and of a restart under which the sentence is looked at."""
+    """Seconds of a checkpoint and of a restart under which the claim is evaluated."""
     scene = Experiments(context.keys).scene(published_claim.WORKERS)
     found = {name: (p.checkpoint, waiting(checkpoint_restart(p, scene, Loss(0.0)))) for name, p in context.shared(_models).items()}
     return {"both cost nothing": (0.0, 0.0), "5 s and 30 s": (5.0, 30.0), **found}
 
 
 def _cells(context: StudyContext) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every model, MTBF and size: the parts, the MTBF of a system of that size."""
+    """Every model, MTBF and size: the parts and the MTBF of a system of that size."""
     keys = context.keys
     for model, parts in context.shared(_models).items():
         for minutes in keys.mtbf_min:

@@ -11,12 +11,12 @@ from ecrl_cli.replication.overhead.record_index import RecordIndex, Row
 from ecrl_cli.replication.overhead.strategies import BY_NAME, NAMES, STRATEGIES, Loss, Strategy, expected_loss
 from ecrl_cli.studies.frame.result import Column, Table
 
-# Of each application, the mini-batch at which the published study lets it fail.
+# The mini-batch of each application at which the published study injects the failure.
 SCENARIOS = {"ResNet-50": (200, 4000, 10_000, 25_000), "CANDLE-NT3": (10, 250, 500)}
 
 
 def at_scale(ledger: RecordIndex) -> Table:
-    """The main one: every strategy at the largest size, over the MTBF."""
+    """The main table: every strategy at the largest size, over the MTBF."""
     columns = [
         Column("model", "model"),
         Column("strategy", "strategy"),
@@ -48,7 +48,7 @@ def fatal(row: Row) -> str:
 
 
 def per_failure(ledger: RecordIndex) -> Table:
-    """The model itself: seconds of each part, expected."""
+    """Expected seconds of each part of a failure."""
     columns = (
         Column("model", "model"),
         Column("strategy", "strategy"),
@@ -69,7 +69,7 @@ def per_failure(ledger: RecordIndex) -> Table:
 
 
 def _counts(strategy: Strategy) -> bool:
-    """The same failure under another interval is no other row."""
+    """Whether a row counts; the same failure under another interval gives no new row."""
     return strategy.name != "checkpoint_restart, every epoch"
 
 
@@ -81,7 +81,7 @@ def _failure_row(ledger: RecordIndex, model: str, parts: Parts, strategy: Strate
 
 
 def published(strategy: str, parts: Parts, since: float) -> float | None:
-    """The published rule (their section IV-C and E)."""
+    """The published cost rule (sections IV-C and E)."""
     return {
         "checkpoint_restart": parts.start + since * parts.mini_batch,
         "immediate_rollback": parts.start + parts.mini_batch,
@@ -90,7 +90,7 @@ def published(strategy: str, parts: Parts, since: float) -> float | None:
 
 
 def scenarios(ledger: RecordIndex) -> list[Table]:
-    """Replay against epoch (published figure 2c), and end to end."""
+    """Replay over the epoch (published figure 2c), and end to end."""
     rows = [_scenario(model, parts, batch) for model, parts in ledger.models.items() for batch in SCENARIOS.get(model, ()) if model in PUBLISHED]
     columns = (
         Column("model", "model"),
@@ -148,7 +148,7 @@ def _optimum_row(row: Row) -> Row:
 
 
 def weibull(ledger: RecordIndex) -> Table:
-    """The same search where failures come in bursts (shape < 1), the mean gap unchanged."""
+    """The same search with failures in bursts (shape < 1) and the same mean gap."""
     plain = {(row["model"], row["minutes"]): row for row in ledger.optima() if row["workers"] == ledger.most}
     shape = ledger.config.weibull_shape
     rows = []
@@ -205,7 +205,7 @@ def _scale_row(row: Row) -> Row:
 
 
 def crossovers(ledger: RecordIndex) -> Table:
-    """Who wins where."""
+    """Which strategy wins where."""
     rows = [_pair_row(ledger, a, b, model, percent) for a, b in PAIRS for model in ledger.models for percent in ledger.config.fatal_percent]
     columns = (
         Column("a", "a"),
@@ -232,7 +232,7 @@ def _pair_row(ledger: RecordIndex, a: str, b: str, model: str, percent: int) -> 
 
 
 def threshold(ledger: RecordIndex, parts: Parts, a: Strategy, b: Strategy) -> float | None:
-    """The number of workers from which a failure that is survived costs less under `a`, whose cost is A + B / workers; None: at no number."""
+    """The number of workers from which a survived failure costs less under `a`, whose cost is A + B / workers; None if there is none."""
     if b.rolls_back:
         return None
     few, many = (_survived(ledger, parts, a, workers) - _survived(ledger, parts, b, workers) for workers in (1000 * ledger.config.casualties, 10**12))

@@ -1,4 +1,4 @@
-"""The tables of what the model was held against: closed forms, the published sanity point, runs on record."""
+"""Tables of the model's validation: closed forms, the published claim, recorded runs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _reading(assumption: str, checkpoint: float, restart: float) -> Row:
 
 
 def recorded(ledger: RecordIndex) -> list[Table]:
-    """Each failure on record beside its prediction, and each run."""
+    """Each recorded failure beside its prediction, and each run."""
     return [_failures(ledger), _runs(ledger)] if ledger.recordings else []
 
 

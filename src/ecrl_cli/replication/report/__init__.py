@@ -1,1 +1,1 @@
-"""The published experiments beside the measured ones: their numbers as data, their tables and figures from whatever ran."""
+"""The published experiments beside the measured ones: published numbers as data, tables and figures from the runs at hand."""

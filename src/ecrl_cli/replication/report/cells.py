@@ -1,4 +1,4 @@
-"""Numbers as cells of the published tables: the published ones as printed, the measured ones with their interval."""
+"""Formats numbers as cells of the published tables: published ones as printed, measured ones with their interval."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def suite_name(values: SuiteValues) -> str:
 
 
 def printed(value: float | None, unit: str = "") -> Value:
-    """A published number with its four decimals; percentages and points with their sign."""
+    """A published number with four decimals; percentages and points with a sign."""
     return None if value is None else Cell(value, _KINDS[unit])
 
 
@@ -59,7 +59,7 @@ def counted(number: int | None, one: str = "pair") -> Value:
 
 
 def words(value: Value) -> str:
-    """A cell in a sentence."""
+    """A cell for use in a sentence."""
     return text_of(value, Column(""))
 
 

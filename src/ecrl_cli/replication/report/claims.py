@@ -1,4 +1,4 @@
-"""What the two reports claim, and whether the runs at hand bear it out: by paired intervals and the noise floor, never by eye."""
+"""Judges the claims of the two reports against the runs at hand, by paired intervals and the noise floor."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _CLOCK_OF = CLOCKS | {wall: CLOCKS[clock] for clock, wall in WALLS.items()}
 
 @dataclass(frozen=True)
 class Claim:
-    """`published`, `measured`: in words. `verdict`: of the claim's direction. `why`: what it rests on, the size against the published one too.
-    `n`: how many pairs, or runs where it is about each run, the verdict rests on."""
+    """`published`, `measured`: in words. `verdict`: on the claim's direction. `why`: its basis, including the size against the published one. `n`:
+    number of pairs (or of runs, for claims on single runs) behind the verdict."""
 
     experiment: str
     claim: str
@@ -46,9 +46,9 @@ MEANS: Size = "ratio of means"
 
 @dataclass(frozen=True)
 class _Effect:
-    """A claim that one arm lies above or below another, on the clock of `measure`.
+    """A claim that one arm lies above or below another on the clock of `measure`.
 
-    `published`: percent; its sign is the claim. `size`: the ratio that it is, or empty where its number belongs to another clock.
+    `published`: percent; its sign is the claim. `size`: the ratio it is compared with, or empty if its number belongs to another clock.
     """
 
     claim: str
@@ -82,7 +82,7 @@ _MATRIX = (
 
 
 def claims(found: Sequence[Experiment]) -> list[Claim]:
-    """Every claim of the experiments at hand, in the order of the reports. A verdict is given only at the scale that the claim was made at."""
+    """Every claim of the experiments at hand, in the order of the reports. A verdict is given only at the scale at which the claim was made."""
     return [_at_scale(claim, experiment) for experiment in found for claim in _claims([experiment])]
 
 
@@ -119,7 +119,7 @@ def _project(experiment: Experiment, values: ExperimentValues) -> list[Claim]:
 
 
 def _effect(experiment: Experiment, effect: _Effect) -> Claim:
-    """The direction is judged: the interval of the paired ratios excludes zero and, where there is a noise floor, lies above it."""
+    """Judges the direction: the interval of the paired ratios must exclude zero and, with a noise floor, lie above it."""
     found = experiment.contrast(effect.arm, effect.base, effect.measure)
     on = f", {_CLOCK_OF[effect.measure]}" if effect.measure in _CLOCK_OF else ""
     verdict: Verdict = "not measured"
@@ -132,7 +132,7 @@ def _effect(experiment: Experiment, effect: _Effect) -> Claim:
 
 
 def _both(found: Contrast | None) -> str:
-    """Both ratios, named: the verdict rests on the mean of ratios, most published sizes are ratios of means."""
+    """Both ratios, named: the verdict uses the mean of ratios, most published sizes are ratios of means."""
     return f"mean of ratios {words(of_ratios(found.pair))}; ratio of means {words(of_means(found.pair))}" if found else NONE
 
 
@@ -153,7 +153,7 @@ def _size(found: Contrast, effect: _Effect) -> str:
 
 
 def _passed(experiment: Experiment) -> Claim:
-    """Of all runs, those of refused suites too."""
+    """Passed gates over all runs, including those of refused suites."""
     states = [run.verdict.status for run in experiment.runs]
     valid, broken = states.count("valid"), states.count("invalid")
     verdict: Verdict = "contradicted" if broken else "supported" if states and valid == len(states) else "undecided"
@@ -177,7 +177,7 @@ def _unanimous(experiment: Experiment) -> Claim:
 
 
 def _heavier(experiment: Experiment) -> Claim:
-    """ResNet-50 suites save more stall than ResNet-18 suites: by intervals of the paired differences."""
+    """ResNet-50 suites save more stall than ResNet-18 suites, by intervals of the paired differences."""
     groups = [[v.suite for v in SUITES if v.model == model] for model in ("r18", "r50")]
     found = [experiment.contrast("ovl", "blk", "stall_s", suites) for suites in groups]
     pairs = [each.pair if each else None for each in found]
@@ -199,13 +199,13 @@ def _heavier(experiment: Experiment) -> Claim:
 
 
 def _write_and_wall(experiment: Experiment) -> Claim:
-    """Saving writes is not enough: the wall time falls by less, relatively."""
+    """Fewer writes are not enough: wall time falls by less, relatively."""
     write, wall = (experiment.contrast("ovl", "blk", measure) for measure in ("durable_write_s", "wall_published_clock_s"))
     verdict: Verdict = "not measured"
     if write and wall and write.pair.mean_of_ratios and wall.pair.mean_of_ratios:
         verdict = _ordered(write.pair.mean_of_ratios, wall.pair.mean_of_ratios) if write.distinguishable else "undecided"
         if verdict == "contradicted" and not wall.distinguishable:
-            verdict = "undecided"  # that the wall time falls by more needs a wall time that is known to fall
+            verdict = "undecided"  # that the wall time falls by more can only be said of a wall time known to fall
     measured = f"write: {_both(write)}; wall, {CLOCKS['goodput_published_clock']}: {_both(wall)}" if verdict != "not measured" else NONE
     published = f"write {-PUBLISHED.write_reduction}%, wall {-PUBLISHED.wall_reduction}%"
     why = "intervals of two mean ratios; the published write total counts 3 of 32 writes of overlapped, so that its fall is not one of writing"
@@ -219,7 +219,7 @@ def _least(found: Sequence[Contrast | None]) -> int:
 
 
 def _ordered(lower: Summary, higher: Summary) -> Verdict:
-    """Whether `lower` is below `higher`: undecided unless their intervals lie apart."""
+    """Whether `lower` is below `higher`: undecided unless their intervals are disjoint."""
     if lower.low is None or lower.high is None or higher.low is None or higher.high is None:
         return "undecided"
     return "supported" if lower.high < higher.low else "contradicted" if higher.high < lower.low else "undecided"
@@ -236,7 +236,7 @@ def _restarted(experiment: Experiment) -> Claim:
 
 
 def _trajectories(experiment: Experiment, values: ExperimentValues) -> list[Claim]:
-    """Whether failures (or a change of ranks) change the losses: the published area under the loss difference is zero, or it is not."""
+    """Whether failures (or a change of ranks) change the losses: whether the published area under the loss difference is zero."""
     told = []
     for arm, distances in values.divergence.items():
         runs = [run for name in (values.drops if arm == "pooled" else (arm,)) for run in experiment.runs_of(name)]
@@ -245,7 +245,7 @@ def _trajectories(experiment: Experiment, values: ExperimentValues) -> list[Clai
         who = "arms with failures" if arm == "pooled" else ARM_WORDS[arm]
         claim = f"{who}: the losses {'equal' if same else 'leave'} the reference's"
         verdict: Verdict = "not measured"
-        if set(equal) - {None}:  # one that differs decides; that all are equal only all can say
+        if set(equal) - {None}:  # one differing run decides; equality needs all of them
             verdict = "undecided" if None in equal and False not in equal else "supported" if all(equal) == same else "contradicted"
         measured = f"{equal.count(True)} of {plural(len(runs), 'run')} equal in every step, {equal.count(None)} not compared"
         measured = f"{measured}; {words(estimate(found))}"

@@ -1,4 +1,4 @@
-"""The tables of experiments 1 to 3, one row per published number, with the measured one beside it."""
+"""Tables of experiments 1 to 3, one row per published number with the measured one beside it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _drops(experiment: Experiment, values: ExperimentValues) -> list[Row]:
 
 
 def _gains(experiment: Experiment, values: ExperimentValues) -> list[Row]:
-    """Overlapped against blocking, which the report leaves to the reader; the published one is worked out from its goodputs."""
+    """Overlapped against blocking; the report does not print it, so it is computed from the printed goodputs."""
     if "ovl" not in values.goodput:
         return []
     published = 100 * (values.goodput["ovl"] / values.goodput["blk"] - 1)

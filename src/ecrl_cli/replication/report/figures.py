@@ -1,6 +1,6 @@
 """Figures 2 to 4 of the matrix, and goodput and loss curves of experiments 1 to 3: bars are measured, diamonds published.
 
-A circle is the measured value on the published clock, the one that a diamond may be compared with.
+A circle is the measured value on the published clock, the one comparable with a diamond.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from ecrl_cli.report.formats import change, count, duration, magnitude, printabl
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.timeline_view import thinned
 
-ROW = 0.2  # inches: a bar
-MOST_POINTS = 240  # of a curve
+ROW = 0.2  # inches per bar
+MOST_POINTS = 240  # points per curve
 ARMS = ("ref", "blk", "ovl")
 _MODEL_COLOURS = dict(zip(MODELS, OTHER_VARIANTS, strict=False))
 
 
 @dataclass(frozen=True)
 class _Beside:
-    """One row of bars: what is measured (with its interval), the same on the published clock, and what was published. `form`: for the readings."""
+    """One row of bars: the measured value (with interval), the same on the published clock, and the published value. `form`: format of the
+    readings."""
 
     label: str
     colour: Colour
@@ -48,7 +49,7 @@ class _Beside:
 
 
 def published_pictures(found: Sequence[Experiment]) -> tuple[Picture, ...]:
-    """Every published figure that there is a measured value for."""
+    """Every published figure for which there is a measured value."""
     return tuple(draw_figures([sketch for experiment in found if experiment.suites for sketch in _of(experiment)]))
 
 
@@ -105,7 +106,7 @@ def _figure3(experiment: Experiment, suites: Sequence[str]) -> Figure:
 
 
 def _figure4(experiment: Experiment, suites: Sequence[str]) -> Figure:
-    """Two panels, because seconds of stall depend on the scale: as published, and as measured on the published clock."""
+    """Figure 4 in two panels, as seconds of stall depend on the scale: as published, and as measured on the published clock."""
     figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
     there, here = figure.subplots(1, 2)
     _points(there, [(values, -values.stall_change, values.ovl_gain) for values in SUITES], "D")
@@ -128,7 +129,7 @@ def _figure4(experiment: Experiment, suites: Sequence[str]) -> Figure:
 
 
 def _points(axes: Axes, found: Sequence[tuple[SuiteValues, float, float]], marker: str) -> None:
-    """A point per suite: seconds of stall saved, percent of goodput gained."""
+    """One point per suite: seconds of stall saved, percent of goodput gained."""
     import pandas as pd
 
     said = [f"{suite_name(suite)}: {duration(stall)} of stall saved, {change(gain / 100)} goodput" for suite, stall, gain in found]
@@ -148,7 +149,7 @@ def _goodputs(experiment: Experiment, values: ExperimentValues) -> list[_Beside]
 
 
 def _rows(groups: Sequence[tuple[str, Sequence[_Beside]]], label: str) -> Figure:
-    """A row of bars per entry from top to bottom, under the heading of its group."""
+    """A row of bars per entry from top to bottom, under its group's heading."""
     headed = any(name for name, _ in groups)
     height = sum(len(rows) + headed for _, rows in groups)
     figure = Figure(figsize=(WIDTH, ROW * height + 1.0), layout="constrained")
@@ -173,7 +174,7 @@ def _rows(groups: Sequence[tuple[str, Sequence[_Beside]]], label: str) -> Figure
 
 
 def _draw(axes: Axes, places: Sequence[tuple[int, str, _Beside]]) -> None:
-    """The bar, the interval, the circle and the diamond of every row; `places`: where the row is and what it is called."""
+    """Draw bar, interval, circle and diamond of every row; `places`: each row's position and label."""
     import pandas as pd
 
     values = [(y, r.value, r.colour.light, f"{name}: {r.form(r.value)} measured, launch to target{_interval(r)}") for y, name, r in places]
@@ -212,7 +213,7 @@ def _percent(value: float | None) -> str:
 
 
 def draw_losses(experiment: Experiment, values: ExperimentValues) -> Figure | None:
-    """None where no run has losses. Wide curves under narrow ones, so that equal ones stay visible."""
+    """Loss curves; None if no run has losses. Wide curves are drawn below narrow ones, so that equal ones stay visible."""
     runs = {arm: [run for run in experiment.runs_of(arm) if _losses(run)] for arm in values.goodput}
     seeds = sorted({run.seed for members in runs.values() for run in members}, key=lambda seed: (len(seed), seed))
     if not seeds:
@@ -244,7 +245,7 @@ def _panel(axes: Axes, members: Sequence[tuple[str, Run]], colours: dict[str, Co
 
 
 def _areas(members: Sequence[tuple[str, Run]], values: ExperimentValues) -> str:
-    """The area between each arm's curve and its reference's, and the published ones."""
+    """The area between each arm's curve and its reference's, measured and published."""
     told = [f"{arm} {magnitude(DIVERGENCES['auc'](run))}" for arm, run in members if arm in values.drops]
     there = [f"{arm} {distances['auc']:.4g}" for arm, distances in values.divergence.items()]
     return f"loss AUC {', '.join(told)}\npublished: {', '.join(there)}" if told else "losses"

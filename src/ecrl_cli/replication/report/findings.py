@@ -1,4 +1,4 @@
-"""What these runs show beyond or against the published experiments, and what they cannot say; both worked out from the runs."""
+"""Derives from the runs what they show beyond or against the published experiments, and their limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENDS = ("submitted", "committed", "failed", "lost")
 
 @dataclass(frozen=True)
 class NewFinding:
-    """`kind`: beyond (the published records do not say), against (they say otherwise) or limit (these runs do not say either)."""
+    """`kind`: beyond (not in the published records), against (contradicts them) or limit (not shown by these runs either)."""
 
     experiment: str
     finding: str
@@ -35,13 +35,13 @@ class NewFinding:
 
 
 def new_findings(found: Sequence[Experiment], told: Sequence[Claim]) -> list[NewFinding]:
-    """Experiment by experiment; the claims that the runs contradict come first."""
+    """Findings experiment by experiment; contradicted claims come first."""
     against = [NewFinding(c.experiment, c.claim, c.published, c.measured, "against", c.n) for c in told if c.verdict == "contradicted" and c.n]
     return against + [entry for experiment in found if experiment.suites for look in _FINDINGS for entry in look(experiment)]
 
 
 def _end_states(experiment: Experiment) -> list[NewFinding]:
-    """Over all runs with failures: one that was not compared with its reference is not known to end as it does."""
+    """End states of all runs with failures; a run not compared with its reference counts as unknown."""
     ends = [diverged(run, "final_equal") for run in _counted(experiment) if run.fired]
     alike = sum(isinstance(end, dict) and all(end.values()) for end in ends)
     unknown = sum(not isinstance(end, dict) for end in ends)
@@ -174,7 +174,7 @@ def _counted(experiment: Experiment) -> list[Run]:
 
 
 def limits(found: Sequence[Experiment]) -> list[str]:
-    """Sentences; those of one experiment begin with its name."""
+    """Limits as sentences; those of one experiment start with its name."""
     return [f"{experiment.ident}: {text}." for experiment in found for look in _LIMITS if (text := look(experiment))]
 
 
@@ -207,7 +207,7 @@ def _machine(experiment: Experiment) -> str:
 
 
 def _failures(experiment: Experiment) -> str:
-    """Failures on a checkpoint lose nothing and prove little."""
+    """How many failures fell on a checkpoint: those lose nothing and prove little."""
     planned = [(run.config["checkpoint"]["every"], step) for run in experiment.runs if run.config for step in run.config["failure"]["steps"]]
     if not planned or any(step % every for every, step in planned):
         return ""

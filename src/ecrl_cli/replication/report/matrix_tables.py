@@ -1,4 +1,4 @@
-"""Tables 5 to 8: aggregates over the suites, slices of them, and one suite after the other; the published row above the measured ones."""
+"""Tables 5 to 8: aggregates over the suites, slices of them, and single suites; the published row above the measured ones."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def table5(experiment: Experiment) -> PublishedTable:
 
 
 def _notes() -> list[str]:
-    """What the published aggregates are, worked out from the published suites."""
+    """Notes on the published aggregates, recomputed from the published suites."""
     gain, typical = PUBLISHED.table5["goodput"].difference or 0.0, published_mean_of_ratios(SUITES, "ovl_gain")
     drop, typical_drop = PUBLISHED.table5["drop"].blk, published_mean_of_ratios(SUITES, "blk_drop")
     clock = PUBLISHED.supervisor_clock_gain
@@ -93,7 +93,7 @@ def _pass_rate(experiment: Experiment) -> Line:
 
 
 def _goodputs(experiment: Experiment) -> list[Line]:
-    """Means and gains on both clocks; the published numbers belong to theirs."""
+    """Means and gains on both clocks; published numbers are compared on theirs."""
     published = {"goodput_published_clock": _published("goodput", "%"), "goodput": _NOTHING}
     typical = {
         "goodput_published_clock": printed(published_mean_of_ratios(SUITES, "ovl_gain"), "%"),
@@ -131,7 +131,7 @@ def _points(drops: Sequence[float | None]) -> Value:
 
 
 def _walls(experiment: Experiment) -> list[Line]:
-    """On both clocks: the published wall times are on theirs, 1,600 steps over the published goodput."""
+    """Wall times on both clocks; the published ones are 1,600 steps over the published goodput."""
     lines: list[Line] = []
     for clock in reversed(CLOCKS):
         published = _published("wall_s") if clock == "goodput_published_clock" else _NOTHING
@@ -149,7 +149,7 @@ def _measured(experiment: Experiment, measure: str) -> Cells:
 
 
 def _per_write(experiment: Experiment) -> Line:
-    """Seconds per write that the total counts: the only write times of the published arms that can be compared."""
+    """Seconds per counted write: the only comparable write times of the published arms."""
     published = [total / PUBLISHED.writes_counted[arm] for arm, total in zip(_ARMS, PUBLISHED.table5["write_s"].arms, strict=True)]
     measured = _measured(experiment, "durable_write_per_checkpoint_s")
     return (
@@ -160,12 +160,12 @@ def _per_write(experiment: Experiment) -> Line:
 
 
 def _replayed(experiment: Experiment) -> Line:
-    """Published from the raw logs: every failure lay on a checkpoint, and all ranks left together."""
+    """Replayed steps; published from the raw logs: every failure was on a checkpoint, and all ranks left together."""
     return "Replayed steps", (Cell(PUBLISHED.replayed_steps, "count"),) * 4, _measured(experiment, "replayed_steps")
 
 
 def _published(measure: str, unit: str = "") -> Cells:
-    """A line of Table 5 as printed; `unit`: of the last column (of all, for percentages of drops)."""
+    """A line of table 5 as printed; `unit`: of the last column (of all, for percentages of drops)."""
     values = PUBLISHED.table5[measure]
     difference = values.difference
     own = unit if measure == "drop" else ""
@@ -188,7 +188,7 @@ def table7(experiment: Experiment) -> PublishedTable:
 
 
 def _slice_rows(experiment: Experiment, values: SliceValues) -> list[Row]:
-    """The slice as published, and on each clock as measured; nothing where no suite of it was run."""
+    """The slice as published, and as measured on each clock; empty if none of its suites was run."""
     members = [suite for suite in SUITES if getattr(suite, values.axis) == values.group]
     names = [suite.suite for suite in members]
     if not set(names) & set(experiment.present):
@@ -211,7 +211,7 @@ def _slice_rows(experiment: Experiment, values: SliceValues) -> list[Row]:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of the published table: its cell as printed, and as measured in one suite on one clock."""
+    """A column of the published table: the cell as printed, and as measured in one suite on one clock."""
 
     title: str
     printed: Callable[[SuiteValues], Value]
@@ -246,7 +246,7 @@ COLUMNS8 = (*_GOODPUTS, _GAIN, _stall("Blk stall (s)", "blk"), _stall("Ovl stall
 
 
 def table6(experiment: Experiment) -> PublishedTable:
-    """Ranked by the measured gain; suites that are not averaged stand last, with their published row."""
+    """Table 6, ranked by measured gain; suites left out of the average come last with their published row."""
     measured = gains(experiment)
     ranked = sorted(_shown(experiment), key=lambda suite: measured.get(suite, -math.inf), reverse=True)
     published_rank = {values.suite: rank for rank, values in enumerate(sorted(SUITES, key=lambda values: -values.ovl_gain), 1)}

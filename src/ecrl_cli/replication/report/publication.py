@@ -1,4 +1,4 @@
-"""The published part of the report, whole: tables, figures, artifacts per suite, summaries. What `report.build` calls through `PUBLISHED`."""
+"""The complete published part of the report: tables, figures, artifacts per suite, summaries. `report.build` calls it through `PUBLISHED`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MATRIX = (table2, table3, table4, table5, table6, table7, table8)
 
 
 def publication(comparison: Comparison) -> Publication:
-    """Every file of it by its path in the report's folder. RecordError, OSError where a sweep's manifest went away since it was read."""
+    """Every file by its path in the report's folder. Raises RecordError, or OSError if a sweep's manifest has vanished since it was read."""
     found = tuple(experiments(comparison))
     material = ReplicationData(comparison, found, published_tables(found), published_pictures(found))
     figures = {f"figures/{each.name}.{kind}": data for each in material.pictures for kind, data in (("png", each.png), ("pdf", each.pdf))}
@@ -34,20 +34,20 @@ def publication(comparison: Comparison) -> Publication:
 
 
 def published_tables(found: Sequence[Experiment]) -> tuple[PublishedTable, ...]:
-    """The matrix's tables in their order, then those of experiments 1 to 3; none where no suite of an experiment is at hand."""
+    """The matrix's tables in order, then those of experiments 1 to 3; none for experiments without a suite at hand."""
     matrix = [make(experiment) for experiment in found if experiment.ident == "exp4" for make in MATRIX]
     return tuple(matrix + [experiment_table(experiment) for experiment in found if experiment.ident != "exp4"])
 
 
 def _manifests(comparison: Comparison) -> dict[str, bytes]:
-    """manifest.csv of the sweep as it stands; of several sweeps, one each, named after its folder."""
+    """The sweep's current manifest.csv; for several sweeps one each, named after its folder."""
     folders: list[Path] = list(dict.fromkeys(run.input.layout.root.parent.resolve() for run in comparison.runs if run.input.manifest_row))
     names = ["manifest.csv"] if len(folders) == 1 else [f"manifest-{slug}.csv" for slug in slugs(folder.name for folder in folders)]
     return {name: _manifest(folder) for name, folder in zip(names, folders, strict=True)}
 
 
 def _manifest(folder: Path) -> bytes:
-    """Cell by cell, as every other table: whoever made the sweep may have written anything into it."""
+    """A manifest as a table, escaped cell by cell: its content is untrusted."""
     text = read_whole(SweepLayout(folder).manifest).decode("utf-8", "replace")
     header, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
     return csv_bytes(header, rows)

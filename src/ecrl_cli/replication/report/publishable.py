@@ -1,4 +1,4 @@
-"""The acceptance artifact of a suite: everything that its numbers rest on, as JSON and as Markdown."""
+"""The acceptance artifact of a suite: everything its numbers rest on, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MEASURES = ("goodput", "goodput_published_clock", "wall_s", "stall_s", "write_s
 
 
 def publishable_files(comparison: Comparison) -> dict[str, bytes]:
-    """By path, `reports/<suite>_publishable.json` and `.md` of every suite, accepted or not."""
+    """`reports/<suite>_publishable.json` and `.md` of every suite, accepted or not, by path."""
     rows = {name: make(comparison) for name, make in _ROWS.items()}
     files: dict[str, bytes] = {}
     for suite, slug in zip(comparison.suites, slugs(comparison.suites), strict=True):
@@ -45,7 +45,7 @@ def publishable_files(comparison: Comparison) -> dict[str, bytes]:
 
 
 def suite_document(comparison: Comparison, suite: str, rows: dict[str, list[Record]]) -> dict[str, Any]:
-    """`accepted`: every gate passed; only then do its averages stand anywhere."""
+    """The document of a suite. `accepted`: every gate passed; only then does it contain averages."""
     runs = [run for run in comparison.runs if run.suite == suite]
     gates = comparison.gates[suite]
     known = [run for run in runs if run.environment]
@@ -84,7 +84,7 @@ def _run(run: Run, comparison: Comparison) -> dict[str, Any]:
 
 
 def revision(run: Run) -> str:
-    """The code that a run was made by."""
+    """The code revision of a run."""
     return f"ecrl {run.environment.get('ecrl', '?')} {run.environment.get('git_revision') or ''}".strip()
 
 
@@ -122,7 +122,7 @@ def _setting(comparison: Comparison, suite: str) -> str:
 
 
 def _arms(comparison: Comparison, suite: str) -> Table:
-    """Averages only where every gate passed."""
+    """The arms; averages only if every gate passed."""
     rows = [(arm.label, ", ".join(run.seed for run in arm.runs), *(estimate(arm.summary(m)) for m in _MEASURES)) for arm in comparison.of(suite)]
     return Table("Arms", (Column("Arm"), Column("Seeds"), *(Column(measure, "measured") for measure in _MEASURES)), tuple(rows))
 
@@ -143,7 +143,7 @@ def _run_row(run: Run, comparison: Comparison) -> Row:
 
 
 def _placeless(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` without where the data lay: an artifact is read on other machines."""
+    """`config` without data paths, as the artifact is read on other machines."""
     return config | {"dataset": {key: value for key, value in config.get("dataset", {}).items() if key != "root"}}
 
 

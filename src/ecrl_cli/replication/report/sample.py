@@ -1,4 +1,4 @@
-"""Which runs at hand repeat which published experiment, and their statistics; the arithmetic is the report's and metrics'."""
+"""Which runs at hand repeat which published experiment, and their statistics, computed by `report` and `metrics`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DIVERGENCES: dict[str, Callable[[Run], float | None]] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """One published experiment as far as it was repeated.
+    """The repeated part of one published experiment.
 
-    `suites`: those that are averaged. `refused`: by suite, why it is not. `missing`: those that were not run.
+    `suites`: those averaged. `refused`: reason by suite. `missing`: those not run.
     """
 
     ident: str
@@ -51,7 +51,7 @@ class Experiment:
         return tuple(run for run in self.comparison.runs if run.suite in self.present)
 
     def runs_of(self, variant: str, suites: Sequence[str] | None = None) -> list[Run]:
-        """The counted runs of one variant in the suites that are averaged."""
+        """The counted runs of one variant in the averaged suites."""
         arms = [self.arm(suite, variant) for suite in (self.suites if suites is None else suites)]
         return [run for arm in arms if arm for run in arm.runs]
 
@@ -61,11 +61,11 @@ class Experiment:
 
     @property
     def scale(self) -> str:
-        """For the titles."""
+        """The scale, for titles."""
         return f"scale {listed(self.scales)}" if self.scales else "no scale on record"
 
     def differs_in(self, suites: Sequence[str]) -> tuple[Difference, ...]:
-        """What was set otherwise than in the published runs of these suites."""
+        """Settings that differ from the published runs of these suites."""
         return differences(run for run in self.runs if run.suite in suites)
 
     @property
@@ -78,7 +78,8 @@ class Experiment:
         return found[0] if len(found) == 1 and suite in self.suites else None
 
     def mean(self, variant: str, measure: str, suites: Sequence[str] | None = None) -> Summary | None:
-        """Over several suites the mean of their means, its interval over suites; of one suite the mean of its runs, its interval over seeds."""
+        """For several suites the mean of their means with its interval over suites; for one suite the mean of its runs with its interval over
+        seeds."""
         arms = [self.arm(suite, variant) for suite in (self.suites if suites is None else suites)]
         found = [entry for entry in (arm.summary(measure) for arm in arms if arm) if entry]
         if len(found) < 2:
@@ -91,17 +92,17 @@ class Experiment:
         return contrast(self.comparison, variant, base, measure, chosen) if chosen else None
 
     def pair(self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
-        """The statistics of `contrast` alone."""
+        """Only the statistics of `contrast`."""
         found = self.contrast(variant, base, measure, suites)
         return found.pair if found else None
 
     def pass_rate(self, variant: str) -> float | None:
-        """The share of runs judged valid, those of refused suites and unfinished ones among them: a mean over what passed would always be 1."""
+        """The share of runs judged valid, including refused suites and unfinished runs; over valid runs alone it would always be 1."""
         runs = [run for run in self.runs if run.variant == variant]
         return sum(run.verdict.status == "valid" for run in runs) / len(runs) if runs else None
 
     def divergence(self, runs: Sequence[Run], key: str) -> Summary | None:
-        """Distance of `runs` from their references; runs that were not compared are left out."""
+        """Distance of `runs` from their references; runs not compared are left out."""
         values = [value for value in map(DIVERGENCES[key], runs) if value is not None]
         return summary(values) if values else None
 
@@ -113,7 +114,7 @@ class Experiment:
         return summary(values) if values else None
 
     def remarks(self) -> list[str]:
-        """What was refused and what is missing, for the notes."""
+        """Refused and missing suites, for the notes."""
         by_reason: dict[str, list[str]] = {}
         for suite, why in self.refused.items():
             by_reason.setdefault(why, []).append(suite)
@@ -122,7 +123,7 @@ class Experiment:
 
 
 def experiments(comparison: Comparison) -> list[Experiment]:
-    """The published experiments of which at least one suite is at hand; a sweep over settings of a published suite is another experiment."""
+    """The published experiments with at least one suite at hand; a sweep over settings of a published suite counts as another experiment."""
     found = [_experiment(ident, suites, comparison) for ident, suites in SUITES_OF.items()]
     return [experiment for experiment in found if any(not _several(suite, comparison) for suite in experiment.present)]
 
@@ -136,7 +137,7 @@ def _experiment(ident: str, names: Sequence[str], comparison: Comparison) -> Exp
 
 
 def _several(suite: str, comparison: Comparison) -> str:
-    """Which variants are more than one arm: none of them is the published one."""
+    """Variants with more than one arm; none of these arms is the published one."""
     variants = [arm.variant for arm in comparison.of(suite)]
     several = sorted({variant for variant in variants if variants.count(variant) > 1})
     return f"several configurations of {listed(several)}" if several else ""
@@ -148,13 +149,13 @@ def _failed(suite: str, comparison: Comparison) -> str:
 
 
 def _unlike(suites: Sequence[str], comparison: Comparison) -> dict[str, str]:
-    """The suites that ran elsewhere, or on another scale, than the first: one table averages no two machines."""
+    """Suites run on another machine or scale than the first; a table averages one machine only."""
     firsts = [next(run for run in comparison.counted if run.suite == suite) for suite in suites]
     return {run.suite: f"another {listed(what)} than {suites[0]}" for run in firsts[1:] if (what := pooling_obstacles(firsts[0], run))}
 
 
 def diverged(run: Run, *keys: str) -> object:
-    """What divergence.json says under `keys`; None where it does not, or is none of ours."""
+    """The value under `keys` in divergence.json; None if missing or the file is not ours."""
     found: object = run.divergence
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
@@ -162,12 +163,12 @@ def diverged(run: Run, *keys: str) -> object:
 
 
 def same_losses(run: Run) -> bool | None:
-    """Whether every committed step had the loss of the reference's, bit for bit; None where that was not compared."""
+    """Whether every committed step had bit for bit the loss of the reference; None if not compared."""
     loss = diverged(run, "loss")
     return loss["first_differing_step"] is None if isinstance(loss, dict) and "first_differing_step" in loss else None
 
 
 def _distance(run: Run, *keys: str) -> float | None:
-    """A number, or None: a loss that is none (a run may end in NaN) has no distance to another."""
+    """A distance, or None for a loss that is not finite (a run may end in NaN)."""
     found = diverged(run, *keys)
     return float(found) if isinstance(found, int | float) and math.isfinite(found) else None

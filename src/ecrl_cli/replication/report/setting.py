@@ -1,4 +1,4 @@
-"""What differs between a published setting and the runs at hand: worked out key by key from configurations, environments and metrics."""
+"""Differences between a published setting and the runs at hand, computed per key from configurations, environments and metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrl_cli.replication.report.values import published_setting
 from ecrl_cli.report.formats import listed, printable
 from ecrl_cli.report.model.run_record import Run
 
-# What a key is called. A key that is not here is not compared.
+# Display names of the keys. Keys not listed are not compared.
 WORDS = {
     "dataset.name": "data set",
     "dataset_size": "images",
@@ -41,7 +41,7 @@ WORDS = {
     "python": "python",
     "cpu": "processor",
 }
-# What a column says of the keys: one word for what belongs together.
+# One word per group of keys, for table columns.
 GROUPS = {
     "data and model": ("dataset.name", "model.name", "dataset.augment"),
     "size": ("dataset_size", "model.width", "target_steps", "global_batch", "checkpoint.every", "checkpoint.max_inflight", "failure.steps"),
@@ -54,13 +54,13 @@ GROUPS = {
     "machine": ("device", "backend", "ranks_per_gpu", "supervision.nodes", "cpu"),
     "versions": ("torch", "python"),
 }
-_FAILURE_KEYS = ("failure.kind", "failure.steps")  # compared on the arms that fail
-_CHECKPOINT_KEYS = ("checkpoint.every", "checkpoint.max_inflight", "checkpoint.format", "write_mode.name")  # and on those that save
+_FAILURE_KEYS = ("failure.kind", "failure.steps")  # compared on arms with failures
+_CHECKPOINT_KEYS = ("checkpoint.every", "checkpoint.max_inflight", "checkpoint.format", "write_mode.name")  # compared on arms with checkpoints
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One key that was set otherwise here; `measured`: every value that it has over the runs looked at."""
+    """One key set differently here; `measured`: all its values in the runs considered."""
 
     key: str
     published: Any
@@ -75,7 +75,7 @@ class Difference:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """By key of WORDS, what this run had. `device`, `backend`: where they are `auto`, what follows from the machine."""
+    """This run's value for each key of WORDS. `device`, `backend`: `auto` is resolved from the recorded machine."""
     config, environment = run.config, run.environment
     found: dict[str, Any] = {key: config[key] for key in WORDS if key in config}
     for key in WORDS:
@@ -89,7 +89,7 @@ def facts(run: Run) -> dict[str, Any]:
 
 
 def _devices(known: dict[str, Any], gpus: int) -> dict[str, Any]:
-    """Where the ranks computed and over what they spoke; where a machine has fewer GPUs than ranks, they share."""
+    """Device of the ranks and their backend; where a machine has fewer GPUs than ranks, they share."""
     device = known.get("device")
     device = ("cuda" if gpus else "cpu") if device == "auto" else device
     backend = known.get("backend", "auto")
@@ -100,7 +100,7 @@ def _devices(known: dict[str, Any], gpus: int) -> dict[str, Any]:
 
 
 def differences(runs: Iterable[Run]) -> tuple[Difference, ...]:
-    """Every key in which the runs of published suites differ from what was published; in the order of WORDS."""
+    """Every key in which the runs of published suites differ from the published setting, in the order of WORDS."""
     found: dict[tuple[str, str], Difference] = {}
     by_suite: dict[str, list[Run]] = {}
     for run in runs:
@@ -115,7 +115,7 @@ def differences(runs: Iterable[Run]) -> tuple[Difference, ...]:
 
 
 def _merge(found: dict[tuple[str, str], Difference], new: Difference) -> None:
-    """Suites that differ from the same value become one difference with all of their values."""
+    """Merge suites that differ from the same published value into one difference with all their values."""
     ident = (new.key, shown(new.published))
     old = found.get(ident)
     values = {shown(value): value for value in ((*old.measured, *new.measured) if old else new.measured)}
@@ -123,7 +123,7 @@ def _merge(found: dict[tuple[str, str], Difference], new: Difference) -> None:
 
 
 def _measured(key: str, runs: Sequence[Run], known: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
-    """The distinct values of `key`; the seeds count as one value together. Arms that a key does not concern are left out."""
+    """The distinct values of `key`; all seeds count as one value. Arms that the key does not concern are left out."""
     if key == "seed":
         return (tuple(sorted({int(run.seed) for run in runs if run.seed.isdigit()})),)
     found = [item[key] for run, item in zip(runs, known, strict=True) if key in item and _concerns(key, run)]
@@ -147,7 +147,7 @@ def _comparable(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A setting as a reader writes it."""
+    """A setting formatted for readers."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, dict):
@@ -158,13 +158,13 @@ def shown(value: Any) -> str:
 
 
 def in_short(found: Sequence[Difference]) -> str:
-    """For a column: the groups alone; the values stand above the table."""
+    """For a column: only the groups; the values are given above the table."""
     keys = {difference.key for difference in found}
     return ", ".join(group for group, members in GROUPS.items() if keys & set(members)) or "nothing"
 
 
 def in_full(found: Sequence[Difference], suites: Iterable[str]) -> str:
-    """For a table's heading: each with its values, and which of the published ones the reports leave out."""
+    """For a table's heading: each difference with its values, and which published ones the reports leave out."""
     if not found:
         return "the published setting"
     said = {key: entry for suite in suites for key, entry in published_setting(suite).items()}

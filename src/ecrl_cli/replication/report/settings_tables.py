@@ -1,4 +1,4 @@
-"""Tables 2 to 4: what it ran on, what was run, and which factors were held and which varied; all from the runs' own records."""
+"""Tables 2 to 4: the machine, what was run, and which factors were held and which varied; all from the runs' own records."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _axis(key: str, found: Sequence[str], missing: str) -> Row:
 
 
 def _missing(experiment: Experiment) -> list[str]:
-    """By axis of Table 3, what of it is not at hand."""
+    """What is not at hand, by axis of table 3."""
     here = [values for values in SUITES if values.suite in experiment.present]
     gone = [sorted({getattr(v, axis) for v in SUITES} - {getattr(v, axis) for v in here}) for axis in ("dataset", "model", "failure")]
     variants = {run.variant for run in experiment.runs}
@@ -107,7 +107,7 @@ def _statuses(runs: Sequence[Run]) -> str:
 
 
 def _reuse(runs: Sequence[Run]) -> str:
-    """Whether runs of two codes or machines stand side by side here: what the manifest says of reused runs, and what the runs recorded."""
+    """Whether runs of different code or machines are mixed: from the manifest's reused runs and the runs' records."""
     mixed = [run.name for run in runs if run.input.manifest_row.get("reason", "").startswith("mixed")]
     known = [run for run in runs if run.environment]
     others = sorted({key for run in known for key in pooling_obstacles(known[0], run)})
@@ -117,7 +117,7 @@ def _reuse(runs: Sequence[Run]) -> str:
 
 
 def table4(experiment: Experiment) -> PublishedTable:
-    """Published factors, then every other key that differs between the runs; the roles from the runs' configurations."""
+    """Published factors, then every other key that differs between the runs; roles come from the runs' configurations."""
     known = [
         facts(run) | {"seed": run.seed} | ({"checkpoint.strategy": run.config["checkpoint"]["strategy"]} if run.config else {})
         for run in experiment.runs
@@ -134,7 +134,7 @@ def table4(experiment: Experiment) -> PublishedTable:
 
 
 def _role(key: str, known: Sequence[dict[str, Any]], runs: Sequence[Run]) -> str:
-    """Whether the runs differ in `key`; seeds are controlled where every arm has the same ones."""
+    """Whether `key` differs between the runs; seeds are controlled if every arm has the same ones."""
     if key != "seed":
         return "varied" if len(_values(known, key)) > 1 else "controlled"
     by_arm: dict[tuple[str, str], set[str]] = {}

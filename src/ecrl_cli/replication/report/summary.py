@@ -31,7 +31,7 @@ SUITE_COLUMNS = (
 
 @dataclass(frozen=True)
 class ReplicationData:
-    """What a summary is made of."""
+    """Input of a summary."""
 
     comparison: Comparison
     experiments: tuple[Experiment, ...]
@@ -81,7 +81,7 @@ _KEYS = ("suite", "accepted", "scale", "arms", "runs", "valid", "failed_gates")
 
 
 def table_document(published: PublishedTable) -> dict[str, Any]:
-    """A published table in publication_summary.json: its cells as a reader sees them."""
+    """A published table in publication_summary.json, with its cells as displayed."""
     table = published.table
     rows = [[text_of(value, column) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
     labels = [column.label for column in table.columns]
@@ -117,7 +117,7 @@ def _markdown(material: ReplicationData) -> str:
 
 
 def _sentences(material: ReplicationData) -> list[str]:
-    """What the reader must know before any number."""
+    """Sentences that must precede any number."""
     suites = material.comparison.gates
     accepted = sum(all_passed(gates) for gates in suites.values())
     lines = [f"{accepted} of {plural(len(suites), 'suite')} accepted; what is not accepted is listed and not averaged."]

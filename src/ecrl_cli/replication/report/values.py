@@ -1,4 +1,4 @@
-"""The published numbers and settings (published.yaml) as typed values. What they say of one another is worked out where it is shown."""
+"""The published numbers and settings (published.yaml) as typed values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SuiteValues:
 
 @dataclass(frozen=True)
 class ArmValues:
-    """A row of Table 5. `difference`: under "Ovl-Block", in percent, percentage points, else the measure's unit."""
+    """A row of table 5. `difference`: under "Ovl-Block", in percent, percentage points, else the measure's unit."""
 
     ref: float
     blk: float
@@ -96,7 +96,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Part:
-    """So many of all runs."""
+    """A count out of all runs."""
 
     runs: int
     of: int
@@ -129,7 +129,7 @@ class PublishedSetting:
 
 @dataclass(frozen=True)
 class Values:
-    """The keys of published.yaml, which says where each number stands."""
+    """The keys of published.yaml, which cites the source of each number."""
 
     exp4_prefix: str
     suites: tuple[SuiteValues, ...]
@@ -163,12 +163,12 @@ ARMS = {"exp4": ("ref", "blk", "ovl")} | {ident: tuple(values.goodput) for ident
 
 
 def repeats(suite: str) -> str:
-    """The published experiment that a suite of this name is part of; empty where it is of none."""
+    """The published experiment that a suite of this name belongs to, or empty."""
     return "exp4" if suite in BY_SUITE else suite if suite in ARMS else ""
 
 
 def published_setting(suite: str) -> dict[str, PublishedSetting]:
-    """By key, what the published run of this name had; empty where there was none."""
+    """The published run's setting by key; empty if there was none of this name."""
     settings = PUBLISHED.settings
     if suite in BY_SUITE:
         found = BY_SUITE[suite]

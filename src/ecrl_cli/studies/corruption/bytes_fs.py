@@ -1,4 +1,4 @@
-"""Checkpoints as bytes in memory, for the guard to read: the same guard as on disk, tens of thousands of times."""
+"""Checkpoints as bytes in memory, so that the integrity check used on disk can run tens of thousands of times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path("/checkpoints")
 
 
 class ShelfFs(PosixFs):
-    """Reads come from `files`, as if they lay under ROOT; nothing is ever written."""
+    """Serves reads from `files` as if they lay under ROOT; read-only."""
 
     def __init__(self, files: Files) -> None:
         super().__init__()
@@ -78,11 +78,11 @@ def _refused(call: str, path: str, number: int) -> StorageError:
 
 
 def taken(root: Path) -> dict[str, bytes]:
-    """The files under `root`; links are left out."""
+    """The files under `root`, without links."""
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and not path.is_symlink()}
 
 
 def look_at(files: Files, name: str, guard: IntegrityConfig) -> Look:
-    """What the guard says of the checkpoint `name` among `files`."""
+    """The integrity check's verdict on checkpoint `name` among `files`."""
     fs = ShelfFs(files)
     return looked(lambda: verify_checkpoint(ROOT / name, guard, fs))

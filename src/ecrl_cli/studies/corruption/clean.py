@@ -1,4 +1,4 @@
-"""Checkpoints that nobody has touched, of many shapes, and copies of them: none may be refused."""
+"""Undamaged checkpoints of many shapes, and copies of them: none may be rejected."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ecrl_cli.studies.corruption.content import GENERATOR, GUARD, Parts, image_o
 from ecrl_cli.studies.frame.study import Skip, StudyContext, Trial
 
 ARM = "clean"
-SLICE = 50  # verifications: half of them of copies
+SLICE = 50  # verifications; half of them of copies
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (3, 0, 5), (16, 3, 3, 3), (64, 33), (1, 1, 1, 1, 2), (4096,))
 NOT_FINITE = (b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff")  # NaN, infinity, -infinity
 LAYOUTS = ("group", "single")
-_GUARD = replace(GUARD, finite="model")  # a state of random structure has NaN in its optimizer, and nothing is wrong with the files
+_GUARD = replace(GUARD, finite="model")  # a state of random structure may have NaN in its optimizer, which is no damage to the files
 
 COMMANDS: dict[str, list[str]] = {
     "cp -a": ["cp", "-a", "{source}/.", "{target}"],
@@ -32,7 +32,7 @@ COMMANDS: dict[str, list[str]] = {
 
 
 def tools() -> list[str]:
-    """How copies are made here."""
+    """The ways of copying available here."""
     return ["copytree", *(name for name in COMMANDS if shutil.which(name.partition(" ")[0]))]
 
 
@@ -54,7 +54,7 @@ def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     single, seed = trial.facts["layout"] == "single", rng.getrandbits(48)
     store = store_in(root)
     try:
-        # one image per step; a verification each for the original, the rest for the copies
+        # one image per step; one verification for the original, the rest for the copies
         images = [varied(rng, seed, step, single=single) for step in range(1, -(-count // 2) + 1)]
         paths = [store.save(image, 0).path for image in images]
         copy = root / "copy"
@@ -69,10 +69,10 @@ def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _refusal(path: Path, saved: Components) -> str:
-    """Why a clean checkpoint was refused, or (empty) that it is accepted and is what was saved."""
+    """Why a clean checkpoint was rejected; empty if it was accepted with the saved content."""
     try:
         report = verify_checkpoint(path, _GUARD)
-    except Exception as error:  # a defect, and data here
+    except Exception as error:  # a defect, recorded as data
         return f"{path.name}: {type(error).__name__}: {error}"[:200]
     if not report.ok or report.manifest is None:
         return f"{path.name}: {report.layer}: {report.reason}"
@@ -80,7 +80,7 @@ def _refusal(path: Path, saved: Components) -> str:
 
 
 def varied(rng: random.Random, seed: int, step: int, *, single: bool) -> CheckpointImage:
-    """A state of random structure: every type, scalars and empty tensors, one to four ranks, and an optimizer that may hold NaN."""
+    """A state of random structure: every type, scalars and empty tensors, one to four ranks, an optimizer that may hold NaN."""
     return _not_finite(rng, image_of(_structure(rng), seed, step, single=single))
 
 

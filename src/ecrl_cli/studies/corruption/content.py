@@ -1,4 +1,4 @@
-"""Checkpoints with the content of a real training, made without one: what is zero, small or random there is so here."""
+"""Torch-free checkpoints with realistic content: zero, small and random values as in real training."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.storage.writing import WriteMode
 
 GUARD = IntegrityConfig(run_id=RUN_ID)
-UNSAFE = WriteMode(sync_files=False, atomic=False, sync_directories=False)  # for what is read back at once
-GENERATOR = 5056  # bytes of torch's generator on the CPU
+UNSAFE = WriteMode(sync_files=False, atomic=False, sync_directories=False)  # for content read back at once
+GENERATOR = 5056  # size of torch's CPU generator state in bytes
 PUBLISHED = (128 * 1024, 64 * 1024)  # model, optimizer
 
 Parts = dict[str, list[TensorSpec]]
 
 
 def training_specs(model_bytes: int, optimizer_bytes: int, world_size: int, generator: int = GENERATOR) -> Parts:
-    """A layer with its bias and batch norm, momentum, a step counter, every rank's generator."""
+    """A layer with bias and batch norm, momentum, a step counter, and every rank's generator."""
     side = 64
     model = [
         TensorSpec("parameters.layer.weight", "torch.float32", (model_bytes // 4 - 4 * side,)),
@@ -42,7 +42,7 @@ def training_specs(model_bytes: int, optimizer_bytes: int, world_size: int, gene
 
 
 def image_of(parts: Parts, seed: int, step: int, *, single: bool = False, run_id: str = RUN_ID) -> CheckpointImage:
-    """The snapshot of `step`, its bytes a function of (seed, step)."""
+    """The snapshot of `step`; its bytes are a function of (seed, step)."""
     plan = plan_image({"all": [spec for specs in parts.values() for spec in specs]} if single else parts)
     memory = memoryview(mmap.mmap(-1, plan.nbytes))
     for offset, header in plan.headers:
@@ -59,7 +59,7 @@ def image_of(parts: Parts, seed: int, step: int, *, single: bool = False, run_id
 
 
 def tensor_bytes(spec: TensorSpec, step: int, rng: np.random.Generator) -> bytes:
-    """What a tensor of this name and type holds after `step` steps: zero where training leaves zeros."""
+    """The bytes of a tensor of this name and type after `step` steps; zero where training leaves zeros."""
     count, kind = int(np.prod(spec.shape, dtype=np.int64)), spec.dtype.removeprefix("torch.")
     if spec.name.startswith("rng."):  # 32-bit words in 64-bit slots
         return rng.integers(0, 2**32, -(-count // 8), dtype=np.uint64).tobytes()[:count]
@@ -77,7 +77,7 @@ def tensor_bytes(spec: TensorSpec, step: int, rng: np.random.Generator) -> bytes
 
 
 def store_in(root: Path, mode: WriteMode = UNSAFE) -> CheckpointStore:
-    """A store in `root`/checkpoints that keeps everything."""
+    """A store in `root`/checkpoints that retires nothing."""
     root.mkdir(parents=True, exist_ok=True)
     store = CheckpointStore(root / "checkpoints", StoreConfig(mode, 1000, GUARD))
     store.claim(0)

@@ -1,4 +1,4 @@
-"""Counts of a slice of injections, and the first of each kind that should not be."""
+"""Counts over a slice of injections, with the first example of each kind of error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Counts:
         self._first: dict[str, str] = {}
 
     def add(self, outcome: str, look: Look, changed: bool, where: str) -> None:
-        """One injection `where` ended as `outcome`. Refused though nothing was `changed` is wrong, too."""
+        """Add one injection at `where` with `outcome`. A rejection of an unchanged checkpoint is an error, too."""
         self._counts["injections"] += 1
         self._counts["noops"] += not changed
         if changed or outcome == "untyped":
@@ -34,7 +34,7 @@ class Counts:
             self._first.setdefault(what, f"{where}: {look.layer or look.untyped or 'accepted'}")
 
     def found(self) -> dict[str, Any]:
-        """For the record: counts, by the layer that saw it first, and an example of each kind of error."""
+        """For the record: counts, counts by detecting layer, and one example of each kind of error."""
         return {name: self._counts[name] for name in COUNTS} | {
             "layers": dict(sorted(self._layers.items())),
             "first": dict(sorted(self._first.items())),
@@ -42,7 +42,7 @@ class Counts:
 
 
 def summed(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The sum of several slices; `first` of the first that has it."""
+    """The sum of several slices; `first` comes from the first slice that has it."""
     counts: Counter[str] = Counter()
     layers: Counter[str] = Counter()
     first: dict[str, str] = {}

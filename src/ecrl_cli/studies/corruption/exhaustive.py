@@ -1,4 +1,4 @@
-"""Every place of a small checkpoint injured, one after the other, in memory: it finds bytes that nothing covers, which chance would miss."""
+"""Damages every position of a small checkpoint in turn, in memory, to find bytes covered by no check, which random faults would miss."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAME = "step_00000020"
 
 @dataclass(frozen=True)
 class Region:
-    """One file's flips (each of `bits` in each byte) and truncations (to every `stride`th length), numbered one after the other."""
+    """The bit flips of one file (each of `bits` in each byte) and its truncations (to every `stride`th length), numbered consecutively."""
 
     name: str
     data: bytes
@@ -42,7 +42,7 @@ class Region:
         return self.flips + -(-len(self.data) // self.stride)
 
     def mutated(self, number: int) -> tuple[bytes, str]:
-        """The file after mutation `number`, and what that is."""
+        """The file after mutation `number`, and a description of it."""
         if number >= self.flips:
             length = (number - self.flips) * self.stride
             return self.data[:length], f"{self.name} cut to {length} bytes"
@@ -51,12 +51,12 @@ class Region:
 
 
 def _files(context: StudyContext) -> dict[str, dict[str, bytes]]:
-    """By layout, the files of a small store. The same in each process, and so are the mutations."""
+    """The files of a small store, by layout; identical in every process, and so are the mutations."""
     return {layout: _committed(context, single=layout == "single") for layout in LAYOUTS}
 
 
 def regions(context: StudyContext, layout: str) -> list[Region]:
-    """Records and pointer: every bit and length. Parts: first and last bit of each byte, every 7th length."""
+    """Records and pointer: every bit and every length. Parts: first and last bit of each byte, every 7th length."""
     found = []
     for name, data in context.shared(_files)[layout].items():
         record = name.endswith((MANIFEST, COMMIT, LATEST, _NAME + ".json"))
@@ -81,7 +81,7 @@ def run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     for number in range(trial.facts["start"], trial.facts["stop"]):
         data, where = region.mutated(number)
         look = _look(context.shared(_files)[layout] | {region.name: data}, layout, region.name)
-        # nobody reads the pointer to decide: whatever it says, recovery finds the newest checkpoint
+        # no decision reads the pointer: whatever it says, recovery finds the newest checkpoint
         changed = region.name != LATEST
         tally.add(outcome(look, changed), look, changed, where)
     return tally.found()

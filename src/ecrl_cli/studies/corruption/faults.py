@@ -1,4 +1,4 @@
-"""What may happen to bytes at rest, as functions of the bytes and a generator. A fault may happen to change nothing: whoever injects looks."""
+"""Storage faults as functions of bytes and a random generator. A fault may leave the bytes unchanged; callers must check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def bitflip(data: bytes, rng: random.Random) -> bytes:
 
 
 def zerorange(data: bytes, rng: random.Random) -> bytes:
-    """From one byte to a block, every order of magnitude as likely."""
+    """Zero a range of one byte up to a block, with log-uniform length."""
     start, size = _range(data, rng)
     return put(data, start, bytes(size))
 
@@ -35,7 +35,7 @@ def extend(data: bytes, rng: random.Random) -> bytes:
 
 
 def duplicate_block(data: bytes, rng: random.Random) -> bytes:
-    """A block written twice: over the one that belonged there."""
+    """Write a block over another one."""
     source, target = _two_blocks(data, rng)
     return put(data, target, data[source : source + BLOCK])[: len(data)]
 
@@ -49,11 +49,11 @@ def swap_blocks(data: bytes, rng: random.Random) -> bytes:
 PUBLISHED: dict[str, Fault] = {"bitflip": bitflip, "zerorange": zerorange, "truncate": truncate}
 IN_A_FILE: dict[str, Fault] = PUBLISHED | {"garbage": garbage, "extend": extend, "duplicate_block": duplicate_block, "swap_blocks": swap_blocks}
 SWAP_PARTS = "swap_parts"
-SMALLEST = {"duplicate_block": 2 * BLOCK, "swap_blocks": 2 * BLOCK}  # bytes a file must have for the fault to be possible
+SMALLEST = {"duplicate_block": 2 * BLOCK, "swap_blocks": 2 * BLOCK}  # minimum file size for the fault, in bytes
 
 
 def zeros_over_zeros(data: bytes, rng: random.Random) -> bytes:
-    """A zero range where zeros are already: the published study counted one as missed, and it must be accepted."""
+    """Zero a range that is zero already: the published study counted one as missed; it must be accepted."""
     places = [start for start in range(len(data) - 2) if data[start : start + 3] == bytes(3)]
     return put(data, rng.choice(places), bytes(3)) if places else data
 

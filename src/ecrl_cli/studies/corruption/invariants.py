@@ -1,4 +1,4 @@
-"""What the guard says, as data: accepted, refused by a layer, or (a defect) an exception."""
+"""Verdicts of the integrity check as data: accepted, rejected by a layer, or (a defect) an exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 
 @dataclass(frozen=True)
 class Look:
-    """`layer` refused it (empty: none did). `untyped`: the exception that came out of the guard, which promises that none does."""
+    """`layer`: the rejecting layer (empty: none). `untyped`: an exception from the integrity check, which promises to raise none."""
 
     layer: str = ""
     reason: str = ""
@@ -22,16 +22,16 @@ class Look:
 
 
 def looked(examine: Callable[[], IntegrityReport]) -> Look:
-    """The look that `examine` gives."""
+    """The verdict of `examine`."""
     try:
         report = examine()
-    except Exception as error:  # whatever it is: that it happened is the finding
+    except Exception as error:  # any exception is a finding
         return Look(untyped=f"{type(error).__name__}: {error}"[:200])
     return Look() if report.ok else Look(report.layer or "?", report.reason)
 
 
 def outcome(look: Look, changed: bool) -> str:
-    """The outcome class of one look at a checkpoint whose bytes were `changed` (or not: then it must pass)."""
+    """The outcome class of one check of a checkpoint whose bytes were `changed` (if not, it must pass)."""
     if look.untyped:
         return "untyped"
     if look.accepted:

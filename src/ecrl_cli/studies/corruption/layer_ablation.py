@@ -1,4 +1,4 @@
-"""The published mechanisms, each on its own: would it alone have seen the damage? The guard stops at the first layer that does."""
+"""The published mechanisms one at a time: would each alone have detected the damage? The integrity check stops at the first layer that does."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MECHANISMS = ("load", "digest", "sha")
 
 
 def seen_by(files: Files) -> list[str]:
-    """Which of MECHANISMS see damage in a group checkpoint, by file name. load: JSON, schema and headers, no hash. digest: tensor by tensor,
-    where the file loads. sha: of each file, where the record that names it can be read."""
+    """Which of MECHANISMS detect damage in a group checkpoint, by file name. load: JSON, schema and headers, no hash. digest: tensor by tensor, if
+    the file loads. sha: of each file, if the record naming it can be read."""
     found = {"load": _load(files), "digest": _digest(files), "sha": _sha(files)}
     return [name for name in MECHANISMS if found[name]]
 
@@ -60,7 +60,7 @@ def _commit(files: Files) -> Commit | None:
 
 
 def _manifest(files: Files) -> Manifest | None:
-    """The manifest if it can be read and names the files that are there."""
+    """The manifest, if it can be read and names the existing files."""
     try:
         manifest = read_manifest(files[MANIFEST])
     except ValueError:
@@ -77,7 +77,7 @@ def _json(data: bytes) -> dict[str, object] | None:
 
 
 def _places(data: bytes, entry: PartEntry) -> list[TensorPlace] | None:
-    """Where the tensors of a safetensors file lie, if its header fits the manifest and its length."""
+    """The tensors' offsets in a safetensors file, if its header fits the manifest and the file length."""
     try:
         length = header_length(data[:8], len(data))
         found = places(data[8 : 8 + length], entry)

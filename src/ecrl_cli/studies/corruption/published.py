@@ -1,4 +1,4 @@
-"""The published study: one fault in a committed checkpoint, 400 of each kind and 400 of none. On real files, behind a real commit."""
+"""The published study: one fault in a committed checkpoint on real files, 400 trials of each kind and 400 without a fault."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ecrl_cli.studies.frame.study import StudyContext, Trial
 
 ARM = "published"
 NOOP, CONTROL = "zeros over zeros", "none"
-SHARE_NOOP = 8  # one trial of zeros over zeros for so many of each fault
+SHARE_NOOP = 8  # one trial of zeros over zeros per so many of each fault
 
 
 def trials(setting: StudyContext) -> list[Trial]:
-    """Faults interleaved."""
+    """The trials, faults interleaved."""
     count = setting.config.study.trials
     faults = [(number, fault) for number in range(count) for fault in (*FAULTS, CONTROL)]
     faults += [(number, NOOP) for number in range(-(-count // SHARE_NOOP))]
@@ -31,7 +31,7 @@ def trials(setting: StudyContext) -> list[Trial]:
 
 
 def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
-    """Commit, injure, look."""
+    """Commit, inject, verify."""
     rng, root, fault = setting.rng(trial.key), setting.scratch / "run", str(trial.facts["fault"])
     image = image_of(training_specs(*PUBLISHED, world_size=1), rng.getrandbits(48), 10)
     store = store_in(root, WriteMode())
@@ -50,7 +50,7 @@ def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def injected(path: Path, fault: str, rng: random.Random) -> str:
-    """Injure one file of the checkpoint at `path`, any as likely; gives its name. Nothing else changes, which is asserted."""
+    """Inject into one random file of the checkpoint at `path`; returns its name. Asserts that nothing else changes."""
     if fault == CONTROL:
         return ""
     files = taken(path)
@@ -64,7 +64,7 @@ def injected(path: Path, fault: str, rng: random.Random) -> str:
 
 
 def overwrite(path: Path, data: bytes) -> None:
-    """Put `data` in the place of what `path` holds: the same inode, owner and mode; asserted, or a later refusal would prove nothing."""
+    """Replace the content of `path` by `data`, asserting the same inode, owner and mode; otherwise a later rejection would prove nothing."""
     before = path.stat()
     with path.open("r+b") as file:
         file.write(data)

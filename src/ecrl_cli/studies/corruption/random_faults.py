@@ -1,4 +1,4 @@
-"""Random faults of eight kinds, anywhere in a checkpoint of realistic content, in memory."""
+"""Random faults of eight kinds at any position of a checkpoint with realistic content, in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYOUTS = ("group", "single")
 
 
 def trials(setting: StudyContext) -> list[Trial]:
-    """Slices of each fault, on a checkpoint each, the layouts by turns."""
+    """Slices of each fault, one checkpoint per slice, alternating the layouts."""
     found, count = [], setting.config.study.random
     for number, start in enumerate(range(0, count, SLICE)):
         for fault in FAULTS:
@@ -41,7 +41,7 @@ def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def committed(setting: StudyContext, seed: int, *, single: bool) -> tuple[str, dict[str, bytes]]:
-    """A committed checkpoint of two ranks with one before it: its name, and the files of the folder."""
+    """A committed checkpoint of two ranks with a predecessor: its name, and the folder's files."""
     root = setting.scratch / "run"
     store = store_in(root)
     try:
@@ -54,7 +54,7 @@ def committed(setting: StudyContext, seed: int, *, single: bool) -> tuple[str, d
 
 
 def injured(files: Files, fault: str, rng: random.Random) -> tuple[dict[str, bytes], str]:
-    """`files` after one fault, and where it was."""
+    """`files` after one fault, and its position."""
     if fault == SWAP_PARTS:
         first, second = rng.sample(sorted(files), 2)
         return dict(files) | {first: files[second], second: files[first]}, f"{first} and {second}"

@@ -1,4 +1,4 @@
-"""The newest k checkpoints damaged: recovery takes the newest whole one, says what it passed over and why, and touches nothing."""
+"""With the newest k checkpoints damaged, recovery takes the newest intact one, reports what it rejected and why, and changes nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _damage_one(files: dict[str, bytes], names: list[str], rng: random.Random) -> None:
-    """Put one effective fault into one of `names`; what changed nothing is drawn again."""
+    """Inject one fault into one of `names`, redrawn until it changes bytes."""
     while True:
         name, fault = rng.choice(names), rng.choice(sorted(set(IN_A_FILE) - {"duplicate_block", "swap_blocks"}))
         changed = IN_A_FILE[fault](files[name], rng)

@@ -1,4 +1,4 @@
-"""Beside ours: what stock loaders make of one flipped bit. The only file of this study that needs torch, and only when it runs."""
+"""How stock loaders react to one flipped bit, for comparison. The study's only file that imports torch, and only when it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ecrl_cli.studies.frame.study import StudyContext, Trial
 ARM = "anchors"
 SLICE = 50
 LOADERS = ("torch.load", "safetensors", "torch.distributed.checkpoint")
-_MODEL, _OPTIMIZER = 128 * 1024 // 4, 64 * 1024 // 4  # float32 of the published payload
+_MODEL, _OPTIMIZER = 128 * 1024 // 4, 64 * 1024 // 4  # float32 values in the published payload
 
 State = dict[str, Any]  # torch.Tensor by name
 
@@ -40,7 +40,7 @@ def trials(setting: StudyContext) -> list[Trial]:
 
 
 def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
-    """Save once; flip one bit anywhere in what was written; load; put it back. Nothing else decides than what comes out of the loader."""
+    """Save once; then flip one bit anywhere in the output, load, and restore the bit. Only the loader's result is judged."""
     loader, root, rng = _loaders()[str(trial.facts["loader"])], setting.scratch / "stock", setting.rng(trial.key)
     state = _state(rng.getrandbits(48))
     counts: Counter[str] = Counter()
@@ -61,7 +61,7 @@ def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _by_size(files: list[Path], rng: random.Random) -> Path:
-    """A file, each byte as likely."""
+    """A file, weighted by size."""
     return rng.choices(files, [path.stat().st_size for path in files])[0]
 
 
@@ -75,13 +75,13 @@ def _flipped(loader: Loader, state: State, root: Path, path: Path, rng: random.R
 
 
 def _outcome(loader: Loader, state: State, root: Path) -> str:
-    """raised, silent_wrong, or harmless: the bytes of every tensor are what was saved."""
+    """raised, silent_wrong, or harmless: the bytes of every tensor match what was saved."""
     try:
         loaded = loader.load(state, root)
         same = loaded.keys() == state.keys() and all(_same(loaded[name], tensor) for name, tensor in state.items())
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # CheckpointException is no Exception
+    except BaseException:  # CheckpointException does not derive from Exception
         return "raised"
     return "harmless" if same else "silent_wrong"
 
@@ -126,4 +126,4 @@ def _loaders() -> dict[str, Loader]:
 
 
 def _ignored(value: object) -> None:
-    """For a call that gives something nobody needs."""
+    """Discard the return value of a call."""

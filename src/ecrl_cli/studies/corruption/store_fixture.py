@@ -1,4 +1,4 @@
-"""A run directory with three acknowledged checkpoints and the records of it, for somebody to tamper with."""
+"""A run directory with three acknowledged checkpoints and their records, to be tampered with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = (12_000, 6_000)
 
 @dataclass(frozen=True)
 class Scene:
-    """`single`: the layout. All choices of the tamperer come from `rng`."""
+    """`single`: the layout. All random choices come from `rng`."""
 
     layout: RunLayout
     store: CheckpointStore
@@ -63,7 +63,7 @@ class Scene:
 
 @contextmanager
 def scene(root: Path, rng: random.Random, *, single: bool) -> Iterator[Scene]:
-    """Build one at `root`; the caller removes the folder."""
+    """Build a scene at `root`; the caller removes the folder."""
     store = store_in(root)
     made = Scene(RunLayout(root), store, rng, rng.getrandbits(48), single)
     attempt = made.layout.attempt(0)
@@ -79,7 +79,7 @@ def scene(root: Path, rng: random.Random, *, single: bool) -> Iterator[Scene]:
 
 
 def forge(path: Path, edit: Callable[[dict[str, Any]], object], data: dict[str, bytes] | None = None) -> None:
-    """Rewrite the group at `path` as one who knows the format, and has no key, would: parts `data`, then `edit` on the manifest, then the commit."""
+    """Rewrite the group at `path` as an attacker without the key would: parts `data`, then `edit` on the manifest, then the commit."""
     manifest = json.loads((path / MANIFEST).read_bytes())
     for name, content in (data or {}).items():
         (path / name).write_bytes(content)
@@ -90,14 +90,14 @@ def forge(path: Path, edit: Callable[[dict[str, Any]], object], data: dict[str, 
 
 
 def recommit(path: Path, changes: dict[str, Any]) -> None:
-    """Change COMMIT and make it match itself."""
+    """Change COMMIT and update its own hash."""
     commit = json.loads((path / COMMIT).read_bytes()) | changes
     body = {key: value for key, value in commit.items() if key != "self_sha256"}
     (path / COMMIT).write_bytes(canonical_json(body | {"self_sha256": digest(body)}))
 
 
 def _equal_files(parts: Parts) -> Parts:
-    """The same, the optimizer's file made as long as the model's: what is swapped must not be seen by its size."""
+    """The same, with the optimizer file as long as the model's, so that a swap does not show in the size."""
     by_name = {place.name: place.nbytes for place in plan_image(parts).parts}
     vector, *rest = parts[OPTIMIZER]
     longer = TensorSpec(vector.name, vector.dtype, (vector.shape[0] + (by_name[MODEL] - by_name[OPTIMIZER]) // 4,))

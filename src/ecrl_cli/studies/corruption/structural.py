@@ -1,4 +1,4 @@
-"""Whole files and folders moved, missing, linked, forged: each row of `rows` against what the row says must come of it."""
+"""Moves, deletes, links and forges whole files and folders, and compares the results with the expectation of each row of `structural_cases`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = {"group": GROUP, "single": SINGLE}
 
 
 def able(setting: StudyContext) -> frozenset[str]:
-    """What this machine can do of what some rows need."""
+    """Which needs of the rows this machine meets."""
     path = setting.scratch / "node"
     with suppress(OSError):
         os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
@@ -56,7 +56,7 @@ def row_of(trial: Trial) -> Row:
 
 
 def run(setting: StudyContext, trial: Trial, judging: Callable[[], AbstractContextManager[None]] = nullcontext) -> dict[str, Any]:
-    """Tamper; then, within `judging`, ask the guard, recovery and the records."""
+    """Tamper; then, within the context `judging`, run the integrity check, recovery and the readers of records."""
     root, row = setting.scratch / "run", row_of(trial)
     try:
         with scene(root, setting.rng(trial.key), single=trial.facts["layout"] == "single") as made:
@@ -84,7 +84,7 @@ def _answers(made: Scene, row: Row, suspect: Path) -> dict[str, Any]:
 
 
 def _recovered(made: Scene) -> tuple[IntegrityReport | None, str]:
-    """What recovery chooses, and the exception that came instead."""
+    """The checkpoint that recovery chose, or the exception raised instead."""
     try:
         return made.store.newest_valid().report, ""
     except Exception as error:
@@ -102,7 +102,7 @@ def _outcome(found: dict[str, Any], exact: bool) -> str:
 
 
 def missed(made: Scene) -> tuple[int, ...]:
-    """The steps that the records outside the folder acknowledge, and that are not there, whole, under their commit."""
+    """Steps acknowledged by the records outside the folder that are not there, intact and under their commit."""
     kept = still_kept(made.layout, (Attempt(0, 1),))
     return tuple(sorted(step for step, line in kept.items() if _whole_as(made.step(step)) != line.commit_sha256))
 
@@ -110,6 +110,6 @@ def missed(made: Scene) -> tuple[int, ...]:
 def _whole_as(path: Path) -> str | None:
     try:
         report = verify_checkpoint(path, GUARD)
-    except Exception:  # counted where the same checkpoint was looked at first
+    except Exception:  # counted at the first check of the same checkpoint
         return None
     return report.commit_sha256 if report.ok else None

@@ -1,4 +1,4 @@
-"""What is done to a group checkpoint, row by row, and what must come of it: stated here, before anything is tried."""
+"""Tampering with a group checkpoint, row by row, each with its expected outcome fixed in advance."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Tamper = Callable[[Scene], Path | None]
 
 @dataclass(frozen=True)
 class Row:
-    """`do` tampers and gives the checkpoint to look at (None: the newest). `layer` must refuse it (empty: it must pass); recovery must find
-    step `recovers` (None: nothing), exactly as it was saved unless `exact` is False. `missed`: the steps that the records outside the folder
-    acknowledge and that are not there, whole and under their commit. `needs`: what the machine must permit."""
+    """`do` tampers and returns the checkpoint to verify (None: the newest). `layer` must reject it (empty: it must pass); recovery must find step
+    `recovers` (None: nothing), exactly as saved unless `exact` is False. `missed`: steps acknowledged by the records outside the folder but not
+    there intact under their commit. `needs`: what the machine must permit."""
 
     name: str
     do: Tamper
@@ -141,7 +141,7 @@ def fifo(scene: Scene) -> None:
 def device(scene: Scene) -> None:
     path = some_part(scene)
     path.unlink()
-    os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero: reading it would never end
+    os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero: reading it never ends
 
 
 def sockets(scene: Scene) -> None:
@@ -149,7 +149,7 @@ def sockets(scene: Scene) -> None:
     path.unlink()
     here = os.open(path.parent, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as made:
-        made.bind(f"/proc/self/fd/{here}/{path.name}")  # a socket's own path may have 107 bytes
+        made.bind(f"/proc/self/fd/{here}/{path.name}")  # a socket path may have at most 107 bytes
     os.close(here)
 
 
@@ -165,7 +165,7 @@ def sparse(scene: Scene) -> None:
 
 
 def pointer(text: str) -> Tamper:
-    """latest.json and latest_ok say `text` where a checkpoint's name belongs."""
+    """Write `text` in place of a checkpoint's name in latest.json and latest_ok."""
 
     def do(scene: Scene) -> None:
         scene.store.point(scene.newest, {})
@@ -189,7 +189,7 @@ def pointer_flipped(scene: Scene) -> None:
 
 
 def deleted(*steps: int, forgotten: bool = False) -> Tamper:
-    """The checkpoints of `steps` are gone; `forgotten`: and so is every record of them."""
+    """Delete the checkpoints of `steps`; `forgotten`: also every record of them."""
 
     def do(scene: Scene) -> None:
         for step in steps:
@@ -225,7 +225,7 @@ ANY_LAYOUT = (
 
 
 def rolled_back(layer: str) -> tuple[Row, ...]:
-    """Whole checkpoints gone. The store cannot know: the records can, as long as they are there. `layer` finds a missing checkpoint."""
+    """Whole checkpoints deleted. The store cannot detect it; the records can, while they exist. `layer` reports a missing checkpoint."""
     return (
         Row("rollback: newest deleted", deleted(30), layer, 20, (30,)),
         Row("rollback: newest two deleted", deleted(20, 30), layer, 10, (20, 30)),

@@ -1,4 +1,4 @@
-"""The rows that only one layout has: a group's own files, forgeries that agree with themselves, and the single file's sidecar."""
+"""Rows for one layout only: a group's own files, self-consistent forgeries, and the single file's sidecar."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def without(part: str) -> Edit:
 
 
 def renamed(part: str, name: str) -> Edit:
-    """The manifest names a part twice: as it is, and as `name`."""
+    """The manifest lists a part twice: under its own name, and as `name`."""
     return lambda manifest: manifest["parts"].update({name: manifest["parts"][part]})
 
 
@@ -45,7 +45,7 @@ def another_tensor_digest(manifest: dict[str, Any]) -> None:
 
 
 def another_header(scene: Scene) -> None:
-    """Two vectors of one length change places in the header, and every hash is made to agree."""
+    """Two vectors of equal length swap places in the header, with every hash updated."""
     data = (scene.newest / MODEL).read_bytes()
     specs = [place.spec for part in scene.image(30).parts if part.name == MODEL for place in part.tensors]
     swapped = {"parameters.layer.bias": "parameters.norm.weight", "parameters.norm.weight": "parameters.layer.bias"}
@@ -55,7 +55,7 @@ def another_header(scene: Scene) -> None:
 
 
 def value_changed(part: str, tensor: str, piece: bytes) -> Tamper:
-    """The first element of `tensor` becomes `piece`, and all records are made to agree."""
+    """The first element of `tensor` becomes `piece`, with all records updated."""
 
     def do(scene: Scene) -> None:
         place = next(p for each in scene.image(30).parts for p in each.tensors if p.spec.name == tensor)
@@ -72,7 +72,7 @@ def train_no_json(scene: Scene) -> None:
 
 
 def edited(name: str, **changes: object) -> Tamper:
-    """A record says something else, and its own hash is left as it was."""
+    """A record is edited without updating its own hash."""
 
     def do(scene: Scene) -> None:
         path = scene.newest / name

@@ -1,4 +1,4 @@
-"""`corruption`: committed checkpoints damaged in every way, and what the guard says. Published Table 3 and Figure 5, and beyond."""
+"""`corruption`: damages committed checkpoints in every way and records the integrity check's verdicts. Published table 3 and figure 5, and beyond."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _skips(context: StudyContext) -> list[Skip]:
 
 
 def _anchors(results: Results) -> Findings:
-    """Stock loaders, and ours beside theirs."""
+    """Stock loaders, and ours beside them."""
     found = results.of(stock_loaders.ARM)
     ours = [record for record in results.of(random_faults.ARM) if record.facts["fault"] == "bitflip"]
     return anchor_findings([*found, *ours]) if found else Findings()
@@ -32,7 +32,7 @@ def _anchors(results: Results) -> Findings:
 STUDY = Study(
     keys=Corruption,
     description="Committed checkpoints damaged in every way, and what the guard says. Published Table 3 and Figure 5, and beyond.",
-    arms=(  # the long ones first: last they would leave a core idle
+    arms=(  # the long ones first, so that none leaves a core idle at the end
         Arm(repair.ARM, repair.trials, repair.run, planted),
         *(
             Arm(arm.ARM, arm.trials, arm.run, partial(_asked, arm.ARM))

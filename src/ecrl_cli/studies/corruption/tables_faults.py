@@ -1,4 +1,4 @@
-"""Tables of the arms that injure bytes: published, random, exhaustive."""
+"""Tables of the arms that damage bytes: published, random, exhaustive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PUBLISHED_TRIALS = 400
 _SEEN = (Column("fault", "fault"), Column("injected", "injected", "count"), Column("noops", "changed nothing", "count"))
 _LAYERS = tuple(Column(layer, f"first seen by {layer}", "count") for layer in LAYERS)
 _DETECTED = tuple(Column(c.key, {"k": "detected", "n": "effective (of no fault: all)"}.get(c.key, c.label), c.kind) for c in PROPORTION_COLUMNS)
-_COUNTED = _DETECTED[:2]  # what is enumerated has no interval
+_COUNTED = _DETECTED[:2]  # enumerated cases have no interval
 
 
 def published_findings(records: Sequence[Record]) -> Findings:
@@ -50,7 +50,7 @@ def published_findings(records: Sequence[Record]) -> Findings:
 
 
 def _published_row(fault: str, found: list[Record]) -> dict[str, Any]:
-    """A trial of the control is one in which nothing was injected; it is detected if it was refused."""
+    """A trial of the control has no injection; it counts as detected if rejected."""
     tried = [r for r in found if r.found["changed"] or fault in (CONTROL, NOOP)]
     seen = Counter(name for r in tried for name in r.found["mechanisms"])
     row = {"fault": fault, "injected": 0 if fault == CONTROL else len(found), "noops": 0 if fault == CONTROL else _unchanged(found)}
@@ -120,11 +120,11 @@ def random_findings(records: Sequence[Record]) -> Findings:
     return Findings((table,), (), (*_sliced_gates("random", total), injected), (note,))
 
 
-_FEW = 10  # injections of one kind; fewer may all be of no effect
+_FEW = 10  # injections of one kind; with fewer, all may have no effect
 
 
 def exhaustive_findings(records: Sequence[Record]) -> Findings:
-    """The pointer is nobody's to read: its rows say that recovery finds the newest checkpoint whatever it says."""
+    """No decision reads the pointer: its rows say that recovery finds the newest checkpoint whatever it contains."""
     table, total = _sliced(
         "exhaustive", "Every place of a small checkpoint, by file", records, lambda r: f"{r.facts['layout']}: {r.facts['file']}", _COUNTED
     )
@@ -167,5 +167,5 @@ def _sliced_gates(arm: str, total: dict[str, Any]) -> tuple[Gate, ...]:
 
 
 def gate(name: str, failures: Sequence[str], kept: str) -> Gate:
-    """Passed where there is no failure; else it names the first."""
+    """Passed without failures; otherwise it names the first."""
     return Gate(name, not failures, f"{len(failures)}, first: {failures[0]}" if failures else kept)

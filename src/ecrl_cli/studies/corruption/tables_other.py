@@ -1,4 +1,4 @@
-"""Tables of the arms that move files, recover, verify what is whole, and look at others and at planted bugs."""
+"""Tables of the structural, recovery, clean, stock-loader and planted-bug arms."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def anchor_findings(records: Sequence[Record]) -> Findings:
     rows = []
     for loader in dict.fromkeys(str(r.facts.get("loader", _OURS)) for r in records):
         found = [r.found for r in records if r.facts.get("loader", _OURS) == loader]
-        # the random arm's words for the same three
+        # the random arm's names for the same three
         names = {"raised": "detected", "silent_wrong": "silent_wrong", "harmless": "noops"} if loader == _OURS else {}
         total = {name: sum(each[names.get(name, name)] for each in found) for name in ("raised", "silent_wrong", "harmless")}
         flips = sum(total.values())
@@ -130,7 +130,8 @@ def _planted_row(name: str, found: dict[str, Any], by_name: dict[str, dict[str, 
 
 
 def _answer(name: str, found: dict[str, Any], by_name: dict[str, dict[str, Any]]) -> str:
-    """found: something passes that must not (or an exception comes out). backed: see the table's note. A pair must do more than its back alone."""
+    """found: something wrong passes (or an exception is raised). backed: see the table's note. A pair must let through more than its second layer
+    alone."""
     back = BACKED.get(name.partition(" + ")[0])
     if name in MUTANTS and (bad(found) or back is None):
         return "found" if bad(found) else "NOT FOUND"

@@ -1,4 +1,4 @@
-"""The records of the study, sorted and counted."""
+"""The study's records sorted by kind, and counted."""
 
 from __future__ import annotations
 

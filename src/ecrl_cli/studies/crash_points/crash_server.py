@@ -1,8 +1,8 @@
-"""`python -m ecrl_cli.studies.crash_points.crash_server FOLDER`: forks the processes that are killed, and says how each one ended.
+"""`python -m ecrl_cli.studies.crash_points.crash_server FOLDER`: forks the processes to be killed, and reports how each one ended.
 
-A process of its own because a fork copies the locks of threads: this one has none. It has imported what its children need, so that a
-child costs a millisecond. FOLDER is where trials may lie: in memory (`memory`: a folder is made, and removed at the end, also when the
-study has been killed), else the one that is named. One JSON line is one request; the end of the input is the end.
+A separate process, because a fork copies held locks of threads: this one has no threads. It has imported what its children need, so a child costs
+a millisecond. FOLDER is where trials lie: `memory` (a folder in memory is made, and removed at the end, also if the study is killed) or a given
+path. One JSON line is one request; the end of input ends it.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ ROOM, CHECKPOINTS = 32 << 20, 100
 
 
 def memory_there(payload_bytes: int = 0) -> bool:
-    """Whether trials may lie in memory: containers often have little room there. A run with its history is many checkpoints of `payload_bytes`."""
+    """Whether trials may lie in memory: containers often have little room there. A run with its history is several checkpoints of `payload_bytes`."""
     writable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
     return writable and shutil.disk_usage(MEMORY).free >= max(ROOM, CHECKPOINTS * payload_bytes)
 
 
 class Killer:
-    """One child at a time."""
+    """Forks and kills one child at a time."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload, self._passed = payload, CrashPointCounter()
         self._writer = 0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what `request` asks for; gives the child's end: `signal` (0: it ended by itself, with `code`) and the point it `passed` last."""
+        """Handle `request`; returns the child's end: `signal` (0: it exited by itself, with `code`) and the point it `passed` last."""
         run, save = RunLayout(Path(request["root"])), Save(**request["save"])
         if request["do"] == "serve":
             return self.serve(run, save)
@@ -53,11 +53,11 @@ class Killer:
         return self.save(run, save) if request["do"] == "save" else self.kill(run, save, request["after_s"])
 
     def save(self, run: RunLayout, save: Save) -> dict[str, Any]:
-        image_of(self._payload, save.layout, save.step)  # before the fork, once
+        image_of(self._payload, save.layout, save.step)  # imported once before the fork
         return self._ended(self._forked(lambda: save_once(run, save, self._payload, self._passed)))
 
     def serve(self, run: RunLayout, save: Save) -> dict[str, Any]:
-        """A background writer that listens; it ends with the request `end`."""
+        """Fork a background writer that listens; the request `end` stops it."""
         run.logs.mkdir(exist_ok=True)
         listener = listen(run.writer)
         self._writer = self._forked(lambda: serve(run, save, self._passed, listener))
@@ -70,12 +70,12 @@ class Killer:
         return ended
 
     def close(self) -> None:
-        """The study was interrupted while a writer listened."""
+        """Kill a writer left by an interrupted study."""
         if self._writer:
             self.end()
 
     def kill(self, run: RunLayout, save: Save, after_s: float) -> dict[str, Any]:
-        """Let a child save back to back and kill it `after_s` seconds after its first save."""
+        """Fork a child that saves back to back and kill it `after_s` seconds after its first save."""
         for number in range(BACK_TO_BACK):
             image_of(self._payload, save.layout, save.step + number)
         begun, begin = os.pipe()
@@ -112,7 +112,7 @@ class Killer:
 
 
 def main(argv: list[str]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the study's to handle: it closes our input
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT is handled by the study, which closes our input
         signal.signal(number, signal.SIG_IGN)
     memory = argv[0] == "memory"
     folder = Path(tempfile.mkdtemp(prefix="crash-points-", dir=MEMORY)) if memory else Path(argv[0])

@@ -1,4 +1,4 @@
-"""What a forked process does until it is killed: the code that trains, on torch-free images."""
+"""What a forked process runs until it is killed: the product's save code on torch-free images."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ecrl_cli.studies.crash_points.points import NONE, CrashPointCounter
 from ecrl_cli.studies.crash_points.store_fixture import BACK_TO_BACK, STEP, VICTIM, Payload, image_of, log_of, store_config
 from ecrl_cli.studies.mutants.registry import PLANTED
 
-LIMIT_S = 60  # a victim that is still alive then hangs, and SIGALRM ends it
+LIMIT_S = 60  # a process still alive then hangs and is killed by SIGALRM
 
 
 def mortal(parent: int) -> None:
-    """Never outlive `parent`, who forked this process, nor LIMIT_S."""
+    """Die with `parent`, the process that forked this one, and after LIMIT_S at the latest."""
     die_with_parent(parent)
     signal.alarm(LIMIT_S)
 
 
 @dataclass(frozen=True)
 class Save:
-    """A save that is to end at a named `point`, or before the file system's call number `call`. `planted`: with this bug in the store."""
+    """A save to be killed at a named `point`, or before file-system call number `call`. `planted`: a bug in the store."""
 
     mode: str
     layout: str
@@ -49,7 +49,7 @@ class Save:
 
 
 def save_once(run: RunLayout, save: Save, payload: Payload, passed: CrashPointCounter) -> None:
-    """Rank 0 of the blocking strategy: one save, in the rank's own process."""
+    """One save by rank 0 of the blocking strategy, in the rank's own process."""
     fs = CrashingFs(run.checkpoints, save.call)
     store = save.store(run, fs, lambda name: passed.die_at(save.point, name))
     store.claim(VICTIM)
@@ -58,16 +58,16 @@ def save_once(run: RunLayout, save: Save, payload: Payload, passed: CrashPointCo
 
 
 def serve(run: RunLayout, save: Save, passed: CrashPointCounter, listener: socket.socket) -> None:
-    """The background writer of the overlapped strategy, as `supervision.writer_main` builds it."""
+    """The background writer of the overlapped strategy, built as by `supervision.launch.writer_main`."""
     threading.excepthook = die_of
     store = save.store(run, PosixFs(), lambda name: passed.die_at(save.point, name))
     Writer(run, store, listener).serve()
 
 
 def save_back_to_back(run: RunLayout, save: Save, payload: Payload, passed: CrashPointCounter, begin: int) -> None:
-    """One save after the other, from `save.step` on; a byte to `begin` when the first, which is the slowest, is done.
+    """Save repeatedly, from `save.step` on; writes a byte to `begin` after the first save, which is the slowest.
 
-    Whoever gets them all done waits for the kill.
+    Waits for the kill when all saves are done.
     """
     store = save.store(run, PosixFs(), passed.note)
     store.claim(VICTIM)

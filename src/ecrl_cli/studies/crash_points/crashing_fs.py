@@ -1,4 +1,4 @@
-"""A back end that names every call that changes something, and at which its process may die."""
+"""A file system that names every modifying call and can kill its process before one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHANGES = ("mkdir", "write", "fsync", "fsyncdir", "rename", "symlink", "unlink"
 
 
 class CrashingFs(RootedFs):
-    """`calls`: the changing calls since it was `armed`, by name. The process dies before call number `last` (never: -1)."""
+    """`calls`: names of the modifying calls since it was `armed`. The process is killed before call number `last` (never: -1)."""
 
     def __init__(self, root: Path, last: int = -1, fs: Fs | None = None) -> None:
         super().__init__(fs or PosixFs(), root)

@@ -1,4 +1,4 @@
-"""Published Figures 3 and 4, and where the random kills fell."""
+"""Published figures 3 and 4, and the distribution of the random kills."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrl_cli.studies.crash_points.points import NONE, PHASES, PUBLISHED
 from ecrl_cli.studies.frame.result import Figure, Series, proportion
 from ecrl_cli.studies.frame.study import Record, Results
 
-# The published conditions, and one behind the commit, where the new checkpoint is due.
+# The published conditions, and one after the commit, where the new checkpoint is expected.
 CONDITIONS = {"none": NONE, **PUBLISHED, "after_root_sync": "after_root_sync"}
 REMAINS = ("size mismatch", "missing parts", "missing manifest", "manifest cut off", "missing commit", "commit cut off", "other")
 
@@ -35,7 +35,7 @@ def _shares(results: Results, name: str, title: str, counted: Callable[[Sequence
 
 
 def breakdown(results: Results) -> Figure:
-    """Published Figure 4: by state of the files, for groups written in unsafe mode."""
+    """Published figure 4: by state of the files, for groups written in unsafe mode."""
     mine = [r for r in results.of("point") if r.facts["mode"] == "unsafe" and r.facts["layout"] == "group" and r.found["rejected"]]
     points = sorted({r.facts["point"] for r in mine}, key=PHASES.index)
     counted = Counter((r.facts["point"], rejected["remains"]) for r in mine for rejected in r.found["rejected"])
@@ -54,7 +54,7 @@ def phases(results: Results) -> Figure:
 
 
 def phase_counts(found: Records) -> dict[str, dict[str, int]]:
-    """Kills per mode, by the last point passed, in the protocol's order."""
+    """Kills per mode by the last point passed, in protocol order."""
     counted = Counter((r.found["passed"], r.facts["mode"]) for r in found.kills)
     hit = [phase for phase in PHASES if any(counted[phase, mode] for mode in found.modes)]
     return {phase: {mode: counted[phase, mode] for mode in found.modes} for phase in hit}

@@ -1,4 +1,4 @@
-"""What the crashes show: the published table beside ours, outcomes, reasons, and what the study itself can see."""
+"""The results of the crashes: the published table beside ours, outcomes, reasons, and the planted bugs found."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _published(results: Results) -> Table:
 
 
 def _printed(mode: str, condition: str, strategy: str) -> dict[str, Any]:
-    """The study in print wrote from one process, and killed no atomic writer."""
+    """The published study wrote from one process and killed no atomic writer."""
     key = ("unsafe" if mode == "unsafe" else "atomic", condition) if STRATEGIES.of(strategy).writes_in_step else ("", "")
     ok, total, low, high = PRINTED.get(key, (None, None, None, None))
     return {"published_ok": ok, "published_n": total, "published_low": low, "published_high": high}
@@ -168,10 +168,10 @@ TABLES = (
 
 
 def gates(results: Results) -> Iterator[Gate]:
-    """The targets. Each can fail, and names the trials that miss it."""
+    """The gates. Each names the trials that miss it."""
     found = Records(results.records)
-    went_on = [*found.points, *found.calls]  # after a random kill nothing is saved again
-    groups = [r for r in found.crashes if r.facts["layout"] == "group" and write_mode(r.facts["mode"]).atomic]  # elsewhere halves are allowed
+    went_on = [*found.points, *found.calls]  # after a random kill no further save is made
+    groups = [r for r in found.crashes if r.facts["layout"] == "group" and write_mode(r.facts["mode"]).atomic]  # other modes may leave partial ones
     visible = [r for r in found.planted if r.found["seen"]]
     missed = [r for r in visible if not r.found["found"]]
     yield none_bad("silent_wrong", found.crashes, _ended("silent_wrong"), "trials recovered something that was never saved")

@@ -1,4 +1,4 @@
-"""The points at which a writer is killed: which occur where, what they were called in print, and what survives a death there."""
+"""The points at which a writer is killed: which occur when, their published names, and what survives a kill there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import signal
 from ecrl_cli.checkpoint.format.names import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.studies.frame.write_modes import write_mode
 
-NONE = "none"  # the reference: nobody is killed
-DATA = "data"  # the one file of the single layout, whose name has the step in it
+NONE = "none"  # the reference: no kill
+DATA = "data"  # the one file of the single layout, with the step in its name
 AFTER_MODEL = f"after_part:{MODEL}"
 PUBLISHED = {"after_model": AFTER_MODEL, "before_manifest": "before_manifest", "manifest_partial": "half_manifest", "before_commit": "before_commit"}
 
 _PARTS = tuple(f"{kind}:{part}" for part in (MODEL, OPTIMIZER, RNG, TRAIN, DATA) for kind in ("half_part", "after_part"))
-# Every name that a point can have, in the order of the protocol; a death is on record as a number in this list.
+# Every point's name in protocol order; records store a point as an index into this list.
 PHASES = ("start", CRASH_POINTS[0], *_PARTS, *(name for name in CRASH_POINTS[1:] if "{part}" not in name))
 
 
@@ -26,8 +26,8 @@ def phase(point: str) -> str:
 
 
 def survivor(mode: str, point: str, visited: tuple[str, ...]) -> str:
-    """What recovery must find after a death at `point`, one of the points `visited` by such a save: "new" from the moment on which the
-    checkpoint counts, "previous" before. With a rename that moment is the rename; without, the commit record's last byte."""
+    """What recovery must find after a kill at `point`, one of the points `visited` by such a save: "new" once the checkpoint counts, "previous"
+    before. With a rename that is the rename; without, the last byte of the commit record."""
     if point == NONE:
         return "new"
     counts = "after_rename" if write_mode(mode).atomic else "after_commit"
@@ -35,7 +35,7 @@ def survivor(mode: str, point: str, visited: tuple[str, ...]) -> str:
 
 
 class CrashPointCounter:
-    """The last point that a process has passed, in memory that it shares with the one who forked it: one byte, so never half written."""
+    """The last point that a process has passed, as one byte in memory shared with its parent, so never torn."""
 
     def __init__(self) -> None:
         self._byte = mmap.mmap(-1, 1)
@@ -52,7 +52,7 @@ class CrashPointCounter:
         return PHASES[self._byte[0]]
 
     def die_at(self, point: str, name: str) -> None:
-        """The hook for the store's `points`: at `point`, no further."""
+        """A hook for the store's `points` that kills the process at `point`."""
         self.note(name)
         if phase(name) == point:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Does the study see a bug? Every planted one is given the crashes in which it could show, until one does."""
+"""Runs each planted bug against the crashes that could expose it, until one does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ecrl_cli.studies.mutants.registry import PLANTED, Planted
 
 _SYNC = "a kill keeps the page cache: what was written is there, synced or not (the study power-loss finds it)"
 _BEHIND = "a killed writer leaves no commit record beside a damaged file: the first layer refuses it (the study corruption finds it)"
-# Why no kill can show it: by name, or by kind.
+# Why no kill can expose it: by name, or by kind.
 UNSEEN = {
     "sync": _SYNC,
     **dict.fromkeys(("ack_before_root_sync", "retire_before_root_sync", "pointer_trusted"), _SYNC),
@@ -20,12 +20,12 @@ UNSEEN = {
 
 
 def unseen(planted: Planted) -> str:
-    """Why no kill can show `planted`; empty where one can."""
+    """Why no kill can expose `planted`; empty if one can."""
     return UNSEEN.get(planted.name) or UNSEEN.get(planted.kind, "")
 
 
 def search(bench: Bench, name: str) -> dict[str, Any]:
-    """Kill the broken store before each of its calls, one crash per call; gives the first crash that shows the bug."""
+    """Kill the broken store before each of its calls, one crash per call; returns the first crash that exposes the bug."""
     planted = next(planted for planted in PLANTED if planted.name == name)
     alive = Save(planted.mode, planted.layout, planted=name)
     calls = bench.visited(alive)[1]
@@ -36,11 +36,11 @@ def search(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def violation(found: dict[str, Any]) -> str:
-    """The promise that a crash has broken; empty where none is."""
+    """The promise that a crash has broken; empty if none."""
     if found["outcome"] not in ("new", "previous"):
         return str(found["outcome"])
     if found["half"]:
         return "half a checkpoint under a name that counts"
-    if found["again"] and found["outcome"] == "previous":  # broken stores do not know that a step may be there already
+    if found["again"] and found["outcome"] == "previous":  # broken stores do not handle an existing step
         return f"the next attempt: {found['again']}"
     return ""

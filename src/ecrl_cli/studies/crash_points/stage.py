@@ -1,4 +1,4 @@
-"""The study's side of a crash: the line to the process that forks and kills, and rank 0 of the overlapped strategy."""
+"""The study's side of a crash: the connection to the crash server, and rank 0 of the overlapped strategy."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ecrl_cli.studies.crash_points.store_fixture import VICTIM, Payload
 
 
 class KillerProcess:
-    """`folder`: where the trials lie; gone when this is closed, or when this process is killed."""
+    """`folder`: where the trials lie; removed when this is closed, or when this process is killed."""
 
     def __init__(self, where: str, payload: Payload) -> None:
         command = [sys.executable, "-m", "ecrl_cli.studies.crash_points.crash_server", where]
         command += [str(number) for number in (payload.seed, payload.model_bytes, payload.optimizer_bytes)]
-        single = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no thread before a fork
-        # In a session of its own: a signal to the study's whole group must not end the one who removes the folder.
+        single = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no threads before a fork
+        # In its own process session: a signal to the study's process group must not end the process that removes the folder.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=single, start_new_session=True)
         self.folder = Path(self._heard()["folder"])
 
@@ -49,10 +49,10 @@ class KillerProcess:
 
 
 def hand_over(run: RunLayout, plan: ImagePlan, image: CheckpointImage) -> bool:
-    """Submit `image` to the run's background writer as rank 0 does; gives whether the writer lived to say that the save has ended."""
-    from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone  # here and not above: it imports torch
+    """Submit `image` to the run's background writer as rank 0 does; returns whether the writer survived to acknowledge the save."""
+    from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone  # imported late: it imports torch
 
-    client = WriterClient(run, lambda memory: cast(Any, memory))  # plain memory instead of a slot full of tensors
+    client = WriterClient(run, lambda memory: cast(Any, memory))  # plain memory instead of a staging buffer of tensors
     try:
         client.open(VICTIM, plan.nbytes, 1, plan.parts)
         number, slot = client.take()

@@ -1,4 +1,4 @@
-"""Where a crash takes place: a run whose store holds two checkpoints already, and what is found in it afterwards. Torch-free."""
+"""A run whose store holds two checkpoints, for a crash, and the inspection of what is left. Torch-free."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from ecrl_cli.storage.writing import TEMPORARY
 from ecrl_cli.studies.frame.write_modes import write_mode
 
 HISTORY, STEP = (10, 20), 30
-BEFORE, VICTIM, AFTER = 0, 1, 2  # the attempts: the one that made the history, the one that is killed, the one that goes on
-BACK_TO_BACK = 24  # the saves that a writer gets done before the latest kill are fewer
+BEFORE, VICTIM, AFTER = 0, 1, 2  # the attempts: the one with the history, the killed one, and the next one
+BACK_TO_BACK = 24  # more saves than a writer finishes before the latest kill
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What the checkpoints of a study hold."""
+    """Content of a study's checkpoints."""
 
     seed: int
     model_bytes: int
@@ -52,7 +52,7 @@ def image_of(payload: Payload, layout: str, step: int) -> CheckpointImage:
 
 @dataclass(frozen=True)
 class Expected:
-    """What recovery must find of a step: the digests in its manifest and the very bytes of its files, without records and sidecars."""
+    """What recovery must find for a step: the digests in its manifest and the exact bytes of its files, without records and sidecars."""
 
     components: Components
     files: dict[str, bytes]
@@ -80,7 +80,7 @@ def log_of(layout: RunLayout, attempt: int) -> CheckpointLog:
 
 
 class History:
-    """The files of a run that has committed the steps of HISTORY, kept in memory: every trial gets its own copy."""
+    """The files of a run that has committed the steps of HISTORY, in memory: every trial gets its own copy."""
 
     def __init__(self, folder: Path, payload: Payload, layout: str) -> None:
         folder.mkdir()
@@ -95,7 +95,7 @@ class History:
         self._files = [(path, (folder / path).read_bytes()) for path in paths if (folder / path).is_file() and not (folder / path).is_symlink()]
 
     def lay(self, root: Path) -> None:
-        """A fresh copy at `root`."""
+        """Write a fresh copy to `root`."""
         for folder in (root, *(root / path for path in self._folders)):
             folder.mkdir(0o700)
         for path, target in self._links:
@@ -108,10 +108,10 @@ class History:
 
 @dataclass
 class Found:
-    """What recovery came to. `rejected`: what the guard refused: layer, reason, and what is wrong with the files (`remains`).
+    """The result of recovery. `rejected`: layer and reason of each rejection, and the state of the files (`remains`).
 
-    `half`: names that count and are no whole checkpoints, in atomic modes (groups). `again`: how the next attempt's save of the same step
-    failed (empty: it did not); `left`: what it left behind beside checkpoints.
+    `half`: names that count but are no whole checkpoints, in atomic modes (groups). `again`: how the next attempt's save of the same step failed
+    (empty: it succeeded); `left`: leftovers besides checkpoints.
     """
 
     outcome: str
@@ -125,14 +125,14 @@ class Found:
 
 
 def acknowledged(run: RunLayout) -> int:
-    """The newest step on record as committed: what recovery may not fall behind."""
+    """The newest step recorded as committed; recovery may not return an older one."""
     lines = (line for attempt in run.attempts() for line in read_journal(run.attempt(attempt).checkpoints, CheckpointLine).events)
     return max(line.global_step for line in lines if line.event == "committed")
 
 
 def recover(run: RunLayout, store: CheckpointStore, expected: Callable[[int], Expected | None]) -> Found:
-    """As the supervisor does before it launches again: own the store, let the guard choose. `expected` says what a step that was really
-    saved must hold, else None; the guard is not believed."""
+    """Recover as the supervisor does before a relaunch: claim the store, choose with the integrity check. `expected` gives what a really saved
+    step must hold, else None; the check's verdict is not relied on."""
     acked = acknowledged(run)
     try:
         store.claim(AFTER)
@@ -157,7 +157,7 @@ def recover(run: RunLayout, store: CheckpointStore, expected: Callable[[int], Ex
 
 
 def half_written(store: CheckpointStore, found: Found) -> list[str]:
-    """The names in the store that claim to be checkpoints and are none: what was refused, and of the older ones what lacks a part."""
+    """Names in the store that claim to be checkpoints but are not: the rejected ones, and older ones with a missing part."""
     newest = STEP if found.step is None else found.step
     quick = replace(store.config.integrity, contents=False)
     older = [entry.path for entry in store.entries() if entry.global_step < newest]
@@ -165,7 +165,7 @@ def half_written(store: CheckpointStore, found: Found) -> list[str]:
 
 
 def go_on(run: RunLayout, store: CheckpointStore, found: Found, image: CheckpointImage) -> None:
-    """The next attempt: set aside what was refused, save `image`, leave nothing lying about."""
+    """The next attempt: quarantine what was rejected, save `image`, leave nothing behind."""
     try:
         for rejected in found.rejected:
             store.quarantine(store.root / rejected["path"])
@@ -184,12 +184,12 @@ def go_on(run: RunLayout, store: CheckpointStore, found: Found, image: Checkpoin
 
 
 def left_over(names: Iterable[str]) -> list[str]:
-    """The names of stages, trash and temporary files."""
+    """Names of stages, trash and temporary files."""
     return [name for name in names if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY))]
 
 
 def leak_check(path: Path, image: CheckpointImage) -> str:
-    """What is wrong with the files of a refused checkpoint, in the published study's words; the first that applies."""
+    """What is wrong with the files of a rejected checkpoint, in the published study's words; the first that applies."""
     sizes = {part.name: part.nbytes for part in image.parts} | {name: len(data) for name, data in image.documents.items()}
     entry = entry_of(path)
     records, folder = {MANIFEST: "manifest", COMMIT: "commit"}, path
@@ -213,7 +213,7 @@ def _length(path: Path) -> int:
 
 
 def _whole(path: Path) -> bool:
-    """Is the record there, and JSON? A cut one is not."""
+    """Whether the record is there and is JSON; a truncated one is not."""
     try:
         parse_canonical(path.read_bytes())
     except (OSError, ValueError):
@@ -222,5 +222,5 @@ def _whole(path: Path) -> bool:
 
 
 def _plain(text: str, run: RunLayout) -> str:
-    """Without the trial's folder, so that equal reasons read the same."""
+    """The text without the trial's folder, so that equal reasons compare equal."""
     return text.replace(f"{run.root}/", "")

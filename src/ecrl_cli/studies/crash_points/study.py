@@ -1,7 +1,7 @@
-"""The writer is killed: at every point of the protocol, before every call, at random microseconds. Published Table 2, Figures 3 and 4.
+"""Kills the writer at every point of the protocol, before every call, and at random microseconds. Published table 2, figures 3 and 4.
 
-A trial: a run whose store holds two checkpoints; the save of a third, which SIGKILL ends inside the store's own code; recovery as the
-supervisor does it; and the next attempt's save of the same step.
+A trial: a run whose store holds two checkpoints; a third save, ended by SIGKILL inside the store's own code; recovery as by the supervisor; and
+the next attempt's save of the same step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ecrl_cli.studies.crash_points.trial import Bench
 from ecrl_cli.studies.frame.study import Arm, Study, StudyContext, Trial, planted
 from ecrl_cli.studies.mutants.registry import PLANTED
 
-KILL_AFTER_S = (0.5e-3, 20e-3)  # uniform
+KILL_AFTER_S = (0.5e-3, 20e-3)  # uniformly distributed
 
 
 def in_memory(keys: CrashPoints) -> bool:
-    """Whether the trials lie in memory: where it is asked for, and there is enough of it."""
+    """Whether the trials lie in memory: if asked for, and if there is room."""
     return keys.in_memory and memory_there(keys.model_bytes + keys.optimizer_bytes)
 
 
@@ -34,7 +34,7 @@ def _bench(context: StudyContext) -> Bench:
 
 
 def _points(context: StudyContext) -> Iterator[Trial]:
-    """Round by round, so that drift of the machine hits all arms alike."""
+    """Round by round, so that machine drift affects all arms alike."""
     keys, bench = context.keys, context.shared(_bench)
     arms = [(mode, layout, strategy) for mode in keys.modes for layout in keys.layouts for strategy in keys.strategies]
     visited = {(mode, layout): bench.visited(Save(mode, layout))[0] for mode, layout, _ in arms}
@@ -48,7 +48,7 @@ def _points(context: StudyContext) -> Iterator[Trial]:
 
 
 def _count(keys: CrashPoints, layout: str, strategy: str, point: str) -> int:
-    """The published counts where the published study tried: it had groups only. The reference is the same for both strategies."""
+    """The published counts for published conditions (groups only). The reference is shared by both strategies."""
     published = layout == "group" and (point == AFTER_MODEL or (point == NONE and strategy == keys.strategies[0]))
     return keys.trials if published else keys.fewer
 

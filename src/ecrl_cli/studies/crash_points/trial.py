@@ -1,4 +1,4 @@
-"""One crash from beginning to end: a run with a history is laid out, the save dies, recovery looks, the next attempt goes on."""
+"""One crash from start to end: write a run with a history, kill a save, recover, and save in the next attempt."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Bench:
         self._killer.close()
 
     def visited(self, save: Save) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The points that `save` passes, and the calls that change something, both in order."""
+        """The points and the modifying calls of `save`, both in order."""
         if save not in self._passed:
             self._passed[save] = self._visit(save)
         return self._passed[save]
 
     def crash(self, save: Save, strategy: str) -> dict[str, Any]:
-        """The save ends where it is to end. `hit`: it did."""
+        """Kill the save at its point. `hit`: whether it was killed there."""
         with self._laid(save.layout):
             if STRATEGIES.of(strategy).writes_in_step:
                 end = self._killer.ask("save", self._run, save)
@@ -68,7 +68,7 @@ class Bench:
             return {"hit": hit, **self._aftermath(save, end, (save.step,), goes_on=True)}
 
     def kill(self, save: Save, after_s: float) -> dict[str, Any]:
-        """Saves back to back, ended at a random moment. `hit`: before the last of them was done."""
+        """Kill back-to-back saves at a random moment. `hit`: before the last save was done."""
         with self._laid(save.layout):
             end = self._killer.ask("kill", self._run, save, after_s=after_s)
             found = self._aftermath(save, end, range(STEP, STEP + BACK_TO_BACK), goes_on=False)
@@ -85,10 +85,10 @@ class Bench:
         try:
             yield
         finally:
-            shutil.rmtree(self._run.root, ignore_errors=True)  # what stays is found by the next one that is laid out
+            shutil.rmtree(self._run.root, ignore_errors=True)  # leftovers are found when the next run is written
 
     def _aftermath(self, save: Save, end: dict[str, Any], saved: Sequence[int], *, goes_on: bool) -> dict[str, Any]:
-        """What recovery finds where the steps `saved` may have been saved, and how the next attempt fares."""
+        """What recovery finds if the steps `saved` may have been saved, and the result of the next attempt."""
         if end["code"]:
             raise RuntimeError(f"the process that saves ended with {end['code']}; its traceback is on stderr")
         if end["signal"] == signal.SIGALRM:

@@ -1,6 +1,6 @@
-"""A rank without torch that keeps step with the others and saves through the product's own store; what it is to do wrong stands in its part.
+"""A torch-free rank in lockstep with the others that saves through the product's store; its script says where it misbehaves.
 
-The supervisor, the board, the stacks and the store are the real ones: what a study shows of them does not depend on what is trained.
+Supervisor, heartbeat table, stack dumps and store are the real ones, so results about them do not depend on the model trained.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
 
 
 class FakeRank:
-    """One rank in one attempt."""
+    """One fake rank in one attempt."""
 
     def __init__(self, layout: RunLayout, attempt: int, rendezvous: Rendezvous, control: Control) -> None:
         self.layout, self.attempt, self.rank, self.world_size = layout, attempt, rendezvous.rank, rendezvous.world_size
@@ -88,7 +88,7 @@ class FakeRank:
             self.control.progress(Progress(self.step, phase, monotonic(), 0.5))
 
     def do(self) -> None:
-        """A step: own work, the exchange, the line in the log."""
+        """Do a step: own work, the exchange, the log line."""
         step = self.step + 1
         self.pulse.step(step)
         if step == self.order.resume_step + 1:
@@ -133,7 +133,7 @@ class FakeRank:
         return 0
 
     def misbehave(self, step: int) -> None:
-        """Where the part says so. What hangs does so in its own work, before the exchange."""
+        """Misbehave where the script says so. A hang happens in the rank's own work, before the exchange."""
         deed = self.part.deed(self.attempt, self.rank, step)
         if deed == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -149,14 +149,14 @@ class FakeRank:
             os._exit(int(deed[4:]))
 
     def pretend(self) -> None:
-        """The planted bug of a heartbeat that is not the loop's."""
+        """Planted bug: a heartbeat that does not come from the training loop."""
         while True:
             time.sleep(0.05)
             self.pulse.again()
 
 
 class Exchange:
-    """What a collective is to its ranks: none passes its n-th before all have come to their n-th. A file that all of an attempt have mapped."""
+    """A barrier in place of a collective: no rank passes its n-th before all have reached it. Uses a file mapped by all ranks of an attempt."""
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

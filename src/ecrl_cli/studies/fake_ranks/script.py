@@ -1,4 +1,4 @@
-"""What the actors of a run play: written by the study, read by each of them."""
+"""The script of a run's fake ranks: written by the study, read by each rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PART = "part.json"
 
 @dataclass(frozen=True)
 class FakeRankScript:
-    """Seconds of each phase of the start, of a step's own work, of a save, of the last save that a stop asks for. `deeds`: by "ATTEMPT/RANK/STEP"
-    (ATTEMPT may be `any`) what is done wrong there: freeze, grasp, spin, skip, raise, exitN, SIGNAME. `heeds`: the word to stop: yes, no, or alone
-    (rank 0 asks nobody). `side_thread`: a thread beats for the rank."""
+    """Seconds of each start phase, of a step's own work, of a save, and of the last save on a stop request. `deeds`: misbehaviour by
+    "ATTEMPT/RANK/STEP" (ATTEMPT may be `any`): freeze, grasp, spin, skip, raise, exitN, SIGNAME. `heeds`: reaction to a stop request: yes, no, or
+    alone (rank 0 does not coordinate). `side_thread`: a thread sends the rank's heartbeats."""
 
     start_s: float = 0.0
     step_s: float = 0.002

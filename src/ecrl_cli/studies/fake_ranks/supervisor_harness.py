@@ -1,4 +1,4 @@
-"""Runs the product's supervisor over actors, and says how it went."""
+"""Runs the product's supervisor over fake ranks, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
 from ecrl_cli.supervision.supervisor import supervise
 
 ACTOR = "ecrl_cli.studies.fake_ranks.fake_rank"
-LIMIT_S = 1.0  # of silence: the least that can be configured
-START_S = 3 * LIMIT_S  # the same, in a start or a save
-TRIAL_S = 120.0  # a trial that takes longer hangs, whatever the supervisor makes of it
+LIMIT_S = 1.0  # seconds without progress: the smallest limit that can be configured
+START_S = 3 * LIMIT_S  # the same, during a start or a save
+TRIAL_S = 120.0  # a longer trial counts as hung, whatever the supervisor reports
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """Rank 0 has said that it is in `phase`, at `step` or later, in `attempt`."""
+    """Fires when rank 0 reports `phase`, at `step` or later, in `attempt`."""
 
     phase: str
     step: int = 0
@@ -52,7 +52,7 @@ class Trigger:
 
 
 class TriggeringUI(SilentUI):
-    """Does `act` once, when the cue comes; notes what a person would have read."""
+    """Runs `act` once when the trigger fires; records the console output."""
 
     def __init__(self, cue: Trigger | None = None, act: Callable[[], None] = lambda: None) -> None:
         self._cue, self._act, self._attempt = cue, act, -1
@@ -73,24 +73,24 @@ class TriggeringUI(SilentUI):
 
 
 class ActorLauncher:
-    """A real launcher, of actors."""
+    """A real launcher that starts fake ranks."""
 
     def __init__(self, real: Launcher) -> None:
         self._real = real
 
     def warm(self, config: RunConfig) -> None:
-        """Done once for all trials."""
+        """Warm up once for all trials."""
 
     def launch(self, spec: LaunchSpec) -> RunningAttempt:
         return self._real.launch(replace(spec, module=ACTOR, preload=(ACTOR,)))
 
     def close(self) -> None:
-        """It serves the next trial too."""
+        """Do nothing; the launcher is reused by the next trial."""
 
 
 @dataclass
 class SupervisorOutcome:
-    """How a stay of the supervisor ended: its exit code and last words; the supervisor's record; seconds from the cue to the end."""
+    """How the supervisor ended: its exit code and last output; its record; seconds from the trigger to the end."""
 
     code: int
     said: str
@@ -101,7 +101,7 @@ class SupervisorOutcome:
 
 
 class Stage:
-    """A folder for one run at a time, and the launchers that all trials share."""
+    """A folder for one run at a time, and the launchers shared by all trials."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -120,7 +120,7 @@ class Stage:
 
     @contextlib.contextmanager
     def run(self, config: RunConfig, part: FakeRankScript) -> Iterator[RunLayout]:
-        """A run directory, laid down; gone afterwards."""
+        """Create a run directory; removed on exit."""
         self.number += 1
         layout = RunLayout((self._scratch / f"run{self.number}").resolve())
         layout.root.mkdir(parents=True)
@@ -152,12 +152,12 @@ class Stage:
 
 
 def stage(context: StudyContext) -> Stage:
-    """For `context.shared`."""
+    """Factory for `context.shared`."""
     return Stage(context.scratch)
 
 
 def settings(target_steps: int, every: int = 5, strategy: str = "blocking", **supervision: Any) -> RunConfig:
-    """A run of two actors whose hangs are found after LIMIT_S."""
+    """Configuration of a run of two fake ranks whose hangs are detected after LIMIT_S."""
     chosen: dict[str, Any] = {"launcher": "zygote", "hang_timeout_s": LIMIT_S, "start_timeout_s": START_S, "max_restarts": 4} | supervision
     return RunConfig(
         target_steps=target_steps,
@@ -168,7 +168,7 @@ def settings(target_steps: int, every: int = 5, strategy: str = "blocking", **su
 
 @contextlib.contextmanager
 def heard_by_nobody_else() -> Iterator[None]:
-    """A stop signal that came too late for the run is passed on to whoever called: here that is a trial, and not to be stopped by it."""
+    """Ignore stop signals that come too late for the run: they are passed on to the caller, here the trial, which must not stop."""
     before = {number: signal.signal(number, lambda received, frame: None) for number in STOPPING}
     try:
         yield
@@ -182,7 +182,7 @@ def steps(layout: RunLayout, attempt: int, rank: int) -> list[int]:
 
 
 def whole(layout: RunLayout) -> list[int]:
-    """The steps of the checkpoints that pass the guard, oldest first; each must, unless it lies aside."""
+    """Steps of the checkpoints that pass the integrity check, oldest first; all that are not quarantined must pass."""
     stored = read_run_config(layout)
     with contextlib.closing(CheckpointStore(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id))) as store:
         reports = [store.verify(entry.path) for entry in store.entries()] if layout.checkpoints.exists() else []
@@ -190,7 +190,7 @@ def whole(layout: RunLayout) -> list[int]:
 
 
 def lineage_whole(layout: RunLayout) -> bool:
-    """Every rank did every step, each attempt from where it resumed, without a gap."""
+    """Whether every rank did every step, each attempt from where it resumed, without a gap."""
     record = read_record(layout)
     for attempt in record.attempts:
         for rank in range(attempt.world_size):

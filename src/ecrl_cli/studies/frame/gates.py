@@ -1,4 +1,4 @@
-"""The targets of a study: each can fail, says how much was tried, and names the trials that miss it."""
+"""Gates of a study: each says how much was tried, and names the trials that miss it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Test = Callable[[Record], object]
 
 
 def all_of(name: str, arms: str | Sequence[str], good: Test, what: str) -> GateRule:
-    """Passes where there are records of `arms` and each is `good`."""
+    """Passes if there are records of `arms` and each is `good`."""
     return lambda results: (all_good(name, _records(results, arms), good, what),)
 
 
 def none_of(name: str, arms: str | Sequence[str], bad: Test, what: str, where: Test = lambda record: True) -> GateRule:
-    """Passes where there are records of `arms` that pass `where`, and none is `bad`."""
+    """Passes if there are records of `arms` that pass `where`, and none is `bad`."""
     return lambda results: (none_bad(name, [record for record in _records(results, arms) if where(record)], bad, what),)
 
 
@@ -25,18 +25,18 @@ def _in_time(record: Record) -> bool:
     return not record.found["overdue"]
 
 
-# For arms with a limit: no trial had to be ended.
+# For arms with a limit: no trial timed out.
 OVER = all_of("over", (), _in_time, "trials came to an end by themselves")
 
 
 def by_design(results: Results, what: str, arm: str = "case") -> str:
-    """How many are good, in words. No bound on a probability: these are cells that somebody designed, not draws of one thing."""
+    """The share of good trials, in words, without a bound on a probability: the cells are designed, not random draws."""
     records = results.of(arm)
     return f"{sum(bool(r.found['good']) for r in records)} of {len(records)} {what}: cells chosen by design, so no probability follows."
 
 
 def mutants_found(bug: str = "bug", found: str = "found") -> GateRule:
-    """Passes where each bug of the arm `planted` was found, of at least one. No gate where none was to be planted."""
+    """Passes if each bug of the arm `planted`, and at least one, was found. No gate if none was planned."""
 
     def gate(results: Results) -> Iterable[Gate]:
         asked = getattr(results.keys, "planted", True) or results.of("planted")
@@ -46,26 +46,26 @@ def mutants_found(bug: str = "bug", found: str = "found") -> GateRule:
 
 
 def mutants_gate(found: Mapping[str, bool]) -> tuple[Gate, ...]:
-    """Whether each planted bug was found, by its name."""
+    """Gates on each planted bug, by name."""
     missed = [name for name, seen in found.items() if not seen]
     message = f"planted {len(found) - len(missed)}/{len(found)} found" + (f"; not {', '.join(missed)}" if missed else "")
     return (Gate("planted", bool(found) and not missed, message),)
 
 
 def all_good(name: str, records: Sequence[Record], good: Test, what: str) -> Gate:
-    """`all_of`, of these records."""
+    """`all_of` over these records."""
     bad = [record.key for record in records if not good(record)]
     return Gate(name, bool(records) and not bad, f"{len(records) - len(bad)} of {len(records)} {what}" + (f"; not {bad[0]}" if bad else ""))
 
 
 def none_bad(name: str, records: Sequence[Record], bad: Test, what: str) -> Gate:
-    """`none_of`, of these records."""
+    """`none_of` over these records."""
     wrong = [record for record in records if bad(record)]
     return Gate(name, bool(records) and not wrong, f"{len(wrong)} of {len(records)} {what}{named(wrong)}")
 
 
 def named(records: Sequence[Record]) -> str:
-    """The first keys, to be read behind a count; nothing where there is none."""
+    """The first keys, to follow a count; empty if there are none."""
     return "".join((": ", ", ".join(record.key for record in records[:3]), ", ..." if len(records) > 3 else "")) if records else ""
 
 

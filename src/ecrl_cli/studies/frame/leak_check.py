@@ -1,4 +1,4 @@
-"""What a run may leave behind and must not: processes that work for it, objects in shared memory."""
+"""What a run must not leave behind: its processes, and objects in shared memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from ecrl_cli.linux import processes
 
 _SHARED = Path("/dev/shm")
-_OURS = ("torch_", "gloo", "nccl")  # what torch calls its own; what we do has our name in it; the rest is other people's
+_OURS = ("torch_", "gloo", "nccl")  # torch's own prefixes; ours contain our name; other objects are unrelated
 
 
 def remaining(root: Path) -> list[int]:
-    """The processes that still work for the run in `root`, this one excepted."""
+    """Processes still belonging to the run in `root`, without this one."""
     belongs = processes.of_run(root)
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if pid != os.getpid() and belongs(pid)]
@@ -32,7 +32,7 @@ def shared_memory() -> set[str]:
 
 
 def reap() -> None:
-    """Reap what a supervisor that was killed left to this process, its subreaper."""
+    """Reap the children that a killed supervisor left to this process, its subreaper."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and _is_dead_child(entry):
             processes.reap(int(entry.name))

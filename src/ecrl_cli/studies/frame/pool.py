@@ -1,4 +1,4 @@
-"""Trials one after the other, or shared by processes: each builds the study for itself and keeps to a scratch folder of its own."""
+"""Runs trials in sequence or in worker processes; each worker builds the study itself and has its own scratch folder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _AHEAD = 4  # trials in the queue per worker
 
 
 def results(config: StudyConfig, scratch: Path, study: PreparedStudy, trials: Sequence[Trial], say: Callable[[str], None]) -> Iterator[Record]:
-    """The record of each trial as it comes in."""
-    alone = load_study(config.name).alone  # timing suffers from a neighbour
+    """The record of each trial as it completes."""
+    alone = load_study(config.name).alone  # timing measurements suffer from parallel load
     workers = 1 if alone else min(config.workers or len(os.sched_getaffinity(0)), len(trials))
     if workers <= 1:
         for trial in trials:
@@ -33,7 +33,7 @@ def results(config: StudyConfig, scratch: Path, study: PreparedStudy, trials: Se
 
 
 def timed(study: PreparedStudy, trial: Trial) -> Record:
-    """Run `trial` and say how long it took."""
+    """Run `trial` and measure its duration."""
     began = monotonic()
     found = study.run(trial)
     return Record(trial.key, trial.facts, found, monotonic() - began)
@@ -65,14 +65,14 @@ _study: PreparedStudy | None = None
 
 
 def _begin(config: StudyConfig, scratch: Path, parent: int) -> None:
-    """In a worker, once. Ctrl-C is the parent's to handle, and its death is the worker's."""
+    """Worker initialization. Ctrl-C is handled by the parent; the worker dies with the parent."""
     global _study
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
     own = scratch / f"worker-{os.getpid()}"
     own.mkdir()
     _study = make_study(StudyContext(config, own))
-    Finalize(None, _study.close, exitpriority=10)  # what `atexit` is for other processes
+    Finalize(None, _study.close, exitpriority=10)  # stands in for `atexit`, which pool workers do not run
 
 
 def _work(trial: Trial) -> Record:

@@ -1,4 +1,4 @@
-"""How far a study is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a study: a bar on a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVERY_S = 10.0
 
 
 class Progress:
-    """Counts trials; `step` for each one that is on record."""
+    """Counts trials; call `step` for each recorded one."""
 
     def __init__(self, name: str, total: int, done: int, say: Callable[[str], None]) -> None:
         self._name, self._total, self._done, self._say = name, total, done, say

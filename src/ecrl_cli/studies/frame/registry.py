@@ -1,4 +1,4 @@
-"""Which code stands behind a study's name."""
+"""Maps a study's name to its code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ecrl_cli.config.registry import Registry
 
-if TYPE_CHECKING:  # the names alone are wanted by `ecrl study --help`
+if TYPE_CHECKING:  # `ecrl study --help` needs only the names
     from ecrl_cli.studies.frame.study import PreparedStudy, Study, StudyContext
 
 # Each names a `Study`.
@@ -36,16 +36,16 @@ _STUDIES = Registry(
 
 
 def names() -> tuple[str, ...]:
-    """All studies: ours, then those of installed packages."""
+    """Names of all studies: built-in, then those of installed packages."""
     return _STUDIES.names()
 
 
 def load_study(name: str) -> Study:
-    """The study of that name. ConfigError where there is none."""
+    """The study of that name. Raises ConfigError if there is none."""
     found: Study = _STUDIES.load(name)
     return found
 
 
 def make_study(context: StudyContext) -> PreparedStudy:
-    """The study that `context.config` names, at work."""
+    """Open the study that `context.config` names."""
     return load_study(context.config.name).open(context)

@@ -1,4 +1,4 @@
-"""The one command that runs a trial again."""
+"""The command that reruns one trial."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ecrl_cli.config.study import StudyConfig
 
 
 def command(config: StudyConfig, key: str) -> str:
-    """What to type for the trial `key` of this very study."""
+    """The command line that reruns the trial `key` of this study."""
     defaults = encode(type(config.study)())
     keys = {name: value for name, value in encode(config.study).items() if value != defaults[name]}
     words = [f"study.{name}={_value(value)}" for name, value in keys.items()]

@@ -1,4 +1,4 @@
-"""What a study found, as data: tables, figures and gates that the report shows as they stand (it does no arithmetic of its own)."""
+"""A study's result as data: tables, figures and gates that the report shows unchanged, without arithmetic of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrl_cli.metrics.statistics import clopper_pearson, wilson
 
 SCHEMA_VERSION = 1
 
-# How a column's numbers are to be read (and typeset). share: 0..1. change: a relative difference, signed.
+# How a column's numbers are to be formatted. share: 0..1. change: a relative difference, signed.
 KINDS = ("text", "count", "share", "change", "seconds", "bytes", "number")
 
 
@@ -23,7 +23,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """`rows` hold a value (or None) per column key. A column that shows a published value says so in its label."""
+    """`rows` hold a value (or None) per column key. Columns of published values are labelled so."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """`y` over `x` (or over the figure's categories, where `x` is empty); `low`, `high`: intervals, or empty."""
+    """`y` over `x` (or over the figure's categories if `x` is empty); `low`, `high`: intervals, or empty."""
 
     label: str
     y: tuple[float, ...]
@@ -45,9 +45,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """`kind`: bars (grouped, with intervals) | stacked (bars) | cdf (`y` are the samples) | lines. `marks`: vertical lines, at x.
+    """`kind`: bars (grouped, with intervals) | stacked (bars) | cdf (`y` are the samples) | lines. `marks`: vertical lines at x.
 
-    `log_x`, `log_y`: of a cdf or of lines, and of lines.
+    `log_x`: for cdf and lines; `log_y`: for lines.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Findings:
-    """`gates`: the targets, each able to fail. `notes`: sentences for the reader: what a zero supports, what is not covered."""
+    """`gates`: pass or fail. `notes`: sentences for the reader on what a zero supports and what is not covered."""
 
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
@@ -84,7 +84,7 @@ PROPORTION_COLUMNS = (
 
 
 def proportion(k: int, n: int) -> dict[str, Any]:
-    """The values of PROPORTION_COLUMNS for `k` of `n`; None where nothing was tried."""
+    """The values of PROPORTION_COLUMNS for `k` of `n`; None if nothing was tried."""
     if n == 0:
         return {column.key: None for column in PROPORTION_COLUMNS} | {"k": 0, "n": 0}
     score, exact = wilson(k, n), clopper_pearson(k, n)

@@ -1,4 +1,4 @@
-"""Runs a study: what is planned and not yet on record, trial by trial; stopped at any moment, the same command goes on."""
+"""Runs the planned trials that are not yet recorded; after an interruption the same command resumes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 
 def check_folder(config: StudyConfig, root: Path) -> None:
-    """RunDirectoryError unless `root` is free for, or already holds, exactly this study. Writes nothing."""
+    """Raises RunDirectoryError unless `root` is free for, or already holds, exactly this study. Writes nothing."""
     layout = StudyLayout(root)
     if not layout.study.exists():
         claim_folder(root, ours=(layout.lock.name, layout.scratch.name, layout.environment.name, *(path.name for path in _torn(root))))
@@ -53,7 +53,8 @@ def check_folder(config: StudyConfig, root: Path) -> None:
 
 
 def run_study(config: StudyConfig, root: Path, say: Say) -> int:
-    """Run what is missing and write result.json. 0: complete and every gate passed; 1: a gate failed; 130: stopped, goes on when started again."""
+    """Run the missing trials and write result.json. 0: complete and every gate passed; 1: a gate failed; 130: interrupted, resumes on the next
+    start."""
     layout = StudyLayout(root)
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _terminable(), run_lock(layout), _scratch(layout), _opened(StudyContext(config, layout.scratch / "main")) as study:
@@ -73,7 +74,7 @@ def run_study(config: StudyConfig, root: Path, say: Say) -> int:
 
 
 def replay(config: StudyConfig) -> int:
-    """Run the one trial that `config.trial` names, where the study's folder lies or would lie, and print its record; nothing is kept."""
+    """Run the one trial that `config.trial` names, in the study's folder or its future place, and print its record; nothing is stored."""
     import tempfile
 
     beside = next(path for path in (Path(config.run_dir or "outputs").expanduser().absolute(), Path.cwd(), Path("/")) if path.is_dir())
@@ -105,7 +106,7 @@ def _opened(setting: StudyContext) -> Iterator[PreparedStudy]:
 
 @contextmanager
 def _scratch(layout: StudyLayout) -> Iterator[None]:
-    """An empty scratch folder, whatever a killed predecessor left; gone afterwards."""
+    """An empty scratch folder, also if a killed predecessor left one; removed on exit."""
     for path in _torn(layout.root):
         path.unlink()
     shutil.rmtree(layout.scratch, ignore_errors=True)
@@ -117,13 +118,13 @@ def _scratch(layout: StudyLayout) -> Iterator[None]:
 
 
 def _torn(root: Path) -> list[Path]:
-    """The new bytes of a JSON file whose writer died before the rename."""
+    """Temporary file of a JSON file whose writer died before the rename."""
     return list(root.glob(".*.json.*.tmp"))
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the study as Ctrl-C does: what is on record stays, what is open is closed."""
+    """Treat SIGTERM like Ctrl-C: records stay, resources are closed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number))
@@ -166,14 +167,14 @@ def _run_missing(config: StudyConfig, layout: StudyLayout, study: PreparedStudy,
 
 
 def _records(layout: StudyLayout, plan: Sequence[Trial]) -> dict[str, Record]:
-    """What is on record of `plan`, in its order; a record of the same key that tried something else is none of it."""
+    """The records of `plan`, in its order; a record with the same key but other facts is ignored."""
     found = {record.key: record for record in read_journal(layout.trials, Record).events}
     planned = {trial.key: encode(trial.facts) for trial in plan}
     return {key: found[key] for key, facts in planned.items() if key in found and found[key].facts == facts}
 
 
 def _conclude(config: StudyConfig, layout: StudyLayout, study: PreparedStudy, plan: Sequence[Trial]) -> dict[str, Any]:
-    """Write result.json from the records so far; gives it."""
+    """Write result.json from the records so far, and return it."""
     kept = list(_records(layout, plan).values())
     found = study.findings(kept) if kept else Findings()
     complete = len(kept) == len(plan) > 0

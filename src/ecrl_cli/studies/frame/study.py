@@ -1,7 +1,7 @@
-"""What a study is: arms of trials that are planned in advance, and what their records show.
+"""A study: arms of trials that are planned in advance, and the evaluation of their records.
 
-A study is deterministic in (config, seed): the plan is fixed before the first trial and does not depend on any outcome, a trial's
-randomness comes from `rng(key)` alone, and any trial can be run again by its key.
+A study is deterministic in (config, seed): the plan is fixed before the first trial and depends on no outcome, a trial's randomness comes only
+from `rng(key)`, and any trial can be rerun by its key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Trial:
-    """`key`: unique in the plan and the same for ever (`unsafe/group/after_commit/007`). `facts`: what is tried, as JSON scalars."""
+    """`key`: unique in the plan and stable (`unsafe/group/after_commit/007`). `facts`: the trial's parameters, as JSON scalars."""
 
     key: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -32,9 +32,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Record:
-    """A line of trials.jsonl: the trial and what came of it (JSON values; most studies have an `outcome`).
+    """A line of trials.jsonl: the trial and its result (JSON values; most studies have an `outcome`).
 
-    SHARED: a torn line, left by a full disk or a study that died, is passed over also where others follow: its trial is run again.
+    SHARED: a torn line, left by a full disk or a killed study, is skipped even if others follow; its trial is rerun.
     """
 
     SHARED: ClassVar[bool] = True
@@ -47,7 +47,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Skip:
-    """An arm that this machine cannot run, and why: printed, recorded, never counted as passed."""
+    """An arm that this machine cannot run, and why: printed and recorded, never counted as passed."""
 
     arm: str
     reason: str
@@ -55,7 +55,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class StudyContext:
-    """What trials are run with. `scratch`: an empty folder of its own on the file system under test (one per worker)."""
+    """The environment of trials. `scratch`: an empty folder of its own on the file system under test (one per worker)."""
 
     config: StudyConfig
     scratch: Path
@@ -63,7 +63,7 @@ class StudyContext:
 
     @property
     def keys(self) -> Any:
-        """What the user may set: the study's own dataclass."""
+        """The user's settings, as the study's own dataclass."""
         return self.config.study
 
     @property
@@ -71,19 +71,19 @@ class StudyContext:
         return self.config.seed
 
     def rng(self, key: str) -> random.Random:
-        """The randomness of one trial: a function of the study's seed and `key`."""
+        """A trial's random generator, a function of the study's seed and `key`."""
         digest = hashlib.sha256(f"{self.config.seed}/{key}".encode()).digest()
         return random.Random(int.from_bytes(digest[:8], "big"))
 
     def shared(self, make: Callable[[StudyContext], T]) -> T:
-        """What `make` gives of this context: made once in each process, for all trials; closed with the study if it has a `close`."""
+        """The object that `make` returns for this context: made once per process for all trials; closed with the study if it has a `close`."""
         if make not in self._shared:
             self._shared[make] = make(self)
         made: T = self._shared[make]
         return made
 
     def close(self) -> None:
-        """Close what is shared, the newest first; whoever asks for it again gets a new one."""
+        """Close the shared objects, newest first; a later `shared` makes new ones."""
         while self._shared:
             _, made = self._shared.popitem()
             if hasattr(made, "close"):
@@ -96,11 +96,11 @@ def _no_reason(context: StudyContext) -> str:
 
 @dataclass(frozen=True)
 class Arm:
-    """One kind of trial: `trials` plans them, `run` tries one and gives what came of it, as JSON values.
+    """One kind of trial: `trials` plans them, `run` runs one and returns its result as JSON values.
 
-    `run` leaves nothing behind in the scratch folder. An exception out of it ends the study: a defect, never an outcome.
-    `asked`: whether the study's keys ask for this arm. `missing`: what this machine lacks for it: then it is skipped with that reason.
-    `limit_s`: a trial that takes longer is ended, and `overdue` is what is on record of it.
+    `run` leaves nothing in the scratch folder. An exception from it ends the study: a defect, never an outcome. `asked`: whether the study's keys
+    ask for this arm. `missing`: what this machine lacks for it; then it is skipped with that reason. `limit_s`: a longer trial is ended, and
+    `overdue` is recorded as its result.
     """
 
     name: str
@@ -112,14 +112,14 @@ class Arm:
     overdue: dict[str, Any] = field(default_factory=dict)
 
     def tried(self, context: StudyContext, trial: Trial) -> dict[str, Any]:
-        """What came of `trial`, within the arm's limit."""
+        """Run `trial` within the arm's time limit; returns its result."""
         if not self.limit_s:
             return self.run(context, trial)
         try:
             with deadline(self.limit_s):
                 return self.run(context, trial) | {"overdue": False}
         except Overdue:
-            context.close()  # what is shared may be what hung, and is dead
+            context.close()  # shared objects may be what hung, and are dead
             return self.overdue | {"overdue": True}
 
 
@@ -130,7 +130,7 @@ def planted(keys: Any) -> bool:
 
 @dataclass(frozen=True)
 class Results:
-    """The records of a study, in the plan's order; all of them if it is complete."""
+    """A study's records in the order of the plan, without gaps if it is complete."""
 
     context: StudyContext
     records: Sequence[Record]
@@ -141,24 +141,23 @@ class Results:
         return self.context.keys
 
     def of(self, *arms: str) -> list[Record]:
-        """The records of these arms, arm by arm; without a name, all."""
+        """The records of these arms, arm by arm; all if no arm is named."""
         return [record for arm in arms for record in self.records if record.facts[self.fact] == arm] if arms else list(self.records)
 
 
 def shows(find: Callable[[list[Record]], Findings], *arms: str) -> Callable[[Results], Findings]:
-    """For `Study.findings`: what `find` makes of the records of `arms`; nothing where there are none."""
+    """For `Study.findings`: `find` applied to the records of `arms`; nothing without records."""
     return lambda results: find(found) if (found := results.of(*arms)) else Findings()
 
 
 @dataclass(frozen=True)
 class Study:
-    """Everything about a study; registered by its name under `ecrl.studies`, or in `registry`.
+    """The definition of a study; registered by name under `ecrl.studies`, or in `registry`.
 
-    `keys`: the frozen dataclass of what the user may set under `study.`; the default of its `name` is the study's. `description`: one sentence.
-    `arms`: in the order in which their trials are run. `fact`: which of a trial's facts names its arm, where there are several.
-    `tables`, `figures`, `gates`, `notes`: each gives its part of result.json. `findings`: each gives several of them at once, where they share
-    work. A table without rows and a figure without series are left out. `skips`: what else cannot be tried on this machine.
-    `alone`: it measures time, so trials must not run side by side.
+    `keys`: the frozen dataclass of the user's settings under `study.`; the default of its `name` is the study's. `description`: one sentence.
+    `arms`: in execution order. `fact`: which of a trial's facts names its arm, if there are several. `tables`, `figures`, `gates`, `notes`: each
+    gives its part of result.json. `findings`: each gives several parts at once, where they share work. Tables without rows and figures without
+    series are left out. `skips`: what else cannot run on this machine. `alone`: it measures time, so trials must not run in parallel.
     """
 
     keys: type[Any]
@@ -181,7 +180,7 @@ class Study:
         return OpenStudy(self, context)
 
     def concluded(self, results: Results) -> Findings:
-        """What the records show."""
+        """The findings from the records."""
         parts = [find(results) for find in self.findings]
         tables = [*(table for part in parts for table in part.tables), *(make(results) for make in self.tables)]
         figures = [*(figure for part in parts for figure in part.figures), *self.figures(results)]
@@ -194,7 +193,7 @@ class Study:
 
 
 class PreparedStudy(Protocol):
-    """A study at work, as the runner sees it."""
+    """An open study, as the runner uses it."""
 
     def plan(self) -> Sequence[Trial]: ...
     def skips(self) -> Sequence[Skip]: ...
@@ -204,18 +203,18 @@ class PreparedStudy(Protocol):
 
 
 class OpenStudy:
-    """A study at work: one in the main process, which plans and concludes, and one in each worker."""
+    """An open study: one in the main process, which plans and evaluates, and one in each worker."""
 
     def __init__(self, study: Study, context: StudyContext) -> None:
         self._study, self._context = study, context
         self._arms = [arm for arm in study.arms if arm.asked(context.keys)]
 
     def plan(self) -> list[Trial]:
-        """Every trial, in the order of execution."""
+        """Every trial in execution order."""
         return [trial for arm in self._arms if not self._missing[arm.name] for trial in arm.trials(self._context)]
 
     def skips(self) -> list[Skip]:
-        """What the plan leaves out on this machine."""
+        """Arms that the plan leaves out on this machine."""
         return [*(Skip(arm, reason) for arm, reason in self._missing.items() if reason), *self._study.skips(self._context)]
 
     def run(self, trial: Trial) -> dict[str, Any]:
@@ -225,7 +224,7 @@ class OpenStudy:
         return self._study.concluded(Results(self._context, records, self._study.fact))
 
     def close(self) -> None:
-        """Give back processes, mounts and memory, also after an interruption."""
+        """Release processes, mounts and memory, also after an interruption."""
         self._context.close()
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Tables of a study, said as columns over groups of records: `TableSpec("cells", "...", by=(fact("mode", "write mode"),), columns=(...))`."""
+"""Declares a study's tables as columns over groups of records: `TableSpec("cells", "...", by=(fact("mode", "write mode"),), columns=(...))`."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ Test = Callable[[Record], object]
 
 @dataclass(frozen=True)
 class Cells:
-    """One or more columns, and how their values are read off a group of records."""
+    """One or more columns, and how their values are computed from a group of records."""
 
     columns: tuple[Column, ...]
     read: Callable[[Group], Mapping[str, Any]]
 
 
 def cell(key: str, label: str, kind: str, read: Callable[[Group], Any]) -> Cells:
-    """One column, any value of a group."""
+    """One column with any value of a group."""
     return Cells((Column(key, label, kind),), lambda group: {key: read(group)})
 
 
 def fact(key: str, label: str, kind: str = "text") -> Cells:
-    """What was tried, by the first of the group: all are alike in what they are grouped by."""
+    """A trial parameter, read from the group's first record: all are alike in the grouping keys."""
     return cell(key, label, kind, lambda group: group[0].facts[key])
 
 
 def found(key: str, label: str, kind: str = "text") -> Cells:
-    """What was found, where a row is one record."""
+    """A result, where a row is one record."""
     return cell(key, label, kind, lambda group: group[0].found[key])
 
 
 def value(key: str, label: str, read: Callable[[Record], Any], kind: str = "text") -> Cells:
-    """Anything of the record, where a row is one."""
+    """Any value of the record, where a row is one record."""
     return cell(key, label, kind, lambda group: read(group[0]))
 
 
 def size(key: str = "n", label: str = "of") -> Cells:
-    """How many records the group has."""
+    """The number of records in the group."""
     return cell(key, label, "count", len)
 
 
 def count(key: str, label: str, test: Test) -> Cells:
-    """How many of them pass `test`."""
+    """The number of records that pass `test`."""
     return cell(key, label, "count", lambda group: sum(map(bool, map(test, group))))
 
 
 def total(key: str, label: str) -> Cells:
-    """The sum of what was found under `key`."""
+    """The sum of the results under `key`."""
     return cell(key, label, "count", lambda group: sum(record.found[key] for record in group))
 
 
 def most(key: str, label: str, kind: str = "count", of: str = "") -> Cells:
-    """The largest found under `of`, or `key`."""
+    """The maximum of the results under `of`, or `key`."""
     return cell(key, label, kind, lambda group: max(record.found[of or key] for record in group))
 
 
 def outcomes(labels: Mapping[str, str]) -> Cells:
-    """How often each outcome of `labels` came up."""
+    """Counts of each outcome of `labels`."""
 
     def counted(group: Group) -> dict[str, int]:
         times = Counter(record.found["outcome"] for record in group)
@@ -74,16 +74,15 @@ def outcomes(labels: Mapping[str, str]) -> Cells:
 
 
 def proportion(test: Test, label: str = "count") -> Cells:
-    """The share that passes `test`, with its intervals."""
+    """The share that passes `test`, with intervals."""
     columns = (Column("k", label, "count"), *PROPORTION_COLUMNS[1:])
     return Cells(columns, lambda group: result.proportion(sum(map(bool, map(test, group))), len(group)))
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table of the records of `arms` (none named: of all) that pass `where`: a row for each group of those alike in `by`, in the order of
-    first appearance; without `by`, a row for each record. `most`: rows at most (0: all).
-    `sort`: the rows' order, by the first record of each."""
+    """A table of the records of `arms` (default: all) that pass `where`: a row per group with equal `by`, in order of first appearance; without
+    `by`, a row per record. `most`: maximum number of rows (0: all). `sort`: row order, by each group's first record."""
 
     name: str
     title: str
@@ -119,10 +118,10 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any
 
 
 def mutants_table(columns: tuple[Cells, ...], title: str = "Planted bugs", arm: str = "planted", note: str = "") -> TableSpec:
-    """A row for each planted bug."""
+    """One row per planted bug."""
     return TableSpec("planted", title, (arm,), columns=columns, note=note)
 
 
 def yes(key: str, label: str, test: Test, words: tuple[str, str] = ("yes", "no")) -> Cells:
-    """Whether the record passes `test`, in words."""
+    """Whether the record passes `test`, as one of `words`."""
     return value(key, label, lambda record: words[0] if test(record) else words[1])

@@ -1,4 +1,4 @@
-"""A deadline for a trial: what hangs in spite of everything that is there against it does not hold the study up."""
+"""A deadline for a trial, so that a hang cannot block the study."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SIGNAL, _AGAIN_S = signal.SIGUSR2, 0.2
 
 
 class Overdue(BaseException):
-    """A trial was not over in time. No Exception: what is tried shall not catch it."""
+    """A trial timed out. Not an Exception, so that the code under test cannot catch it."""
 
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Only in the main thread. After `seconds` the block is interrupted, everything that was started below this process is killed until the
-    block is left (whatever it waits for on its way out is dead), and Overdue is raised, even if the block came to an end by that."""
+    """Main thread only. After `seconds` the block is interrupted, all descendants of this process are killed until the block is left, and Overdue
+    is raised, even if the block completed because of that."""
     over, late, main = threading.Event(), threading.Event(), threading.get_ident()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -54,10 +54,10 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def _kill_below() -> None:
-    """SIGKILL to every descendant; to reap them is up to whoever started them."""
+    """SIGKILL to every descendant; their parents reap them."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and _descends(int(entry.name)) and (fd := processes.open_pidfd(int(entry.name))) is not None:
-            if _descends(int(entry.name)):  # the id may have changed hands before the descriptor was there
+            if _descends(int(entry.name)):  # the pid may have been reused before the pidfd was opened
                 processes.kill(fd)
             os.close(fd)
 

@@ -1,6 +1,6 @@
 """Makes the golden checkpoints of the current format: `python -m ecrl_cli.studies.golden.make FOLDER`.
 
-What a release has written stays as it is: a new format version gets a folder of its own beside v1, and an older one is never made again.
+Released checkpoints are never regenerated: a new format version gets its own folder beside v1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def specs() -> dict[str, list[TensorSpec]]:
 
 
 def tensor_bytes(spec: TensorSpec, step: int) -> bytes:
-    """A ramp that depends on the step and the name's length."""
+    """A ramp that depends on the step and the length of the name."""
     ramp = np.arange(int(np.prod(spec.shape)), dtype="<f4") + step + len(spec.name)
     kind = spec.dtype.removeprefix("torch.")
     if kind == "bfloat16":
@@ -64,7 +64,7 @@ def image(layout: str, step: int) -> CheckpointImage:
 
 
 def _torch_file(plan: ImagePlan, memory: bytearray, train: bytes) -> bytes:
-    """As `checkpoint.slots` writes format=torch."""
+    """The bytes of a file with format=torch."""
     import torch
 
     from ecrl_cli.checkpoint.capture.loading import tensor_at
@@ -75,7 +75,7 @@ def _torch_file(plan: ImagePlan, memory: bytearray, train: bytes) -> bytes:
 
 
 def make(folder: Path) -> None:
-    """Write folder/LAYOUT/ for every layout, and what a reader must find in all of them."""
+    """Write folder/LAYOUT/ for every layout, and the content that a reader must find in all of them."""
     commits = {layout: _make_one(folder / layout, layout) for layout in LAYOUTS}
     found = image("group", STEP)
     tensors: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def make(folder: Path) -> None:
 
 
 def _make_one(target: Path, layout: str) -> str:
-    """The second of two checkpoints, so that it has a predecessor; gives its commit."""
+    """Make the second of two checkpoints, so that it has a predecessor; returns its commit."""
     with tempfile.TemporaryDirectory() as scratch:
         store = CheckpointStore(Path(scratch) / "checkpoints")
         try:
@@ -100,7 +100,7 @@ def _make_one(target: Path, layout: str) -> str:
         for path in sorted(store.root.glob(step_name(STEP) + ("/*" if layout == "group" else ".*"))):
             copy = target / path.relative_to(store.root)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)  # without the mode: whoever installs ECRL may read it
+            shutil.copyfile(path, copy)  # without the file mode: any user of an installation may read it
     return saved.commit_sha256
 
 
