@@ -21,7 +21,7 @@ from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
 WRITER = "ecrl_cli.supervision.launch.writer_main"
 _DYING_S = 1.0
-REPLACED_AT_MOST = WRITERS_PER_ATTEMPT - 1  # times per attempt: one that cannot even start is not a casualty, and its saves fail on record
+REPLACED_AT_MOST = WRITERS_PER_ATTEMPT - 1  # times per attempt: if the writer keeps dying, its saves are recorded as failed
 
 
 class Writer:

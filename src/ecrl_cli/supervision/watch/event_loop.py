@@ -1,4 +1,4 @@
-"""An event loop: descriptors with a callback for when they become readable. The supervisor waits nowhere else."""
+"""An event loop: runs a callback when its descriptor becomes readable. The supervisor waits nowhere else."""
 
 from __future__ import annotations
 
