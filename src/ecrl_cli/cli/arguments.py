@@ -1,4 +1,4 @@
-"""What was typed after `ecrl train`: flags and Hydra overrides, read with Hydra's own parser and refused where they cannot be meant."""
+"""Parses the arguments of `ecrl train` and `ecrl study`: flags, and overrides read with Hydra's own parser and checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ecrl_cli.config.keys import RESERVED, is_known, reserved, unknown_key
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.errors import ConfigError, shown
 
-# The groups that train.yaml does not list: they join with `+`.
+# Config groups that train.yaml does not list: they are added with `+`.
 _JOINING = ("suite", "matrix")
 _OURS = {
     "hydra.run.dir": "use run_dir=DIR",
@@ -31,10 +31,10 @@ _OURS = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """`overrides` without hydra.searchpath, whose folders stand in `search`; `show`: print the configuration and stop.
+    """Parsed arguments. `overrides`: without hydra.searchpath, whose folders are in `search`; `show`: print the configuration and stop.
 
-    `mix`: runs that another code or machine began may stand beside new ones. `yes`: a long run is not asked about.
-    `engine`: Hydra's launcher and its settings, where the jobs are to run on an engine of their own.
+    `mix`: accept runs that another code version or machine began. `yes`: do not ask before a long run.
+    `engine`: the overrides that choose and configure Hydra's launcher, where jobs run through one (submitit).
     """
 
     overrides: tuple[Override, ...]
@@ -53,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
-    """The arguments of `ecrl train` or `study`; ConfigError for what cannot be read. Keys and options are checked by `check_overrides`."""
+    """The arguments of `ecrl train` or `ecrl study`; ConfigError if they cannot be parsed. Keys and options are checked by `check_overrides`."""
     parser = _Parser(prog=f"ecrl {verb}", add_help=False, allow_abbrev=False)
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--config-dir", "-cd")
@@ -78,15 +78,16 @@ def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
 
 
 def _opened(text: str) -> str:
-    """Hydra takes new keys in a mapping only with `++`; ours, and the scheduler's own options, are open. And `nan` is a number to it, to us a
-    failure."""
+    """Adapts `text` to Hydra's grammar: open mappings (elastic.schedule, the scheduler's extra options) need `++` for new keys, and `nan`, which
+    Hydra reads as a number, is the name of a failure kind.
+    """
     if text.startswith("failure="):
         return re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", text)
     return f"++{text}" if text.startswith(("elastic.schedule", f"{PREFIX}additional_parameters")) else text
 
 
 def read_overrides(texts: Iterable[str]) -> list[Override]:
-    """Each text as Hydra reads it."""
+    """Parses each text as Hydra does."""
     return [_read(text) for text in texts]
 
 
@@ -167,7 +168,7 @@ def values(override: Override) -> list[Any]:
 
 
 def typed(overrides: Iterable[Override]) -> frozenset[str]:
-    """The keys and groups that `overrides` set, dotted; a mapping's keys one by one."""
+    """The dotted keys and groups that `overrides` set; a mapping counts key by key."""
     return frozenset(key for override in overrides for value in values(override) for key in _keys(override.key_or_group, value))
 
 

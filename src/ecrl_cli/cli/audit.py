@@ -1,4 +1,4 @@
-"""`ecrl audit`: judge a job that ECRL did not write. Runs a command as several arms, or judges what is recorded."""
+"""`ecrl audit`: judges a job that ECRL did not write. Runs a command as several arms, or judges an existing recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXTS = ("audit.resume", "audit.elastic", "run_dir")
 
 
 def audit(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
-    """0 every promise kept, 1 one broken, 2 bad input, 3 unknown, or not checked where it matters."""
+    """Exit code: 0 every promise kept, 1 one broken, 2 bad input, 3 unknown, or not checked where it matters."""
     words = list(argv)
     if "--" in words:
         cut = words.index("--")
@@ -47,7 +47,7 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
 
 
 def quoted(text: str) -> str:
-    """Words of a command as one plain text: Hydra's grammar would read their dashes, braces and spaces otherwise."""
+    """Quotes the values that hold words of a command: Hydra's grammar would parse their dashes, braces and spaces."""
     from ecrl_cli.cli.compose import quote
 
     key, _, value = text.partition("=")
@@ -72,7 +72,7 @@ def _judge(words: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What may be typed where no command is run."""
+    """The argument parser for `ecrl audit DIR` and `--state`, where no command is run."""
     made = _Parser(prog="ecrl audit", add_help=False, allow_abbrev=False)
     made.add_argument("folders", nargs="+", type=Path)
     made.add_argument("--state", action="store_true")
@@ -108,7 +108,7 @@ def _compare_states(paths: list[Path]) -> int:
 
 
 def junit(verdict: AuditVerdict, name: str) -> str:
-    """JUnit XML: a test case for each promise of each arm."""
+    """JUnit XML: one test case for each promise of each arm."""
     cases = []
     for finding in verdict.findings:
         inner = ""

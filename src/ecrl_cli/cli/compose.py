@@ -1,4 +1,4 @@
-"""Hydra's composition, once for each run and before anything is written; what it composed is what is trained and recorded."""
+"""Composes the configuration of each run with Hydra, once and before anything is written; the result is what is trained and recorded."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, shown
 
 PRIMARY = "train"
-# Before Hydra 1.4 the behaviour is chosen by a version; from then on naming one is deprecated.
+# Hydra before 1.4 takes its behaviour from a version; later ones deprecate naming one.
 VERSION_BASE: dict[str, Any] = {"version_base": None} if hydra.__version__.startswith("1.3") else {}
 _MAX_FILE_BYTES = 2**20
 _NO_VALUE = re.compile(r":\s*\?\?\?\s*(#.*)?$")
 _MAX_CELLS = 10_000
 _WORTH_SAYING = 24  # runs: from here on composing takes seconds
 _ALIAS, _MAX_ALIASES = re.compile(r"(?:^|[\s\[{,:-])\*[\w-]+"), 16  # aliases of aliases double with each line
-# Hydra's own settings through which a file could run code, write elsewhere or go round the supervisor.
+# Hydra's own settings through which a file could run code, write elsewhere or bypass the supervisor.
 _GUARDED = ("launcher", "callbacks", "run", "sweep", "job_logging", "hydra_logging", "output_subdir", "verbose", "mode")
 _GUARDED_JOB = ("chdir", "env_set", "env_copy")
 
@@ -55,8 +55,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """`swept`: whether anything asked for more than one run. `matrix`: the matrix file's name, or nothing. `master`: the configuration that Hydra
-    composed for the whole command, its sweeps left open."""
+    """All runs of a command. `swept`: whether a sweep was asked for. `matrix`: the matrix file's name, or empty. `master`: the configuration that
+    Hydra composed for the whole command, sweeps unexpanded.
+    """
 
     cells: tuple[Cell, ...]
     swept: bool
@@ -65,7 +66,7 @@ class Grid:
 
 
 def compose_grid(arguments: Arguments, say: Callable[[str], None] = lambda line: None) -> Grid:
-    """Every run that `arguments` ask for, composed, converted and checked. Raises ConfigError; writes nothing."""
+    """Composes, converts and checks every run that `arguments` ask for. Raises ConfigError; writes nothing."""
     known = groups([conf_dir(), *user_folders(arguments.search)])
     with initialized(PRIMARY):
         composer = _Composer(arguments)
@@ -75,10 +76,10 @@ def compose_grid(arguments: Arguments, say: Callable[[str], None] = lambda line:
         params = _params(master)
         check_overrides(read_overrides(f"{key}={value}" for key, value in params.items()), known, composer.defaults)
         own = frozenset(o.key_or_group for o in arguments.overrides)
-        jobs = expand([*(f"{key}={value}" for key, value in params.items()), *texts])  # a matrix first: what was typed wins
+        jobs = expand([*(f"{key}={value}" for key, value in params.items()), *texts])  # matrix first, so that what was typed overrides it
         if len(jobs) >= _WORTH_SAYING:
             say(f"composing {len(jobs)} runs")
-        notes: dict[str, None] = {}  # the arms of a sweep have the same ones
+        notes: dict[str, None] = {}  # deduplicated: the arms of a sweep share most notes
         swept = arguments.multirun or bool(params) or any(o.is_sweep_override() for o in arguments.overrides)
         cells = tuple(composer.cell(composer.compose(job) if swept else master, job, params, own, notes) for job in jobs)
     for note in notes:
@@ -88,7 +89,7 @@ def compose_grid(arguments: Arguments, say: Callable[[str], None] = lambda line:
 
 
 class _Composer:
-    """Composes with the user's folders and the chosen launcher, and refuses what files change in Hydra's own working.
+    """Composes with the user's folders and the chosen launcher; ConfigError where a file changes Hydra's own settings.
 
     `defaults`: the groups that train.yaml lists.
     """
@@ -101,8 +102,9 @@ class _Composer:
         self.defaults = [str(name) for name in bare["runtime"]["choices"] if not str(name).startswith("hydra/")]
 
     def cell(self, composed: Any, overrides: list[str], params: dict[str, str], own: frozenset[str], notes: dict[str, None]) -> Cell:
-        """One run; refused where it carries a sweep beyond `params`, which nobody would run. `own`: the keys that the user typed, no matrix.
-        `notes` takes what is worth saying of it."""
+        """One run; ConfigError where a file brings a sweep beyond `params`, which would not be expanded. `own`: the keys that the user typed, without
+        the matrix's. `notes` collects messages about the run.
+        """
         lost = _params(composed)
         if lost != params:
             fact = f"carries a sweep of its own ({', '.join(lost)}) and is itself swept over: its grid would be lost"
@@ -121,13 +123,13 @@ class _Composer:
 
 @cache
 def _bare(launcher: tuple[str, ...]) -> dict[str, Any]:
-    """Hydra's own node where nothing else is overridden: of ECRL's files alone, which do not change while it runs."""
+    """Hydra's own node with only `launcher` overridden: composed from ECRL's files alone, which do not change while it runs."""
     node: dict[str, Any] = raw(compose(PRIMARY, list(launcher)).hydra)
     return node
 
 
 def _settings(node: dict[str, Any]) -> dict[str, Any]:
-    """What a file may not change in Hydra's node."""
+    """The settings of Hydra's node that a file may not change."""
     job = {f"job.{key}": node["job"][key] for key in _GUARDED_JOB}
     return {**{key: node[key] for key in _GUARDED}, **job, "sweeper": {**node["sweeper"], "params": None}}
 
@@ -141,7 +143,7 @@ def _joined_group(overrides: list[str]) -> str:
 
 
 def compose(primary: str, overrides: list[str], mode: RunMode = RunMode.RUN) -> Any:
-    """What Hydra makes of `primary`.yaml and `overrides`; ConfigError, in one line, where it cannot. MULTIRUN leaves sweeps open."""
+    """Composes `primary`.yaml with `overrides`; ConfigError, in one line, on any error of Hydra's. MULTIRUN leaves sweeps unexpanded."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -151,20 +153,20 @@ def compose(primary: str, overrides: list[str], mode: RunMode = RunMode.RUN) -> 
 
 
 def search_override(search: Sequence[str]) -> list[str]:
-    """The override that makes Hydra look in the user's folders too."""
+    """The override that adds the user's folders to Hydra's search path."""
     quoted = ",".join(quote(path) for path in search)
     return [f"hydra.searchpath=[{quoted}]"] if search else []
 
 
 def quote(text: str) -> str:
-    """`text` so that Hydra's grammar takes it as it stands."""
+    """`text` quoted so that Hydra's grammar takes it literally."""
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
     return f"'{escaped}'"
 
 
 @contextmanager
 def initialized(primary: str) -> Iterator[None]:
-    """Hydra, ready to compose `primary`.yaml."""
+    """Initializes Hydra to compose `primary`.yaml."""
     if not (conf_dir() / f"{primary}.yaml").is_file():
         raise ConfigError("conf", f"no configuration files at {conf_dir()}", "install ECRL again")
     GlobalHydra.instance().clear()
@@ -173,8 +175,9 @@ def initialized(primary: str) -> Iterator[None]:
 
 
 def expand(texts: list[str]) -> list[list[str]]:
-    """Every combination of the values with commas, as Hydra's basic sweeper orders them: the last key changes first, and a key that comes again
-    replaces the one before, in its place."""
+    """Every combination of comma-separated values, in the order of Hydra's basic sweeper: the last key varies fastest, and a repeated key
+    replaces the earlier one, in its place.
+    """
     loader = GlobalHydra.instance().config_loader()
     values: dict[str, list[str]] = {}
     for override in OverridesParser.create(config_loader=loader).parse_overrides(texts):
@@ -187,8 +190,8 @@ def expand(texts: list[str]) -> list[list[str]]:
 
 
 def explained(error: Exception) -> ConfigError:
-    """Hydra's, OmegaConf's or YAML's complaint in one line, with file, line and column where they are known."""
-    mark = getattr(error, "problem_mark", None)  # YAML's errors know where they are
+    """An error of Hydra, OmegaConf or YAML as one line, with file, line and column where known."""
+    mark = getattr(error, "problem_mark", None)  # YAML errors carry their position
     if mark is not None:
         fact = f"is not YAML: {getattr(error, 'problem', error)}"
         return ConfigError(f"{mark.name}:{mark.line + 1}:{mark.column + 1}", fact, "indent with spaces, close every bracket")
@@ -200,7 +203,7 @@ def explained(error: Exception) -> ConfigError:
 
 
 def user_folders(search: Sequence[str]) -> list[Path]:
-    """The folders of --config-dir and hydra.searchpath; ConfigError for one that is not there or holds what cannot be read."""
+    """The folders of --config-dir and hydra.searchpath; ConfigError for one that does not exist or holds unreadable files."""
     folders = [Path(path.removeprefix("file://")).expanduser() for path in search if not path.startswith("pkg://")]
     for folder in folders:
         if not folder.is_dir():

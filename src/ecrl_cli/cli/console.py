@@ -1,4 +1,4 @@
-"""The one way to the terminal: results on standard output, words for people on standard error, on neither a control character of a record."""
+"""Writes to the terminal: results to standard output, messages to standard error, control characters escaped in both."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ecrl_cli.errors import visible
 
 
 def out(text: str) -> None:
-    """`text` on standard output. Its lines are ours; what else a terminal would obey is shown as an escape."""
+    """Writes `text` to standard output; control characters within its lines are escaped."""
     sys.stdout.write(_shown(text) + "\n")
 
 
 def say(text: str) -> None:
-    """The same on standard error, which leaves standard output to results."""
+    """Writes `text` to standard error, which keeps standard output to results."""
     sys.stderr.write(_shown(text) + "\n")
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""What `ecrl` says about itself."""
+"""The help texts of `ecrl` and its bash completion."""
 
 from __future__ import annotations
 

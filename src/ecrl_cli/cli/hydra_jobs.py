@@ -1,4 +1,4 @@
-"""The runs of a command, one after the other or as jobs of an engine, each with what Hydra composed for it in its `.hydra/`."""
+"""Runs the jobs of a command, one after the other or through a Hydra launcher, and records each composed configuration in `.hydra/`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ecrl_cli.verify.reference import References
 
 
 class Jobs:
-    """What the command is to run. Holds the plan, so that what was checked is what is run.
+    """Runs the checked plan of a command.
 
-    `results`: how each run ended, by name. `references`: by name, the folders of undisturbed runs that were trained beside them.
+    `results`: how each run ended, by name. `references`: by name, the folders of reference runs (without failures) that were trained beside them.
     """
 
     def __init__(self, plan: TrainPlan, say: Say, debug: bool) -> None:
@@ -42,7 +42,7 @@ class Jobs:
         return self.references[name] if name in self.references else self._plan.runs[name].layout.root
 
     def run(self) -> None:
-        """Run every job; what is expected to go wrong is not raised, `results` says how it went."""
+        """Runs every job. Expected errors are not raised; `results` holds them."""
         plan = self._plan
         try:
             if plan.swept or plan.engine:
@@ -59,7 +59,7 @@ class Jobs:
             self._context.launchers.close()
 
     def _train_references(self) -> None:
-        """Behind the runs, so that what was asked for comes first: the undisturbed runs that they lack. How these end is told like any run's."""
+        """Trains the missing reference runs, after the runs that were asked for. Their results are added to `results`."""
         missing = lacking((self._plan.runs[name] for name, result in self.results.items() if result.exit_code == 0), References())
         if not missing or exit_code(self.results) in (130, 143):
             return
@@ -72,7 +72,7 @@ class Jobs:
                 return run(reference, self._context)
             except KeyboardInterrupt:
                 return RunResult(130, "stopped", "stopped by SIGINT")
-            except Exception as error:  # a defect here must not take the runs that it was for with it
+            except Exception as error:  # an internal error here must not fail the runs that the reference is for
                 return self._failed(error)
 
         if self._plan.swept:
@@ -82,7 +82,7 @@ class Jobs:
         for name, result in found.items():
             if result.exit_code:
                 self._say(f"{name}: not trained ({result.reason}); the runs stand, the same command tries again, reference=none leaves it out")
-        self.results |= {name: result for name, result in found.items() if result.exit_code != RunHeld.exit_code}  # another command is at it
+        self.results |= {name: result for name, result in found.items() if result.exit_code != RunHeld.exit_code}  # another process is training it
 
     def _sweep(self, configs: Mapping[str, RunConfig], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
         layout = SweepLayout(self._plan.folder)
@@ -93,7 +93,7 @@ class Jobs:
 
     def _start(self, name: str) -> RunResult:
         planned = self._plan.runs[name]
-        if self._begun:  # hours may lie between the start of the command and this run: its directory and its data are looked at again
+        if self._begun:  # hours may have passed since the command started: check the run directory and the data again
             planned = replace(planned, checked=False)
         self._begun = True
         self._say(f"{name}: {planned.layout.root}")
@@ -103,11 +103,11 @@ class Jobs:
             return run(planned, self._context)
         except KeyboardInterrupt:
             return RunResult(130, "stopped", "stopped by SIGINT")
-        except Exception as error:  # a defect in one run must not take the others with it
+        except Exception as error:  # an internal error in one run must not end the others
             return self._failed(error)
 
     def _record(self, layout: RunLayout, composed: Mapping[str, Any]) -> None:
-        """What Hydra composed for the run, as Hydra's own jobs record it."""
+        """Writes what Hydra composed for the run, as Hydra's own jobs record it."""
         hydra, values = composed["hydra"], {key: value for key, value in composed.items() if key != "hydra"}
         sweep = {**hydra["sweep"], "dir": str(self._plan.folder / ".hydra"), "subdir": str(layout.root)}
         own = {**hydra, "sweep": sweep, "runtime": {**hydra["runtime"], "output_dir": str(layout.root)}}

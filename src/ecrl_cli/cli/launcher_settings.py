@@ -1,4 +1,4 @@
-"""Which of Hydra's launchers may run the jobs instead of ours, and which of their settings may be typed: what a scheduler needs to be told."""
+"""Which of Hydra's launchers may run the jobs, and which of their settings may be given on the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_engine(key: str) -> bool:
 
 
 def split(overrides: Iterable[Override]) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
-    """(what describes runs, what describes the engine), each checked: ConfigError for what cannot be meant."""
+    """Splits the overrides into those of the runs and those of the launcher, the latter checked: ConfigError for an invalid one."""
     given = tuple(overrides)
     engine = tuple(override for override in given if is_engine(override.key_or_group))
     _check(engine)
@@ -35,7 +35,7 @@ def split(overrides: Iterable[Override]) -> tuple[tuple[Override, ...], tuple[Ov
 
 
 def chosen(engine: Iterable[Override]) -> str:
-    """The name of the engine; empty where our own launcher runs the jobs."""
+    """The name of the chosen launcher; empty where ECRL runs the jobs itself."""
     return next((str(override.value()) for override in engine if override.key_or_group == CHOICE), "")
 
 
@@ -64,7 +64,7 @@ def _check_setting(override: Override, engine: str) -> None:
 
 
 def check_engine(name: str) -> None:
-    """ConfigError where the engine is not installed here."""
+    """ConfigError where the launcher's package, or Slurm, is not installed."""
     if name and util.find_spec(_PACKAGE) is None:
         raise ConfigError(CHOICE, f"{name} needs the package hydra-submitit-launcher", "pip install 'ecrl[slurm]'")
     if name == "submitit_slurm" and shutil.which("sbatch") is None:
@@ -72,7 +72,7 @@ def check_engine(name: str) -> None:
 
 
 def check_shape(name: str, engine: Iterable[Override], configs: Sequence[RunConfig]) -> None:
-    """ConfigError where a run needs what its job would not get: more nodes, or a folder that only one machine may have."""
+    """ConfigError where a run needs what its job would not get: more nodes, or a storage folder that exists on one machine only."""
     if name and any(config.storage.folder for config in configs):
         raise ConfigError("storage.folder", f"a run cannot be put elsewhere by {name}", "use storage=disk and a run_dir that lies there")
     needed = max(config.supervision.nodes for config in configs)
@@ -84,7 +84,7 @@ def check_shape(name: str, engine: Iterable[Override], configs: Sequence[RunConf
 
 
 def overrides_for_hydra(engine: Sequence[Override]) -> list[str]:
-    """The engine's overrides as Hydra is given them; empty where there is none."""
+    """The launcher's overrides for Hydra, with a default job name; empty where none is chosen."""
     texts = [override.input_line or "" for override in engine]
     named = any(override.key_or_group == f"{PREFIX}name" for override in engine)
     return [*texts, *(() if named else (f"{PREFIX}name=ecrl",))] if texts else []

@@ -1,4 +1,4 @@
-"""`ecrl`: one door for every verb. Errors are one line on standard error; the exit codes are one table for all verbs."""
+"""The entry point `ecrl`: dispatches to a verb. Errors are one line on standard error; exit codes are shared by all verbs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HELP_FLAGS = ("-h", "--help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives the exit code."""
+    """Runs the command and returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:cut]
@@ -50,7 +50,7 @@ def _dispatch(words: list[str], debug: bool) -> int:
         return 0
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("train", words)
     _refuse_unknown_verb(words[0])
-    own = rest[: rest.index("--")] if "--" in rest else rest  # what stands behind is another command's
+    own = rest[: rest.index("--")] if "--" in rest else rest  # what follows `--` is another command's
     if any(word in _HELP_FLAGS for word in own):
         sys.stdout.write({"train": _train_help, "study": _study_help}.get(verb, lambda: HELP[verb])())
         return 0
@@ -76,19 +76,20 @@ def _study_help() -> str:
     from ecrl_cli.config.conf_paths import conf_dir, summary
     from ecrl_cli.studies.frame.registry import load_study, names
 
-    # The first comment of a study's YAML is read in a blink; a study of an installed package need not have one.
+    # The first comment of a study's YAML is fast to read; a study of an installed package need not have one.
     said = {name: summary(conf_dir(), "study", name) or load_study(name).description for name in names()}
     return HELP["study"].replace("{studies}", "\n".join(f"  {name:<20} {text}" for name, text in said.items()))
 
 
 def _hear_interrupt() -> None:
-    """SIGINT stops what takes long, in order, also where it was ignored when the command began (`ecrl ... &` in a script, many CI runners):
-    it is what such a runner sends first, and SIGKILL comes next. SIGHUP stays ignored, as nohup wants it."""
+    """Restores SIGINT's handler where SIGINT was ignored at start (`ecrl ... &` in a script, many CI runners), so that long commands stop cleanly:
+    such runners send SIGINT first and then SIGKILL. SIGHUP stays ignored, for nohup.
+    """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Each verb is imported when it is asked for: `ecrl --help` starts in a blink, and `verify` needs no Hydra.
+# Each verb is imported on demand: `ecrl --help` starts fast, and `verify` does not import Hydra.
 def _train(words: list[str], debug: bool) -> int:
     _hear_interrupt()
     from ecrl_cli.cli.train import train

@@ -1,4 +1,4 @@
-"""Everything that can be refused is refused here, before anything is written: arguments, grid, machine, folders, data."""
+"""Checks everything before anything is written: arguments, sweep, machine, folders, data."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What a command will run: `folder` of the run or of the sweep, and by run name, in order, what is known of each run and what Hydra composed.
+    """What a command will run: the folder of the run or sweep; by run name, in order, each run's plan and what Hydra composed for it.
 
-    `mixed`: by name, what sets a run that is there already apart from those that are started now. `engine`: whose jobs the runs are to be; empty:
+    `mixed`: by name, how an existing run differs (code, machine) from those started now. `engine`: the Hydra launcher that runs the jobs; empty:
     they run here. `master`: what Hydra composed for the whole command, with the sweep's folder in it.
     """
 
@@ -48,20 +48,21 @@ class TrainPlan:
 
 
 def prepare(arguments: Arguments, say: Say) -> TrainPlan:
-    """The plan that `arguments` ask for, its data there unless it is only shown. Raises EcrlError with nothing written (a data set may have
-    been downloaded)."""
+    """The plan that `arguments` ask for; its data is present, unless it is only shown. Raises EcrlError with nothing written (a data set may have
+    been downloaded).
+    """
     engine = chosen(arguments.engine)
     check_engine(engine)
     grid = compose_grid(arguments, say)
     check_shape(engine, arguments.engine, [cell.config for cell in grid.cells])
     plan = replace(_plan(grid), engine=engine)
-    for run in () if engine == "submitit_slurm" else plan.runs.values():  # a job asks the machine that it finds itself on
+    for run in () if engine == "submitit_slurm" else plan.runs.values():  # a Slurm job checks the machine it runs on
         check_machine(run.config)
         check_allocation(run.config)
         check_network(run.failures)
     _check_folders(plan)
     plan = _check_agreement(plan, arguments, say)
-    if arguments.show:  # to look at a configuration needs no data, and must not download any
+    if arguments.show:  # showing a configuration needs no data and must not download any
         return plan
     if engine != "submitit_slurm":
         check_torch()
@@ -71,7 +72,7 @@ def prepare(arguments: Arguments, say: Say) -> TrainPlan:
 def _plan(grid: Grid) -> TrainPlan:
     cells: dict[str, Cell] = {}
     identities: dict[str, str] = {}
-    for cell in grid.cells:  # what a variant makes no matter of comes up again as the same run, which is then done once
+    for cell in grid.cells:  # runs that differ only in keys their variant ignores have the same id and are run once
         identity = run_id(cell.config)
         name = run_name(cell.config, identity)
         if cells.setdefault(name, cell) is not cell and cells[name].overrides == cell.overrides:
@@ -85,7 +86,7 @@ def _plan(grid: Grid) -> TrainPlan:
 
 
 def _check_folders(plan: TrainPlan) -> None:
-    """Each run's directory is looked at; `run_lock` is taken and given back where somebody may hold it, before anything is written there."""
+    """Checks each run directory; where a lock file exists, takes and releases `run_lock` to see that no other process holds it."""
     sweep = SweepLayout(plan.folder)
     if plan.swept:
         claim_sweep(sweep)
@@ -102,7 +103,7 @@ def _check_folders(plan: TrainPlan) -> None:
 
 
 def _check_agreement(plan: TrainPlan, arguments: Arguments, say: Say) -> TrainPlan:
-    """Runs of another code or machine are not taken for part of a sweep unless the user says so; of a run alone it is only said."""
+    """RunDirectoryError where a sweep would mix runs of another code version or machine without --mix; for a single run it is only reported."""
     mixed = disagreements({name: run.layout for name, run in plan.runs.items()}, code_alone=plan.engine == "submitit_slurm")
     for name, text in mixed.items():
         if plan.swept and not arguments.mix:
@@ -113,8 +114,9 @@ def _check_agreement(plan: TrainPlan, arguments: Arguments, say: Say) -> TrainPl
 
 
 def _with_data(plan: TrainPlan, say: Say) -> TrainPlan:
-    """`plan`, its runs checked. Not where their disk may have filled since with what was downloaded, nor where a directory is gone and was not
-    looked at."""
+    """`plan` with the data sets present and the runs marked as checked; not marked where a download may have filled the disk, or where a run
+    directory has vanished and was not checked.
+    """
     checked: dict[DatasetConfig, bool] = {}
     for run in plan.runs.values():
         config = run.config
@@ -129,7 +131,7 @@ def _with_data(plan: TrainPlan, say: Say) -> TrainPlan:
 
 
 def estimate(plan: TrainPlan) -> str:
-    """What `scale=paper` costs, roughly: said before it starts."""
+    """A line on the rough cost of `scale=paper`, printed before it starts."""
     configs = [run.config for run in plan.runs.values()]
     cpu, gpu = (human_seconds(sum(seconds(config, gpu=kind) for config in configs)) for kind in (False, True))
     steps = sum(config.target_steps for config in configs)
@@ -137,5 +139,5 @@ def estimate(plan: TrainPlan) -> str:
 
 
 def expected_seconds(plan: TrainPlan) -> float:
-    """About how long what is left of `plan` takes on this machine: runs that have their metrics.json are done."""
+    """Expected seconds for the rest of `plan` on this machine; runs that have a metrics.json are done."""
     return sum(run.estimate_s for run in (*plan.runs.values(), *references(plan.runs.values())) if not run.layout.metrics.exists())

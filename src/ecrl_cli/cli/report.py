@@ -14,7 +14,7 @@ from ecrl_cli.report.formats import printable
 
 
 def report(argv: Sequence[str]) -> int:
-    """Writes the report beside what it is about (or to --out) and says where the page is. 1: a gate failed; 3: a verdict or result is missing."""
+    """Writes the report beside its inputs (or to --out) and prints the page's path. Exit code 1: a gate failed; 3: a verdict or result is missing."""
     flags = parser().parse_args(list(argv))
     other = checked(flags.against) if flags.against else None
     made = build_report([checked(folder) for folder in flags.folders], flags.out, other, flags.judge)
@@ -30,7 +30,7 @@ def report(argv: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    """What may be typed."""
+    """The argument parser."""
     made = Parser(prog="ecrl report", add_help=False, allow_abbrev=False)
     made.add_argument("folders", nargs="+", type=Path)
     made.add_argument("--out", type=Path)

@@ -1,4 +1,4 @@
-"""`ecrl verify` of checkpoints: scrub a folder of them, say what is damaged, write repaired copies where that is asked for."""
+"""`ecrl verify` of checkpoints: scrubs a folder, reports damage, and writes repaired copies on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ecrl_cli.errors import StorageError
 
 @dataclass(frozen=True)
 class VerifyOutput:
-    """Text for people, a document for programs, an exit code."""
+    """The result of verifying: text for people, a document for programs, an exit code."""
 
     text: str
     document: dict[str, Any]
@@ -31,7 +31,7 @@ _STATUS = {_OK: "valid", _INVALID: "invalid", _NONE_VALID: "no valid checkpoint"
 
 @dataclass
 class Repairs:
-    """What was tried in `out`, by the checkpoint's name: the copy, or why there is none."""
+    """Attempted repairs into `out`, by checkpoint name: the copy's path, or why there is none."""
 
     out: Path
     copies: dict[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Repairs:
 
 
 def scrubbed(what: Checkpoints, config: ScrubConfig, out: Path | None) -> VerifyOutput:
-    """Scrub, and repair into `out` if it is given; see `exit_code`."""
+    """Scrubs, and repairs into `out` if it is given; for the exit code see `exit_code`."""
     found = scrub(what.folder, what.names, config)
     repairs = _repair_all(found, config.integrity, out) if out is not None else None
     code = exit_code(found)
@@ -49,7 +49,7 @@ def scrubbed(what: Checkpoints, config: ScrubConfig, out: Path | None) -> Verify
 
 
 def exit_code(found: Scrub) -> int:
-    """4 where checkpoints are or were (some are set aside) and none is valid, 1 for any damage, also of a pointer, 0 for none."""
+    """4 if there are checkpoints (or quarantined ones) and none is valid, 1 for any damage, also of a pointer, else 0."""
     if not found.valid and (found.looked or any(name.startswith(REJECTED_PREFIX) for name in found.aside)):
         return _NONE_VALID
     return _INVALID if found.valid < len(found.looked) or found.pointers else _OK

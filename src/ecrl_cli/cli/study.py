@@ -1,4 +1,4 @@
-"""`ecrl study`: compose, refuse what cannot run, then run each study of the grid; the worst answer is the command's."""
+"""`ecrl study`: composes and checks the studies, then runs each; the command exits with the worst exit code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def study(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
         return 0
     check_torch()
     places = _places(configs, swept=len(configs) > 1 or arguments.multirun)
-    # Here and not above: scipy and pandas take a second that bad input need not wait for.
+    # Imported here: scipy and pandas take a second, and bad input should fail before that.
     from ecrl_cli.studies.frame.runner import check_folder, replay, run_study
 
     os.umask(0o077)
@@ -51,7 +51,7 @@ def study(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
     for config, place in zip(configs, places, strict=True):
         try:
             codes[str(place)] = run_study(config, place, say)
-        except EcrlError as error:  # one that cannot run here does not keep the others from it
+        except EcrlError as error:  # a study that cannot run here must not keep the others from running
             if len(configs) == 1:
                 raise
             say(f"{config.name}: error: {error.line()}")
@@ -84,13 +84,15 @@ def _configs(arguments: Arguments) -> list[StudyConfig]:
 
 
 def _with_all_named(overrides: Iterable[Override]) -> list[Override]:
-    """`study=all` as the names of all studies."""
+    """Expands `study=all` to the names of all studies."""
     every_study = read_overrides([f"study={','.join(names())}"])
     return [each for o in overrides for each in (every_study if o.key_or_group == PRIMARY and values(o) == [ALL] else [o])]
 
 
 def _register(chosen: Iterable[str], written: list[str]) -> None:
-    """Tell Hydra the keys of each chosen study, as `study/keys-NAME` for its YAML to build on; without a YAML they are the option itself."""
+    """Registers the keys of each chosen study with Hydra as `study/keys-NAME`, for its YAML to build on; a study without a YAML gets them as the
+    option itself.
+    """
     for name in chosen:
         if keys := study_keys(name):
             for option in (f"keys-{name}", *((name,) if name not in written else ())):
@@ -98,7 +100,7 @@ def _register(chosen: Iterable[str], written: list[str]) -> None:
 
 
 def _check(overrides: Iterable[Override], options: list[str]) -> list[str]:
-    """The chosen studies. ConfigError for a key that none of them has, or a study that does not exist."""
+    """The chosen studies. ConfigError for a study that does not exist, or a key that none of them has."""
     chosen = [str(value) for override in overrides if override.key_or_group == "study" for value in values(override)]
     if not chosen:
         raise ConfigError("study", "has no value", f"give one of {', '.join(options)}: study=NAME, or study=all")

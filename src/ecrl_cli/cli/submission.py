@@ -1,4 +1,4 @@
-"""Handing the runs of a command to an engine, one job per run, and one true manifest of what becomes of them."""
+"""Submits the runs of a command to a Hydra launcher, one job per run, and keeps the sweep's manifest up to date."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ from ecrl_cli.supervision.run_lock import run_lock
 
 LOOK_EVERY_S = 2.0
 QUEUED = RunResult(RunHeld.exit_code, "pending", "its job waits in the queue")
-ANSWERS_WITHIN_S = 60.0  # a controller under load takes its time
+ANSWERS_WITHIN_S = 60.0  # a controller under load answers slowly
 _NOT_BEGUN = RunResult(143, "stopped", "its job has not begun")
 _SILENT = RunResult(143, "stopped", "its job ended without a word: its log lies in .hydra/.submitit")
 
 
 class Submitted(Protocol):
-    """A job that an engine has taken."""
+    """A job that has been submitted."""
 
     @property
     def job_id(self) -> str: ...
 
     def results(self) -> Any:
-        """Wait for the job's end; raises what the engine raises where it was lost or cancelled."""
+        """Waits for the job's end; raises the launcher's error if the job was lost or cancelled."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A launcher plugin of Hydra's. `master`: what Hydra composed for the command; `hydra.launcher` in it are the plugin's own settings."""
+    """A Hydra launcher plugin. `master`: what Hydra composed for the command; its `hydra.launcher` holds the plugin's settings."""
 
     name: str
     master: Any
 
     def start(self, job: Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> Sequence[Submitted]:
-        """Submit one job for each of `overrides`, and give them in that order. Raises what the engine raises.
+        """Submits one job for each of `overrides` and returns them in that order. Raises the launcher's errors.
 
-        `nodes`: what each job needs; `spare`: it goes on when it loses one. The plugin's own `launch` would wait for them too, and would give up
-        all of them for the first that was lost.
+        `nodes`: what each job needs; `spare`: the job survives the loss of a node. The plugin's own `launch` is not used: it waits for the jobs and
+        fails all of them with the first that is lost.
         """
-        # Here and not above: the plugin is an extra, and the engine is loaded only where one was chosen.
+        # Imported here: the plugin is an optional extra, needed only where a launcher is chosen.
         from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher, SlurmLauncher  # type: ignore[import-untyped]
 
         settings = {key: value for key, value in resolved(self.master.hydra.launcher).items() if key != "_target_"}
         local = self.name == "submitit_local"
         launcher = LocalLauncher(**settings) if local else SlurmLauncher(**slurm_settings(settings, nodes, spare))
         folder = f"hydra.sweep.dir={quote(str(self.master.hydra.sweep.dir))}"
-        with initialized(PRIMARY):  # each job composes its run on the machine that it finds itself on, with this very Hydra
-            callbacks: Any = Callback()  # none: files may not name any
+        with initialized(PRIMARY):  # each job composes its run on its own machine, with this Hydra
+            callbacks: Any = Callback()  # empty: files may not name callbacks
             context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)
             launcher.setup(hydra_context=context, task_function=job, config=self.master)
             state = Singleton.get_state()
@@ -76,7 +76,7 @@ class Engine:
 
 
 def _executor(launcher: Any) -> Any:
-    """Submitit's executor with the plugin's settings, which carry the engine's name unless all engines know them."""
+    """Submitit's executor with the plugin's settings; those that are not common to all executors get the executor's name as prefix."""
     import submitit  # comes with the plugin
     from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf  # type: ignore[import-untyped]
 
@@ -89,7 +89,7 @@ def _executor(launcher: Any) -> Any:
 
 
 def slurm_settings(settings: Mapping[str, Any], nodes: int, spare: bool) -> dict[str, Any]:
-    """The plugin's settings for jobs of `nodes` nodes: the job has them all, its one task, the supervisor, runs on the first."""
+    """The plugin's settings for jobs of `nodes` nodes: the allocation has them all; the job's one task, the supervisor, runs on the first."""
     asked = max(nodes, settings["nodes"])
     options = {"nodes": asked, **({"no-kill": True} if spare else {}), **dict(settings["additional_parameters"] or {})}
     first = ["--nodes=1", "--ntasks=1", "--overlap"]
@@ -97,9 +97,9 @@ def slurm_settings(settings: Mapping[str, Any], nodes: int, spare: bool) -> dict
 
 
 def submit(plan: TrainPlan, engine: Engine, say: Say) -> dict[str, RunResult]:
-    """Run what is missing of `plan`, each in a job of its own, and give how every run stands once the jobs have ended.
+    """Runs what is missing of `plan`, each run as a job of its own, and returns the state of every run once the jobs have ended.
 
-    A run that a job of an earlier submission holds is left to it. RunHeld (exit 8) where another process submits into the same sweep.
+    A run held by a job of an earlier submission is left to that job. RunHeld (exit 8) where another process submits into the same sweep.
     """
     layouts = {name: plan.runs[name].layout for name in fair_order({name: run.config for name, run in plan.runs.items()})}
     plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -118,7 +118,7 @@ def submit(plan: TrainPlan, engine: Engine, say: Say) -> dict[str, RunResult]:
 
 
 def _wait(plan: TrainPlan, engine: Engine, names: Sequence[str], say: Say) -> dict[str, str]:
-    """Submit, and wait until every job has ended; gives why, for each run whose job gave no result."""
+    """Submits and waits until every job has ended; returns the reason for each run whose job gave no result."""
     configs = {str(plan.runs[name].layout.root): plan.runs[name].config for name in names}
     nodes = max(config.supervision.nodes for config in configs.values())
     placed = [[*plan.cells[name].overrides, f"hydra.sweep.subdir={quote(str(plan.runs[name].layout.root))}"] for name in names]
@@ -132,7 +132,7 @@ def _wait(plan: TrainPlan, engine: Engine, names: Sequence[str], say: Say) -> di
         for name, job in jobs.items():
             try:
                 job.results()
-            except Exception as error:  # the engine's own errors share no class; a job that was lost says nothing of the others
+            except Exception as error:  # the launcher's errors have no common base class; one lost job says nothing about the others
                 reasons[name] = _lost(engine, error, say)
     except KeyboardInterrupt:
         say("stopped waiting; the jobs go on, and the same command finds them (scancel ends them)")
@@ -143,7 +143,7 @@ def _wait(plan: TrainPlan, engine: Engine, names: Sequence[str], say: Say) -> di
 
 
 def _lost(engine: Engine, error: Exception, say: Say) -> str:
-    """What the engine says, in one line. Of a job that left nothing it tells the state, and then repeats the job's log."""
+    """The launcher's error in one line, printed and returned. For a job without output, the line with its state is preferred to the job's log."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     line = next((line for line in lines if line.startswith("has not produced any output")), lines[-1])
     reason = f"{engine.name}: {line[:300]}"
@@ -152,12 +152,12 @@ def _lost(engine: Engine, error: Exception, say: Say) -> str:
 
 
 def standing(layout: RunLayout) -> RunResult | None:
-    """How a run stands before anything is submitted, where it needs no job: finished, or held or awaited by one that was submitted before."""
+    """The run's state before submission, where it needs no job: finished, or running or queued from an earlier submission; else None."""
     return FINISHED if is_finished(layout) else _under_way(layout)
 
 
 def outcome(layout: RunLayout, reason: str) -> RunResult:
-    """How a run stands when nobody waits for its job any more. `reason`: why, where the engine said so."""
+    """The run's state once its job is no longer waited for. `reason`: the launcher's error, if it gave one."""
     said = recorded(layout)
     if said is None or said == AT_WORK:
         silent = _NOT_BEGUN if said is None else _SILENT
@@ -166,7 +166,7 @@ def outcome(layout: RunLayout, reason: str) -> RunResult:
 
 
 def _under_way(layout: RunLayout) -> RunResult | None:
-    """Where a job of the run is at work, or waits in the queue."""
+    """The state of a run whose job is running or queued; else None."""
     return AT_WORK if _busy(layout) else QUEUED if queued(layout) else None
 
 
@@ -187,7 +187,7 @@ def _manifest(plan: TrainPlan, names: Iterable[str]) -> Manifest | None:
 
 
 class ManifestUpdater:
-    """Keeps the manifest true while jobs run: one writer for all of them, which reads what each has put on record."""
+    """Keeps the manifest up to date while jobs run: a single writer that reads the outcome file of each run."""
 
     def __init__(self, manifest: Manifest | None, layouts: Mapping[str, RunLayout], notes: Mapping[str, str]) -> None:
         self._manifest, self._layouts, self._notes = manifest, layouts, notes
@@ -204,7 +204,7 @@ class ManifestUpdater:
         self._thread.join()
 
     def show(self, results: Mapping[str, RunResult]) -> None:
-        """Write down what is new of `results`. Only while nobody follows, or from the thread that does."""
+        """Writes the changed entries of `results`. Call only from the follower thread, or while it does not run."""
         for name, result in results.items():
             if self._manifest is None or self._shown.get(name) == result:
                 continue
@@ -220,14 +220,15 @@ class ManifestUpdater:
 
 
 def remember(layout: RunLayout, job_id: str) -> None:
-    """Put on record which of Slurm's jobs the run was submitted as (`12`, or `12_3` in an array)."""
+    """Stores the Slurm job id of the run (`12`, or `12_3` in an array)."""
     layout.job.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_json(layout.job, {"job_id": job_id})
 
 
 def queued(layout: RunLayout) -> bool:
-    """Whether Slurm still has the job that the run was last submitted as. False where nobody knows: a run too often submitted does no harm,
-    because the second job finds it finished or held."""
+    """Whether Slurm still knows the job that the run was last submitted as. False if that cannot be found out: a duplicate submission is
+    harmless, because the second job finds the run finished or held.
+    """
     try:
         job = read_json(layout.job)["job_id"]
         asked = subprocess.run(

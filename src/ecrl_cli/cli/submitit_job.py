@@ -1,6 +1,6 @@
-"""A run as a job of its own, on whatever machine an engine gives it: what is pickled into the job, and what the job leaves behind.
+"""A run as a job of its own on a machine that the launcher gives it: the pickled task, and the outcome file that it leaves.
 
-Every job speaks for its own run alone, in a file of its own; the process that submitted the jobs makes one manifest of what they say.
+Each job writes the outcome of its own run only; the submitting process builds the manifest from these files.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ AT_WORK = RunResult(RunHeld.exit_code, "running", "its job is at work")
 
 @dataclass(frozen=True)
 class Job:
-    """The task function of the jobs. `configs`, by run directory: what was checked when it was submitted is what is run."""
+    """The task function of the jobs. `configs`: by run directory, the configurations as checked at submission; these are what is run."""
 
     configs: Mapping[str, RunConfig]
 
     def __call__(self, composed: Any) -> RunResult:
-        """Run the one that Hydra composed `composed` for. Does not return where the job is to be started anew."""
-        folder = HydraConfig.get().sweep.subdir  # as it was submitted, before anything made the path shorter
+        """Runs the configuration that `composed` belongs to. Does not return where the job is requeued."""
+        folder = HydraConfig.get().sweep.subdir  # as submitted, before any normalization of the path
         os.umask(0o077)
         return attend(RunLayout(Path(folder)), self.configs[folder])
 
 
 def attend(layout: RunLayout, config: RunConfig) -> RunResult:
-    """One run, its outcome on record. A run that another job holds is left to it, and so is its outcome."""
+    """Runs one run and stores its outcome. A run held by another job is left alone, and so is its outcome."""
     try:
         with run_lock(layout):
             record(layout, AT_WORK)
@@ -58,9 +58,9 @@ def attend(layout: RunLayout, config: RunConfig) -> RunResult:
         result = _run(layout, config)
         record(layout, result)
         if result.reason.startswith(f"E-{REQUEUED} "):
-            sys.exit(result.exit_code)  # a result would end the job for those who wait for it, and it is in the queue again
+            sys.exit(result.exit_code)  # a return value would end the job for those who wait for it, and it has been requeued
     if asked.by and result.exit_code:
-        signal.raise_signal(asked.by)  # the run is at rest: now the engine may write the job down and start it anew
+        signal.raise_signal(asked.by)  # the run has stopped: now submitit may checkpoint the job and requeue it
     return result
 
 
@@ -72,7 +72,7 @@ def _run(layout: RunLayout, config: RunConfig) -> RunResult:
         return run(plan_run(config, layout.root), RunContext(say, launchers))
     except (EcrlError, OSError) as error:
         return failed(error, say)
-    except Exception as error:  # a defect in one run must not look like a lost job
+    except Exception as error:  # an internal error in one run must not look like a lost job
         return RunResult(1, "failed", f"E-internal {type(error).__name__}: {error}")
     finally:
         launchers.close()
@@ -80,19 +80,19 @@ def _run(layout: RunLayout, config: RunConfig) -> RunResult:
 
 @dataclass
 class PreemptionRequest:
-    """By which signal the engine asked for the job's end; 0: not at all."""
+    """Which signal announced preemption; 0: none."""
 
     by: int = 0
 
 
 @contextmanager
 def preemption() -> Iterator[PreemptionRequest]:
-    """While entered, the engine's signal (time is up, or another job goes first) stops the run in order instead of breaking it off."""
+    """While entered, submitit's preemption signal (timeout, or another job has priority) stops the run gracefully."""
     asked, number = PreemptionRequest(), getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}")
 
     def stop(received: int, frame: FrameType | None) -> None:
         asked.by = received
-        signal.raise_signal(signal.SIGTERM)  # which the supervisor obeys; where there is none yet, the engine's handler lets it pass
+        signal.raise_signal(signal.SIGTERM)  # handled by the supervisor; where none runs yet, submitit's handler ignores it
 
     before = signal.signal(number, stop)
     try:
@@ -102,13 +102,13 @@ def preemption() -> Iterator[PreemptionRequest]:
 
 
 def record(layout: RunLayout, result: RunResult) -> None:
-    """Put on record how the job of this run stands or ended."""
+    """Stores the state of this run's job, or its result."""
     layout.outcome.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_json(layout.outcome, encode(result))
 
 
 def recorded(layout: RunLayout) -> RunResult | None:
-    """What the run's job has put on record; None where it has not begun, or the record cannot be read."""
+    """The stored outcome of the run's job; None where it has not begun or the file cannot be read."""
     try:
         return decode(RunResult, read_json(layout.outcome))
     except (OSError, EcrlError, KeyError, TypeError):

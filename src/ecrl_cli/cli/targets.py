@@ -1,4 +1,4 @@
-"""The folders that a command line names: a sweep folder stands for all its runs, a checkpoint for itself."""
+"""Resolves the folders given on a command line: a sweep folder stands for all its runs, a checkpoint for itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ecrl_cli.records.layout import RunLayout
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose complaints are our one line."""
+    """An argparse parser whose errors are raised as ConfigError."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError("arguments", message, f"`{self.prog} --help` shows examples")
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """A folder of checkpoints, or, where `names` are given, these alone of those in it. `label`: how to call it."""
+    """A folder of checkpoints; with `names`, only these. `label`: its name in messages."""
 
     label: str
     folder: Path
@@ -38,11 +38,11 @@ def checkpoints_of(run: Path) -> Checkpoints | None:
 
 
 def sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Checkpoints]]:
-    """The runs and the checkpoints that `paths` name, each once, in order. RunDirectoryError for what is neither."""
+    """The runs and the checkpoints that `paths` name, without duplicates, in order. RunDirectoryError for a path that is neither."""
     runs: list[Path] = []
     folders: dict[Path, Checkpoints] = {}
     for path in paths:
-        place = path.absolute()  # `.` has a name; a link of a checkpoint's name is looked at, not followed
+        place = path.absolute()  # `.` has a name then; a symlink with a checkpoint's name is not followed
         if STEP_NAME.match(place.name) and os.path.lexists(place) and not _is_run(place):
             known = folders.get(place.parent)
             names = (*(known.names or ()), place.name) if known else (place.name,)
@@ -56,7 +56,7 @@ def sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Checkpoints]]:
 
 
 def checked(folder: Path) -> Path:
-    """`folder`, or RunDirectoryError where it is none."""
+    """`folder`; RunDirectoryError where it is not a directory."""
     if not folder.is_dir():
         fact = "is a file, need a run directory or a sweep folder" if folder.exists() else "does not exist"
         raise RunDirectoryError(shown(str(folder)), fact, "name a folder under outputs/")
@@ -73,11 +73,11 @@ def _runs_of(folder: Path) -> list[Path]:
 
 
 def _is_gone(item: Path) -> bool:
-    """A link to a run that was in memory, before a reboot: not to be passed over in silence."""
+    """A dangling link, for example to a run in memory before a reboot: reported, not skipped."""
     return item.is_symlink() and not item.exists()
 
 
 def _is_run(folder: Path) -> bool:
-    """A run that lost its config.json is still a run: its verdict is unknown, it is not passed over."""
+    """A run that lost its config.json still counts as a run: its verdict is unknown."""
     layout = RunLayout(folder)
     return any(path.exists() for path in (layout.config, layout.supervisor, layout.logs, layout.metrics))

@@ -1,4 +1,4 @@
-"""`ecrl train`: refuse what cannot run, then run it."""
+"""`ecrl train`: checks the input, then runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.runs.run_plan import references
 
-LONG_S = 600.0  # what takes longer is asked about first
+LONG_S = 600.0  # a run expected to take longer is confirmed first
 
 
 def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
@@ -35,8 +35,8 @@ def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
 
 
 def confirm_long_run(expected_s: float, say: Say) -> None:
-    """Say where a run is expected to take longer than LONG_S, and ask a person at a terminal. Elsewhere (CI, a batch job, a pipe) nobody could
-    answer: it goes on. ConfigError where the answer is no; nothing was written then.
+    """Prints the estimate of a run that takes longer than LONG_S, and asks for confirmation at a terminal. Elsewhere (CI, batch job, pipe) it
+    continues without asking. ConfigError, with nothing written, where the answer is no.
     """
     if expected_s <= LONG_S:
         return
@@ -55,7 +55,7 @@ def _show(plan: TrainPlan) -> None:
 
 
 def _run(plan: TrainPlan, *, debug: bool, as_json: bool, say: Say) -> int:
-    # Here and not above: the supervising side (psutil, rich, numpy) loads in half a second that bad input need not wait for.
+    # Imported here: the supervising side (psutil, rich, numpy) takes half a second, and bad input should fail before that.
     from ecrl_cli.cli.hydra_jobs import Jobs
     from ecrl_cli.runs.sweep import exit_code
 

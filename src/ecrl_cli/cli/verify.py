@@ -1,4 +1,4 @@
-"""`ecrl verify`: judge each run, keep the verdict beside its records, scrub the checkpoints that are named, answer with the worst."""
+"""`ecrl verify`: judges each run, stores the verdict beside its records, scrubs the named checkpoints, and exits with the worst code."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ _WORST_FIRST = (5, 4, 1, 2, 3, 0)
 
 
 def verify(argv: Sequence[str]) -> int:
-    """0 if everything is valid; else the worst: 4 a folder has checkpoints and none is valid, 1 a run or a checkpoint is invalid, 2 a
-    run's records cannot be read, 3 evidence is missing for one. 5 where a folder could not be looked at or a repaired copy not be written."""
+    """0 if everything is valid; else the worst: 4 a folder has checkpoints and none is valid, 1 a run or a checkpoint is invalid, 2 a run's records
+    cannot be read, 3 evidence is missing for one; 5 where a folder could not be read or a repaired copy not be written.
+    """
     flags = parser().parse_args(list(argv))
     reference = checked(flags.reference) if flags.reference else None
     key = read_key(str(flags.seal_key), "--seal-key") if flags.seal_key else b""
@@ -53,7 +54,7 @@ def verify(argv: Sequence[str]) -> int:
         config = ScrubConfig(flags.sample, flags.deep, _guard(folder.folder.resolve(), flags.max_bytes))
         try:
             answers[folder.label] = scrubbed(folder, config, flags.repair)
-        except StorageError as error:  # this folder cannot be looked at; what is known of the others is said
+        except StorageError as error:  # this folder cannot be read; the results of the others are still printed
             answers[folder.label] = _unreadable(folder.label, error)
     if flags.json:
         sys.stdout.write(json.dumps({name: answer.document for name, answer in answers.items()}, indent=2) + "\n")
@@ -63,7 +64,7 @@ def verify(argv: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    """What may be typed."""
+    """The argument parser."""
     made = Parser(prog="ecrl verify", add_help=False, allow_abbrev=False)
     made.add_argument("folders", nargs="+", type=Path)
     made.add_argument("--reference", type=Path)
@@ -79,11 +80,12 @@ def parser() -> Parser:
 
 
 def _guard(folder: Path, max_bytes: int) -> IntegrityConfig:
-    """Whoever owns the files. Where `folder` lies in its run, the checkpoints must be that run's, and may be as large as it allows; what must be
-    finite in them is as it says."""
+    """How to check the checkpoints in `folder`, whoever owns the files. Where `folder` is a run's checkpoints/, they must be that run's, within its
+    size limit, and finite where its configuration requires that.
+    """
     layout, run_id, allowed, finite = RunLayout(folder.parent), "", IntegrityConfig.max_bytes, IntegrityConfig.finite
     if layout.checkpoints == folder:
-        with suppress(EcrlError, OSError):  # without its config.json, nobody's
+        with suppress(EcrlError, OSError):  # without its config.json, of no particular run
             stored = read_run_config(layout)
             run_id, allowed, finite = stored.run_id, stored.config.checkpoint.max_bytes, stored.config.checkpoint.finite
     return IntegrityConfig(run_id, max_bytes or allowed, trust_owner=True, finite=finite)
@@ -107,7 +109,7 @@ def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
 def _answer(run: Path, reference: Path | None, known: References) -> VerifyOutput:
     try:
         verdict = verify_run(run, reference, known)
-    except RunDirectoryError:  # it is the reference that was named which cannot be used
+    except RunDirectoryError:  # the named reference is unusable
         raise
     except EcrlError as error:  # this run cannot be judged; the others can
         return _unreadable(str(run), error)
@@ -123,17 +125,17 @@ def _answer(run: Path, reference: Path | None, known: References) -> VerifyOutpu
 
 
 def _reference(run: Path, given: Path | None, name: str) -> RunLayout | None:
-    """The run that this one was judged by, which is called `name`."""
+    """The reference called `name` that the run was judged against."""
     return RunLayout(named(given) if given else named(run).parent / name) if name else None
 
 
 def _apart(run: Path, reference: RunLayout | None) -> dict[str, Any] | None:
-    """How far the run ended from the reference that it was judged by."""
+    """How far the run's final state is from its reference's."""
     if reference is None:
         return None
     try:
         return divergence_document(load(RunLayout(run)), load(reference))
-    except Exception as error:  # the verdict stands without the distances: a damaged file is its finding, not its end
+    except Exception as error:  # the verdict stands without the distances: file damage is reported by the verdict
         say(f"ecrl: {visible(run)}: no divergence ({visible(error)})")
         return None
 
@@ -148,7 +150,7 @@ def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apar
         write_json(layout.verdict, verdict_file(layout, document, reference, apart))
         if apart is not None:
             write_json(layout.divergence, apart)
-    except OSError as error:  # an archived copy may be read-only: the answer counts, not the file
+    except OSError as error:  # an archived copy may be read-only: the verdict is printed all the same
         say(f"ecrl: {visible(run)}: the verdict is not stored ({error.strerror})")
 
 
@@ -160,11 +162,11 @@ def _say(answer: VerifyOutput, as_json: bool) -> None:
 
 
 def train_references(runs: Sequence[Path], known: References) -> int:
-    """Train one reference for all of `runs` that share it, where none vouches for them: 0, or the exit code where that was stopped by a signal.
+    """Trains one reference for all of `runs` that share it, where none exists: returns 0, or the exit code where that was stopped by a signal.
 
-    What keeps one from being trained is said, and the run is judged as it stands.
+    Errors are printed; the run is then judged as it is.
     """
-    # Here and not above: the supervising side loads in half a second that a judge of records alone need not wait for.
+    # Imported here: the supervising side takes half a second to load, which a verdict from records alone does not need.
     from ecrl_cli.runs.reference_training import announcement, required
     from ecrl_cli.runs.run import RunContext, run
     from ecrl_cli.supervision.launch.launcher_cache import LauncherCache

@@ -1,4 +1,4 @@
-"""`ecrl audit`: the keys of an audit, from what Hydra composed to checked dataclasses."""
+"""`ecrl audit`: converts what Hydra composed to the checked configuration of an audit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AuditKeys:
 
 @dataclass(frozen=True)
 class AuditFailure:
-    """`steps`: STEP or STEP.MOMENT, one after the other in one arm: the first in the first attempt, the second in the next. `rank`: who is struck."""
+    """`steps`: STEP or STEP.MOMENT, in turn within one arm: the first in the first attempt, the second in the next. `rank`: the rank that is hit."""
 
     kind: str = one_of("none", KINDS)
     steps: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class AuditConfig:
 
 
 def build_audit(composed: Mapping[str, Any]) -> AuditConfig:
-    """The audit that `composed` describes. Raises ConfigError for every key or value that cannot be meant."""
+    """The audit that `composed` describes. Raises ConfigError for every invalid key or value."""
     values = plain(composed)
     known = [f"audit.{f.name}" for f in fields(AuditKeys)] + [f"failure.{f.name}" for f in fields(AuditFailure)] + ["run_dir"]
     given = [f"{group}.{key}" if isinstance(inner, Mapping) else group for group, inner in values.items() for key in (inner or {"": 0})]

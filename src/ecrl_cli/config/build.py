@@ -1,4 +1,4 @@
-"""From what Hydra composed to one checked RunConfig: convert every field, apply the variant and the scale, check the whole."""
+"""Builds one checked RunConfig from what Hydra composed: converts every field, applies variant and scale, checks the whole."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ecrl_cli.errors import ConfigError, shown
 
 
 def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say: Say = lambda line: None) -> RunConfig:
-    """The run that `composed` describes (a DictConfig or plain mapping; a `hydra` node is left aside).
+    """The run that `composed` describes (a DictConfig or plain mapping; a `hydra` node is ignored).
 
-    `typed` names the keys (dotted) and groups that the user typed: a scale leaves them alone. `say` hears what is done otherwise than typed.
+    `typed`: the keys (dotted) and groups that the user typed; a scale does not change them. `say` receives a message for each adjustment.
     Raises ConfigError.
     """
     config = convert(RunConfig, plain(composed))
@@ -29,7 +29,7 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say:
         raise ConfigError("model.name", "names a ResNet without its width", f"write model={config.model.name}")
     if config.scale.launcher not in ("", *LAUNCHERS.names()):
         raise ConfigError("scale.launcher", f"must be one of {', '.join(LAUNCHERS.names())}, got {shown(config.scale.launcher)}")
-    # The scale first: every arm of a comparison must be scaled alike, with the suite's plan in view.
+    # The scale first: every arm of a comparison must be scaled alike, from the suite's plan.
     config = name_the_suite(apply_schedule(config, typed), typed)
     scaled = reapply_schedule(round_down_world_sizes(apply_scale(normalize_schedule(config, typed), typed), say), typed)
     if scaled.supervision.launcher != config.supervision.launcher:
@@ -40,7 +40,7 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say:
 
 
 def _apply_variant(config: RunConfig, typed: frozenset[str]) -> RunConfig:
-    """A variant without failures, or `failure=none` typed over a suite's plan, leaves no plan at all; one without resizes, no schedule."""
+    """Drops the failure plan for a variant without failures, or where `failure=none` was typed; drops the schedule for one without resizes."""
     no_failures = config.failure.kind == "none" and typed & {"failure", "failure.kind"} and not typed & {"failure.steps", "failure.mtbf_steps"}
     if no_failures or not config.variant.failures:
         config = replace(config, failure=FailureConfig())

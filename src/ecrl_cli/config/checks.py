@@ -1,4 +1,4 @@
-"""What must hold between keys: one function per rule, each refuses in its own words."""
+"""Rules between keys: one function per rule, each with its own error message."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _geometry(config: RunConfig) -> None:
 
 
 def _replicas(batch: int, replicas: int) -> None:
-    """All replicas are equally large, or the mean of their means would not be the mean of the batch."""
+    """ConfigError unless all replicas are equally large: otherwise the mean of their means is not the mean of the batch."""
     if batch % replicas:
         near = [max(fewer for fewer in range(1, min(replicas, batch) + 1) if batch % fewer == 0)]
         near += [more for more in range(replicas + 1, batch + 1) if batch % more == 0][:1]
@@ -106,7 +106,7 @@ def _supervision(config: RunConfig) -> None:
 
 
 def _variants(config: RunConfig) -> None:
-    """What the launcher, the recovery and the strategy refuse."""
+    """The rules of the launcher, the recovery and the strategy."""
     for variant in (launcher_of(config), recovery_of(config), strategy_of(config)):
         variant.refuse(config)
 

@@ -20,7 +20,7 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 def encode(value: Any) -> Any:
     """`value` as JSON-ready lists, dicts and scalars."""
     kind: type = type(value)
-    if kind in _PLAIN:  # nearly every value: a run has a line of them per rank and step
+    if kind in _PLAIN:  # nearly every value: a run logs a line per rank and step
         return value
     names = _names(kind)
     if names is not None:
@@ -34,7 +34,7 @@ def encode(value: Any) -> Any:
 
 @cache
 def _names(kind: type) -> tuple[str, ...] | None:
-    """Of a dataclass, its fields."""
+    """The field names of a dataclass; None for any other type."""
     return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
@@ -57,13 +57,13 @@ def _required(kind: type) -> tuple[str, ...]:
 
 @cache
 def _plain(kind: type) -> dict[str, tuple[type, ...]]:
-    """By field, the types of which a value is taken as it stands."""
+    """By field, the types whose values are accepted without conversion."""
     return {name: tuple(t for t in _alternatives(hint) if t in _PLAIN) for name, hint in _hints(kind).items()}
 
 
 @cache
 def _bounded(kind: type) -> tuple[tuple[str, int, int], ...]:
-    """The fields that may be whole numbers, with the least and the greatest."""
+    """The fields that may be integers, each with its minimum and maximum."""
     return tuple((name, *LIMITS.get(name, (-WHOLE, WHOLE))) for name, types_ in _plain(kind).items() if int in types_)
 
 
@@ -85,7 +85,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
 
 
 def _key(kind: Any, key: str, where: str) -> Any:
-    """A mapping's key, which JSON has as text: one number has one way to be written."""
+    """Converts a mapping's key from JSON text; an integer has exactly one accepted spelling."""
     if kind is int and not _WHOLE.fullmatch(key):
         raise TypeError(f"{where} has the key {shown(key)}, not a whole number")
     return kind(key)
@@ -98,7 +98,7 @@ def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
     for name in _required(kind):
         if name not in given:
             raise KeyError(f"{where} lacks {name!r}")
-    # The plain case without a call: a long run has hundreds of thousands of lines.
+    # Inlined for speed: a long run has hundreds of thousands of lines.
     plain = _plain(kind)
     for name, low, high in _bounded(kind):
         item = given.get(name)
@@ -108,7 +108,7 @@ def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
 
 
 def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
-    """None where it may be; a list where there is one for lists; else the first of the others."""
+    """None if allowed; a list as the first list type; anything else as the first other type."""
     if value is None and type(None) in arguments:
         return None
     lists = [a for a in arguments if typing.get_origin(a) is tuple and isinstance(value, list)]

@@ -1,4 +1,4 @@
-"""Where the configuration files lie: beside the package in a wheel, at the top of the repository in a checkout."""
+"""Locates the configuration files: beside the package in a wheel, at the top of the repository in a checkout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def groups(folders: list[Path]) -> dict[str, list[str]]:
 
 
 def summary(folder: Path, group: str, option: str) -> str:
-    """The first sentence of the comment that an option's file begins with; empty where it has none."""
+    """The first sentence of the leading comment of an option's file; empty where there is none."""
     try:
         first = (folder / group / f"{option}.yaml").read_text(encoding="utf-8").partition("\n")[0]
     except OSError:

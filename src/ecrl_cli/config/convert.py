@@ -1,4 +1,4 @@
-"""Plain values into the schema's dataclasses, one field at a time, with a message of our own for each way to be wrong."""
+"""Converts plain values to the schema's dataclasses, field by field, with an error message for each kind of mistake."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _boolean(key: str, value: Any) -> bool:
 
 
 def _switch(key: str, value: Any) -> str:
-    """One of the field's choices; true and false may be typed as YAML has them."""
+    """One of the field's choices; YAML's true and false are accepted."""
     return str(value).lower() if isinstance(value, bool) else _text(key, value)
 
 
@@ -134,7 +134,7 @@ _CONVERTERS: dict[Any, Callable[[str, Any], Any]] = {
 
 
 def _installed(rule: Mapping[str, Any]) -> list[str]:
-    """The names that installed packages add to the field's own."""
+    """The names that installed packages add to the field's choices."""
     return sorted(point.name for point in entry_points(group=rule["group"])) if rule.get("group") else []
 
 

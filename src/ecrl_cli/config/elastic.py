@@ -1,4 +1,4 @@
-"""The world size by step and what each rank owns of a window: read in one place, for supervisor, failure plan, ranks and judge alike."""
+"""The world size by step and each rank's share of a window: defined once, for supervisor, failure plan, ranks and verify."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ Say = Callable[[str], None]
 
 
 def normalize_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
-    """`config` with its schedule in plain form: `world_size` is the size of the first step, the schedule holds the changes alone, in order.
+    """`config` with its schedule normalized: `world_size` is the size of the first step, the schedule holds only the changes, in order.
 
-    Two ways to write the same sizes make the same run. ConfigError for a step or a size that cannot be, and for a typed `world_size` that the
-    schedule contradicts.
+    Equivalent spellings give the same run. ConfigError for an impossible step or size, and for a typed `world_size` that contradicts the schedule.
     """
     config = _as_typed(config, typed)
     schedule = config.elastic.schedule
@@ -31,13 +30,13 @@ def normalize_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
 
 
 def _plain(config: RunConfig) -> RunConfig:
-    """Without changes that change nothing."""
+    """Drops schedule entries that do not change the size."""
     plain = {step: size for step, size in config.elastic.schedule.items() if size != world_size_after(config, step - 1)}
     return replace(config, elastic=replace(config.elastic, schedule=plain))
 
 
 def _as_typed(config: RunConfig, typed: frozenset[str]) -> RunConfig:
-    """A schedule that was typed takes the place of the suite's: Hydra would merge the two."""
+    """Keeps only the typed entries of the schedule, where it was typed: Hydra would merge them with the suite's."""
     steps = {key.removeprefix(f"{KEY}.") for key in typed if key.startswith(f"{KEY}.")}
     if not steps and KEY not in typed:
         return config
@@ -46,19 +45,19 @@ def _as_typed(config: RunConfig, typed: frozenset[str]) -> RunConfig:
 
 
 def world_size_after(config: RunConfig, step: int) -> int:
-    """How many ranks go on behind `step` (0: from the beginning)."""
+    """The world size after `step` (0: from the beginning)."""
     since = [begin for begin in config.elastic.schedule if begin <= step]
     return config.elastic.schedule[max(since)] if since else config.world_size
 
 
 def next_change(config: RunConfig, step: int) -> int | None:
-    """The first step behind `step` that ends an attempt because other ranks go on behind it; None where the size stays."""
+    """The first scheduled step after `step` at which the world size changes; None if it does not."""
     coming = (begin for begin in sorted(config.elastic.schedule) if begin > step)
     return next((begin for begin in coming if world_size_after(config, begin) != world_size_after(config, begin - 1)), None)
 
 
 def ranks_at(config: RunConfig, step: int) -> int:
-    """How many ranks exist at the boundary behind `step`, whoever stands there: those who did it and, behind a change, those who go on."""
+    """How many ranks are certain to exist at the boundary after `step`: the smaller of the sizes before and after it."""
     return min(world_size_after(config, step - 1), world_size_after(config, step))
 
 
@@ -68,17 +67,17 @@ def sizes(config: RunConfig) -> tuple[int, ...]:
 
 
 def common_multiple(config: RunConfig) -> int:
-    """What the global batch must be a multiple of, so that at every size all ranks own equal shards: with replicas, so that these are equal."""
+    """What the global batch must be a multiple of, so that all ranks own equal shards at every size (with replicas: the number of replicas)."""
     return config.elastic.replicas or math.lcm(*sizes(config))
 
 
 def fits(config: RunConfig, size: int) -> bool:
-    """Whether `size` ranks can share a window: equally, or each at least one replica."""
+    """Whether `size` ranks can share a window: equally, or with at least one replica each."""
     return size <= config.elastic.replicas if config.elastic.replicas else config.global_batch % size == 0
 
 
 def misfit(config: RunConfig) -> str:
-    """Why a size does not fit, as the end of a sentence about it."""
+    """Why a size does not fit, as the end of a sentence."""
     replicas = config.elastic.replicas
     return f"cannot share {replicas} replicas" if replicas else f"do not divide global_batch {config.global_batch}"
 
@@ -89,19 +88,19 @@ def next_fitting(config: RunConfig, size: int) -> int:
 
 
 def owned(replicas: int, rank: int, world_size: int) -> range:
-    """The replicas that `rank` computes: neighbours, at least one where there are not more ranks than replicas."""
+    """The replicas that `rank` computes: contiguous, and at least one unless there are more ranks than replicas."""
     return range(rank * replicas // world_size, (rank + 1) * replicas // world_size)
 
 
 def share(window: int, rank: int, world_size: int, replicas: int = 0) -> range:
-    """The places of a window of so many samples that `rank` owns: as many for each rank, or with `replicas` those of its replicas."""
+    """The positions in a window of `window` samples that `rank` owns: equally many per rank, or with `replicas` those of its replicas."""
     units = replicas or world_size
     mine = owned(units, rank, world_size)
     return range(mine.start * window // units, mine.stop * window // units)
 
 
 def round_down_world_sizes(config: RunConfig, say: Say) -> RunConfig:
-    """Where `elastic.on_indivisible` is `lower`: every size that does not fit is the next lower one that does, and said."""
+    """If `elastic.on_indivisible` is `lower`: replaces every size that does not fit by the next lower one that does, and reports it."""
     if config.elastic.on_indivisible != "lower":
         return config
 
@@ -125,13 +124,14 @@ def _check_entry(step: int, size: int, target: int) -> None:
 
 
 def may_shrink(config: RunConfig) -> bool:
-    """Whether the run goes on with fewer ranks where it loses nodes."""
+    """Whether the run continues with fewer ranks when it loses nodes."""
     return config.supervision.nodes > 1 and config.supervision.on_node_loss == "shrink"
 
 
 def place_ranks(config: RunConfig, nodes: int) -> tuple[int, int]:
-    """(world size, nodes in use): as many of the wanted ranks as `nodes` >= 1 nodes hold, equally many on each and no node more than it was
-    meant to, sharing the batch as it must be shared. Fewer ranks than wanted only where nodes are missing."""
+    """(world size, nodes in use): as many of the wanted ranks as fit on `nodes` >= 1 nodes, equally many per node, none above its share, and
+    dividing the batch as required. Fewer ranks than wanted only if nodes are missing.
+    """
     wanted, each = min(config.supervision.nodes, nodes), config.world_size // config.supervision.nodes
     fitting = [(count * ranks, count) for count in range(1, wanted + 1) for ranks in range(1, each + 1) if fits(config, count * ranks)]
     return max(fitting)

@@ -1,4 +1,4 @@
-"""Rough sizes, known before torch is imported: the bytes of a snapshot and the seconds of a run."""
+"""Rough estimates without torch: the bytes of a snapshot and the seconds of a run."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import os
 
 from ecrl_cli.config.schema import ModelConfig, OptimizerConfig, RunConfig
 
-_BYTES = 4  # parameters and optimizer state are kept in fp32, under autocast too
+_BYTES = 4  # parameters and optimizer state are fp32, under autocast too
 _RESNETS = {"resnet18": 11.2e6, "resnet50": 23.5e6, "resnet152": 58.2e6}  # at 64 channels
 _RESNET_GFLOP = {"resnet18": 0.56, "resnet50": 1.31, "resnet152": 3.7}  # one 32 x 32 picture forward, CIFAR stem (multiply-adds)
 _CPU_GFLOPS, _GPU_GFLOPS = 30.0, 20_000.0  # reached by one core, by one data-centre GPU
-_STEP_FLOOR_S, _START_S = 0.01, 5.0  # the least that a step and a launch take
+_STEP_FLOOR_S, _START_S = 0.01, 5.0  # minimum seconds of a step and of a launch
 
 
 def parameters(model: ModelConfig) -> float:
-    """About how many parameters `model` has."""
+    """Approximate number of parameters of `model`."""
     if model.name in _RESNETS:
         return _RESNETS[model.name] * (model.width / 64) ** 2
     return 12.0 * model.depth * model.width**2 if model.name == "vit" else 100.0 * model.width**2
 
 
 def snapshot_bytes(config: RunConfig) -> int:
-    """About what one checkpoint holds: parameters and the optimizer's state."""
+    """Approximate bytes of a checkpoint: parameters and optimizer state."""
     return round(_BYTES * parameters(config.model) * (1 + _slots(config.optimizer)))
 
 
 def seconds(config: RunConfig, *, gpu: bool) -> float:
-    """About how long a run takes, its launches included: three forward passes a step, twice the multiply-adds."""
+    """Approximate seconds of a run with its launches: a step counts as three forward passes, at two operations per multiply-add."""
     model = config.model
     gflop = _RESNET_GFLOP[model.name] * (model.width / 64) ** 2 if model.name in _RESNETS else parameters(model) * 50e-9
     work = 6 * gflop * config.global_batch
@@ -52,7 +52,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(count: float) -> str:
-    """`count` seconds, rounded to what a person would say."""
+    """`count` seconds, rounded for people."""
     for size, unit in ((3600, "h"), (60, "min")):
         if count >= 1.5 * size:
             return f"{count / size:.2g} {unit}"

@@ -1,4 +1,4 @@
-"""The names that `failure.kind` takes, and where the code of each kind of failure lies. Names can be checked without importing that code."""
+"""The names that `failure.kind` takes, and where the class of each is. Names can be checked without importing that code."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ BUILTIN = {
     "writer": "ecrl_cli.failures.storage_faults:KilledWriter",
     "supervisor": "ecrl_cli.failures.supervisor_and_network_faults:KilledSupervisor",
 }
-# Not failures themselves: no failures; kills drawn at random (failures/mtbf.py); a list of failures (failure.entries).
+# Not kinds themselves: no failures; kills drawn at random (failures/mtbf.py); a list of failures (failure.entries).
 PLANS = ("none", "mtbf", "listed")
 FAILURE_KINDS = ("none", *BUILTIN, "mtbf", "listed")

@@ -1,4 +1,4 @@
-"""What must hold between the keys of the `failure` group, and between them and the rest of the run. What a kind itself asks for, the kind says."""
+"""Rules between the keys of the `failure` group, and between them and the rest of the run. Rules of one kind are in its class."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_failures(config: RunConfig) -> None:
 
 
 def prune_unused_keys(failure: FailureConfig, typed: frozenset[str]) -> FailureConfig:
-    """`failure` as the kind that was typed over a suite's or a matrix's plan takes it: what that plan holds for other kinds is left out."""
+    """`failure` without the keys that a typed kind does not use: those belong to the plan of the suite or matrix that it replaces."""
     if failure.kind == "none" or not typed & {"failure", "failure.kind"}:
         return failure
     default, given = FailureConfig(), {key.removeprefix("failure.") for key in typed}
@@ -46,7 +46,7 @@ def prune_unused_keys(failure: FailureConfig, typed: frozenset[str]) -> FailureC
 
 
 def _check_drawn(failure: FailureConfig) -> None:
-    """mtbf draws its steps and its ranks: what else the group holds would be silently ignored."""
+    """ConfigError for other keys of the group with mtbf, which draws steps and ranks: they would be silently ignored."""
     if failure.steps:
         raise ConfigError("failure.steps", f"{list(failure.steps)} planned, but failure.kind is mtbf, which draws its steps", "leave them out")
     if failure.rank:
@@ -80,7 +80,7 @@ def _check_steps(config: RunConfig) -> None:
 
 
 def _check_rank(config: RunConfig) -> None:
-    """At each planned step the rank must exist: before and behind it where the size changes there."""
+    """ConfigError unless the rank exists at each planned step: before and after it where the size changes there."""
     step = min(config.failure.steps, key=lambda planned: ranks_at(config, planned))
     rank, ranks = config.failure.rank, ranks_at(config, step)
     if rank >= ranks:
@@ -89,7 +89,7 @@ def _check_rank(config: RunConfig) -> None:
 
 
 def _takes_rank(kind: str) -> bool:
-    """Whether `failure.rank` says something to this kind: its class knows (failures/fault_kind.py)."""
+    """Whether this kind uses `failure.rank`."""
     return kind not in PLANS and bool(FAILURES.load(kind)().takes_rank)
 
 

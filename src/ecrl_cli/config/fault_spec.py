@@ -1,4 +1,4 @@
-"""How a failure is typed: WHAT@STEP[.MOMENT][/SHARE][:WHO][*SECONDS][%POINT], one entry of `failure.entries`.
+"""The syntax of a failure: WHAT@STEP[.MOMENT][/SHARE][:WHO][*SECONDS][%POINT], one entry of `failure.entries`.
 
 `kill@40:1`, `kill@40.backward/0.25:1`, `kill@40:0+2`, `kill@40:all`, `kill@40:node`, `writer@20%after_rename`, `slow_rank@30:1*0.05`,
 `kill@40.load:0` (in the first attempt that begins once step 40 has been seen), `kill@3.5s:1` (after 3.5 s of supervised time).
@@ -20,8 +20,8 @@ KEY = "failure.entries"
 FORM = "WHAT@STEP[.MOMENT][/SHARE][:WHO][*SECONDS][%POINT]"
 FAILURES = Registry("failure", "ecrl.failures", BUILTIN)  # by name, the class of a kind (failures/fault_kind.py)
 
-# When a failure can strike. The first line: behind a step and inside it; then while its state is captured or saved; while an attempt starts;
-# between two attempts; after a wall time.
+# When a failure can happen: after a step and inside it; while its state is captured or saved; while an attempt starts; between two
+# attempts (rest); at a wall time.
 IN_STEP = ("boundary", "forward", "backward", "optimizer")
 IN_SAVE = ("capture", "save")
 STARTING = ("start", "rendezvous", "load")
@@ -37,7 +37,7 @@ _ENTRY = re.compile(
 
 @dataclass(frozen=True)
 class Entry:
-    """One failure as it was typed. What is empty or None is left to the kind. `who`: ranks in order, or `all`, or `node`.
+    """One failure as typed. What is empty or None is the kind's default. `who`: ranks in order, or `all`, or `node`.
 
     `after_s`: seconds of supervised time, for moment wall; `step` is then 0.
     """
@@ -60,7 +60,7 @@ class Entry:
 
 
 def parse(text: str) -> Entry:
-    """ConfigError, quoting `text`, where it is no entry."""
+    """Parses one entry. ConfigError, quoting `text`, if it is invalid."""
     found = _ENTRY.match(text)
     if found is None:
         raise refused(text, f"is no failure: expected {FORM}", "for example kill@40:1 or kill@40.backward/0.25:0")
@@ -90,7 +90,7 @@ def parse(text: str) -> Entry:
 
 
 def typed_entries(failure: FailureConfig) -> tuple[Entry, ...]:
-    """The entries that `failure` names; none where they are drawn (mtbf)."""
+    """The entries that `failure` names; none if they are drawn (mtbf)."""
     if failure.kind == "listed":
         return tuple(parse(text) for text in failure.entries)
     if failure.kind in PLANS:

@@ -1,4 +1,4 @@
-"""The keys that vouch for checkpoints and for a run's records: each read from a file that nobody else can read, never recorded, never printed."""
+"""Reads HMAC keys for checkpoints and run records: from files that only the owner can access; never recorded, never printed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MIN_KEY, MAX_KEY = 32, 4096
 
 
 def read_key(name: str, key: str = "checkpoint.hmac_key_file") -> bytes:
-    """The bytes of the file `name` (none for no name). ConfigError unless it is a plain file of this user's that only its owner can touch.
+    """The bytes of the file `name` (empty for no name). ConfigError unless it is a regular file of this user that only the owner can access.
 
-    `key`: what named the file, for the message.
+    `key`: the configuration key that named the file, for the message.
     """
     if not name:
         return b""

@@ -9,23 +9,23 @@ from typing import Any
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import RunConfig
 
-# Where a run lives and where its data lies do not change what it computes; names only label it. A schedule has become `failure.steps`.
+# Where a run and its data are does not change what it computes; names are labels. A schedule has been converted to `failure.steps`.
 NOT_IDENTITY = (
     *("run_dir", "suite_name", "dataset.root", "dataset.download", "scale", "schedule"),
     *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s", "checkpoint.hmac_key_file", "checkpoint.finite"),
-    "seal",  # who vouches for the records
+    "seal",  # signing of the records
     "reference",  # what is trained beside the run
     *("supervision.hang_timeout_s", "supervision.hang_factor", "supervision.start_timeout_s", "supervision.grace_s"),
-    "elastic.on_indivisible",  # the sizes that it leads to are what counts
+    "elastic.on_indivisible",  # only the resulting sizes count
 )
 
-# Two runs that must end in the same state share a reference id: how they are struck, saved and brought back is not part of it.
+# Runs that must end in the same state share a reference id: failures, checkpoints and recovery are not part of it.
 NOT_REFERENCE = (
     *(*NOT_IDENTITY, "failure", "checkpoint", "write_mode", "storage", "recovery", "supervision", "elastic.schedule", "variant"),
     "state_digests",
 )
 
-# Keys that a version added, and what the versions before did: with that value a configuration is the one that they recorded, under the same id.
+# Keys added by a version, with the earlier behaviour: with that value, a configuration has the id that earlier versions recorded.
 BEFORE = {"ddp": {"find_unused_parameters": True}}
 
 
@@ -35,12 +35,12 @@ def run_id(config: RunConfig) -> str:
 
 
 def reference_id(config: RunConfig) -> str:
-    """64 hex digits; equal for runs that must end bit for bit alike."""
+    """64 hex digits; equal for runs that must end bit-identical."""
     return reference_id_of(_as_recorded(config))
 
 
 def run_id_of(recorded: dict[str, Any]) -> str:
-    """`run_id` of a configuration as config.json holds it, of whatever version: a key that a later one added is not in it."""
+    """`run_id` of a configuration from config.json, of any version: keys added later are missing from it."""
     return _digest(_without(_as_before(recorded), NOT_IDENTITY))
 
 
@@ -51,19 +51,19 @@ def reference_id_of(recorded: dict[str, Any]) -> str:
 
 
 def _as_before(recorded: dict[str, Any]) -> dict[str, Any]:
-    """`recorded` in the form of the versions before: without keys that they did not have, where what they did stands there; switches as booleans."""
+    """`recorded` in the form of earlier versions: without later keys that have the earlier behaviour; switches as booleans."""
     switches = {"true": True, "false": False}
     kept = {key: value for key, value in recorded.items() if key not in BEFORE or value != BEFORE[key]}
     return kept | {key: switches.get(str(kept[key]), kept[key]) for key in ("state_digests",) if key in kept}
 
 
 def _as_recorded(config: RunConfig) -> dict[str, Any]:
-    recorded: dict[str, Any] = json.loads(json.dumps(encode(config)))  # JSON's keys are texts
+    recorded: dict[str, Any] = json.loads(json.dumps(encode(config)))  # JSON turns keys into strings
     return recorded
 
 
 def run_name(config: RunConfig, identity: str = "") -> str:
-    """The run directory's name: suite, variant, seed and eight hex digits of the run id. `identity`: the run id, where it is known."""
+    """The run directory's name: suite, variant, seed and eight hex digits of the run id. `identity`: the run id, if known."""
     suite = config.suite_name or f"{config.dataset.name}-{config.model.name}"
     return f"{suite}-{config.variant.name}-s{config.seed}-{(identity or run_id(config))[:8]}"
 

@@ -1,4 +1,4 @@
-"""The keys that a user may type, read off the schema, and what to say about one that is not there."""
+"""The keys that a user may type, taken from the schema, and the error for an unknown one."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def sections() -> tuple[str, ...]:
 
 
 def is_known(key: str) -> bool:
-    """Whether `key` is one of the schema's, or lies in a mapping that is (`elastic.schedule.100`)."""
+    """Whether `key` is in the schema, or in one of its mappings (`elastic.schedule.100`)."""
     return key in leaves() or key in sections() or key.startswith("elastic.schedule.")
 
 
 def unknown_key(key: str, more: Iterable[str] = ()) -> ConfigError:
-    """The error for a key that is neither in the schema nor one of `more` (groups that the user's own folders add)."""
+    """The error for a key that is neither in the schema nor one of `more` (groups from the user's own folders)."""
     head = key.partition(".")[0]
     known = [*leaves(), *sections(), *more]
     misspelt = head if head not in known else key
@@ -58,5 +58,5 @@ def _suggestion(key: str, known: list[str]) -> str:
 
 
 def reserved(key: str) -> ConfigError:
-    """The error for a key by which other programs let a configuration run code."""
+    """The error for a key with which other programs let a configuration run code."""
     return ConfigError(key, f"{shown(key.rsplit('.', 1)[-1])} is not accepted", "ECRL does not instantiate from configuration; choose by name")

@@ -1,6 +1,6 @@
-"""What starts the ranks of an attempt: one object per launcher, which says everything about it that others ask. Torch-free.
+"""The launchers that start the ranks of an attempt: one object per launcher with all its properties. Torch-free.
 
-From another package: a `LauncherKind` as an entry point in the group `ecrl.launchers`. tests/contract/test_launchers.py holds each to its word.
+From another package: a `LauncherKind` as an entry point in the group `ecrl.launchers`. tests/contract/test_launchers.py checks each of them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class LauncherKind:
     """`description`: one sentence, also the first of conf/supervision/NAME.yaml.
 
-    `implementation`: "module:attribute" of a class that keeps supervision/launch/launcher.py; its `make(config)` gives a launcher.
+    `implementation`: "module:attribute" of a class with the interface of supervision/launch/launcher.py; its `make(config)` gives a launcher.
     `several_nodes`: the ranks may be spread over the nodes of an allocation, with an agent on each. Otherwise all are on this machine.
-    `warm`: ranks are forked from a process that outlives attempts and has imported torch. Otherwise each attempt is a new process tree.
-    `in_place`: a rank's process may take part in attempt after attempt, and spares stand by: what a recovery in place needs.
+    `warm`: ranks are forked from a process that has imported torch and survives attempts. Otherwise each attempt is a new process tree.
+    `in_place`: a rank's process may take part in successive attempts, with spares standing by: required for in-place recovery.
     """
 
     name: str
@@ -33,11 +33,11 @@ class LauncherKind:
     in_place: bool = False
 
     def load(self) -> Any:
-        """The class behind `implementation`."""
+        """Imports the class `implementation`."""
         return import_attribute("launcher", self.name, self.implementation)
 
     def refuse(self, config: RunConfig) -> None:
-        """ConfigError for the first thing in `config` that this launcher cannot do."""
+        """ConfigError for the first thing in `config` that this launcher does not support."""
         nodes = config.supervision.nodes
         if nodes > 1 and not self.several_nodes:
             able = " or ".join(name for name in LAUNCHERS.builtin if LAUNCHERS.of(name).several_nodes)

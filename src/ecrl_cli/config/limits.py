@@ -1,7 +1,7 @@
-"""How large a number may be, by the name of its field: for what a user types and for what a record of somebody else's says.
+"""Upper bounds of numbers, by field name: for user input and for records from elsewhere.
 
-One place for all, so that no loop over steps or ranks and no array of samples is as long as whoever wrote a record likes. The bounds lie far beyond
-what this tool is for; a number past them is a mistake or an attack.
+They bound every loop over steps or ranks and every array of samples, whatever a record says. The bounds are far beyond
+what this tool is for; a larger number is a mistake or an attack.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMITS: Mapping[str, tuple[int, int]] = {
 
 
 def out_of_range(name: str, value: int) -> str:
-    """What is wrong with `value` for a field of that `name`, in words; empty where nothing is."""
+    """Why `value` is out of range for the field `name`; empty if it is not."""
     low, high = LIMITS.get(name, (-WHOLE, WHOLE))
     if low <= value <= high:
         return ""

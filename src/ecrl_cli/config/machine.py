@@ -1,4 +1,4 @@
-"""What a configuration asks of this machine, checked without torch; a rank's own start is the precise check."""
+"""Checks without torch what a configuration requires of this machine; the exact check is a rank's own start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPEN_FILES, _OPEN_FILES_PER_RANK = 64, 16
 
 
 def check_machine(config: RunConfig) -> None:
-    """ConfigError where this machine cannot serve `config`."""
+    """ConfigError if this machine cannot run `config`."""
     _allow_open_files(max(sizes(config)))
     if config.device == "cuda":
         _check_cuda(max(sizes(config)) // config.supervision.nodes, shared=config.backend == "gloo")
@@ -38,8 +38,9 @@ def check_machine(config: RunConfig) -> None:
 
 
 def check_torch() -> None:
-    """ConfigError where torch is missing or no build of this Python's, without importing it (a second or two). Nothing can train then; without this
-    question each attempt would start only to fail."""
+    """ConfigError if torch is missing or built for another Python, without importing it (a second or two). Otherwise each attempt would start
+    only to fail.
+    """
     try:
         found = util.find_spec("torch")
     except ImportError:
@@ -59,7 +60,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that a process could still take, as the kernel estimates."""
+    """The kernel's MemAvailable, in bytes."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
 

@@ -1,4 +1,4 @@
-"""What Hydra composed, as plain values: the door behind which OmegaConf stays."""
+"""Converts what Hydra composed to plain values: the only module with OmegaConf objects."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _RESOLVER = re.compile(r"\$\{[^}]*:")
 
 
 def raw(node: Any) -> Any:
-    """`node` as plain lists, dicts and scalars, interpolations left as they are written."""
+    """`node` as plain lists, dicts and scalars, interpolations unresolved."""
     return OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
 
 
 def resolved(node: Any) -> dict[str, Any]:
-    """A mapping of what Hydra composed as plain values, interpolations resolved against the whole. Raises OmegaConf's errors."""
+    """A composed mapping as plain values, interpolations resolved against the whole. Raises OmegaConf's errors."""
     values = OmegaConf.to_container(node, resolve=True)
     return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
 
 
 def yaml_text(node: Any) -> str:
-    """`node`, composed or `raw`, as YAML: keys in order, interpolations as they are written."""
+    """`node`, composed or `raw`, as YAML: keys in order, interpolations unresolved."""
     return OmegaConf.to_yaml(node if OmegaConf.is_config(node) else OmegaConf.create(node))
 
 
 def plain(composed: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's own part of what was composed, interpolations resolved.
+    """The composed configuration without Hydra's node, interpolations resolved.
 
-    Refuses what could run code or reach outside the configuration: `_target_` and its like, and every resolver (`${oc.env:X}`).
+    ConfigError for what could run code or reach outside the configuration: `_target_` and its like, and every resolver (`${oc.env:X}`).
     """
     whole = composed if isinstance(composed, DictConfig) else OmegaConf.create(dict(composed))
     run = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
@@ -64,7 +64,7 @@ def _refuse_active(key: str, value: Any) -> None:
 
 
 def _unresolved(error: BaseException) -> ConfigError:
-    """An interpolation that leads nowhere or back to itself."""
+    """The error for an interpolation that is dangling or refers to itself."""
     key = str(getattr(error, "full_key", None) or "configuration")
     fact = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, RecursionError) or "ecursi" in fact:

@@ -1,6 +1,6 @@
-"""What a run does when ranks die: one object per recovery, which says everything about it that others ask. Torch-free.
+"""What a run does when ranks die: one object per recovery with all its properties. Torch-free.
 
-From another package: a `RecoveryKind` as an entry point in the group `ecrl.recoveries`. tests/contract/test_recoveries.py holds each to its word.
+From another package: a `RecoveryKind` as an entry point in the group `ecrl.recoveries`. tests/contract/test_recoveries.py checks each of them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ecrl_cli.errors import ConfigError
 if TYPE_CHECKING:
     from ecrl_cli.config.schema import RunConfig
 
-MOST_RANKS = 64  # as many as the mask of living ranks in the heartbeat table can hold
+MOST_RANKS = 64  # the width of the mask of living ranks in the heartbeat table
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryKind:
     """`description`: one sentence, also the first of conf/recovery/NAME.yaml.
 
-    `exact`: the run claims the trajectory of an undisturbed one; verify holds it against a reference, and `ecrl train` trains one.
-    `from_memory`: survivors go on with the state that they have in memory. Each leaves a survivor report, and verify holds the next attempt
-    against it. Otherwise all go back to a checkpoint.
-    `loses_samples`: the step in which ranks die is finished without them. What they lack stands in the survivors' ledgers, and verify holds it
-    against what was applied; any other recovery must apply every sample.
-    `shrinks`: where spares are missing, fewer ranks go on. `needs_spares`: refused where none are kept.
-    `session`: "module:attribute" of the class of a rank that can outlive others; used where ranks stay (`survivors_stay`).
+    `exact`: the run must follow the trajectory of a run without failures; verify compares it with a reference, and `ecrl train` trains one.
+    `from_memory`: survivors continue from the state in their memory. Each leaves a survivor report, and verify checks the next attempt
+    against it. Otherwise all ranks resume from a checkpoint.
+    `loses_samples`: the step in which ranks die is finished without their samples. Survivors record the lost samples, and verify compares these
+    records with what was applied; any other recovery must apply every sample.
+    `shrinks`: without enough spares, fewer ranks continue. `needs_spares`: refused without spares.
+    `session`: "module:attribute" of the session class of surviving ranks; used where they keep running (`survivors_stay`).
     """
 
     name: str
@@ -41,11 +41,11 @@ class RecoveryKind:
     session: str = "ecrl_cli.training.in_place_session:InPlaceSession"
 
     def survivors_stay(self, spares: int) -> bool:
-        """Whether ranks that outlive others stay as processes: to go on from memory, or to go back to a checkpoint with `spares` beside them."""
+        """Whether surviving ranks keep running: to continue from memory, or to resume from a checkpoint together with `spares`."""
         return self.from_memory or spares > 0
 
     def load_session(self) -> Any:
-        """The class behind `session`; imports torch."""
+        """Imports the class `session` (and torch)."""
         return import_attribute("recovery", self.name, self.session)
 
     def refuse(self, config: RunConfig) -> None:
@@ -100,5 +100,5 @@ def recovery_of(config: RunConfig) -> RecoveryKind:
 
 
 def survivors_stay(config: RunConfig) -> bool:
-    """Whether ranks of `config` that outlive others stay as processes and take part in the next attempt."""
+    """Whether surviving ranks of `config` keep running and take part in the next attempt."""
     return recovery_of(config).survivors_stay(config.supervision.spares)

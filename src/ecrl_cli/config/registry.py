@@ -1,6 +1,6 @@
-"""Closed registries: a name stands for a builder of ours or of an installed entry point, and for nothing else.
+"""Closed registries: a name maps to a builder in ECRL or an installed entry point, and to nothing else.
 
-Torch-free: names can be checked and listed without importing what they stand for.
+Torch-free: names can be checked and listed without importing what they map to.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from ecrl_cli.errors import ConfigError
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean X?`, or nothing where no known word is near."""
+    """`did you mean X?`, or "" if no known word is close."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a `name` that no `kind` has: the nearest one, then all."""
+    """The error for an unknown `name`: the closest match, then all names."""
     names = list(known)
     return ConfigError(kind, f"unknown {kind} {name!r}", f"{did_you_mean(name, names)} known: {', '.join(names)}".strip())
 
 
 def import_attribute(kind: str, name: str, path: str) -> Any:
-    """What `path` ("module:attribute") names, for the `kind` called `name`. ConfigError where it cannot be imported."""
+    """Imports `path` ("module:attribute") for the `kind` called `name`. ConfigError if that fails."""
     try:
         return EntryPoint(name=name, value=path, group="").load()
     except (ImportError, AttributeError) as error:
@@ -36,9 +36,9 @@ def import_attribute(kind: str, name: str, path: str) -> Any:
 
 @dataclass(frozen=True)
 class Registry:
-    """`builtin`: name -> "module:attribute", imported on demand only; `group`: the entry-point group that installed packages extend it by.
+    """`builtin`: name -> "module:attribute", imported on demand; `group`: the entry-point group by which installed packages extend it.
 
-    A built-in name cannot be taken over by an installed package.
+    An installed package cannot override a built-in name.
     """
 
     kind: str
@@ -46,12 +46,12 @@ class Registry:
     builtin: Mapping[str, str]
 
     def names(self) -> tuple[str, ...]:
-        """All names: ours in their order, then the installed ones."""
+        """All names: built-in ones in their order, then the installed ones."""
         installed = sorted({point.name for point in entry_points(group=self.group)} - set(self.builtin))
         return (*self.builtin, *installed)
 
     def load(self, name: str) -> Any:
-        """What `name` stands for. ConfigError where nothing does, or where its package cannot be imported."""
+        """Imports what `name` maps to. ConfigError if the name is unknown or its package cannot be imported."""
         return import_attribute(self.kind, name, self._path(name))
 
     def _path(self, name: str) -> str:
@@ -63,7 +63,7 @@ class Registry:
 
 
 class Variant(Protocol):
-    """One way to do something that a configuration chooses by `name`; `description`: one sentence, for the help."""
+    """A choice of a configuration, by `name`; `description`: one sentence, for the help."""
 
     @property
     def name(self) -> str: ...
@@ -75,9 +75,9 @@ V = TypeVar("V", bound=Variant)
 
 
 class VariantRegistry(Generic[V]):
-    """The variants of one family as objects of class `kind`: ours, then those that installed packages register as `group`.
+    """The variants of one family as objects of class `kind`: built-in ones, then those that installed packages register as `group`.
 
-    Torch-free like the objects: they name code that imports torch, and import it when it is wanted.
+    Torch-free, as the objects are: they name the code that imports torch and import it on demand.
     """
 
     def __init__(self, what: str, group: str, kind: type[V], builtin: tuple[V, ...]) -> None:
@@ -87,11 +87,11 @@ class VariantRegistry(Generic[V]):
         self._installed = Registry(what, group, dict.fromkeys(self.builtin, ""))
 
     def names(self) -> tuple[str, ...]:
-        """All names: ours in their order, then the installed ones."""
+        """All names: built-in ones in their order, then the installed ones."""
         return self._installed.names()
 
     def of(self, name: str) -> V:
-        """The variant called `name`. ConfigError where there is none, or where its package registers something else under that name."""
+        """The variant called `name`. ConfigError if there is none, or its package registers another type or name."""
         if name not in self._known:
             found = self._installed.load(name)
             if not isinstance(found, self._kind) or found.name != name:

@@ -1,5 +1,6 @@
-"""`scale=`: the same run made smaller. Only what the user did not type changes; failures and changes of the world size stay on or off a
-checkpoint boundary, and a schedule keeps its sizes."""
+"""`scale=`: makes a run smaller. Only keys that the user did not type change; failures and world-size changes stay on or off a
+checkpoint boundary, and a schedule keeps its sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from ecrl_cli.config.elastic import KEY, common_multiple
 from ecrl_cli.config.fault_spec import parse
 from ecrl_cli.config.schema import RunConfig
 
-# What a matrix sweeps over in steps of the paper's scale: its values are scaled too, those that a user typed are not.
+# Keys that a matrix sweeps over at the paper's scale: its values are scaled too, typed ones are not.
 SCALED_IN_A_MATRIX = frozenset({"failure.mtbf_steps"})
 
 
@@ -23,7 +24,7 @@ def apply_scale(config: RunConfig, typed: frozenset[str]) -> RunConfig:
 
 def _scale_ranks(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     scale, failure = config.scale, config.failure
-    if scale.world_size and "world_size" not in typed and not config.elastic.schedule:  # 2 -> 1 on one rank would be no change
+    if scale.world_size and "world_size" not in typed and not config.elastic.schedule:  # with a schedule, 2 -> 1 would no longer be a change
         config = replace(config, world_size=scale.world_size)
     if failure.rank >= config.world_size and not typed & {"failure.rank", "world_size"}:
         config = replace(config, failure=replace(failure, rank=config.world_size - 1))
@@ -36,7 +37,7 @@ def _scale_batch(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     if config.scale.batch == 1.0 or "global_batch" in typed:
         return config
     ranks = common_multiple(config)
-    least = 2 if config.elastic.replicas else 1  # BatchNorm has nothing to normalise one sample against
+    least = 2 if config.elastic.replicas else 1  # BatchNorm needs at least two samples
     local = max(least, round(config.global_batch * config.scale.batch / ranks))
     return replace(config, global_batch=local * ranks)
 
@@ -54,7 +55,7 @@ def _scale_steps(config: RunConfig, typed: frozenset[str]) -> RunConfig:
         return config
     every = config.checkpoint.every
     if "checkpoint.every" not in typed:
-        every = min(every, max(config.scale.min_every, 2, round(every * factor)))  # with 1, no step would lie off a boundary
+        every = min(every, max(config.scale.min_every, 2, round(every * factor)))  # with 1, every step would be on a boundary
     target, steps, schedule = config.target_steps, config.failure.steps, config.elastic.schedule
     listed = [parse(text) for text in config.failure.entries]
     struck = tuple(sorted({entry.step for entry in listed if entry.step}))
@@ -86,7 +87,7 @@ def _scale_steps(config: RunConfig, typed: frozenset[str]) -> RunConfig:
 
 
 def _scaled(steps: tuple[int, ...], factor: float, every: int, new_every: int) -> tuple[int, ...]:
-    """Each step moved by `factor` to the nearest one of its kind (on or off a boundary) behind the one before."""
+    """Each step scaled by `factor` to the nearest one of its kind (on or off a boundary), strictly increasing."""
     moved: list[int] = []
     for step in steps:
         on_boundary = step % every == 0

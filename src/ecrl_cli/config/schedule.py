@@ -1,4 +1,4 @@
-"""`schedule=`: when failures strike, as shares of the run, worked out as the steps of `failure.steps`."""
+"""`schedule=`: times of failures as shares of the run, converted to `failure.steps`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 from ecrl_cli.config.schema import FailureConfig, RunConfig, ScheduleConfig
 from ecrl_cli.errors import ConfigError
 
-DEFAULT_KIND = "exit"  # the failure of the published schedules, where none is named
-_WITHOUT_STEPS = ("mtbf", "listed")  # plans that say themselves when they strike
-_SHORT = {"resnet18": "r18", "resnet50": "r50", "resnet152": "r152"}  # as the published suites call them
+DEFAULT_KIND = "exit"  # the failure of the published schedules, if none is named
+_WITHOUT_STEPS = ("mtbf", "listed")  # plans with their own times
+_SHORT = {"resnet18": "r18", "resnet50": "r50", "resnet152": "r152"}  # the published suites' short names
 
 
 def steps_at(schedule: ScheduleConfig, target: int, every: int) -> tuple[int, ...]:
-    """The steps at which `schedule` strikes in a run of `target` steps with a checkpoint each `every` steps; strictly increasing."""
+    """The steps of `schedule` in a run of `target` steps with a checkpoint every `every` steps; strictly increasing."""
     steps: list[int] = []
     for share in schedule.at:
         boundary = round(share * target / every) * every
@@ -25,9 +25,9 @@ def steps_at(schedule: ScheduleConfig, target: int, every: int) -> tuple[int, ..
 
 
 def apply_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
-    """`config` with the steps of its schedule in `failure.steps`. What the user typed as failures wins over a suite's schedule.
+    """`config` with its schedule's steps in `failure.steps`. Typed failures override a suite's schedule.
 
-    A schedule without a failure kind plans the published one (exit). ConfigError where both were typed.
+    A schedule without a failure kind plans the published one (exit). ConfigError if both were typed.
     """
     schedule, failure = config.schedule, config.failure
     chosen = "schedule" in typed or any(key.startswith("schedule.") for key in typed)
@@ -51,7 +51,7 @@ def apply_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
 
 
 def reapply_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
-    """The schedule's steps in the run that a scale made shorter, whichever of its keys the user typed."""
+    """Recomputes the schedule's steps after a scale has shortened the run, whichever of its keys the user typed."""
     if not config.schedule.at or "failure.steps" in typed:
         return config
     steps = steps_at(config.schedule, config.target_steps, config.checkpoint.every)
@@ -59,7 +59,7 @@ def reapply_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
 
 
 def name_the_suite(config: RunConfig, typed: frozenset[str]) -> RunConfig:
-    """A run that was put together from data set, model and schedule is of the suite that has these three: `cifar10-r50-late`."""
+    """Names the suite of a run that was put together from data set, model and schedule: `cifar10-r50-late`."""
     if config.schedule.name == "none" or "suite_name" in typed or (config.suite_name and "schedule" not in typed):
         return config
     model = _SHORT.get(config.model.name, config.model.name)

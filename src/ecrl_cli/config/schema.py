@@ -1,7 +1,7 @@
-"""What a run is: one frozen dataclass per conf/ group, one field per key that a user types.
+"""The configuration of a run: one frozen dataclass per conf/ group, one field per key that a user types.
 
-`config.build` makes these from what Hydra composed and checks every field and combination; from then on a run's
-config.json is the truth and nothing composes again. Ranges and choices stand in the fields' metadata, so that the check, the
+`config.build` makes these from what Hydra composed and checks every field and combination; from then on a run's config.json
+is authoritative and nothing is composed again. Ranges and choices are in the fields' metadata, so that the check, the
 message and the help come from one place.
 """
 
@@ -96,7 +96,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class DdpConfig:
-    """`find_unused_parameters`: DDP's own switch, for models of which a step may leave parameters out; each step then walks the graph once more."""
+    """`find_unused_parameters`: DDP's own switch, for models whose steps may not use all parameters; each step then traverses the graph once more."""
 
     find_unused_parameters: bool = False
 
@@ -105,12 +105,11 @@ class DdpConfig:
 class CheckpointConfig:
     """`every`: steps between checkpoints. `keep`: how many valid ones retention leaves (>= 2). `final`: also one at the target.
 
-    `memory_every`: with in_memory, steps between the snapshots in memory from which an attempt goes on where the one before it died.
-
-    `on_error`: after a failed save training goes on, or stops with exit code 5, to be resumed once the cause is gone.
-    `finite`: which tensors of a checkpoint must hold finite numbers only, or it is refused: all (parameters, buffers, the optimizer's state), model
-    (parameters and buffers), parameters, or off (for a model whose buffers hold infinities, say).
-    `hmac_key_file`: a key of 32 bytes or more under which each COMMIT carries a MAC; what has none is then refused.
+    `memory_every`: with in_memory, steps between the snapshots in memory, from which the next attempt resumes.
+    `on_error`: after a failed save training continues, or stops with exit code 5, to be resumed once the cause is removed.
+    `finite`: which tensors of a checkpoint must be finite, or it is rejected: all (parameters, buffers, optimizer state), model
+    (parameters and buffers), parameters, or off (for example for a model with infinities in its buffers).
+    `hmac_key_file`: a key of 32 bytes or more with which each COMMIT gets a MAC; checkpoints without one are then rejected.
     """
 
     strategy: str = variant("blocking", STRATEGIES)
@@ -140,8 +139,8 @@ class WriteModeConfig:
 
 @dataclass(frozen=True)
 class StorageConfig:
-    """Where the run directory lies and how fast checkpoints are written. `folder`: the run directory is made in it and linked to, for example
-    in memory; empty: it is made where it is named. `bytes_per_s`: at most so many bytes of checkpoints a second; 0: as fast as it goes.
+    """Where the run directory is and how fast checkpoints are written. `folder`: the run directory is created in it and linked to, for example
+    in memory; empty: it is created where `run_dir` says. `bytes_per_s`: write bandwidth limit for checkpoints; 0: none.
     """
 
     name: str = one_of("disk", STORAGES)
@@ -151,11 +150,11 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class FailureConfig:
-    """`steps`: strictly increasing global steps; `rank`: who is struck (exit: always rank 0), `who`: it alone, all ranks, or its node.
+    """`steps`: strictly increasing global steps; `rank`: the rank that is hit (exit: always rank 0), `who`: it alone, all ranks, or its node.
 
     `moment`: when in the step, `share`: how far into it (of the gradients, modules or parameters), `point`: where in the store's protocol,
-    `seconds`: how long what slows down slows down; empty or 0: the kind's own. `mtbf_steps`, `mtbf_s`: for mtbf, which draws: the mean number
-    of steps, or of seconds of wall time, between two failures; 0: not drawn. `entries`: for listed, each in the words of failures/compile_spec.py.
+    `seconds`: the delay of a slowdown; empty or 0: the kind's default. `mtbf_steps`, `mtbf_s`: for mtbf, which draws: the mean number of steps,
+    or of seconds of supervised time, between two failures; 0: not drawn. `entries`: for listed, each in the syntax of config/fault_spec.py.
     """
 
     kind: str = one_of("none", FAILURE_KINDS, "ecrl.failures")
@@ -173,10 +172,10 @@ class FailureConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """When failures strike, as shares of `target_steps`, so that one schedule fits every length of run.
+    """When failures happen, as shares of `target_steps`, so that one schedule fits runs of any length.
 
     `at`: increasing shares, each above 0 and below 1. Each is moved to the nearest checkpoint boundary, and from there by `offset` of a checkpoint
-    interval: 0 strikes right behind a checkpoint (nothing is lost), 0.5 half-way to the next. Empty: `failure.steps` says it, or nothing is planned.
+    interval: 0 is right after a checkpoint (nothing is lost), 0.5 half-way to the next. Empty: `failure.steps` applies, if given.
     """
 
     name: str = "none"
@@ -192,7 +191,8 @@ class RecoveryConfig:
 @dataclass(frozen=True)
 class ElasticConfig:
     """`replicas`: 0 is plain DDP, else the number of fixed micro-shards of the global batch. `schedule`: {step: world size}, from that step on.
-    `on_indivisible`: a world size that does not divide the batch is refused, or the next lower one that does is taken."""
+    `on_indivisible`: a world size that does not divide the batch is refused, or replaced by the next lower one that does.
+    """
 
     replicas: int = at_least(0, 0)
     schedule: dict[int, int] = field(default_factory=dict)
@@ -201,14 +201,14 @@ class ElasticConfig:
 
 @dataclass(frozen=True)
 class SupervisionConfig:
-    """`writer_grace_s`: how long a writer that outlived its rank may finish what it received. `collective_timeout_s`: gloo and NCCL.
+    """`writer_grace_s`: how long a writer may finish its queue after its rank has died. `collective_timeout_s`: of gloo and NCCL.
 
-    `disk_interval_s`: how often disk activity is sampled into disk.jsonl; 0: never.
-    `nodes`: how many of a Slurm allocation share the ranks equally. `on_node_loss`: where too few answer, Slurm is asked to start the job
-    anew, or fewer ranks go on.
-    `hang_timeout_s`, `hang_factor`: a rank that shows no progress for `hang_factor` times the longest step seen, and for `hang_timeout_s` at
-    least, hangs; before its first step, and while a state is saved, `start_timeout_s` counts. `grace_s`: how long a last checkpoint may take
-    when the run is to stop; 0: none.
+    `disk_interval_s`: interval of the disk samples in disk.jsonl; 0: none.
+    `nodes`: how many nodes of a Slurm allocation share the ranks equally. `on_node_loss`: if too few respond, Slurm is asked to requeue the
+    job, or fewer ranks continue.
+    `hang_timeout_s`, `hang_factor`: a rank hangs if it makes no progress for `hang_factor` times the longest step seen, at least
+    `hang_timeout_s`; before its first step, and while a state is saved, `start_timeout_s` applies. `grace_s`: how long a last checkpoint may
+    take when the run is to stop; 0: none is taken.
     """
 
     launcher: str = variant("torchrun", LAUNCHERS)
@@ -235,7 +235,7 @@ class SealConfig:
 
 @dataclass(frozen=True)
 class VariantConfig:
-    """One arm of a comparison. `failures`: whether the suite's plan applies to it; `resizes`: whether the suite's changes of size do."""
+    """One arm of a comparison. `failures`: whether the suite's failure plan applies to it; `resizes`: whether its world-size changes do."""
 
     name: str = "custom"
     failures: bool = True
@@ -244,8 +244,9 @@ class VariantConfig:
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """Factors that `config.build` applies to what the user did not type: fewer steps, a smaller batch or width. `world_size`, `launcher`: of that
-    scale, where not 0 or empty (smoke forks its ranks by zygote, because importing torch for each attempt would take most of its time)."""
+    """Factors that `config.build` applies to keys the user did not type: fewer steps, a smaller batch or width. `world_size`, `launcher`: override
+    the run's, where not 0 or empty (smoke uses zygote, because importing torch for each attempt would take most of its time).
+    """
 
     name: str = one_of("paper", SCALES)
     steps: float = positive(1.0)
@@ -259,13 +260,13 @@ class ScaleConfig:
 @dataclass(frozen=True)
 class RunConfig:
     """One run, resolved. `threads`: per rank (the number of threads changes the bits). `backend`: auto is NCCL for CUDA and gloo for the CPU;
-    gloo, asked for by name, lets ranks share a GPU, which NCCL refuses. `run_dir` empty: named by content under outputs/.
+    gloo, if named, lets ranks share a GPU, which NCCL refuses. `run_dir` empty: named by content under outputs/.
 
-    `reference`: whether an undisturbed run is trained to hold this one against, where none lies beside it: auto (where a failure is planned), none or
+    `reference`: whether a reference run without failures is trained for comparison, if there is none: auto (if a failure is planned), none or
     always.
 
-    `state_digests`: each rank logs digests of its state behind every step (true), never (false), or as often as costs at most 1% of a step (auto,
-    measured). A bool in the configuration of a run that an earlier version recorded.
+    `state_digests`: each rank logs digests of its state after every step (true), never (false), or as often as costs at most 1% of a step (auto,
+    measured). A bool in configurations recorded by earlier versions.
     """
 
     seed: int = field(default=1337, metadata={"minimum": 0, "maximum": 2**63 - 1})

@@ -1,6 +1,6 @@
-"""How a state becomes a checkpoint: one object per strategy, which says everything about it that others ask. Torch-free.
+"""How a state becomes a checkpoint: one object per strategy with all its properties. Torch-free.
 
-From another package: a `StrategyKind` as an entry point in the group `ecrl.strategies`. tests/contract/test_strategies.py holds each to its word.
+From another package: a `StrategyKind` as an entry point in the group `ecrl.strategies`. tests/contract/test_strategies.py checks each of them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class StrategyKind:
 
     `implementation`: "module:attribute" of a class with the methods of checkpoint/strategies/strategy.py; its `make(inputs)` gives one for a rank.
     `saves`: checkpoints are written. `background`: by the writer process, while the ranks compute, up to `checkpoint.max_inflight` at once;
-    otherwise by rank 0, while the others wait. verify knows from it whose fault a missing checkpoint may be, and which parts a stall can have.
-    `snapshots`: how many snapshots lie in memory that outlives the ranks (every `checkpoint.memory_every` steps one of them is replaced): an attempt
-    may go on from there, and verify allows that to no other strategy.
+    otherwise by rank 0, while the others wait. verify derives from it what may cause a missing checkpoint, and which parts a stall can have.
+    `snapshots`: how many snapshots are in shared memory that survives the ranks (every `checkpoint.memory_every` steps one is replaced): an attempt
+    may resume from them, which verify accepts for no other strategy.
     """
 
     name: str
@@ -35,15 +35,15 @@ class StrategyKind:
 
     @property
     def writes_in_step(self) -> bool:
-        """Whether rank 0's training thread writes: a stall then holds write, hash, commit and settle, and never backpressure or enqueue."""
+        """Whether rank 0's training thread writes: a stall then consists of write, hash, commit and settle, never backpressure or enqueue."""
         return self.saves and not self.background
 
     def in_flight(self, checkpoint: CheckpointConfig) -> int:
-        """How many checkpoints may be submitted and not ended at once."""
+        """How many submitted checkpoints may be unfinished at once."""
         return checkpoint.max_inflight if self.background else int(self.saves)
 
     def load(self) -> Any:
-        """The class behind `implementation`; imports torch."""
+        """Imports the class `implementation` (and torch)."""
         return import_attribute("checkpoint", self.name, self.implementation)
 
     def refuse(self, config: RunConfig) -> None:
@@ -81,7 +81,7 @@ IN_MEMORY = StrategyKind(
     description="overlapped checkpoints, and every step a snapshot in memory that outlives the ranks: what dies goes on from there",
     implementation="ecrl_cli.checkpoint.strategies.in_memory:InMemoryStrategy",
     background=True,
-    snapshots=2,  # one that is whole, one that is being written
+    snapshots=2,  # one complete, one being written
 )
 
 STRATEGIES = VariantRegistry("checkpoint", "ecrl.strategies", StrategyKind, (NONE, BLOCKING, OVERLAPPED, IN_MEMORY))

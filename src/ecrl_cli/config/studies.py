@@ -1,5 +1,6 @@
-"""What a user may set of each study: one frozen dataclass per conf/study/NAME.yaml, defaults at the published number of trials,
-or smaller where a larger number is called recorded."""
+"""The settings of each study: one frozen dataclass per conf/study/NAME.yaml; defaults are the published number of trials, or fewer
+where a larger number is called recorded.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +12,28 @@ from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES, at_least, positive
 
-MOST = 100_000  # of any count: a plan is made whole before the first trial
+MOST = 100_000  # of any count: the plan is made before the first trial
 
 
 def count(default: int, minimum: int) -> Any:
-    """A number of things to try: `minimum` to MOST."""
+    """A count of trials or the like: `minimum` to MOST."""
     return field(default=default, metadata={"minimum": minimum, "below": MOST + 1})
 
 
 def some_counts(default: tuple[int, ...], minimum: int, most: int) -> Any:
-    """A field that holds any numbers of things from `minimum` to `most`, each once."""
+    """A field of distinct integers from `minimum` to `most`."""
     return field(default=default, metadata={"minimum": minimum, "below": most + 1})
 
 
 def some_of(choices: tuple[str, ...], default: tuple[str, ...] | None = None) -> Any:
-    """A field that holds any of `choices`, each once; all of them unless `default` says fewer."""
+    """A field of distinct names out of `choices`; by default all, or `default`."""
     return field(default=choices if default is None else default, metadata={"choices": choices})
 
 
 WRITING = ("blocking", "overlapped")
-# first: checkpoints/ is not there yet. overlapped: two in flight. rejected: over a damaged one. again: a step saved twice. recovery: after a crash.
+# first: no checkpoints/ yet. overlapped: two in flight. rejected: over a damaged one. again: a step saved twice. recovery: after a crash.
 POWER_LOSS_WORKLOADS = ("first", "one", "two", "pointer", "retention", "overlapped", "stale_stage", "rejected", "again", "recovery")
-# What strikes the runs of the study `failures`. A partition needs a network of its own, backward is a kill.
+# Failure kinds in the study `failures`. A partition needs a network namespace; backward is a kill.
 STRUCK = tuple(kind for kind in BUILTIN if kind not in ("backward", "partition"))
 
 
@@ -52,7 +53,8 @@ class WriteLatency:
 @dataclass(frozen=True)
 class CrashPoints:
     """`trials` at after_model and without a crash, `fewer` at every other point (published 400 and 10); `kills`: at a random microsecond,
-    per mode. A kill keeps the page cache: trials may lie in memory (`in_memory`) instead of beside their records, and be small."""
+    per mode. A kill keeps the page cache, so trials may be in memory (`in_memory`) instead of beside their records, and be small.
+    """
 
     name: str = "crash-points"
     modes: tuple[str, ...] = some_of(WRITE_MODES)
@@ -97,7 +99,8 @@ class PowerLoss:
 @dataclass(frozen=True)
 class Corruption:
     """`trials` of each published fault and of the control (published: 400); `random` of each random fault; `seeds` per structural row;
-    `clean` verifications that must pass; `flips` of one bit per stock loader."""
+    `clean` verifications that must pass; `flips` of one bit per stock loader.
+    """
 
     name: str = "corruption"
     arms: tuple[str, ...] = some_of(("published", "exhaustive", "random", "structural", "recovery", "clean", "anchors"))
@@ -111,8 +114,9 @@ class Corruption:
 
 @dataclass(frozen=True)
 class IoErrors:
-    """`arms`: calls (in memory: each call of each operation fails in each way, once and for ever), space (a tmpfs with room for 0, 1, 2, ...
-    `spaces` - 1 pages), inodes (likewise), sync (strace refuses the K-th fsync of a real process)."""
+    """`arms`: calls (in memory: each call of each operation fails in each way, once or permanently), space (a tmpfs with room for 0, 1, 2, ...
+    `spaces` - 1 pages), inodes (likewise), sync (strace fails the K-th fsync of a real process).
+    """
 
     name: str = "io-errors"
     arms: tuple[str, ...] = some_of(("calls", "space", "inodes", "sync"))
@@ -125,7 +129,7 @@ class IoErrors:
 
 @dataclass(frozen=True)
 class DiskTimeline:
-    """Per mode a stretch of `checkpoints`, one every `every_s`, the disk sampled every `fine_s`, shown also every `interval_s` (published: 1 s)."""
+    """`checkpoints` per mode, one every `every_s`; the disk is sampled every `fine_s`, shown also every `interval_s` (published: 1 s)."""
 
     name: str = "disk-timeline"
     modes: tuple[str, ...] = some_of(WRITE_MODES)
@@ -139,10 +143,10 @@ class DiskTimeline:
 
 @dataclass(frozen=True)
 class Writers:
-    """Two writers, fenced and raced; clocks that jump; names that appear late.
+    """Two concurrent writers, with fencing and races; clocks that jump; names that appear late.
 
-    `races`: starts of two supervisors at once. `every`: stand still before each `every`-th call. `lies`: stories told under false
-    clocks. `saves`: of the writer that a reader runs beside.
+    `races`: simultaneous starts of two supervisors. `every`: pause a writer before each `every`-th call. `lies`: run histories under false
+    clocks. `saves`: of a writer that is read concurrently.
     """
 
     name: str = "writers"
@@ -155,7 +159,7 @@ class Writers:
 
 @dataclass(frozen=True)
 class Hostile:
-    """Checkpoints and records prepared by an adversary. `every`: try each `every`-th input. `deadline_s`: then a look counts as hung."""
+    """Checkpoints and records prepared by an adversary. `every`: try each `every`-th input. `deadline_s`: after that a reader counts as hung."""
 
     name: str = "hostile"
     every: int = count(1, 1)
@@ -164,7 +168,7 @@ class Hostile:
 
 @dataclass(frozen=True)
 class Hangs:
-    """`each`: how often each thing that stands still, dies or leaks is tried; `slow`: stories of 1,000 slow steps told to the detector."""
+    """`each`: how often each hang, death or leak is tried; `slow`: scenarios of 1,000 slow steps for the detector."""
 
     name: str = "hangs"
     each: int = count(1, 1)
@@ -183,7 +187,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class StoreSoak:
-    """`ops` random operations (recorded: 200,000) in programs of `length`, modes and layouts in turn, against a reference."""
+    """`ops` random operations (recorded: 200,000) in programs of `length`, modes and layouts in turn, compared with a reference model."""
 
     name: str = "store-soak"
     modes: tuple[str, ...] = some_of(WRITE_MODES)
@@ -206,7 +210,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Elastic:
-    """`trials` real training runs (recorded: 500) over random world sizes and under random kills, with fixed replicas and without."""
+    """`trials` real training runs (recorded: 500) with random world sizes and random kills, with fixed replicas and without."""
 
     name: str = "elastic"
     trials: int = count(60, 1)
@@ -216,7 +220,7 @@ class Elastic:
 
 @dataclass(frozen=True)
 class LiveRecovery:
-    """Real training runs whose ranks die while others live on: a fixed matrix, then `trials` runs drawn at random (recorded: 200)."""
+    """Real training runs in which ranks die and others survive: a fixed matrix, then `trials` random runs (recorded: 200)."""
 
     name: str = "live-recovery"
     trials: int = count(12, 1)
@@ -234,14 +238,14 @@ class Compat:
 
 @dataclass(frozen=True)
 class MiniBatchFailure:
-    """Workers die in the middle of a mini-batch; simulated, `replicas` workers one after the other. Published: 8 of them, 25, 50 and 75% of the
-    gradients applied, 2 to 6 survivors.
+    """Workers die in the middle of a mini-batch; simulated, `replicas` workers in sequence. Published: 8 workers, 25, 50 and 75% of the gradients
+    applied, 2 to 6 survivors.
 
     `scale`: paper (as published, days), small (minutes on two cores), smoke (seconds). `percents`: of the gradient tensors in backward order
-    (0: in forward). `casualties`: drawn per seed, or the last workers, or the first. `data`: made up, or files under `root`. `mask`, `buffers`,
-    `division`: the corrections of the published simulation, each of which can be left out. `long_run`: also go on to the end of the run, after
-    one failure and after `failures`. `rounds`: of timing. `averages`: of the dormant workers' arm, 0 without it. `hours`: most that it may take
-    by its own estimate.
+    (0: in forward). `casualties`: drawn per seed, or the last workers, or the first. `data`: synthetic, or files under `root`. `mask`, `buffers`,
+    `division`: the corrections of the published simulation, each of which can be left out. `long_run`: also continue to the end of the run, after
+    one failure and after `failures`. `rounds`: of timing. `averages`: in the arm with dormant workers, 0: without it. `hours`: upper limit of the
+    study's own time estimate.
     """
 
     name: str = "mini-batch-failure"
@@ -267,12 +271,12 @@ class MiniBatchFailure:
 
 @dataclass(frozen=True)
 class RecoveryOverhead:
-    """What each recovery strategy costs: a sum of measured parts, and a job at scale simulated event by event.
+    """The cost of each recovery strategy: a sum of measured parts, and an event-driven simulation of a job at scale.
 
-    `source`: published (Table I), typed, or a folder of runs, whose failures are then predicted too. A part typed in seconds goes before the
+    `source`: published (Table I), typed, or a folder of runs, whose failures are then predicted too. A part typed in seconds overrides the
     source's (0: not typed). `mtbf_min`: minutes between failures of a system of `reference_workers` (0: of any size); `fatal_percent`: of
-    failures that leave no state to go on from. A job has work for `failures` MTBFs, `repetitions` times. `replace_s`: until a dead worker's
-    place can be filled; a warm spare starts in `spare_share` of a start. `weibull_shape`: of the gaps in the arm beside the exponential ones.
+    failures that leave no state to continue from. A job has work for `failures` MTBFs and is repeated `repetitions` times. `replace_s`: until a
+    dead worker is replaced; a warm spare starts in `spare_share` of a start. `weibull_shape`: of the gaps in the arm beside the exponential ones.
     """
 
     name: str = "recovery-overhead"
@@ -322,7 +326,7 @@ STUDIES: dict[str, type[Any]] = {kind.name: kind for kind in _KINDS}
 
 
 def study_keys(name: str) -> type[Any] | None:
-    """What a user may set of the study `name`: of ours, or of an installed package; None where there is no such study."""
+    """The settings class of the study `name`, built-in or of an installed package; None if there is no such study."""
     if name in STUDIES:
         return STUDIES[name]
     for point in entry_points(group="ecrl.studies", name=name):

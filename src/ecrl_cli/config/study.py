@@ -1,4 +1,4 @@
-"""One study, resolved: from what Hydra composed to checked dataclasses, and its identity."""
+"""The resolved configuration of one study: converts and checks what Hydra composed; its identity."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Around:
 
 
 def build_study(composed: Mapping[str, Any]) -> StudyConfig:
-    """The study that `composed` describes. Raises ConfigError for every key or value that cannot be meant."""
+    """The study that `composed` describes. Raises ConfigError for every invalid key or value."""
     values = plain(composed)
     inner = values.pop("study", None)
     if not isinstance(inner, Mapping):
@@ -111,7 +111,7 @@ def _check_casualties(study: Any) -> None:
 
 
 def study_id(config: StudyConfig) -> str:
-    """64 hex digits of what changes the trials: the study's keys and the seed."""
+    """64 hex digits: the hash of what changes the trials, the study's keys and the seed."""
     text = json.dumps({"study": encode(config.study), "seed": config.seed}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

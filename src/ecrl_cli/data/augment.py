@@ -11,7 +11,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def augment(pixels: Pixels, words: npt.NDArray[np.uint64], padding: int, flip: bool) -> Pixels:
-    """`pixels` (n, c, h, w) cropped at random from zero-padded images, and half of them flipped; `words` (n, 4) decide how."""
+    """Crops `pixels` (n, c, h, w) at random from the zero-padded images and flips half of them; `words` (n, 4) are the random numbers."""
     n, _, height, width = pixels.shape
     padded = np.pad(pixels, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     rows, columns = integers(words[:, 0], 2 * padding + 1), integers(words[:, 1], 2 * padding + 1)
@@ -24,5 +24,5 @@ def augment(pixels: Pixels, words: npt.NDArray[np.uint64], padding: int, flip: b
 
 
 def augmented(pixels: Pixels, seed: int, epoch: int, ids: npt.NDArray[np.int64], flip: bool) -> Pixels:
-    """`pixels` as the samples `ids` look in `epoch`; padding is an eighth of the height (4 of 32, 1 of 8)."""
+    """`pixels` of the samples `ids`, augmented as in `epoch`; padding is an eighth of the height (4 of 32, 1 of 8)."""
     return augment(pixels, draws(seed, epoch, ids), pixels.shape[2] // 8, flip)

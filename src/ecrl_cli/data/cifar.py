@@ -14,13 +14,13 @@ from ecrl_cli.errors import DatasetError
 
 
 def _without_sums(loader: Any) -> Any:
-    """torchvision's `loader`, which still wants every file to be there but leaves the MD5 sums to `preflight.check`."""
+    """torchvision's `loader` without its MD5 check, which `preflight.check` does; all files must still exist."""
     train, test = ([[name, None] for name, _ in files] for files in (loader.train_list, loader.test_list))
     return type(loader.__name__, (loader,), {"train_list": train, "test_list": test, "meta": {**loader.meta, "md5": None}})
 
 
 class CIFAR10WithIDs(ArraySet):
-    """The 50,000 training images, or as many as a copy has (`checksum=none`: it is unpickled unchecked, so it must be one you trust)."""
+    """The 50,000 training images, or as many as the copy has (with `checksum=none` it is unpickled unchecked: use only a trusted copy)."""
 
     loader: Any = _without_sums(datasets.CIFAR10)
     look = DatasetInfo("cifar10", classes=10, shape=(3, 32, 32), mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
@@ -44,7 +44,7 @@ def _read(loader: Any, config: DatasetConfig) -> Any:
     folder = preflight.home(config)
     try:
         return loader(folder, train=True)
-    except Exception as error:  # a damaged pickle raises whatever it likes
+    except Exception as error:  # unpickling a damaged file may raise anything
         raise DatasetError("dataset.root", f"{folder} cannot be read ({type(error).__name__}: {error})", "restore the files") from error
 
 

@@ -1,4 +1,4 @@
-"""The data sets by name. A name's module is imported only when it is asked for: digits does without torchvision."""
+"""The data sets by name. A data set's module is imported on demand only: digits works without torchvision."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ REGISTRY = Registry(
 
 
 def build_dataset(config: DatasetConfig) -> SampleSet:
-    """The training set that `config` describes. Downloads nothing: `preflight.prepare` does, in one process, before."""
+    """The training set that `config` describes. Downloads nothing: `preflight.prepare` does that before, in one process."""
     dataset: SampleSet = REGISTRY.load(config.name)(config)
     return dataset

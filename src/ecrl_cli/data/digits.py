@@ -9,7 +9,7 @@ import numpy as np
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data.sample_set import ArraySet, DatasetInfo
 
-# Mean and deviation of all 1797 images; no flip: a mirrored digit is another digit or none.
+# Mean and standard deviation of all 1797 images; no flip: a mirrored digit is another digit or none.
 TRAITS = DatasetInfo("digits", classes=10, shape=(1, 8, 8), mean=(0.3053,), std=(0.3760,), peak=16, flip=False)
 
 
@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("digits.csv.gz")  # 1797 rows of 64 pixels and a
 
 
 class DigitsWithIDs(ArraySet):
-    """What `sklearn.datasets.load_digits` loads, all of it as the training set."""
+    """The data of `sklearn.datasets.load_digits`, all of it as the training set."""
 
     def __init__(self, config: DatasetConfig) -> None:
         table = np.loadtxt(FILE, delimiter=",", dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Fetches an official archive: through a nameless temporary file, its MD5 checked, then each member written whole."""
+"""Downloads an official archive into an unnamed temporary file, checks its MD5, then writes each member atomically."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ecrl_cli.data.official import Archive
 from ecrl_cli.errors import DatasetError
 from ecrl_cli.storage.files import write_whole
 
-CONNECT_S = 1.5  # a machine without a network answers within the two seconds that any wrong input gets
+CONNECT_S = 1.5  # seconds; keeps the error within two seconds on a machine without a network
 CHUNK = 1 << 20
 
 
 def download(archive: Archive, home: Path) -> None:
-    """Put the archive's files under `home`. DatasetError where there is no network, or another archive is served."""
+    """Puts the archive's files under `home`. DatasetError if the download fails or the MD5 differs."""
     try:
         with tempfile.TemporaryFile() as file:
             got = _fetch(archive.url, file)
@@ -37,7 +37,7 @@ def _remedy(archive: Archive, home: Path) -> str:
 
 
 def _fetch(url: str, file: IO[bytes]) -> str:
-    """Stream `url` into `file`; gives its MD5."""
+    """Streams `url` into `file`; returns its MD5."""
     digest = hashlib.md5(usedforsecurity=False)
     with urllib.request.urlopen(url, timeout=CONNECT_S) as response:
         while chunk := response.read(CHUNK):

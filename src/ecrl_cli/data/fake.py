@@ -1,4 +1,4 @@
-"""Random images with random labels, torchvision's, for speed and size without data."""
+"""Random images with random labels, equal to torchvision's FakeData: for tests of speed and size without data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ecrl_cli.data.sample_set import DatasetInfo, Ids, Labels, Pixels, SampleSet
 
 
 class FakeDataWithIDs(SampleSet):
-    """`size` images of noise, drawn anew at each fetch from the sample id.
+    """`size` images of noise, generated at each fetch from the sample id.
 
-    torchvision's own item seeds the global RNG and puts back the CPU's but not the GPUs', which would change a run's dropout: the same
-    draws come from a generator of their own here.
+    torchvision's __getitem__ seeds the global RNG and restores the CPU's state but not the GPUs', which would change a run's dropout;
+    here the same numbers come from a separate generator.
     """
 
     def __init__(self, config: DatasetConfig) -> None:

@@ -14,9 +14,9 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class ImageFolderWithIDs(SampleSet):
-    """root/imagefolder/CLASS/... (or root/imagefolder/train/CLASS/...), every image resized to `image_size` square, read when it is needed.
+    """root/imagefolder/CLASS/... (or root/imagefolder/train/CLASS/...), every image resized to `image_size` square, read on demand.
 
-    A sample id is the place in torchvision's order: classes by name, files by path.
+    A sample id is the index in torchvision's order: classes by name, files by path.
     """
 
     def __init__(self, config: DatasetConfig) -> None:

@@ -1,4 +1,4 @@
-"""Batches by explicit fetch of the given ids: nothing iterates, nothing is prefetched, no global RNG is consumed."""
+"""Batches by explicit fetch of given ids: no iterator, no prefetching, no use of a global RNG."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Inputs = npt.NDArray[np.float32]
 class Batch:
     """`x`: float32 (n, c, h, w). `y`: int64 (n). `ids`: in the same order. `inputs_hash`: `inputs_hash(x, ids)`.
 
-    `x` and `y` lie in memory that torch allocated, at a multiple of 64 bytes. NumPy's lies at any multiple of 16, which depends on what the process
-    did before; a matrix product may choose its kernel by that, and then a resumed run would have other bits.
+    `x` and `y` lie in memory allocated by torch, aligned to 64 bytes. NumPy's alignment (16 bytes) varies with the process's history; a matrix
+    product may choose its kernel by alignment, and a resumed run would then differ in bits.
     """
 
     x: torch.Tensor
@@ -31,7 +31,7 @@ class Batch:
 
 
 class BatchLoader:
-    """Gives the samples of any ids as they look in any epoch, a function of (seed, epoch, ids) alone."""
+    """Loads batches; a sample's augmentation is a function of (seed, epoch, id) alone."""
 
     def __init__(self, dataset: SampleSet, seed: int, augment: bool) -> None:
         self._dataset, self._seed, self._augment = dataset, seed, augment
@@ -48,12 +48,12 @@ class BatchLoader:
 def inputs_hash(x: Inputs, ids: Ids) -> str:
     """The sum modulo 2^256, in hex, of each sample's SHA-256 over its id (int64 little-endian) and its raw bytes.
 
-    A sum, so that the shards of a window add up to the same number however many ranks it was cut for.
+    A sum, so that the shards of a window add up to the same number for any number of ranks.
     """
     each = (hashlib.sha256(name.tobytes() + sample.tobytes()).digest() for name, sample in zip(ids.astype("<i8"), x, strict=True))
     return f"{sum(int.from_bytes(digest, 'big') for digest in each) % 2**256:064x}"
 
 
 def describe(dataset: SampleSet) -> DatasetRecord:
-    """What dataset.json says of `dataset`."""
+    """The content of dataset.json for `dataset`."""
     return DatasetRecord(dataset.traits.name, len(dataset), dataset.traits.classes, dataset.traits.shape)

@@ -16,7 +16,7 @@ CLASSES = 2
 
 
 class NT3WithIDs(ArraySet):
-    """A sample is one profile, shape (1, 1, features), each gene divided by its largest absolute value in both files, as the benchmark does it."""
+    """A sample is one profile, shape (1, 1, features); each gene is divided by its largest absolute value in both files, as in the benchmark."""
 
     def __init__(self, config: DatasetConfig, split: str = "train") -> None:
         preflight.check(config)

@@ -1,4 +1,4 @@
-"""What the official archives hold and where the other data sets are to be had, as data: torch-free, so that the supervising side can check a copy."""
+"""Contents of the official archives and download addresses of the data sets. Torch-free, so that the supervising side can check a copy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Archive:
-    """`files`: every file's MD5 (torchvision's tables); `folder`: where they lie under root/NAME; `size`: training samples."""
+    """`files`: MD5 of every file (torchvision's tables); `folder`: its folder under root/NAME; `size`: training samples."""
 
     url: str
     md5: str

@@ -1,4 +1,4 @@
-"""Which samples a step consumes: pure arithmetic on (seed, epoch, size), without torch.
+"""Which samples a step consumes: a function of (seed, epoch, size), without torch.
 
 The window of a step is `global_batch` sample ids; rank r owns the r-th contiguous shard of it (with replicas: its replicas' shards). A sample id is
 the data set's index.
@@ -20,7 +20,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def steps_per_epoch(size: int, global_batch: int) -> int:
-    """Whole windows in an epoch; ConfigError where there is none."""
+    """Whole windows in an epoch; ConfigError if there is none."""
     steps = size // global_batch
     if steps == 0:
         raise ConfigError("global_batch", f"{global_batch} is larger than the dataset ({size}): an epoch would have 0 steps", f"use at most {size}")
@@ -28,7 +28,7 @@ def steps_per_epoch(size: int, global_batch: int) -> int:
 
 
 def check_divisible(global_batch: int, world_size: int) -> None:
-    """ConfigError where the ranks cannot own equal shards, with the nearest batches that they could."""
+    """ConfigError, with the nearest valid batch sizes, if the ranks cannot own equal shards."""
     if global_batch % world_size == 0:
         return
     below = global_batch // world_size * world_size
@@ -43,7 +43,7 @@ def epoch_order(seed: int, epoch: int, size: int, global_batch: int = 1) -> Ids:
 
 
 def window(order: Ids, step: int, global_batch: int) -> Ids:
-    """The ids of the 0-based `step` of the epoch with this `order`."""
+    """The ids of step `step` (0-based) of the epoch with this `order`."""
     return order[step * global_batch : (step + 1) * global_batch]
 
 
@@ -72,9 +72,9 @@ def _cached_order(seed: int, epoch: int, size: int, global_batch: int) -> Ids:
 
 
 class ResumableGlobalBatchSampler:
-    """The cursor over the global order: its state is (epoch, cursor_step, seed) and no more, whatever the number of ranks.
+    """A cursor over the global order: its state is (epoch, cursor_step, seed), for any number of ranks.
 
-    `cursor_step` is the 0-based step of `epoch` that is about to be consumed.
+    `cursor_step` is the 0-based step of `epoch` to be consumed next.
     """
 
     def __init__(self, size: int, global_batch: int, seed: int, replicas: int = 0) -> None:
@@ -84,15 +84,15 @@ class ResumableGlobalBatchSampler:
         self.cursor_step = 0
 
     def window(self) -> Ids:
-        """The ids of the step about to be consumed (read-only)."""
+        """The ids of the next step (read-only)."""
         return window(_cached_order(self.seed, self.epoch, self.size, self.global_batch), self.cursor_step, self.global_batch)
 
     def shard(self, rank: int, world_size: int) -> Ids:
-        """What `rank` owns of the window (read-only)."""
+        """The shard of the window that `rank` owns (read-only)."""
         return shard(self.window(), rank, world_size, self.replicas)
 
     def advance(self) -> None:
-        """The step is done: on to the next one, into the next epoch behind the last."""
+        """Moves to the next step, or to the next epoch after the last one."""
         self.cursor_step += 1
         if self.cursor_step == self.steps_per_epoch:
             self.epoch, self.cursor_step = self.epoch + 1, 0
@@ -101,7 +101,7 @@ class ResumableGlobalBatchSampler:
         return {"epoch": self.epoch, "cursor_step": self.cursor_step, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up `state`; ConfigError for another seed, RecordError for a place that this order does not have."""
+        """Restores `state`; ConfigError for another seed, RecordError for a position that this order does not have."""
         if set(state) != {"epoch", "cursor_step", "seed"}:
             raise RecordError("sampler", f"state has {sorted(state)}, not epoch, cursor_step, seed", "resume from another checkpoint")
         if state["seed"] != self.seed:

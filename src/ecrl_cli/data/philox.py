@@ -1,6 +1,6 @@
 """Philox4x32-10 (Salmon et al., SC 2011), vectorised over counters: random words that depend on key and counter only.
 
-Each sample has its own counter, so what it draws does not depend on what was drawn before it, or where.
+Each sample has its own counter, so its random numbers do not depend on earlier draws or on the rank.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ def draws(seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> Words:
 
 
 def integers(words: npt.NDArray[np.uint64], below: int) -> npt.NDArray[np.int64]:
-    """32-bit `words` to integers in [0, below): by multiplication, so that no draw is ever repeated."""
+    """Maps 32-bit `words` to integers in [0, below) by multiplication, without rejection: one word per integer."""
     return ((words * np.uint64(below)) >> _SHIFT).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Is the data set there and whole? Asked by the supervising side before anything starts, and by each rank before it loads: no torch."""
+"""Checks that the data set is present and intact: on the supervising side before the start, and on each rank before loading. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 
 
 def prepare(dataset: DatasetConfig, say: Callable[[str], None] = lambda line: None) -> bool:
-    """`check`, after a download where files are missing and `download` allows it: whether there was one. For one process: call it before the ranks
-    start."""
+    """`check`, after a download where files are missing and `download` allows it; returns whether there was one. Call it in one process, before
+    the ranks start.
+    """
     downloads = dataset.download and bool(missing(dataset))
     if downloads:
         archive = ARCHIVES[dataset.name]
@@ -29,7 +30,7 @@ def prepare(dataset: DatasetConfig, say: Callable[[str], None] = lambda line: No
 
 
 def check(dataset: DatasetConfig) -> None:
-    """DatasetError for a missing folder or file, or a wrong MD5 where the official sums are asked for."""
+    """DatasetError for a missing folder or file, or a wrong MD5 where the official checksums are required."""
     try:
         if dataset.name in ARCHIVES:
             _check_archive(dataset)
@@ -44,7 +45,7 @@ def check(dataset: DatasetConfig) -> None:
 
 
 def known_size(dataset: DatasetConfig) -> int | None:
-    """Training samples, where that is known without reading them."""
+    """Number of training samples, where known without reading them; else None."""
     if dataset.name == "digits":
         return DIGITS_SIZE
     if dataset.name == "fake":
@@ -57,7 +58,7 @@ def known_size(dataset: DatasetConfig) -> int | None:
 
 
 def home(dataset: DatasetConfig) -> Path:
-    """The data set's own folder under root: what torchvision gets as its root."""
+    """The data set's own folder, root/NAME; torchvision's `root`."""
     return Path(dataset.root).expanduser() / dataset.name
 
 
@@ -68,12 +69,12 @@ def image_folder(dataset: DatasetConfig) -> Path:
 
 
 def tiny_folder(dataset: DatasetConfig) -> Path:
-    """What Tiny ImageNet's archive unpacks to."""
+    """The folder that Tiny ImageNet's archive unpacks to."""
     return home(dataset) / TINY_FOLDER
 
 
 def missing(dataset: DatasetConfig) -> list[Path]:
-    """The official files that are not there; none for a data set without an archive."""
+    """The missing files of the official archive; none for a data set without one."""
     archive = ARCHIVES.get(dataset.name)
     return [path for path in (home(dataset) / archive.folder / name for name in archive.files) if not path.is_file()] if archive else []
 
@@ -91,7 +92,7 @@ def _check_archive(dataset: DatasetConfig) -> None:
 
 
 def _check_there(dataset: DatasetConfig, paths: list[Path], ways: str) -> None:
-    """DatasetError for the first of `paths` that is not there; `ways` says what to do in the data set's own folder."""
+    """DatasetError for the first of `paths` that does not exist; `ways` begins the remedy."""
     for path in paths:
         if not path.exists():
             remedy = f"{ways} into {home(dataset)}, or set dataset.root to the folder that holds {dataset.name}/"

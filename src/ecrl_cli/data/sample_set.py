@@ -1,4 +1,4 @@
-"""What every data set gives: samples by id, as (x, y, sample_id) one by one or as arrays of many."""
+"""The interface of a data set: samples by id, as one (x, y, sample_id) or as arrays of many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 Ids = npt.NDArray[np.int64]
-Pixels = npt.NDArray[Any]  # uint8 pictures, float32 measurements
+Pixels = npt.NDArray[Any]  # uint8 images, float32 measurements
 Labels = npt.NDArray[np.int64]
 
 
@@ -32,7 +32,7 @@ class DatasetInfo:
 
 
 class SampleSet(ABC):
-    """A training set whose samples are known by their index, never renumbered. Reading one draws from no global RNG."""
+    """A training set whose samples are identified by their index, never renumbered. Reading one uses no global RNG."""
 
     traits: DatasetInfo
 
@@ -44,13 +44,13 @@ class SampleSet(ABC):
         """Pixels (n, c, h, w) and labels (n) of `ids`, in that order."""
 
     def __getitem__(self, sample_id: int) -> tuple[torch.Tensor, int, int]:
-        """(x, y, sample_id): one sample as it is, normalised, not augmented."""
+        """(x, y, sample_id): one sample, normalised, not augmented."""
         pixels, labels = self.fetch(np.array([sample_id], dtype=np.int64))
         return torch.from_numpy(normalised(pixels, self.traits)[0]), int(labels[0]), sample_id
 
 
 class ArraySet(SampleSet):
-    """A data set that lies in memory as two arrays: pixels (size, c, h, w) and labels (size)."""
+    """A data set in memory as two arrays: pixels (size, c, h, w) and labels (size)."""
 
     def __init__(self, traits: DatasetInfo, pixels: Pixels, labels: Labels) -> None:
         self.traits, self._pixels, self._labels = traits, pixels, labels
@@ -65,7 +65,7 @@ class ArraySet(SampleSet):
 def normalised(pixels: Pixels, traits: DatasetInfo) -> npt.NDArray[np.float32]:
     """(pixels / peak - mean) / std as float32, elementwise: a sample's bits do not depend on its batch."""
     mean, std = (np.array(values, dtype=np.float32).reshape(1, -1, 1, 1) for values in (traits.mean, traits.std))
-    x = pixels.astype(np.float32, order="C")  # a decoded picture may come channels last: the bytes hashed must lie as the tensor's
+    x = pixels.astype(np.float32, order="C")  # a decoded image may be channels-last; the hashed bytes must be in the tensor's order
     x -= mean * np.float32(traits.peak)
     x /= std * np.float32(traits.peak)
     return x

@@ -13,11 +13,11 @@ from ecrl_cli.data.sample_set import DatasetInfo, Ids, Labels, Pixels, SampleSet
 from ecrl_cli.errors import DatasetError
 
 SIDE = 64
-MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)  # of the training pictures
+MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)  # of the training images
 
 
 class TinyImageNetWithIDs(SampleSet):
-    """A sample id is the place in the order of classes by WNID and files by name; a picture is read when it is needed."""
+    """A sample id is the index in the order of classes by WNID and files by name; images are read on demand."""
 
     def __init__(self, config: DatasetConfig, split: str = "train") -> None:
         preflight.check(config)
@@ -43,7 +43,7 @@ def _training(folder: Path, wnids: list[str]) -> list[tuple[Path, int]]:
 
 
 def _validation(folder: Path, wnids: list[str]) -> list[tuple[Path, int]]:
-    """By file name, so that the order does not depend on the order of the annotations."""
+    """Sorted by file name, so that the order does not depend on that of the annotations."""
     table = folder / "val" / "val_annotations.txt"
     rows = sorted(line.split("\t")[:2] for line in table.read_text(encoding="utf-8").splitlines() if line.strip())
     if wrong := next((row for row in rows if len(row) < 2 or row[1] not in wnids), None):
@@ -52,7 +52,7 @@ def _validation(folder: Path, wnids: list[str]) -> list[tuple[Path, int]]:
 
 
 def _picture(path: Path) -> Pixels:
-    """(64, 64, 3); some of the pictures are grey."""
+    """The image as (64, 64, 3); greyscale ones are converted to RGB."""
     try:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))

@@ -1,4 +1,4 @@
-"""`corrupt`: damage at rest. A rank is killed; before the next attempt chooses what to resume from, bytes of the newest checkpoint are flipped."""
+"""`corrupt`: damage at rest. A rank is killed; before the next attempt chooses its checkpoint, bytes of the newest one are flipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_FLIPS = 8  # bytes
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes to change in one file of a checkpoint: (offset, mask that the byte is xored with, 1 to 255)."""
+    """Bytes to change in one file of a checkpoint: (offset, XOR mask from 1 to 255)."""
 
     file: Path
     flips: tuple[tuple[int, int], ...]
@@ -31,7 +31,7 @@ class Damage:
 
 
 def choose_damage(checkpoint: Path, seed: int) -> Damage:
-    """Up to MAX_FLIPS bytes of one part of `checkpoint` (a group's folder or a single file), drawn from `seed`."""
+    """Up to MAX_FLIPS bytes of one file of `checkpoint` (a folder, or a single file), drawn from `seed`."""
     generator = random.Random(seed)
     parts = [path for path in sorted(checkpoint.iterdir()) if path.name not in (MANIFEST, COMMIT, TRAIN)] if checkpoint.is_dir() else [checkpoint]
     file = generator.choice(parts)
@@ -40,7 +40,7 @@ def choose_damage(checkpoint: Path, seed: int) -> Damage:
 
 
 def inflict(damage: Damage) -> None:
-    """Change the bytes. AssertionError where the file is not as it should then be: an injector that changed nothing has tested nothing."""
+    """Changes the bytes. AssertionError if the file is unchanged afterwards or differs from what was written."""
     before = damage.file.read_bytes()
     data = bytearray(before)
     for offset, mask in damage.flips:
@@ -52,7 +52,7 @@ def inflict(damage: Damage) -> None:
 
 
 class Corrupt(FaultKind):
-    """A kill and, before the next attempt, the damage; `corrupt@40.rest` is the damage alone."""
+    """A kill, and the damage before the next attempt; `corrupt@40.rest` is the damage alone."""
 
     name = "corrupt"
     description = "`failure.rank` is killed, and bytes of the newest checkpoint are flipped before the next attempt chooses what to resume from"
@@ -60,12 +60,12 @@ class Corrupt(FaultKind):
     text = "is damaged"
     moments = ("rest",)
     victim = Victim.CHECKPOINT
-    needs_checkpoints = 2  # valid ones: one must be left to fall back to
+    needs_checkpoints = 2  # valid ones: one must remain to fall back to
     ends = Ends.NOTHING
 
     @property
     def takes_rank(self) -> bool:
-        return True  # the kill's
+        return True  # of the kill
 
     def refuses(self, config: RunConfig) -> str | None:
         return "damages a checkpoint, checkpoint=none makes none" if not strategy_of(config).saves else None
@@ -79,7 +79,7 @@ class Corrupt(FaultKind):
         return (damage,) if entry.moment == "rest" else (replace(entry, what=Kill.name), damage)
 
     def strike_at_rest(self, between: BetweenAttempts) -> Strike | None:
-        """Waits for an attempt that goes back to a checkpoint, and for one that can be damaged."""
+        """None until an attempt is to resume from a checkpoint and there are enough valid ones."""
         if not between.chooses:
             return None
         reports = (between.store.verify(each.path) for each in between.store.entries())
@@ -90,7 +90,7 @@ class Corrupt(FaultKind):
         return Strike(damage.text(between.root), partial(inflict, damage))
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
-        """What was damaged was refused by the attempt that came next, for the file that was damaged."""
+        """The next attempt must have rejected the damaged checkpoint, because of the damaged file."""
         fired = fault.fired
         damaged = fired.detail.partition(":")[0]
         after = [rejected for a in fault.attempts if a.attempt >= fired.attempt for rejected in a.rejected]

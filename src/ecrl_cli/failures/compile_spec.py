@@ -1,4 +1,4 @@
-"""From an entry as it was typed to entries of the plan: what was left out is the kind's own, what cannot be is refused in one line."""
+"""Compiles a typed entry into entries of the failure plan: defaults come from the failure kind; an impossible entry is refused in one line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ecrl_cli.records.events import PlannedFailure
 
 __all__ = ["KEY", "Entry", "parse", "planned"]
 
-_SHARED = ("forward", "backward", "optimizer")  # moments that have a share
+_SHARED = ("forward", "backward", "optimizer")  # moments that take a share
 
 
 def planned(entry: Entry, config: RunConfig) -> tuple[PlannedFailure, ...]:
-    """The plan's entries (their indices all 0) that `entry` stands for. ConfigError, under the typed key, where it cannot strike this run."""
+    """The plan's entries (all with index 0) that `entry` stands for. ConfigError, under the typed key, if it cannot happen in this run."""
     try:
         return tuple(_planned(part, config) for part in fault_kind(entry.what).expand(entry, config))
     except RefusedFault as refused:
@@ -55,7 +55,7 @@ def _planned(entry: Entry, config: RunConfig) -> PlannedFailure:
 
 
 def _check_due(entry: Entry, moment: str, config: RunConfig) -> None:
-    """A failure of a save needs one that is not the last: behind it nothing would be left to recover."""
+    """RefusedFault if a failure of a save has no save due before the target step: nothing would be left to recover."""
     every = config.checkpoint.every
     if moment == "capture" and not strategy_of(config).saves:
         raise RefusedFault("moment", "nothing is captured with checkpoint=none", "add checkpoint=blocking")

@@ -1,4 +1,4 @@
-"""What a kind of failure says about itself: the base class of every kind. Torch-free.
+"""The base class of every kind of failure. Torch-free.
 
 The plan, the ranks, the supervisor and `verify` ask the kind's object (failures/registry.py finds it by name) and never compare names.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Victim(Enum):
-    """Whom a kind strikes. The value stands before the kind's `text` where it is no rank."""
+    """What a kind of failure hits. The value is the subject of the kind's `text`, unless it is a rank."""
 
     RANK = "a rank"
     RANKS = "a rank, several, all, or a node"
@@ -39,7 +39,7 @@ class Victim(Enum):
 
 
 class Ends(Enum):
-    """What comes to its end by a kind."""
+    """What the failure terminates."""
 
     NOTHING = "nothing"
     VICTIM = "its victim, at once: the ranks that are left may go on"
@@ -48,14 +48,14 @@ class Ends(Enum):
 
 
 class Death(NamedTuple):
-    """How the first process that ends of a kind ends: by exit code or by signal."""
+    """How the first process to terminate dies of a kind: its exit code or its signal."""
 
     exit_code: int | None = None
     signal: int | None = None
 
 
 class RefusedFault(Exception):
-    """A failure that cannot be planned as it was typed. `key`: of the group `failure`; `reason` and `remedy`: for one line."""
+    """A failure that cannot be planned as typed. `key`: within the group `failure`; `reason` and `remedy`: for the one-line error."""
 
     def __init__(self, key: str, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
@@ -64,7 +64,7 @@ class RefusedFault(Exception):
 
 @dataclass(frozen=True)
 class InjectionContext:
-    """What `inject` may use. `peers`: pids by rank, of the ranks that go with the victim. `output`: of the module whose forward is struck."""
+    """Arguments of `inject`. `peers`: pids by rank, of the ranks hit with this one. `output`: of the module in whose forward it is injected."""
 
     layout: RunLayout
     entry: PlannedFailure
@@ -73,7 +73,7 @@ class InjectionContext:
 
 
 class SaveInProgress(Protocol):
-    """The save that is struck (failures/faulty_store.py), for `strike_save`."""
+    """The save that a fault is injected into (failures/faulty_store.py), for `strike_save`."""
 
     def fail_next(self, fault: Fault) -> None: ...
 
@@ -82,7 +82,7 @@ class SaveInProgress(Protocol):
 
 @dataclass(frozen=True)
 class BetweenAttempts:
-    """What `strike_at_rest` may use. `seed`: of this entry. `chooses`: whether the next attempt goes back to a checkpoint."""
+    """Arguments of `strike_at_rest`. `seed`: of this entry. `chooses`: whether the next attempt resumes from a checkpoint."""
 
     root: Path
     store: CheckpointStore
@@ -91,14 +91,14 @@ class BetweenAttempts:
 
 
 class Strike(NamedTuple):
-    """What is about to be done between two attempts: recorded as `detail`, then done."""
+    """An injection between two attempts: `detail` is recorded, then `inject` is called."""
 
     detail: str
     inject: Callable[[], None]
 
 
 class Problem(NamedTuple):
-    """What the records of a run say against a failure having done what its kind does. `proven`: else what would show it is not there."""
+    """A contradiction between a run's records and an injected failure. `proven` is False where the evidence is only missing."""
 
     text: str
     proven: bool = True
@@ -106,7 +106,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedFault:
-    """A failure that struck, in the records of its run, for `trace`. `explained`: whether others that struck explain the end of its attempt."""
+    """An injected failure in the records of its run, for `trace`. `explained`: whether other injected failures explain the end of its attempt."""
 
     run: RunRecords
     fired: InjectedFault
@@ -131,7 +131,7 @@ class RecordedFault:
 
     @property
     def attempt(self) -> Attempt | None:
-        """The attempt that was struck; None where supervisor.json has none of its number."""
+        """The attempt that was hit; None where supervisor.json does not list it."""
         return next((a for a in self.attempts if a.attempt == self.fired.attempt), None)
 
     def session_of(self, a: Attempt) -> SupervisorSession | None:
@@ -143,109 +143,109 @@ def how_it_ended(a: Attempt) -> str:
 
 
 class FaultKind:
-    """One kind of failure. A subclass sets what differs from the values below and overrides the methods that it needs.
+    """One kind of failure. A subclass sets what differs from the defaults below and overrides the methods that it needs.
 
-    `tests/contract/test_failure_kinds.py` holds every registered kind to what it says here.
+    `tests/contract/test_failure_kinds.py` checks every registered kind against what it declares here.
     """
 
-    # What it is. `description`: one sentence for help and docs, the first comment of its YAML file. `shows`: what a run that meets it and stays
-    # valid shows. `text`: what happens, for the printed plan, behind the victim; `{seconds}` stands for how long.
+    # Texts. `description`: one sentence for help and docs, the first comment of its YAML file. `shows`: what a valid run under this failure
+    # shows. `text`: the predicate in the printed plan, after the victim; `{seconds}` is replaced by the duration.
     name = ""
     description = ""
     shows = ""
     text = ""
 
-    # When and whom it strikes, its own moment first (config/fault_spec.py lists all), and which parameters it takes.
+    # When and what it hits, the default moment first (config/fault_spec.py lists all), and which parameters it takes.
     moments: tuple[str, ...] = ("boundary",)
     victim = Victim.RANK
-    share = 0.5  # how far into forward, backward or the update it strikes, where the entry says nothing
+    share = 0.5  # default: how far into forward, backward or the update it is injected
     takes_share = True
-    seconds = 0.0  # how long by default; 0: it takes no time
+    seconds = 0.0  # default duration; 0: it takes none
     lasts = 1  # steps
-    point = ""  # of the store's protocol, by default; empty: it takes none
+    point = ""  # default point of the store's protocol; empty: it takes none
     flushes = False  # at a boundary: whether all ranks first wait for the checkpoints in flight
-    replaces_output = False  # in forward: whether what `inject` gives takes the place of the model's output
-    needs_network = False  # whether each attempt of the run gets a network namespace of its own
-    needs_checkpoints = 0  # how many valid ones there must be for it to strike
+    replaces_output = False  # in forward: whether the result of `inject` replaces the model's output
+    needs_network = False  # whether each attempt of the run gets its own network namespace
+    needs_checkpoints = 0  # how many valid checkpoints must exist before it is injected
 
-    # What the supervisor sends at a wall time: to the rank, or to itself where it is the victim. Needed for moment `wall`.
+    # The signal that the supervisor sends at a wall time: to the rank, or to itself where it is the victim. Required for moment `wall`.
     sends: int | None = None
 
-    # What comes of it, and what `verify` looks for in the records.
+    # The consequences, which `verify` looks for in the records.
     ends = Ends.VICTIM
-    death: Death | None = None  # None: it says nothing by itself of how an attempt ends
-    supervisor_exit: int | None = None  # how the supervisor ends of it: exit code, or minus the signal; None: it lives
-    hangs = False  # the victim neither works nor dies; the hang detector ends the attempt
-    stalls_exchange = False  # the exchange between ranks hangs rather than one rank: any may be blamed, and its victim may end its step
-    graceful = False  # the run is asked to stop: the victim works on until all stop behind one step
+    death: Death | None = None  # None: it does not determine how an attempt ends
+    supervisor_exit: int | None = None  # how the supervisor ends: exit code, or minus the signal; None: it survives
+    hangs = False  # the victim hangs; the hang detector ends the attempt
+    stalls_exchange = False  # a collective hangs rather than one rank: any rank may be reported, and the victim may finish its step
+    graceful = False  # graceful stop: the victim continues until all ranks stop after the same step
 
     @property
     def takes_rank(self) -> bool:
-        """Whether the user says which rank."""
+        """Whether the user chooses the rank."""
         return self.victim in (Victim.RANK, Victim.RANKS)
 
     @property
     def others_go_on(self) -> bool:
-        """Whether the ranks that it leaves may go on without its victim, which does nothing more in its step."""
+        """Whether the surviving ranks may continue without the victim, which does nothing more in its step."""
         return self.ends is Ends.VICTIM
 
     @property
     def may_cut_update(self) -> bool:
-        """Whether it may strike when part of the parameters are updated: only where nothing goes on with them."""
+        """Whether it may be injected when only part of the parameters are updated: only if that state is never used again."""
         return self.ends is Ends.VICTIM
 
     @property
     def death_tells(self) -> bool:
-        """Whether its victim's death is told from that of a rank that fails because others have gone (exit code 1)."""
+        """Whether the victim's death can be told from that of a rank that fails because its peers have died (exit code 1)."""
         return self.others_go_on and self.death not in (None, Death(exit_code=1))
 
     def ends_attempt(self, entry: PlannedFailure, config: RunConfig) -> bool:
-        """Whether the attempt that `entry` strikes comes to its end by it."""
+        """Whether the attempt that `entry` hits ends because of it."""
         del config
         return self.ends is not Ends.NOTHING and entry.moment != "rest"
 
     # Planning.
 
     def entries(self, config: RunConfig) -> tuple[Entry, ...]:
-        """What failure=NAME with the other keys of the group plans."""
+        """The entries planned by failure=NAME with the other keys of the group."""
         return typed_entries(config.failure)
 
     def refuses(self, config: RunConfig) -> str | None:
-        """Why it cannot strike any run of this configuration, or None."""
+        """Why it cannot happen in any run of this configuration, or None."""
         del config
         return None
 
     def expand(self, entry: Entry, config: RunConfig) -> tuple[Entry, ...]:
-        """The entries that a typed one stands for. RefusedFault where there can be none."""
+        """The entries that a typed one stands for. RefusedFault if there can be none."""
         del config
         return (entry,)
 
     def wrong_point(self, point: str, config: RunConfig) -> str | None:
-        """Why no save of this run can be struck at `point` of the store's protocol, or None. For kinds that strike a save."""
+        """Why no save of this run can be hit at `point` of the store's protocol, or None. For kinds that hit a save."""
         del point, config
         return None
 
     def check(self, entry: PlannedFailure, config: RunConfig) -> None:
-        """RefusedFault where a planned entry breaks a rule of its kind's own."""
+        """RefusedFault if a planned entry breaks a rule specific to the kind."""
 
-    # Striking.
+    # Injection.
 
     def inject(self, context: InjectionContext) -> Any:
-        """Do it, in the process that is struck: a rank, or whoever writes."""
+        """Injects the fault, in the process that is hit: a rank, or the writer."""
         raise NotImplementedError(f"{self.name} is injected by no rank")
 
     def strike_save(self, save: SaveInProgress, context: InjectionContext) -> None:
-        """Do it to a save, at its point: in the process that writes."""
+        """Injects the fault into a save, at its point, in the process that writes."""
         del save
         self.inject(context)
 
     def strike_at_rest(self, between: BetweenAttempts) -> Strike | None:
-        """What the supervisor is to do between two attempts; None: it waits for a later one. For moment `rest`."""
+        """The injection for the supervisor to do between two attempts; None: not yet. For moment `rest`."""
         raise NotImplementedError(f"{self.name} does not strike at rest")
 
-    # Judging.
+    # Verification.
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
-        """What contradicts, in the records, that it did what it does, beside the end of its attempt and of its victim (verify/fault_effects.py)."""
+        """Problems in the records that contradict the failure's effects; verify/fault_effects.py checks the ends of attempt and victim."""
         del fault
         return ()

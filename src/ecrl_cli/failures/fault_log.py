@@ -1,4 +1,4 @@
-"""Which entries of the plan have struck: one file in fired/ each, created before the failure is injected, so that none strikes twice."""
+"""Records injected failures: one file in fired/ per entry of the plan, created before the injection, so that none is injected twice."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ecrl_cli.storage.files import create_once, sync_directory
 
 
 def claim(layout: RunLayout, fired: InjectedFault) -> bool:
-    """Take entry `fired.index` for this process, durably; False where any process of any attempt took it before."""
+    """Claims entry `fired.index` durably; returns False if any process of any attempt has claimed it before."""
     layout.fired.mkdir(exist_ok=True)
-    sync_directory(layout.root)  # also where it exists: who made it may have died before this
+    sync_directory(layout.root)  # even if it exists: its creator may have died before syncing
     return create_once(layout.fired_entry(fired.index), line_of(fired))
 
 
 def fired_indices(layout: RunLayout) -> frozenset[int]:
-    """The entries claimed so far, by the names of their files."""
+    """The entries claimed so far, from the file names."""
     names = (path.stem for path in layout.fired.glob("*.json")) if is_folder(layout.fired) else ()
     return frozenset(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def read_fired(layout: RunLayout) -> tuple[InjectedFault, ...]:
-    """What each claim says, in order of the plan; one whose content is cut off is left out."""
+    """The content of each claim, in order of the plan; unreadable ones are left out."""
     found = (_read(layout, index) for index in sorted(fired_indices(layout)))
     return tuple(fired for fired in found if fired)
 

@@ -1,4 +1,4 @@
-"""The store that the writing process uses where a failure of a save is planned: its saves meet the planned failures."""
+"""The store that the writing process uses where a failure of a save is planned: injects the planned faults into its saves."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ecrl_cli.storage.fs import Buffer, Fs
 
 
 def store_for(root: Path, config: StoreConfig, layout: RunLayout, pending: tuple[PlannedFailure, ...]) -> CheckpointStore:
-    """The plain store, unless one of the `pending` failures strikes a save."""
+    """The plain store, unless one of the `pending` failures hits a save."""
     planned = tuple(entry for entry in pending if entry.moment == "save")
     return FaultyRunStore(root, config, layout, planned) if planned else CheckpointStore(root, config)
 
 
 class FaultyRunFs(FaultyFs):
-    """Fails calls, and takes `delay_s` longer over each write and sync."""
+    """Fails armed calls, and delays each write and sync by `delay_s`."""
 
     def __init__(self, behind: Fs) -> None:
         super().__init__(behind)
@@ -44,7 +44,7 @@ class FaultyRunFs(FaultyFs):
 
 
 class FaultyRunStore(CheckpointStore):
-    """Each save meets at most one of `planned`, the first in order that is due and that nobody has claimed."""
+    """Injects at most one of `planned` into each save: the first that is due and not yet claimed."""
 
     def __init__(self, root: Path, config: StoreConfig, layout: RunLayout, planned: tuple[PlannedFailure, ...]) -> None:
         super().__init__(root, config)
@@ -52,7 +52,7 @@ class FaultyRunStore(CheckpointStore):
         self._faulty = FaultyRunFs(self.fs)
         self.fs, self.points = self._faulty, self._reached
         self._entry: PlannedFailure | None = None
-        self._saving, self._slow = (0, 0), 0  # (step, attempt); saves that are still to be slow
+        self._saving, self._slow = (0, 0), 0  # (step, attempt); number of saves still to be slowed down
 
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
         self._saving = (image.stamp.global_step, attempt)
@@ -79,9 +79,9 @@ class FaultyRunStore(CheckpointStore):
         fault_kind(entry.kind).strike_save(self, InjectionContext(self._layout, entry))
 
     def fail_next(self, fault: Fault) -> None:
-        """The save in progress meets `fault`."""
+        """Arms `fault` for the save in progress."""
         self._faulty.arm(fault)
 
     def slow_down(self, seconds: float, saves: int) -> None:
-        """The save in progress and those behind it, `saves` in all, take so much longer over each write and sync."""
+        """Delays each write and sync by `seconds`, in the save in progress and those after it, `saves` in all."""
         self._faulty.delay_s, self._slow = seconds, saves

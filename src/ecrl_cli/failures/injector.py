@@ -1,4 +1,4 @@
-"""Injects the planned failures of one rank. The train loop says where it is; hooks are in place for the armed step only. Torch-free."""
+"""Injects the planned failures of one rank; called by the train loop. Hooks are installed for the armed step only. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INSIDE = ("forward", "backward", "optimizer")
 
 
 class Injector:
-    """The failures of one rank that may still strike in this attempt."""
+    """The failures of one rank that are still pending in this attempt."""
 
     def __init__(self, layout: RunLayout, attempt: int, rank: int, pending: tuple[PlannedFailure, ...]) -> None:
         self._layout, self._attempt, self._rank = layout, attempt, rank
@@ -38,36 +38,36 @@ class Injector:
         self._pack: Any = None
 
     def meet(self, pids: Sequence[int]) -> None:
-        """The processes of all ranks, in order; asked for where one rank strikes several (`meets`)."""
+        """Stores the pids of all ranks, in order; needed where one entry hits several ranks (`meets`)."""
         self._peers = dict(enumerate(pids))
 
     def at_start(self, moment: str, order: AttemptSpec) -> None:
-        """Before torch is imported (start), before the rank meets the others (rendezvous), or loads (load)."""
+        """Injects before torch is imported (start), before the rendezvous, or before the state is loaded (load)."""
         for entry in self._starting:
             if entry.moment == moment and order.max_step_seen >= entry.global_step:
                 self._strike(entry, order.resume_step)
 
     def attach(self, model: Any, optimizer: Any, pack: Any) -> None:
-        """What the failures inside a step strike through: the unwrapped model, its optimizer, the state that is captured."""
+        """Sets the objects that hooks are attached to: the unwrapped model, its optimizer, the captured state."""
         self._model, self._optimizer, self._pack = model, optimizer, pack
 
     def before_step(self, global_step: int) -> None:
-        """Arm what is planned inside `global_step`."""
+        """Arms what is planned inside `global_step`."""
         for entry in self._inside:
             if entry.global_step <= global_step < entry.global_step + fault_kind(entry.kind).lasts:
                 self._arm(entry, global_step)
 
     def before_save(self, global_step: int) -> None:
-        """Arm what is planned while the checkpoint of `global_step` is captured."""
+        """Arms what is planned for the capture of the checkpoint of `global_step`."""
         for entry in self._capture:
             if entry.global_step <= global_step and entry.index not in self._claimed:
                 self._arm(entry, global_step)
 
     def at_boundary(self, global_step: int, flush: Callable[[], None]) -> None:
-        """Strike what is planned behind `global_step`; every rank calls this, at the same step.
+        """Injects what is planned after `global_step`; every rank calls this, at the same step.
 
-        `flush` is the strategy's, and collective: where the kind asks for it, all ranks take part, and only then is the entry claimed
-        (so that a claim is at most an instant older than its failure). What was armed inside the step and not reached strikes now.
+        `flush` is the strategy's, and collective: where the kind asks for it, all ranks take part before the entry is claimed (so that the claim
+        directly precedes the failure). Faults armed inside the step whose hook was not reached are injected now.
         """
         late, self._armed = self._armed, []
         for entry, armed in late:
@@ -81,7 +81,7 @@ class Injector:
                 self._strike(entry, global_step)
 
     def disarm(self) -> None:
-        """Take all hooks out: the rank leaves the attempt, and its model goes on in another."""
+        """Removes all hooks: the rank leaves the attempt, and its model is used in the next one."""
         for _, armed in self._armed:
             armed.disarm()
         self._armed = []
@@ -101,7 +101,7 @@ class Injector:
             step_hooks.in_forward(armed, self._model, entry.share)
 
     def _strike(self, entry: PlannedFailure, at_step: int, output: Any = None) -> Any:
-        """Claim the entry and inject it; nothing where another process, or an earlier attempt, has claimed it."""
+        """Claims the entry and injects it; does nothing if another process or attempt has claimed it."""
         fired = InjectedFault(entry.index, entry.kind, self._rank, entry.global_step, self._attempt, monotonic(), wall(), at_step)
         if entry.index in self._claimed or claim(self._layout, fired):
             self._claimed.add(entry.index)

@@ -1,7 +1,7 @@
-"""`mtbf`: a random rank is killed at random. What lies between two failures is exponential, with the mean `failure.mtbf_steps` or `failure.mtbf_s`.
+"""`mtbf`: kills of random ranks at random times. The gaps are exponential with mean `failure.mtbf_steps` or `failure.mtbf_s`.
 
-A mean in steps gives a plan that every arm of a seed meets alike, however fast it is. A mean in seconds of supervised time is what a machine
-does; how many of its entries a run meets depends on how long it takes.
+A mean in steps gives every arm of a seed the same plan, whatever its speed. A mean in seconds of supervised time models a machine;
+the number of failures then depends on the run's duration.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.rank_faults import Kill
 
-STREAM = 0x6D746266  # "mtbf": a stream of the seed that nothing else draws from (epochs and ranks are small numbers)
+STREAM = 0x6D746266  # "mtbf": a stream of the seed that nothing else uses (epochs and ranks are small numbers)
 
 
 def entries(config: RunConfig) -> tuple[Entry, ...]:
-    """Kills in order, each of one rank. The gaps of one seed are the same draws whatever the mean: half the mean strikes at half the distances.
+    """Kills in order, each of one rank. The gaps of a seed scale with the mean: half the mean gives half the gaps.
 
-    ConfigError where the mean is less than a step.
+    ConfigError if the mean is less than a step.
     """
     if config.failure.mtbf_steps < 1 and not config.failure.mtbf_s:
         fact = f"kind mtbf needs a mean of at least one step, failure.mtbf_steps is {config.failure.mtbf_steps:g}"
@@ -32,7 +32,7 @@ def entries(config: RunConfig) -> tuple[Entry, ...]:
 
 
 def _by_steps(config: RunConfig) -> tuple[Entry, ...]:
-    """At steps strictly rising and below the target."""
+    """Kills at strictly increasing steps below the target."""
     generator = _generator(config)
     found: list[Entry] = []
     instant, step = 0.0, 0
@@ -40,13 +40,13 @@ def _by_steps(config: RunConfig) -> tuple[Entry, ...]:
         instant += config.failure.mtbf_steps * generator.exponential()
         share = generator.random()
         step = max(step + 1, math.ceil(instant))
-        if step >= config.target_steps or len(found) > MOST_FAILURES:  # more are refused
+        if step >= config.target_steps or len(found) > MOST_FAILURES:  # larger plans are refused
             return tuple(found)
         found.append(Entry(Kill.name, step, who=(int(share * ranks_at(config, step)),)))
 
 
 def _by_time(config: RunConfig) -> tuple[Entry, ...]:
-    """At instants of supervised time, as many as there may be restarts: the run may be over before the last of them."""
+    """Kills at instants of supervised time, as many as there may be restarts: the run may end before the last."""
     generator = _generator(config)
     found: list[Entry] = []
     instant = 0.0

@@ -1,4 +1,4 @@
-"""The failures that a run will meet: data, derived from its configuration alone, printed before it and stored with it."""
+"""The failure plan of a run: derived from its configuration alone, printed before the run and stored with it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Plan:
 
 
 def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
-    """One entry per strike, in order; none for a variant that takes no failures. ConfigError where the kind cannot strike this run."""
+    """The planned failures, in order; none for a variant without failures. ConfigError if a kind cannot happen in this run."""
     name = config.failure.kind
     if name == "none" or not config.variant.failures:
         return ()
@@ -59,7 +59,7 @@ def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
 
 
 def _typed_or_drawn(config: RunConfig) -> tuple[Entry, ...]:
-    """ConfigError where `failure.kind` is unknown."""
+    """The entries of the configuration. ConfigError if `failure.kind` is unknown."""
     name = config.failure.kind
     if name in PLANS:
         return mtbf.entries(config) if name == "mtbf" else typed_entries(config.failure)
@@ -71,7 +71,7 @@ def too_many() -> ConfigError:
 
 
 def _check_occasion(entry: PlannedFailure, found: tuple[PlannedFailure, ...], config: RunConfig) -> None:
-    """What strikes where an attempt begins behind a step needs something that begins one there: else it never could."""
+    """ConfigError for an entry that waits for an attempt beginning after some step, if nothing ends an attempt there."""
     if entry.moment not in ("rest", *STARTING) or not entry.global_step:
         return
     others = (each for each in found if each is not entry and fault_kind(each.kind).ends is not Ends.NOTHING and each.moment != "rest")
@@ -82,7 +82,7 @@ def _check_occasion(entry: PlannedFailure, found: tuple[PlannedFailure, ...], co
 
 
 def describe(planned: tuple[PlannedFailure, ...]) -> tuple[str, ...]:
-    """A line per entry, for people."""
+    """One line per entry, for people."""
     if not planned:
         return ("no failures planned",)
     return tuple(
@@ -111,7 +111,7 @@ def pending(planned: tuple[PlannedFailure, ...], fired: Collection[int]) -> tupl
 
 
 def read_plan(layout: RunLayout) -> tuple[PlannedFailure, ...]:
-    """failures.json, as it was printed; RecordError where it is missing or damaged."""
+    """Reads failures.json; RecordError where it is missing or damaged."""
     try:
         return decode(_Plan, {"entries": read_json(layout.failures)}).entries
     except FileNotFoundError as error:

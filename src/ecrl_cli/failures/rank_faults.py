@@ -1,4 +1,4 @@
-"""Failures that a rank brings on itself: it dies, raises, hangs, computes NaN, or is slow."""
+"""Failures of a rank: it exits, is killed, raises, hangs, computes NaN, or is slow."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HANG_IS_FOUND = "a hang is found from the ranks' progress, the rank to blame nam
 SLOWNESS_IS_REPORTED = "slowness is reported, not killed, and changes no bit"
 _EXACT = "recovery is exact wherever in a step a rank dies"
 _NAMED = "the error is named; what it made of the state is neither logged nor saved"
-ASKED = 2**34  # bytes; never handed out
-_SPARE = 2**26  # bytes that the process may still take: enough to say why it ends
+ASKED = 2**34  # bytes; more than is ever allocated
+_SPARE = 2**26  # bytes that the process may still allocate: enough to report the error
 
 
 class Exit(FaultKind):
-    """The published protocol: the politest death."""
+    """The published protocol: a clean exit after a barrier and a flush."""
 
     name = "exit"
     description = "rank 0 exits with code 137 after the final barrier of a step and a flush: the published protocol"
@@ -58,7 +58,7 @@ class Kill(FaultKind):
 
 
 class Backward(Kill):
-    """Another word for `kill` at moment `backward`: plans hold the kill."""
+    """An alias of `kill` at moment `backward`; plans contain the kill."""
 
     name = "backward"
     description = "SIGKILL of `failure.rank` inside backward, after `failure.share` of its gradients have been accumulated"
@@ -95,9 +95,9 @@ class OutOfMemory(FaultKind):
     death = Death(exit_code=1)
 
     def inject(self, context: InjectionContext) -> None:
-        """Raises what the allocator raises; the limit is lifted again, so that the rank can say so."""
+        """Raises the allocator's error; the limit is then removed, so that the rank can report it."""
         del context
-        # Here, where a rank strikes: the plan is made by a supervisor that has no torch.
+        # Imported here, in the rank: the plan is made by a supervisor without torch.
         import torch
 
         if torch.cuda.memory_allocated():
@@ -124,7 +124,7 @@ def _exhaust_device() -> None:
 
 
 class NotANumber(FaultKind):
-    """NaN reaches every rank with the gradients: none can go on."""
+    """NaN reaches every rank with the gradients: none can continue."""
 
     name = "nan"
     description = "the loss of `failure.rank` is NaN: refused before the step is logged or saved"
@@ -153,7 +153,7 @@ class Stop(FaultKind):
     hangs = True
 
     def inject(self, context: InjectionContext) -> None:
-        """Never returns: a rank that is woken to show its stacks shall not go on training meanwhile."""
+        """Never returns: a rank that is resumed to dump its stacks must not continue training."""
         to_victims(context, signal.SIGSTOP)
         while True:
             signal.pause()
@@ -179,7 +179,7 @@ class SlowRank(FaultKind):
         time.sleep(context.entry.seconds)
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
-        """Each of the steps that it lasts for took at least as long as the rank was held up, as far as the rank came."""
+        """Each logged step of those slowed down must have taken at least the injected delay."""
         fired, entry = fault.fired, fault.planned
         lines = fault.run.logs(fired.attempt).ranks.get(fired.rank)
         first = fired.global_step if fired.at_step is None else fired.at_step

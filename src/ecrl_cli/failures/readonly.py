@@ -1,6 +1,6 @@
-"""`readonly`: from one step on, rank 0 meets a read-only run directory (EROFS at every write): the run ends with exit code 5, to be resumed.
+"""`readonly`: from one step on, the run directory is read-only for rank 0 (EROFS at every write); the run exits with code 5 and can be resumed.
 
-A remount would need a file system of its own. Instead the calls of `os` that change files are replaced in rank 0's process, at that moment.
+A remount would need a separate file system. Instead, the `os` calls that change files are replaced in rank 0's process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ReadOnly(FaultKind):
 
 
 def seal(root: Path) -> Callable[[], None]:
-    """Let this process see everything under `root` as read-only; gives what undoes it."""
+    """Makes everything under `root` read-only for this process; returns a function that undoes it."""
     inside, before = f"{root}{os.sep}", {name: getattr(os, name) for name in ("open", "write", *_CHANGING)}
 
     def refuse(path: object) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of failure by name: ours, and those of installed packages (entry points in the group `ecrl.failures`)."""
+"""The kinds of failure by name: built-in ones, and those of installed packages (entry points in the group `ecrl.failures`)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ecrl_cli.failures.fault_kind import Ends, FaultKind
 
 
 def kind_names() -> tuple[str, ...]:
-    """All kinds that can be planned: ours in their order, then the installed ones."""
+    """All kinds that can be planned: built-in ones in their order, then the installed ones."""
     return FAILURES.names()
 
 
 @cache
 def fault_kind(name: str) -> FaultKind:
-    """The kind of that name. ConfigError where there is none, or where its package cannot be imported."""
+    """The kind called `name`. ConfigError if there is none, or its package cannot be imported."""
     found = FAILURES.load(name)
     if not (isinstance(found, type) and issubclass(found, FaultKind) and found.name == name):
         raise ConfigError("failure", f"the entry point {name!r} in {FAILURES.group} is no FaultKind of that name", "mend its package, or remove it")
@@ -24,13 +24,13 @@ def fault_kind(name: str) -> FaultKind:
 
 
 class _Unknown(FaultKind):
-    """Stands for a name in records that nobody knows here: ends its attempt in no known way."""
+    """Stands for a kind in records that is not known here: its attempt may end in any way."""
 
     ends = Ends.ATTEMPT
 
 
 def recorded_kind(name: str) -> FaultKind:
-    """As `fault_kind`, for names in records, which may be any text."""
+    """As `fault_kind`, for names from records, which may be arbitrary text."""
     try:
         return fault_kind(name)
     except ConfigError:
@@ -38,7 +38,7 @@ def recorded_kind(name: str) -> FaultKind:
 
 
 def table() -> str:
-    """All kinds in a Markdown table, for the docs."""
+    """A Markdown table of all kinds, for the docs."""
     head = ("| `failure=` | what happens | when it can strike | what it shows |", "| --- | --- | --- | --- |")
     kinds = [fault_kind(name) for name in kind_names()]
     return "\n".join((*head, *(f"| `{kind.name}` | {kind.description} | {', '.join(kind.moments)} | {kind.shows} |" for kind in kinds)))

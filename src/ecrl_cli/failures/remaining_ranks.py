@@ -1,4 +1,4 @@
-"""How many ranks a plan leaves: with a recovery that shrinks, the ranks that are left go on and must divide the batch."""
+"""How many ranks a plan leaves: with a recovery that shrinks, the surviving ranks must divide the global batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrl_cli.records.events import PlannedFailure
 
 
 def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
-    """ConfigError where the ranks left behind one of `entries` do not divide the batch, or where its victim is no more."""
+    """ConfigError if the ranks left by one of `entries` do not divide the batch, or its victim is already gone."""
     if not recovery_of(config).shrinks:
         return
     left = _Left(config)
@@ -33,7 +33,7 @@ def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
 
 
 class _Left:
-    """Follows a plan. `sizes`: by size that is reached, how many died for it and the failure that left so many."""
+    """Follows the number of ranks through a plan. `sizes`: by size reached, how many ranks died and the failure that caused it."""
 
     def __init__(self, config: RunConfig) -> None:
         self._all, self._spares, self._drawn = config.world_size, config.supervision.spares, config.failure.kind == "mtbf"
@@ -41,9 +41,9 @@ class _Left:
         self.sizes: dict[int, tuple[int, PlannedFailure]] = {}
 
     def strike(self, together: tuple[PlannedFailure, ...]) -> None:
-        """What strikes in, or behind, one step."""
+        """Applies the failures of one step."""
         there = [entry for entry in together if entry.rank < self._size]
-        if len(there) < len(together) and not self._drawn:  # what is drawn does not look who is there
+        if len(there) < len(together) and not self._drawn:  # drawn ranks are not checked for existence
             missing = next(entry for entry in together if entry not in there)
             fact = f"failure {missing.index + 1} strikes rank {missing.rank}, and only {self._size} ranks are left at step {missing.global_step}"
             raise ConfigError("failure", fact, f"strike rank 0 to {self._size - 1}, or add supervision.spares=1")
@@ -55,12 +55,12 @@ class _Left:
             self.sizes.setdefault(self._size, (len(gone), there[-1]))
 
     def strike_whenever(self, entry: PlannedFailure) -> None:
-        """By the clock: at any time, so at any size."""
+        """Applies a failure at a wall time: it may happen at any size."""
         if fault_kind(entry.kind).others_go_on:
             for size in (self._all, *list(self.sizes)):
                 if entry.rank < size:
                     self.sizes.setdefault(self._after(size, 1), (1, entry))
 
     def _after(self, size: int, gone: int) -> int:
-        """How many go on where `gone` of `size` have died: all anew where nobody is left."""
+        """The size after `gone` of `size` ranks have died; the full size (a restart) if none is left."""
         return min(size, size - gone + self._spares) if gone < size else self._all

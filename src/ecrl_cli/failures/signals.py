@@ -1,4 +1,4 @@
-"""Signals to the ranks that a failure takes: to the others first, to the process that injects it last."""
+"""Sends signals to the victims of a failure: to the other processes first, to the injecting process last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrl_cli.failures.fault_kind import InjectionContext
 
 
 def to_victims(scene: InjectionContext, number: int) -> None:
-    """Send `number` to the ranks that go with this one, to their agent where the whole node goes, then to this process."""
+    """Sends `number` to the other victims, to their agent if the whole node is hit, then to this process."""
     others = [scene.peers[rank] for rank in scene.entry.others if rank in scene.peers]
     for pid in [*others, *([os.getppid()] if scene.entry.node else [])]:
         to_process(pid, number)
@@ -18,7 +18,7 @@ def to_victims(scene: InjectionContext, number: int) -> None:
 
 
 def to_process(pid: int, number: int) -> None:
-    """Send `number` to `pid` through a pidfd, which cannot hit a process that took over the pid; nothing where it has gone."""
+    """Sends `number` to `pid` through a pidfd, which cannot hit a process that reused the pid; does nothing if it has exited."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(pid)
         try:
@@ -28,5 +28,5 @@ def to_process(pid: int, number: int) -> None:
 
 
 def supervisor_pid() -> int:
-    """The process that launched this rank's attempt."""
+    """The pid of the supervisor of this rank's attempt."""
     return int(os.environ["ECRL_SUPERVISOR"])

@@ -1,4 +1,4 @@
-"""Hooks into one step of one rank: in place before it, removed when they have struck. A step without a planned failure has none."""
+"""Hooks into one step of one rank: installed before it, removed once they have fired. Steps without a planned failure have none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Handle(Protocol):
 
 
 class ArmedFault:
-    """Hooks that strike once, whichever of them is called first. `waiting`: not yet."""
+    """Hooks of which the first to be called injects the fault, once. `waiting`: not yet injected."""
 
     def __init__(self, inject: Inject) -> None:
         self._inject, self.waiting = inject, True
@@ -37,7 +37,7 @@ class ArmedFault:
 
 
 def in_forward(armed: ArmedFault, model: Any, share: float) -> None:
-    """When the module that lies `share` of the way through the model has computed, or the first called behind it; at the latest, the model."""
+    """After the forward of the module `share` of the way through the model, or of a later one called first; at the latest, after the model's."""
     leaves = [module for module in model.modules() if not any(True for _ in module.children())]
     for module in leaves[math.floor(share * len(leaves)) :]:
         armed.hold(module.register_forward_hook(lambda module, given, output: armed.strike()))
@@ -45,7 +45,7 @@ def in_forward(armed: ArmedFault, model: Any, share: float) -> None:
 
 
 def on_output(armed: ArmedFault, model: Any) -> None:
-    """When the model has computed; what the injection returns takes the place of its output."""
+    """After the model's forward; the result of the injection replaces its output."""
     armed.hold(model.register_forward_hook(lambda module, given, output: armed.strike(output)))
 
 
@@ -66,7 +66,7 @@ def in_backward(armed: ArmedFault, model: Any, optimizer: Any, share: float) -> 
 
 
 def in_update(armed: ArmedFault, optimizer: Any, share: float) -> None:
-    """When `share` of the parameters have been updated: the optimizer sees no others. Only where nothing goes on with the model."""
+    """After `share` of the parameters have been updated: the optimizer is given no others. Only if the model is not used again."""
     whole = [group["params"] for group in optimizer.param_groups]
 
     def show_a_part(*given: Any) -> None:
@@ -80,7 +80,7 @@ def in_update(armed: ArmedFault, optimizer: Any, share: float) -> None:
 
 
 class Replaced:
-    """An attribute of one object that hides its method of the same name until `remove`."""
+    """Shadows a method of one object with an instance attribute until `remove`."""
 
     def __init__(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
         self._owner, self._name = owner, name
@@ -91,7 +91,7 @@ class Replaced:
 
 
 def in_capture(armed: ArmedFault, pack: Any) -> None:
-    """When the ranks have given each other what the checkpoint needs of them, and nothing is copied yet."""
+    """After the ranks have gathered the state for the checkpoint, before anything is copied."""
     gather = pack.gather
 
     def gathered(*given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Failures of one save. They strike whichever process writes, at a point of the store's protocol."""
+"""Failures of one save, injected into the writing process at a point of the store's protocol."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ecrl_cli.failures.rank_faults import SLOWNESS_IS_REPORTED
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, PlannedFailure
 from ecrl_cli.storage.fault_injecting_fs import Fault
 
-HALF = "half_part"  # half of the first part is written
+HALF = "half_part"  # half of the first file is written
 SLOW_SAVES = 3
 
-# The protocol's points without the part that some of them name, and those from which a write or a sync is still to come in every save. Each file is
-# synced where it has been written; only folders are synced later.
+# The protocol's points without file names, and those that are followed by a write, or by a sync, in every save. Files are synced right after
+# they are written; only directories are synced later.
 POINTS = tuple(dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS))
 _WRITES_FOLLOW = POINTS[: POINTS.index("after_commit")]
 _SYNCS_FOLLOW = POINTS[: POINTS.index("after_rename") + 1]
@@ -28,7 +28,7 @@ _TRASH = ("before_trash", "half_trash", "after_trash")
 
 
 class SaveFault(FaultKind):
-    """Strikes one save."""
+    """A failure of one save."""
 
     shows = "a save fails or dies; nothing acknowledged is lost"
     moments = ("save",)
@@ -47,12 +47,12 @@ class SaveFault(FaultKind):
         return self.point_too_late(name, config) or (f"point {point} does not occur: {why}" if (why := _absent(name, config)) else None)
 
     def point_too_late(self, point: str, config: RunConfig) -> str | None:
-        """Why nothing that can fail need come behind `point` in a save, or None."""
+        """Why no call that can fail need follow `point` in a save, or None."""
         del point, config
         return None
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
-        """The save that was struck has an end on record, and the end is its kind's."""
+        """The save that was hit must have a recorded end, and one that fits the kind."""
         fired, a = fault.fired, fault.attempt
         lines = fault.run.logs(fired.attempt).checkpoints.events
         end = next((line for line in lines if line.global_step == fired.at_step and line.event in CHECKPOINT_ENDS), None)
@@ -63,7 +63,7 @@ class SaveFault(FaultKind):
             yield Problem(f"{who}: {save} {wrong}")
 
     def wrong_end(self, end: CheckpointLine, entry: PlannedFailure, completed: bool) -> str | None:
-        """Why `end` is not how a save ends that was struck, or None. `completed`: whether its attempt did."""
+        """Why `end` does not fit a save hit by this kind, or None. `completed`: whether its attempt completed."""
         raise NotImplementedError
 
 
@@ -95,7 +95,7 @@ class KilledWriter(SaveFault):
 
 
 class FailedCall(SaveFault):
-    """The next call of its scope fails with an errno."""
+    """The next call in the fault's scope fails with an errno."""
 
     fault: Fault
 
@@ -151,12 +151,12 @@ class SlowDisk(SaveFault):
         save.slow_down(context.entry.seconds, SLOW_SAVES)
 
     def wrong_end(self, end: CheckpointLine, entry: PlannedFailure, completed: bool) -> None:
-        """Any end will do; `trace` looks at the seconds."""
+        """Any end is accepted; `trace` checks the seconds."""
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
         """Each committed save took at least the delays of its own calls: one write per file, and one sync where files are synced.
 
-        The saves behind the first one only where rank 0 writes: a background writer that was replaced meanwhile is slow no more.
+        Saves after the first are checked only where rank 0 writes: a background writer may have been replaced meanwhile by one without the fault.
         """
         yield from super().trace(fault)
         fired, config = fault.fired, fault.config
@@ -172,7 +172,7 @@ class SlowDisk(SaveFault):
 
 
 def _absent(name: str, config: RunConfig) -> str:
-    """Why no save of this run passes the point, or nothing."""
+    """Why no save of this run passes the point, or ""."""
     checkpoint, mode = config.checkpoint, config.write_mode
     if name == "between_renames" and checkpoint.layout == "group":
         return "a group is renamed whole (checkpoint.layout=single has two names)"

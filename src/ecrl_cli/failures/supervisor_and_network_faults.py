@@ -1,4 +1,4 @@
-"""Failures of what stands above the ranks: the supervisor is killed or told to stop, the network between the ranks goes down."""
+"""Failures outside the ranks: the supervisor is killed or told to stop, or the network between the ranks goes down."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ecrl_cli.records.events import PlannedFailure
 
 
 class KilledSupervisor(FaultKind):
-    """All its processes go down with it; a new supervisor (runs/supervisor_restarter.py) cleans up and goes on."""
+    """All its processes die with it; a new supervisor (runs/supervisor_restarter.py) cleans up and resumes the run."""
 
     name = "supervisor"
     description = "SIGKILL of the supervisor at a step boundary: everything goes down with it, and a new one goes on"
@@ -45,13 +45,13 @@ class KilledSupervisor(FaultKind):
 
     @property
     def may_cut_update(self) -> bool:
-        return True  # the kernel takes the ranks down
+        return True  # the kernel kills the ranks
 
     def refuses(self, config: RunConfig) -> str | None:
         return "kind supervisor strikes from a rank beside it, supervision.nodes > 1" if config.supervision.nodes > 1 else None
 
     def inject(self, context: InjectionContext) -> None:
-        """In a rank: does not return, because the kernel takes the rank down with its supervisor."""
+        """Called in a rank. Does not return: the kernel kills the rank with its supervisor (pdeathsig)."""
         del context
         to_process(supervisor_pid(), signal.SIGKILL)
         while True:
@@ -62,7 +62,7 @@ class KilledSupervisor(FaultKind):
         return Strike("", lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
-        """Between two attempts: the session that was struck has no end and began before, the next one began behind it."""
+        """Between two attempts: the killed supervisor session has no end, and the next session began after the failure."""
         at = fault.fired.at
         ended = any(one.ended_at is None and one.started_at <= at <= after.started_at for one, after in pairwise(fault.sessions))
         if fault.planned.moment == "rest" and fault.completed and not ended:
@@ -70,7 +70,7 @@ class KilledSupervisor(FaultKind):
 
 
 class Term(FaultKind):
-    """As Slurm and Kubernetes preempt."""
+    """Preemption as by Slurm and Kubernetes."""
 
     name = "term"
     description = "SIGTERM to the supervisor, as a scheduler preempts: a last checkpoint within `supervision.grace_s`, a clean end, the run goes on"
@@ -93,7 +93,7 @@ class Term(FaultKind):
         to_process(supervisor_pid(), signal.SIGTERM)
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
-        """The supervisor received the signal, and the attempt was stopped by it unless it came to its end first."""
+        """The supervisor received the signal, and the attempt was stopped by it unless it ended before."""
         a = fault.attempt
         if a is None:
             return
@@ -107,7 +107,7 @@ class Term(FaultKind):
 
 
 class Partition(FaultKind):
-    """Each attempt runs in a network namespace of its own, whose only device is taken down."""
+    """Each attempt runs in its own network namespace, whose only device is taken down."""
 
     name = "partition"
     description = "the network between the ranks goes down (each attempt runs in a network namespace of its own)"

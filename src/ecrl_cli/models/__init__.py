@@ -1,4 +1,4 @@
-"""Models by name: a builder takes (ModelConfig, classes, input shape) and gives a module."""
+"""Models by name: a builder takes (ModelConfig, classes, input shape) and returns a module."""
 
 from ecrl_cli.models.registry import REGISTRY, build
 

@@ -15,7 +15,7 @@ FEWEST = FIRST + SECOND + POOL - 2
 
 
 def nt3(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """`width`: filters of each convolution (128 in CANDLE); `dropout`: behind each dense layer (0.1). `shape` is taken as one long profile."""
+    """`width`: filters of each convolution (128 in CANDLE); `dropout`: after each dense layer (0.1). The input is flattened to one profile."""
     features = math.prod(shape)
     if features < FEWEST:
         raise ConfigError("model", f"nt3 needs {FEWEST} features or more, the data set has {features}", "choose another data set or model")

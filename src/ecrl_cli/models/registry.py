@@ -1,4 +1,4 @@
-"""The models by name. A name's module is imported only when it is asked for: small_cnn, vit and nt3 do without torchvision."""
+"""The models by name. A model's module is imported on demand only: small_cnn, vit and nt3 work without torchvision."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ REGISTRY = Registry(
 
 
 def build(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """The model for inputs of `shape` (channels, height, width). Its weights depend on torch's current seed and nothing else."""
+    """The model for inputs of `shape` (channels, height, width). Its weights depend on torch's current seed only."""
     model: nn.Module = REGISTRY.load(config.name)(config, classes, shape)
     return model

@@ -13,17 +13,17 @@ WIDTH = 64  # channels of the first layer, as published
 
 
 def resnet18(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """ResNet-18; `depth` is the published one, whatever the config says of it."""
+    """ResNet-18; `config.depth` is ignored."""
     return _with_stem(BasicBlock, [2, 2, 2, 2], config, classes, shape)
 
 
 def resnet50(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """ResNet-50; `depth` is the published one, whatever the config says of it."""
+    """ResNet-50; `config.depth` is ignored."""
     return _with_stem(Bottleneck, [3, 4, 6, 3], config, classes, shape)
 
 
 def resnet152(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """ResNet-152; `depth` is the published one, whatever the config says of it."""
+    """ResNet-152; `config.depth` is ignored."""
     return _with_stem(Bottleneck, [3, 8, 36, 3], config, classes, shape)
 
 
@@ -35,7 +35,7 @@ class _Narrow(ResNet):  # type: ignore[misc]
         super().__init__(block, layers, num_classes=classes)
 
     def _make_layer(self, block: Any, planes: int, *rest: Any, **named: Any) -> nn.Sequential:
-        if planes == WIDTH and self._width != WIDTH:  # the first one: the stem in front of it was made at full width
+        if planes == WIDTH and self._width != WIDTH:  # the first layer: replace the stem, which was built at full width
             self.conv1, self.bn1 = _convolution(3, 7, 2, self._width), nn.BatchNorm2d(self._width)
             self.inplanes = self._width
         made: nn.Sequential = super()._make_layer(block, planes * self._width // WIDTH, *rest, **named)
@@ -57,7 +57,7 @@ def _with_stem(block: type[BasicBlock | Bottleneck], layers: list[int], config: 
 
 
 def _convolution(channels: int, kernel: int, stride: int, width: int) -> nn.Conv2d:
-    """A first layer, initialised as torchvision initialises the one that it replaces."""
+    """A first layer, initialised as torchvision initialises the one it replaces."""
     layer = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer

@@ -1,4 +1,4 @@
-"""A small convolutional network, for 8x8 digits and 32x32 pictures alike."""
+"""A small convolutional network for 8x8 digits and 32x32 images."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from torch import nn
 
 from ecrl_cli.config.schema import ModelConfig
 
-WIDEST = 8  # times the first layer
+WIDEST = 8  # most channels, as a multiple of the first layer's
 
 
 def small_cnn(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """`depth` blocks of convolution, batch norm and ReLU: the first has `width` channels, each further one halves the side and doubles them."""
+    """`depth` blocks of convolution, batch norm and ReLU: the first has `width` channels; each further one halves the side and doubles the channels
+    up to WIDEST times `width`.
+    """
     widths = [config.width * min(2**i, WIDEST) for i in range(config.depth)]
     inputs = [shape[0], *widths[:-1]]
     blocks = [_block(i, o, stride=1 if index == 0 else 2) for index, (i, o) in enumerate(zip(inputs, widths, strict=True))]

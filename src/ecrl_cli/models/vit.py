@@ -1,4 +1,4 @@
-"""A small vision transformer with dropout: its training consumes random numbers on every rank, so its recovery needs every rank's RNG."""
+"""A small vision transformer with dropout: it consumes random numbers on every rank, so exact recovery needs every rank's RNG state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADS = 4
 
 
 class VisionTransformer(nn.Module):
-    """Pre-norm encoder over 8x8 patches with learned positions; the class comes from the mean of the tokens."""
+    """Pre-norm encoder over 8x8 patches with learned positions; the mean of the tokens is classified."""
 
     def __init__(self, config: ModelConfig, classes: int, shape: tuple[int, ...]) -> None:
         super().__init__()

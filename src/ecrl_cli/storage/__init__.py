@@ -1,1 +1,1 @@
-"""The file-system seam: the only place in the house where anything is synced or renamed."""
+"""The file-system interface: the only place where anything is synced or renamed."""

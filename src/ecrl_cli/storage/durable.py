@@ -1,4 +1,4 @@
-"""The only fsync and the only rename in the house. Raises OSError; nothing is retried, least of all a failed sync: the data may be gone."""
+"""The only calls of fsync and rename in ECRL. Raise OSError; nothing is retried, least of all a failed sync: the data may be lost."""
 
 # ruff: noqa: PTH104
 from __future__ import annotations
@@ -14,12 +14,12 @@ _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
 
 def sync(fd: int) -> None:
-    """Make the bytes of `fd` durable; says nothing about its name."""
+    """Makes the bytes of `fd` durable, not its name."""
     os.fsync(fd)
 
 
 def sync_directory(path: Path, flags: int = FOLDER) -> None:
-    """Make the names in `path` durable."""
+    """Makes the names in `path` durable."""
     fd = os.open(path, flags)
     try:
         os.fsync(fd)
@@ -28,12 +28,12 @@ def sync_directory(path: Path, flags: int = FOLDER) -> None:
 
 
 def rename_over(source: Path, target: Path) -> None:
-    """Atomic; what `target` named before is gone."""
+    """Renames atomically; replaces an existing `target`."""
     os.replace(source, target)
 
 
 def rename_new(source: Path, target: Path) -> None:
-    """Rename without overwriting. Where the file system cannot (EINVAL), look first: then it holds for one writer at a time, as the store has."""
+    """Renames without overwriting. On file systems without RENAME_NOREPLACE (EINVAL) it checks first, which is safe with one writer only."""
     call = getattr(_LIBC, "renameat2", None)
     if call is not None:
         if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:

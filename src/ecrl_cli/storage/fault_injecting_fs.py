@@ -1,7 +1,7 @@
-"""A back end whose n-th call fails, once or from then on; every other call is passed on to the back end behind it.
+"""A back end whose n-th call fails, once or from then on; every other call is passed on to the wrapped back end.
 
-What a fault leaves behind is what Linux leaves: a call that fails changes nothing, a close that fails has closed, and after a sync
-that failed the pages are clean and what they held may be gone (a ModelFs behind it drops them).
+A fault leaves what Linux leaves: a failed call changes nothing, a failed close has closed, and after a failed sync the pages are clean
+and their data may be lost (a wrapped ModelFs drops it).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ecrl_cli.storage.memory_fs import ModelFs
 
 T = TypeVar("T")
 
-# Which calls a fault may be limited to. `fsyncdir` opens the folder and syncs it.
+# The calls that a fault may be limited to. `fsyncdir` opens the directory and syncs it.
 SCOPES: dict[str, tuple[str, ...]] = {
     "any": ("mkdir", "create", "open", "write", "read", "fsync", "fsyncdir", "close", "rename", "symlink", "unlink", "rmdir", "list", "stat"),
     "write": ("write",),
@@ -37,12 +37,12 @@ SHORT, ZERO = "short write", "write of 0"
 
 
 class TooManyCalls(RuntimeError):
-    """More calls than any honest operation makes."""
+    """Raised when the call limit is exceeded: the operation does not terminate."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind`: the name of an errno, SHORT or ZERO. The `at`-th call (from 1) in `scope` meets it; with `sticky`, all later ones too."""
+    """`kind`: the name of an errno, SHORT or ZERO. The `at`-th call (from 1) in `scope` fails with it; with `sticky`, all later ones too."""
 
     kind: str
     at: int
@@ -52,34 +52,34 @@ class Fault:
 
 @dataclass(frozen=True)
 class InjectedError:
-    """A call that met the fault; `written`: what it concerns was created for writing through this back end."""
+    """A call that failed by injection; `written`: its path was opened for creation through this back end."""
 
     call: str
     path: Path
     written: bool = False
 
 
-# What the scopes call the calls whose names are longer.
+# Names of calls in the scopes, where they differ.
 _CALLS = {"read_at": "read", "listdir": "list", "fstat": "stat"}
 
 
 class FaultyFs(FsWrapper):
-    """`fault` None: nothing fails. `calls` counts the calls in all scopes, `struck` are those that failed."""
+    """`fault` None: nothing fails. `calls` counts the calls in all scopes; `struck` lists those that failed."""
 
     def __init__(self, behind: Fs, limit: int = 100_000) -> None:
         super().__init__(behind)
         self.limit = limit
-        self._lock = threading.Lock()  # the guard reads several files at once
+        self._lock = threading.Lock()  # the integrity check reads several files at once
         self.arm(None)
 
     def arm(self, fault: Fault | None) -> None:
-        """Begin to count anew, with `fault`."""
+        """Sets `fault` and resets the counters."""
         self.fault, self.calls, self._in_scope = fault, 0, 0
         self.struck: list[InjectedError] = []
         self._written: set[Path] = set()
 
     def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
-        """The call as it is, or refused. Those that are opened, written, synced or closed have ways of their own to fail."""
+        """Passes the call on, or fails it. Calls in _OWN_WAYS are overridden and fail in their own ways."""
         if call not in _OWN_WAYS:
             self._pass(_CALLS.get(call, call), path)
         return act()
@@ -127,7 +127,7 @@ class FaultyFs(FsWrapper):
             raise self._error(call, path, kind)
 
     def _meets(self, call: str, path: Path) -> str:
-        """Count the call; the kind of fault that it meets, or nothing."""
+        """Counts the call; returns the kind of fault to inject, or ""."""
         with self._lock:
             return self._count(call, path)
 

@@ -14,12 +14,12 @@ from ecrl_cli.storage.durable import sync_directory as _sync_directory
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in `path` durable; `path` may be a link to the folder."""
+    """Makes the names in `path` durable; `path` may be a symlink to the directory."""
     _sync_directory(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace `path` by `data` in one rename: a reader sees the old bytes or the new, never a mixture.
+    """Replaces `path` by `data` with one rename: a reader sees the old bytes or the new, never a mixture.
 
     With `durable` the bytes and the name survive a power loss once this returns.
     """
@@ -27,15 +27,15 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
-    """`value` as indented JSON, written whole. A loss that is not finite stays what it is (NaN, as Python writes and reads it)."""
+    """Writes `value` as indented JSON with `write_whole`. Non-finite numbers are written as Python does (NaN), not rejected."""
     text = json.dumps(value, indent=2)
     write_whole(path, (text + "\n").encode(), durable=durable)
 
 
 def create_once(path: Path, data: bytes) -> bool:
-    """Create `path` durably and whole, or return False where it exists already: a claim that holds across processes (as far as `rename_new` does).
+    """Creates `path` durably with all of `data`, or returns False where it exists: a claim that holds across processes (as far as `rename_new` does).
 
-    Whoever is killed on the way has claimed nothing: there is no name without its content.
+    A process killed on the way has claimed nothing: the name never exists without its content.
     """
     try:
         _place(path, data, True, rename_new)

@@ -1,8 +1,8 @@
-"""The file-system seam of the checkpoint store: few calls, on raw file descriptors, every refusal a StorageError with its errno.
+"""The file-system interface of the checkpoint store: a few calls on raw file descriptors; every error is a StorageError with its errno.
 
 The store uses nothing else, so that a test or a study can record the calls, fail the n-th one, or keep the files in memory.
 Rules: `close` syncs nothing; data and names are separate (`fsync` makes bytes durable, `fsyncdir` names); nothing is retried
-(Python itself repeats a call that a signal interrupted), least of all a failed sync: the data may be gone.
+(Python itself repeats a call that a signal interrupted), least of all a failed sync: the data may be lost.
 """
 
 # ruff: noqa: PTH102, PTH106, PTH108, PTH208, PTH211
@@ -28,13 +28,13 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Fs(Protocol):
-    """What a back end offers. Descriptors are integers that only the same back end understands."""
+    """The interface of a back end. Descriptors are integers that are valid in that back end only."""
 
     def mkdir(self, path: Path) -> None: ...
     def open(self, path: Path, flags: int) -> int: ...
     def open_at(self, folder: int, name: str, flags: int) -> int: ...
     def set_direct(self, fd: int, on: bool) -> bool:
-        """Switch direct I/O for `fd`; False where the file system does not have it."""
+        """Switches direct I/O for `fd`; returns False where the file system does not support it."""
 
     def write(self, fd: int, data: Buffer) -> int: ...
     def read_at(self, fd: int, buffer: memoryview, offset: int) -> int: ...
@@ -42,7 +42,7 @@ class Fs(Protocol):
     def fsyncdir(self, path: Path) -> None: ...
     def close(self, fd: int) -> None: ...
     def rename(self, source: Path, target: Path, *, replace: bool) -> None:
-        """Atomic. Without `replace`, EEXIST where `target` exists, whatever it is."""
+        """Renames atomically. Without `replace`, EEXIST where `target` exists, of whatever type."""
 
     def symlink(self, target: str, path: Path) -> None: ...
     def unlink(self, path: Path) -> None: ...
@@ -51,7 +51,7 @@ class Fs(Protocol):
         """The names in `path`, sorted."""
 
     def stat(self, path: Path) -> os.stat_result:
-        """Of the name itself: a link is not followed."""
+        """Like lstat: a symlink is not followed."""
 
     def fstat(self, fd: int) -> os.stat_result: ...
 

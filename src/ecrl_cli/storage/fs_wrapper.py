@@ -1,4 +1,4 @@
-"""The base of back ends that stand before another one and change, count, delay or refuse some of its calls."""
+"""Base class of back ends that wrap another one and change, count, delay or fail some of its calls."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class FsWrapper:
-    """Passes every call on to `behind`. Override a call to change it, or `around` to act before or after any. `open_files`: what is not closed."""
+    """Passes every call on to `behind`. Override a call to change it, or `around` to act on all. `open_files`: paths of the open descriptors."""
 
     def __init__(self, behind: Fs) -> None:
         self.behind = behind
         self.open_files: dict[int, Path] = {}
 
     def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
-        """Every call comes through here: its name, the path it concerns (of a rename the target), and how to pass it on."""
+        """Every call passes through here: its name, its path (of a rename the target), and the function that performs it."""
         return act()
 
     def path_of(self, fd: int) -> Path:

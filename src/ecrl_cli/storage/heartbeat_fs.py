@@ -1,4 +1,4 @@
-"""Any back end, with a sign of life around each call: who watches can then tell a slow disk from a writer that stands still."""
+"""A back end that sends a heartbeat around each call, so that the watchdog can tell a slow disk from a stuck writer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class HeartbeatFs(FsWrapper):
-    """Calls `beat` before and after each of its calls: a piece written, a file synced."""
+    """Calls `beat` before and after each call (a write, a sync, ...)."""
 
     def __init__(self, behind: Fs, beat: Callable[[], None]) -> None:
         super().__init__(behind)

@@ -1,4 +1,4 @@
-"""Nothing is written through a link: a folder that somebody else prepared could send what is written there anywhere."""
+"""Refuses symbolic links in run directories: a prepared link could redirect what is written to any place."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ecrl_cli.errors import RunDirectoryError, shown
 
-MOST_DEEP = 8  # folders below one another; ours are three
-_OF_SUBMITIT = ".submitit"  # submitit links its batch scripts there, and nobody else writes there
+MOST_DEEP = 8  # levels of folders; a run directory has three
+_OF_SUBMITIT = ".submitit"  # submitit keeps symlinks to its batch scripts there; ECRL writes nothing there
 
 
 def refuse_links(root: Path, names: Collection[str]) -> None:
-    """RunDirectoryError where one of `names` in `root`, or anything in a folder of these, is a symbolic link. `root` itself may be reached by one."""
+    """RunDirectoryError where one of `names` in `root`, or anything below one, is a symbolic link. `root` itself may be a link."""
     for name in names:
         _refuse(root / name, root, MOST_DEEP)
 

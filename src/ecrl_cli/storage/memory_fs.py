@@ -1,6 +1,6 @@
-"""The file system in memory: what is in the cache, what of a file is durable, and a log of every call that changed something.
+"""A file system in memory: file contents, the durable part of them, and a log of every call that changed something.
 
-From the log a study works out what a power loss may leave. Errors carry the errno that Linux gives (a test compares the two).
+From the log a study derives what a power loss may leave. Errors carry the errno that Linux gives (a test compares the two).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ecrl_cli.storage.memory_fs_nodes import File, Folder, InodeTree, Link, Node
 
 @dataclass(frozen=True)
 class FsOp:
-    """A call that changed something: mkdir, create, symlink, unlink, rmdir and rename change the names of a folder; write,
-    truncate and drop (a sync that failed) the bytes of a node; fsync and fsyncdir make bytes and names durable.
+    """A logged change: mkdir, create, symlink, unlink, rmdir and rename change the names of a directory; write, truncate and drop
+    (a failed sync) the bytes of a node; fsync and fsyncdir make bytes and names durable.
 
-    `node`: what it is about. `folder`, `name`: where it was named. `target`: the new folder and name, of a rename. `data` stood at `offset`.
+    `node`: the node affected. `folder`, `name`: its directory and name. `target`: new directory and name of a rename. `data` was written at `offset`.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class _Open:
 
 
 class ModelFs(InodeTree):
-    """Everything lies under `mount`. `log` grows with every change; `refuse_sync` is the errno that the next fsync of a file meets."""
+    """All paths are under `mount`. `log` lists every change; `refuse_sync` is the errno with which the next fsync of a file fails (0: none)."""
 
     def __init__(self, mount: Path, tree: Mapping[str, Tree] | None = None) -> None:
         super().__init__(mount, tree or {})
@@ -95,7 +95,7 @@ class ModelFs(InodeTree):
             self.log.append(FsOp("fsyncdir", opened.node))
         elif self.refuse_sync:
             number, self.refuse_sync = self.refuse_sync, 0
-            file.data = file.synced  # the pages are clean now, and what they held is gone
+            file.data = file.synced  # the pages are clean now, and their data is lost
             self.log.append(FsOp("drop", opened.node))
             raise refused("fsync", fd, number)
         else:

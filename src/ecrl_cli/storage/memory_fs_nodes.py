@@ -1,4 +1,4 @@
-"""The nodes of the file system in memory, and how a path leads to one of them. No call changes anything here."""
+"""The inodes of the file system in memory, and path resolution. Nothing here changes the tree once it is built."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ecrl_cli.errors import StorageError
 
-_LINKS = 40  # followed at most, as Linux does
+_LINKS = 40  # symlinks followed at most, as on Linux
 _DEVICE = 1
-ROOT = 0  # the number of the folder that everything lies in
+ROOT = 0  # the inode number of the root directory
 
 
 @dataclass
@@ -35,12 +35,12 @@ class Link:
 
 
 Node = File | Folder | Link
-# A tree to begin with: a file's bytes, a link, or a folder's names.
+# An initial tree: a file's bytes, a link, or a directory's names.
 Tree = bytes | Link | Mapping[str, "Tree"]
 
 
 class InodeTree:
-    """Every node by number; all lie under the path `mount`."""
+    """All inodes by number, mounted at the path `mount`."""
 
     def __init__(self, mount: Path, tree: Mapping[str, Tree]) -> None:
         self.mount = mount
@@ -60,7 +60,7 @@ class InodeTree:
         return number
 
     def _place(self, call: str, path: Path, named: Path | None = None) -> tuple[int, str]:
-        """The folder in which `path` is named, and its name there ("" for the mount itself)."""
+        """The directory that holds `path`, and the name in it ("" for the mount itself)."""
         if "\0" in str(path):
             raise refused(call, repr(str(path)), errno.EINVAL)
         parts = path.parts[len(self.mount.parts) :] if path.parts[: len(self.mount.parts)] == self.mount.parts else None
@@ -79,7 +79,7 @@ class InodeTree:
         return self._folder(folder).names.get(name) if name else folder
 
     def _follow(self, call: str, path: object, folder: int, number: int | None, depth: int = 0) -> int:
-        """The node behind any links; `folder` is where the first one lies."""
+        """The inode after following symlinks; `folder` is the directory of the first link."""
         if number is None:
             raise refused(call, path, errno.ENOENT)
         node = self.nodes[number]
@@ -91,7 +91,7 @@ class InodeTree:
         return self._follow(call, path, place, self._child(place, name), depth + 1)
 
     def _named(self, call: str, path: object, folder: int, link: Link, depth: int) -> tuple[int, str]:
-        """The folder in which `link`, which lies in `folder`, names something, and its name there; whether there is anything."""
+        """The directory and name that `link` (in `folder`) points to; the name need not exist."""
         if link.target.startswith("/"):
             return self._place(call, Path(link.target))
         *above, name = link.target.split("/")
@@ -102,7 +102,7 @@ class InodeTree:
         return folder, name
 
     def _behind(self, call: str, path: object, folder: int, name: str, depth: int = 0) -> tuple[int, str]:
-        """`name` in `folder`, or behind the links that it is the first of: where something is made that it leads to and that is not there."""
+        """Resolves `name` in `folder` through symlinks to the directory and name where O_CREAT makes the file."""
         number = self._child(folder, name)
         node = None if number is None else self.nodes[number]
         if not isinstance(node, Link):
@@ -119,7 +119,7 @@ class InodeTree:
         return folder, name, number
 
     def _rename_error(self, moved: int, there: int | None, old: int, new: int) -> int:
-        """The errno with which Linux refuses to give `moved` (in folder `old`) the place of `there` (in folder `new`); 0 where it does not."""
+        """The errno with which Linux refuses to rename `moved` (in directory `old`) over `there` (in directory `new`); 0 where it allows it."""
         if self._holds(moved, new):
             return errno.EINVAL
         if there is None or there == moved:
@@ -132,7 +132,7 @@ class InodeTree:
         return errno.ENOTDIR if isinstance(source, Folder) else 0
 
     def _holds(self, number: int, inner: int) -> bool:
-        """Is `inner` the folder `number`, or anywhere below it?"""
+        """Whether `inner` is the directory `number` or lies below it."""
         node = self.nodes[number]
         return number == inner or (isinstance(node, Folder) and any(self._holds(below, inner) for below in node.names.values()))
 

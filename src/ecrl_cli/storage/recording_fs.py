@@ -1,4 +1,4 @@
-"""A back end that writes down every call that changes something, in order, before it passes the call on."""
+"""A back end that logs every call that changes something, in order, before passing it on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call:
-    """One mutating call: its name, the path it concerns (or the source of a rename), and what else matters."""
+    """One mutating call: its name, its path (of a rename the source), the target, and the bytes written."""
 
     name: str
     path: Path
@@ -28,7 +28,7 @@ _LOGGED = ("mkdir", "fsync", "fsyncdir", "unlink", "rmdir")
 
 
 class RecordingFs(FsWrapper):
-    """`calls` is the log; opening for reading, reading and listing are not in it."""
+    """`calls` is the log; opening for reading, reading and listing are not logged."""
 
     def __init__(self, behind: Fs | None = None) -> None:
         super().__init__(behind or PosixFs())

@@ -1,4 +1,4 @@
-"""Reading files that somebody else may have prepared: regular files only, never through a link, never more than was announced."""
+"""Reads files that may have been prepared by an adversary: regular files only, no symlinks, no more bytes than the stated size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PIECE = 4 * 2**20  # bytes per read
 
 
 class RefusedFile(Exception):
-    """A file that is not what it has to be; the text says why."""
+    """The file is not an acceptable one; the text says why."""
 
 
 def open_regular(fs: Fs, folder: int, name: str, *, trust_owner: bool) -> tuple[int, int]:
-    """Open `name` in the open directory `folder`; gives descriptor and size. RefusedFile unless it is a plain file of our own.
+    """Opens `name` in the open directory `folder`; returns (descriptor, size). RefusedFile unless it is an acceptable regular file:
 
-    One name only, on the directory's own device, owned by this user or root: nothing outside the folder is ever read.
+    a single hard link, on the directory's device, owned by this user or root (unless `trust_owner`): nothing outside the directory is read.
     """
     fd = fs.open_at(folder, name, READ)
     try:
@@ -38,14 +38,14 @@ def open_regular(fs: Fs, folder: int, name: str, *, trust_owner: bool) -> tuple[
 
 
 def read_small(fs: Fs, fd: int, size: int, limit: int) -> bytes:
-    """The whole file, which `fstat` said has `size` bytes; RefusedFile beyond `limit`."""
+    """Reads the whole file, whose size by `fstat` is `size` bytes; RefusedFile if that exceeds `limit`."""
     if size > limit:
         raise RefusedFile(f"{size} bytes, at most {limit} are read")
     return b"".join(pieces(fs, fd, 0, size))
 
 
 def pieces(fs: Fs, fd: int, start: int, end: int) -> Iterator[memoryview]:
-    """Bytes [start, end) in pieces that are valid until the next one is asked for; RefusedFile if the file is shorter."""
+    """Yields bytes [start, end) in pieces, each valid until the next is requested; RefusedFile if the file is shorter."""
     buffer = memoryview(bytearray(min(PIECE, max(0, end - start))))
     while start < end:
         got = fill(fs, fd, buffer[: min(len(buffer), end - start)], start)
@@ -54,7 +54,7 @@ def pieces(fs: Fs, fd: int, start: int, end: int) -> Iterator[memoryview]:
 
 
 def fill(fs: Fs, fd: int, buffer: memoryview, offset: int) -> memoryview:
-    """Read exactly len(buffer) bytes at `offset` into `buffer`; gives it back."""
+    """Reads exactly len(buffer) bytes at `offset` into `buffer` and returns it; RefusedFile if the file ends before."""
     done = 0
     while done < len(buffer):
         got = fs.read_at(fd, buffer[done:], offset + done)

@@ -1,4 +1,4 @@
-"""The real file system at a given bandwidth: what a slow or shared storage does to checkpoints, on any machine."""
+"""The real file system at a limited write bandwidth: simulates slow or shared storage on any machine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from ecrl_cli.storage.fs import Buffer, PosixFs
 from ecrl_cli.storage.fs_wrapper import FsWrapper
 
-PIECE = 2**20  # bytes per write call: short enough that the pace is even
+PIECE = 2**20  # bytes per write call: small enough for an even rate
 
 
 class ThrottledFs(FsWrapper):
-    """At most `bytes_per_s` are written, over all files and threads; reads, syncs and names are as fast as they are."""
+    """Writes at most `bytes_per_s`, over all files and threads; reads, syncs and name operations are not throttled."""
 
     def __init__(self, bytes_per_s: float) -> None:
         super().__init__(PosixFs())

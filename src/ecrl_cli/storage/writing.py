@@ -1,4 +1,4 @@
-"""How the store puts bytes into new files: whole, durable as the write mode says, and past the page cache where that helps."""
+"""How the store writes new files: whole, durable as the write mode says, with direct I/O where that helps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, Buffer, Fs
 
-BLOCK = 4096  # what direct I/O wants offsets, lengths and addresses to be multiples of
-CHUNK = 8 * 2**20  # one write call
-TEMPORARY = ".tmp_"  # what a replaced file's new bytes are called until the rename
+BLOCK = 4096  # direct I/O needs offsets, lengths and addresses that are multiples of this
+CHUNK = 8 * 2**20  # bytes per write call
+TEMPORARY = ".tmp_"  # prefix of the temporary file until the rename
 DIRECT_FROM = 2**20  # smaller files are not worth direct I/O
 
 
@@ -28,10 +28,10 @@ class WriteMode:
 
 
 def write_new(fs: Fs, path: Path, data: Buffer, mode: WriteMode, half: Callable[[], None] | None = None) -> None:
-    """Create `path` with `data`. `half` is called when half of it is written.
+    """Creates `path` with `data`. `half` is called when half of it is written.
 
-    Direct I/O is for files that are synced, from memory aligned to BLOCK; where the file system refuses, the write is
-    buffered. The last partial block always is: it ends the file without padding.
+    Direct I/O is used for synced files of DIRECT_FROM bytes or more; where the file system refuses it (EINVAL), the write is buffered.
+    The last partial block always is: it ends the file without padding.
     """
     view = memoryview(data).cast("B")
     fd = fs.open(path, CREATE)
@@ -49,7 +49,7 @@ def write_new(fs: Fs, path: Path, data: Buffer, mode: WriteMode, half: Callable[
 
 
 def _write_body(fs: Fs, fd: int, view: memoryview, direct: bool) -> bool:
-    """Write all of `view`; gives whether direct I/O is still on."""
+    """Writes all of `view`; returns whether direct I/O is still on."""
     while len(view):
         if direct and len(view) < BLOCK:
             fs.set_direct(fd, False)
@@ -74,7 +74,7 @@ def _write_body(fs: Fs, fd: int, view: memoryview, direct: bool) -> bool:
 
 
 def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode, ready: Callable[[], None] = lambda: None) -> None:
-    """Put `data` in the place of `path` by a rename, whatever the mode: a reader sees the old bytes or the new.
+    """Replaces `path` by `data` with a rename, whatever the mode: a reader sees the old bytes or the new.
 
     The name is durable only after the caller has synced the directory. `ready` is called before the rename.
     """
@@ -86,7 +86,7 @@ def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode, ready: Calla
 
 
 def replace_link(fs: Fs, path: Path, target: str, ready: Callable[[], None] = lambda: None) -> None:
-    """Point the symbolic link `path` to `target` by a rename; `ready` is called before it."""
+    """Points the symbolic link `path` to `target` with a rename; `ready` is called before it."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
     with _removed_on_failure(fs, temporary):
         fs.symlink(target, temporary)
