@@ -1,1 +1,1 @@
-"""Is it right: one function per promise, each of which can fail."""
+"""Verification: one function per promise, each of which can fail."""

@@ -1,4 +1,4 @@
-"""Attempts that go on with processes, or with state in memory, of those before them: who came from where, and as many as there may be."""
+"""Checks attempts that continue with processes or in-memory state of earlier ones: origins of their ranks, and world size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOLD = ("continues", "memory", "origins", "joined")
 
 
 def size_of_survivors(config: RunConfig, a: Attempt, planned: int) -> int:
-    """How many ranks `a` must have: as planned, or where the dead need no replacement those left and those joined, if they can share the batch."""
+    """The world size that `a` must have: as planned; with a recovery that shrinks, survivors plus joined spares if they can share the batch."""
     if not recovery_of(config).shrinks or a.memory != SURVIVORS:
         return planned
     there = len(a.origins)
@@ -23,7 +23,7 @@ def size_of_survivors(config: RunConfig, a: Attempt, planned: int) -> int:
 
 
 def check_continued(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """What an attempt says of those it took over, by itself, beside its order and beside the attempt before."""
+    """Check an attempt's claims about its predecessor, against its launch.json and the previous attempt."""
     who, order = f"attempt {a.attempt}", case.run.logs(a.attempt).order
     for name in _TOLD if order else ():
         if getattr(order, name) != getattr(a, name):
@@ -59,7 +59,7 @@ def _check_crew(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _check_origins(a: Attempt, before: Attempt, notes: FindingBuilder) -> None:
-    """Survivors come from different ranks, newcomers take no living one's place."""
+    """Survivors come from different ranks; new ranks do not take the place of a living one."""
     who, own = f"attempt {a.attempt}", surviving_ranks(a)
     places = [origin for rank, origin in enumerate(a.origins) if rank in a.joined and origin != -1]
     if not own:

@@ -1,4 +1,4 @@
-"""What lies in the checkpoint folder beside the journals: nothing that no line accounts for, sizes as recorded, pointers to what is there."""
+"""Compares the checkpoint folder with the journals: no unaccounted checkpoint, sizes as recorded, pointers that name existing checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_POINTER = 4096
 
 
 def check_folder(case: Case, notes: FindingBuilder) -> None:
-    """Everything that has a checkpoint's name, and the three small files beside."""
+    """Check every checkpoint name, sizes, the two pointers and the fencing file."""
     if not case.ended or not case.run.layout.checkpoints.is_dir():
         return
     _check_names(case, notes)
@@ -28,13 +28,13 @@ def check_folder(case: Case, notes: FindingBuilder) -> None:
 
 
 def writer_died(case: Case) -> bool:
-    """Whether a background writer may have died unseen by the journals: None is a record from before its deaths were counted."""
+    """Whether a background writer may have died without a trace in the journals. A count of None: a record from before deaths were counted."""
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     return strategy_of(case.run.stored.config).background and any(stay.writer_deaths != 0 for stay in sessions)
 
 
 def lost_power(case: Case) -> bool:
-    """Whether the machine was started anew during the run: a name that was removed, and not synced since, may be back."""
+    """Whether the machine rebooted during the run: a name removed but not yet synced may be back."""
     return len({stay.boot_id for stay in case.run.supervisor.sessions}) > 1 if case.run.supervisor else False
 
 
@@ -51,7 +51,7 @@ def _check_names(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_sizes(case: Case, notes: FindingBuilder) -> None:
-    """As many bytes as the manifest says were submitted and committed, where the line that says so is of the checkpoint that is there."""
+    """The manifest has as many bytes as were submitted and committed, if the journal line is of the checkpoint on disk."""
     submitted = {(line.attempt, line.global_step): line.bytes for line in checkpoint_events(case.run) if line.event == "submitted"}
     for c in case.disk:
         line = case.checkpoints.end.live.get(c.step)
@@ -60,16 +60,16 @@ def _check_sizes(case: Case, notes: FindingBuilder) -> None:
         size = sum(part.bytes for part in c.report.manifest.parts.values())
         told = {"submitted": submitted.get((line.attempt, c.step), 0), "committed": line.bytes}
         for event, count in told.items():
-            if count and count != size:  # 0: whoever closed the books, or found no writer, did not know
+            if count and count != size:  # 0: reconciliation, or a save without a writer, did not know the size
                 notes.broken(f"step {c.step} was {event} with {count} bytes, the manifest of {c.path} says {size}")
         if line.reason is None and not line.bytes:
             notes.broken(f"step {c.step} was committed with no bytes, the manifest of {c.path} says {size}")
 
 
 def _check_pointers(case: Case, notes: FindingBuilder) -> None:
-    """latest.json and latest_ok are hints, but they must not lie: what they name is there, or was refused since.
+    """latest.json and latest_ok are hints, but must not be wrong: what they name exists, or was rejected since.
 
-    Behind a run that completed they name the newest checkpoint, unless a line says that they could not be moved.
+    After a completed run they name the newest checkpoint, unless a line says that they could not be updated.
     """
     folder = case.run.layout.checkpoints
     told: dict[str, str] = {}
@@ -80,7 +80,7 @@ def _check_pointers(case: Case, notes: FindingBuilder) -> None:
             notes.broken(f"{LATEST} is no pointer to a checkpoint and its step")
         else:
             told[LATEST] = name
-    if (folder / LATEST_OK).is_symlink():  # a copy may have followed it
+    if (folder / LATEST_OK).is_symlink():  # a copy of the run may have followed the link
         told[LATEST_OK] = str((folder / LATEST_OK).readlink())
     there = {Path(c.path).name for c in case.disk}
     refused = {Path(rejected.path).name for a in case.attempts for rejected in a.rejected}
@@ -93,7 +93,7 @@ def _check_pointers(case: Case, notes: FindingBuilder) -> None:
 
 
 def _pointed_to(case: Case) -> str | None:
-    """What the pointers must name, or None where they may have stayed behind."""
+    """The name that the pointers must have, or None if they may lag behind."""
     if not case.completed or writer_died(case):
         return None
     lines = case.run.logs(case.attempts[-1].attempt).checkpoints.events if case.attempts else ()
@@ -107,7 +107,7 @@ def _pointed_to(case: Case) -> str | None:
 
 
 def _check_lease(case: Case, notes: FindingBuilder) -> None:
-    """The store belongs to the newest attempt that claimed it: not older than one that committed, nor one that never was."""
+    """The fencing file names the newest attempt that claimed the store: not older than one that committed, nor one that never existed."""
     path = case.run.layout.checkpoints / LEASE
     if not path.exists():
         return

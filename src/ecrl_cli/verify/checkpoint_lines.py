@@ -1,4 +1,4 @@
-"""The journal of one attempt's checkpoints by itself: known words, in the order in which a checkpoint lives, with figures that can be."""
+"""Checks the checkpoint journal of each attempt by itself: known events in a possible order, with possible values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 _DURATIONS = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
 _COUNTS = ("bytes", "inflight")
-# What a line of each event says; metrics.json sums up what any line of a checkpoint says.
+# The fields of each event's line; metrics.json adds up the fields of all lines of a checkpoint.
 _SAYS: dict[str, tuple[str, ...]] = {
     "submitted": ("snapshot_s", "serialize_s", "backpressure_s", "bytes", "inflight"),
     "received": (),
@@ -26,12 +26,12 @@ _SAYS: dict[str, tuple[str, ...]] = {
     "pointer_failed": ("reason",),
 }
 _FIELDS = sorted({name for names in _SAYS.values() for name in names})
-_SLACK_S = 0.001  # a line is dated just before it is written, a duration just before that
+_SLACK_S = 0.001  # a line is dated just before it is written, and a duration is taken just before that
 _PATH = re.compile(r"checkpoints/step_([0-9]{8})(\.safetensors|\.pt)?")
 
 
 def check_lines(case: Case, notes: FindingBuilder) -> None:
-    """The journals of all attempts."""
+    """Check the journals of all attempts."""
     saved = {line.global_step for line in checkpoint_events(case.run) if line.event in ("submitted", "committed")}
     early = not any(line.stall_parts for line in checkpoint_events(case.run))  # recorded before stalls were split into parts
     for a in case.run.attempts:
@@ -69,7 +69,7 @@ def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], 
 
 
 def _check_fields(attempt: int, lines: tuple[CheckpointLine, ...], notes: FindingBuilder) -> None:
-    """Each line says what its event says and no more; and a checkpoint is committed with as many bytes as it was submitted with."""
+    """Each line has only the fields of its event, and a checkpoint is committed with as many bytes as were submitted."""
     submitted: dict[int, int] = {}
     for line in lines:
         who = f"{line.event!r} of step {line.global_step} in the journal of attempt {attempt}"
@@ -79,11 +79,11 @@ def _check_fields(attempt: int, lines: tuple[CheckpointLine, ...], notes: Findin
         if line.event == "submitted":
             submitted[line.global_step] = line.bytes
         elif line.event == "committed" and line.bytes and (due := submitted.get(line.global_step)) and line.bytes != due:
-            notes.broken(f"{who} has {line.bytes} bytes, {due} were submitted")  # 0: whoever closed the books, or found no writer, did not know
+            notes.broken(f"{who} has {line.bytes} bytes, {due} were submitted")  # 0: size not known when it was recorded
 
 
 def _impossible(line: CheckpointLine) -> list[str]:
-    """Figures and names that no line of its kind can have."""
+    """Values and names that are impossible in any line of this kind."""
     found = [f"has {name} {value!r}" for name in _DURATIONS if not (math.isfinite(value := getattr(line, name)) and value >= 0)]
     found += [f"has {name} {value}" for name in _COUNTS if (value := getattr(line, name)) < 0]
     if line.event == "committed" or (line.event == "retired" and line.path is not None):
@@ -94,7 +94,7 @@ def _impossible(line: CheckpointLine) -> list[str]:
 
 
 def _out_of_order(line: CheckpointLine, before: dict[str, CheckpointLine]) -> list[str]:
-    """What must stand before the line and does not, and what it must not be older than."""
+    """Lines that must precede this one but do not, and lines that it must not predate."""
     if line.event in ("submitted", "retired", "pointer_failed"):
         return [f"stands behind its end ({end})" for end in CHECKPOINT_ENDS if line.event == "submitted" and end in before]
     found = []
@@ -107,7 +107,7 @@ def _out_of_order(line: CheckpointLine, before: dict[str, CheckpointLine]) -> li
     handed_over = before.get("submitted")
     written = before.get("received", handed_over)
     if handed_over and written and (line.event in ("received", "released") or (line.event == "committed" and line.reason is None)):
-        since = written if line.event == "committed" else handed_over  # what closes the books later may be of another boot
+        since = written if line.event == "committed" else handed_over  # lines added by later reconciliation may be of another boot
         if line.at < since.at:
             found.append(f"is {since.at - line.at:.3f} s older than the line that must stand before it ({since.event})")
         elif line.event == "committed" and (took := line.write_s + line.hash_s + line.commit_s) > line.at - written.at + _SLACK_S:
@@ -116,10 +116,10 @@ def _out_of_order(line: CheckpointLine, before: dict[str, CheckpointLine]) -> li
 
 
 def _check_in_flight(case: Case, line: CheckpointLine, in_flight: int, early: bool, notes: FindingBuilder) -> None:
-    """No more at once than there are slots: as the line says, and as the lines before it say.
+    """No more in flight than there are staging buffers, by the line's own count and by the lines before it.
 
-    `early`: recorded when a slot was granted an instant before the training thread was told that the checkpoint in it had ended: that one may
-    still be in the count.
+    `early`: recorded when a buffer was granted just before the training thread learned that the previous checkpoint in it had ended; that one
+    may still be counted.
     """
     checkpoint = case.run.stored.config.checkpoint
     strategy = strategy_of(case.run.stored.config)

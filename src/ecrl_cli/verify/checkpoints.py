@@ -1,4 +1,4 @@
-"""Promises 5 and 6, and the account of the checkpoints: none bad was loaded, none acknowledged was lost, each has one end."""
+"""Promises 5 and 6, and the checkpoint account: no bad checkpoint was loaded, no acknowledged one was lost, each ended once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 NO_BAD, NO_LOSS, ACCOUNT = "no-bad-checkpoint", "no-acknowledged-loss", "checkpoints-accounted"
-_ENDED_WELL = ("completed", "resized")  # attempts behind which whoever wrote has said all that it did
+_ENDED_WELL = ("completed", "resized")  # outcomes after which the writer has recorded everything that it did
 
 
 def no_bad_checkpoint(case: Case) -> Finding:
-    """Each attempt resumed from the newest committed checkpoint that was not rightly refused; what is still there passes the guard."""
+    """Each attempt resumed from the newest committed checkpoint that was not rightly rejected; those still on disk pass the integrity check."""
     notes = FindingBuilder(NO_BAD)
     resumed = check_choices(case, notes)
     rejected = sum(len(a.rejected) for a in case.attempts)
@@ -31,7 +31,7 @@ def no_bad_checkpoint(case: Case) -> Finding:
 
 
 def no_acknowledged_loss(case: Case) -> Finding:
-    """Everything committed and neither retired nor set aside is there, whole, under its commit; nothing is there that no line acknowledges."""
+    """Every committed checkpoint that was neither retired nor quarantined is on disk, complete and unchanged; every one on disk is acknowledged."""
     notes = FindingBuilder(NO_LOSS)
     history = case.checkpoints.end
     live, disk = history.live, {c.step: c for c in case.disk}
@@ -59,7 +59,7 @@ def no_acknowledged_loss(case: Case) -> Finding:
 
 
 def _found_gone(case: Case) -> list[str]:
-    """What a recovery missed: it may have been committed again since."""
+    """Checkpoints that a recovery found missing, even if they were committed again later."""
     gone = [(a.attempt, refused.path) for a in case.attempts for refused in a.rejected if refused.reason == GONE]
     return [f"{path} was committed and was gone when attempt {attempt} was launched" for attempt, path in gone]
 
@@ -69,7 +69,7 @@ def _so_says(line: CheckpointLine) -> str:
 
 
 def _retired_unsaid(case: Case, step: int) -> bool:
-    """Whether retention was free to remove `step` and may have died before it said so: then no `retired` line is left."""
+    """Whether retention was allowed to remove `step` and may have died before recording it: then there is no `retired` line."""
     since = case.checkpoints.end.superfluous.get(step)
     if since is None or sum(c.report.ok and c.step > step for c in case.disk) < case.checkpoints.end.keep:
         return False
@@ -77,7 +77,7 @@ def _retired_unsaid(case: Case, step: int) -> bool:
 
 
 def _lost(line: CheckpointLine, there: StoredCheckpoint | None) -> str:
-    """Why the checkpoint of `line` is lost, or nothing."""
+    """Why the checkpoint of `line` is lost; empty if it is not."""
     if there is None:
         return f"step {line.global_step} was committed (attempt {line.attempt}) and is gone"
     if not there.report.ok:
@@ -88,7 +88,7 @@ def _lost(line: CheckpointLine, there: StoredCheckpoint | None) -> str:
 
 
 def checkpoints_accounted(case: Case) -> Finding:
-    """submitted = committed + failed + lost, one by one; and every checkpoint that was due was submitted."""
+    """submitted = committed + failed + lost, for each checkpoint; and every checkpoint that was due was submitted."""
     notes = FindingBuilder(ACCOUNT)
     submitted = 0
     check_lines(case, notes)
@@ -114,13 +114,13 @@ def checkpoints_accounted(case: Case) -> Finding:
 
 
 def _taken_back(lines: tuple[CheckpointLine, ...]) -> Counter[int]:
-    """By step, `failed` lines that recovery corrected: the checkpoint was there all the same."""
+    """By step, `failed` lines that recovery corrected: the checkpoint was on disk after all."""
     failed = {line.global_step for line in lines if line.event == "failed"}
     return Counter(line.global_step for line in lines if line.event == "committed" and line.reason == FOUND and line.global_step in failed)
 
 
 def _due(case: Case, a: Attempt) -> set[int]:
-    """Steps behind which rank 0 went on, and behind which a checkpoint belongs."""
+    """The steps that rank 0 passed and after which a checkpoint is due."""
     config, logs = case.run.stored.config, case.run.logs(a.attempt)
     if not strategy_of(config).saves or 0 not in logs.ranks:
         return set()

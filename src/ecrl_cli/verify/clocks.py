@@ -1,7 +1,8 @@
-"""Two independent clocks: every instant is on record by the monotonic clock (`at`) and by the wall clock (`time`); they must advance together.
+"""Cross-checks two independent clocks: every instant is recorded by the monotonic clock (`at`) and the wall clock (`time`), which must advance
+together.
 
-Also what the monotonic clock alone forbids: instants out of order, outside of their session or attempt, or closer together than the work
-between them took. See docs/decisions/cross-checks.md for the tolerances and for what no record can contradict.
+Also checked is what the monotonic clock alone rules out: instants out of order, outside of their session or attempt, or closer together than
+the work between them took. See docs/decisions/cross-checks.md for the tolerances and for what no record can contradict.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
-APART_S = 0.05  # by which the two clocks may differ at one instant: both are read within microseconds of each other
-SLEW = 0.1  # the most that a daemon speeds a wall clock up or slows it down by (chrony: 8.3%; the kernel's own slew: 0.05%)
-STEPS, STEP_EVERY_S = 3, 600.0  # how often a wall clock may be set, or a machine be suspended, in one run
-LATE, LATE_SHARE = 2, 0.02  # how many instants, and what share, may have had their second clock read late: a process was held in between
-LARGE_STEP_S = 3600.0  # a clock that was wrong by this much is set right once; it does not become wrong again
-WITNESSES = 16  # how many records before the end of a session it is held against
-EARLIEST = 1_704_067_200.0  # 2024-01-01: earlier than anything that could have recorded a run
+APART_S = 0.05  # how far the two clocks may differ at one instant: both are read within microseconds
+SLEW = 0.1  # the highest rate at which a daemon slews a wall clock (chrony: 8.3%; the kernel's own slew: 0.05%)
+STEPS, STEP_EVERY_S = 3, 600.0  # how often the wall clock may be set, or the machine suspended, in one run
+LATE, LATE_SHARE = 2, 0.02  # how many instants, and what share, may have had their second clock read late because the process was paused in between
+LARGE_STEP_S = 3600.0  # a clock wrong by this much is corrected once; it does not become wrong again
+WITNESSES = 16  # how many records before the end of a session are compared with it
+EARLIEST = 1_704_067_200.0  # 2024-01-01: earlier than any possible recording
 
 
 @dataclass(frozen=True)
 class Instant:
-    """One reading of both clocks. `process`: who read them; `what`: where it stands, in words; `until`: by when that process was over, which cannot
-    have read the second clock later."""
+    """One reading of both clocks.
+
+    `process`: which process read them; `what`: a description of the record; `until`: when that process was over at the latest, so that it
+    cannot have read the second clock later.
+    """
 
     at: float
     time: float
@@ -37,19 +41,19 @@ class Instant:
 
     @property
     def offset(self) -> float:
-        """The wall clock's distance from the monotonic one: the same throughout a boot."""
+        """Wall clock minus monotonic clock: constant throughout a boot."""
         return self.time - self.at
 
 
 def local_ranks(case: Case, attempt: int) -> int:
-    """How many ranks of `attempt`, the first ones, are on the supervisor's machine and share its clocks."""
+    """How many ranks of `attempt`, the first ones, run on the supervisor's machine and share its clocks."""
     order, a = case.run.logs(attempt).order, case.attempt(attempt)
     ranks = order.world_size if order else a.world_size if a else 0
     return ranks // max(1, len(order.nodes)) if order else ranks
 
 
 def check_clocks(case: Case, notes: FindingBuilder) -> None:
-    """All of it."""
+    """Run all checks on instants."""
     _check_sessions(case, notes)
     for a in case.attempts:
         _check_attempt_instants(case, a, notes)
@@ -63,7 +67,7 @@ def check_clocks(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_sessions(case: Case, notes: FindingBuilder) -> None:
-    """Sessions follow one another, each has a length, and holds its attempts."""
+    """Sessions follow one another, have positive length, and contain their attempts."""
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     for number, session in enumerate(sessions):
         if session.ended_at is not None and session.ended_at <= session.started_at:
@@ -83,9 +87,9 @@ def _check_sessions(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_starts(case: Case, notes: FindingBuilder) -> None:
-    """How long a session took to its first launch is on no other record than these two clocks: they must agree on it.
+    """The time from a session's start to its first launch is recorded only by these two clocks: they must agree on it.
 
-    A wall clock that was set, or a machine that was suspended, in just these moments leaves the wall time of the run unknown.
+    If the wall clock was set, or the machine suspended, in that interval, the wall time of the run is unknown.
     """
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     for number, session in enumerate(sessions):
@@ -101,11 +105,11 @@ def _check_starts(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_ends(case: Case, notes: FindingBuilder) -> None:
-    """The end of a session is an instant of both clocks: they must agree on how long it was since one of the last records before it.
+    """The end of a session is recorded by both clocks: they must agree on the time since one of the last records before it.
 
-    The supervisor reads them within a millisecond of each other, and moments lie between these records: a wall clock that was set in them, or a
-    machine that was suspended, leaves the wall time of the run unknown. One record of them is enough: the others' second clock may have been read
-    late by a process that was held up.
+    The supervisor reads both within a millisecond, shortly after these records: if the wall clock was set, or the machine suspended, in
+    between, the wall time of the run is unknown. One agreeing record is enough: the second clock of others may have been read late by a paused
+    process.
     """
     instants = _by_clock(case)
     for number, session in enumerate(case.run.supervisor.sessions if case.run.supervisor else ()):
@@ -126,7 +130,7 @@ def _check_ends(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_reboot(number: int, before: SupervisorSession, after: SupervisorSession, notes: FindingBuilder) -> None:
-    """Two boots do not begin in the same millisecond: a boot is told apart by its id and by the wall time at which its clock began."""
+    """Two boots do not begin in the same millisecond; boots are distinguished by id and by the wall time at which their clock began."""
     offsets = before.time - before.started_at, after.time - after.started_at
     if before.boot_id != after.boot_id and abs(offsets[0] - offsets[1]) < 1e-3:
         notes.broken(f"sessions {number} and {number + 1} name two boots, and their clocks began at the same instant")
@@ -151,7 +155,7 @@ def _check_attempt_instants(case: Case, a: Attempt, notes: FindingBuilder) -> No
 
 
 def _check_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """The order for an attempt is written behind the end of the one before and ahead of the launch, in the boot of its session."""
+    """launch.json is written after the end of the previous attempt and before the launch, in the boot of its session."""
     order, sessions = case.run.logs(a.attempt).order, case.run.supervisor.sessions if case.run.supervisor else ()
     if order is None or not order.at:
         return
@@ -168,7 +172,7 @@ def _check_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _until(case: Case, a: Attempt, following: Attempt | None) -> float | None:
-    """By when every rank of `a` had ended or left it: the next launch, else the end of the session; None where the supervisor was killed."""
+    """When every rank of `a` had ended or left it: the next launch, else the end of the session; None if the supervisor was killed."""
     if following:
         return following.launched_at
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
@@ -176,7 +180,7 @@ def _until(case: Case, a: Attempt, following: Attempt | None) -> float | None:
 
 
 def _of_ranks(case: Case, a: Attempt) -> Iterator[Instant]:
-    """What the ranks that share the supervisor's clock recorded in `a`."""
+    """The instants recorded in `a` by ranks that share the supervisor's clock."""
     logs, who = case.run.logs(a.attempt), f"attempt {a.attempt}"
     for rank, lines in sorted(logs.ranks.items()):
         if rank < local_ranks(case, a.attempt):
@@ -193,7 +197,7 @@ def _of_ranks(case: Case, a: Attempt) -> Iterator[Instant]:
 
 
 def _check_line_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """A step takes `seconds` and ends at `at`: it cannot have begun before the one before had ended."""
+    """A step takes `seconds` and ends at `at`: it cannot have begun before the previous one ended."""
     for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
         who = f"attempt {a.attempt} rank {rank}"
         before = a.launched_at if rank < local_ranks(case, a.attempt) else None
@@ -211,7 +215,7 @@ def _check_line_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _check_save_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """A checkpoint is submitted, then received, then ends; the write lies between the last two; the training thread goes on afterwards."""
+    """A checkpoint is submitted, then received, then ends; the write lies between the last two; the training thread is released afterwards."""
     by_step: dict[int, dict[str, CheckpointLine]] = {}
     for line in case.run.logs(a.attempt).checkpoints.events:
         by_step.setdefault(line.global_step, {}).setdefault(line.event, line)
@@ -227,7 +231,7 @@ def _check_save_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _check_fired(case: Case, notes: FindingBuilder) -> None:
-    """Planned failures fired while a supervisor was there."""
+    """Planned faults fired only while a supervisor was running."""
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     for fired in case.run.fired:
         remote = fired.rank >= local_ranks(case, fired.attempt) > 0
@@ -236,7 +240,7 @@ def _check_fired(case: Case, notes: FindingBuilder) -> None:
 
 
 def _within(number: int, sessions: tuple[SupervisorSession, ...], at: float) -> bool:
-    """Whether `at` may lie in a session; one that was killed lasts at most until the next one of its boot."""
+    """Whether `at` may lie in a session; a killed session lasts at most until the next one of its boot."""
     session, rest = sessions[number], sessions[number + 1 :]
     if session.ended_at is not None:
         end = session.ended_at
@@ -246,7 +250,7 @@ def _within(number: int, sessions: tuple[SupervisorSession, ...], at: float) -> 
 
 
 def _by_clock(case: Case) -> dict[str, list[Instant]]:
-    """Every instant of the run, by the clock that it was read from: a boot of the supervisor's machine, or a rank's process on another one."""
+    """Every instant of the run by its clock: a boot of the supervisor's machine, or a rank's process on another machine."""
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     found: dict[str, list[Instant]] = {}
     for number, session in enumerate(sessions):
@@ -266,7 +270,7 @@ def _by_clock(case: Case) -> dict[str, list[Instant]]:
         for line in logs.checkpoints.events:
             if line.event not in ("submitted", "released"):
                 what = f"the {line.event} line of step {line.global_step} of attempt {a.attempt}"
-                found[boot].append(Instant(line.at, line.time, (a.attempt, what), what))  # of several threads and processes
+                found[boot].append(Instant(line.at, line.time, (a.attempt, what), what))  # written by several threads and processes
         for fired in (f for f in case.run.fired if f.attempt == a.attempt and f.rank < local_ranks(case, a.attempt)):
             found[boot].append(Instant(fired.at, fired.time, (a.attempt, f"fault {fired.index}"), f"entry {fired.index}, fired,", until))
         for rank, lines in logs.ranks.items():
@@ -277,7 +281,7 @@ def _by_clock(case: Case) -> dict[str, list[Instant]]:
 
 
 def _check_agreement(clock: str, instants: list[Instant], notes: FindingBuilder) -> None:
-    """The wall clock may be slewed, now and then be set, and be read late; it may not run at another rate, or be set to and fro."""
+    """The wall clock may be slewed, set occasionally, and read late; it may not run at another rate, or be set back and forth."""
     if early := next((each for each in instants if each.time < EARLIEST), None):
         notes.missing(f"{early.what} is dated {early.time:.0f} s after 1970 by the wall clock, which had not been set")
     ordered = sorted(instants, key=lambda each: (each.at, each.time))
@@ -297,10 +301,10 @@ def _check_agreement(clock: str, instants: list[Instant], notes: FindingBuilder)
 
 
 def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]], list[Instant], list[tuple[Instant, float]]]:
-    """(where the wall clock was set, and by how much), the instants whose wall time was read late, and (which of them have one that their process
-    did not live to read, and by how much).
+    """(instants at which the wall clock was set, and by how much), instants whose wall time was read late, and (instants whose wall time their
+    process cannot have read, and by how much).
 
-    Greedy: an instant agrees with those since the last step, or was read late by a process that was held up until then, or is a step.
+    Greedy: an instant agrees with those since the last step of the clock, or was read late by a paused process, or is a new step.
     """
     steps: list[tuple[Instant, float]] = []
     late: list[Instant] = []
@@ -326,7 +330,7 @@ def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]],
 
 
 def _next_of_process(ordered: list[Instant]) -> list[float]:
-    """For each instant, when its process read the clocks again, or was over: until then it may have been held up."""
+    """For each instant, when its process read the clocks again or was over: until then it may have been paused."""
     following: dict[tuple[int, int | str], float] = {}
     found = []
     for each in reversed(ordered):
@@ -336,11 +340,11 @@ def _next_of_process(ordered: list[Instant]) -> list[float]:
 
 
 def _between_two(ordered: list[Instant], number: int, base: Instant) -> bool:
-    """Whether an instant behind `number` agrees with those before: the clock itself was not set. False at the end."""
+    """Whether the instant after `number` agrees with those before, so that the clock itself was not set. False at the end."""
     return number + 1 < len(ordered) and _returns(ordered, number, base)
 
 
 def _returns(ordered: list[Instant], number: int, base: Instant) -> bool:
-    """Whether the instant behind `number` agrees with those before: then the clock itself was not set. True at the end."""
+    """Whether the instant after `number` agrees with those before, so that the clock itself was not set. True at the end."""
     behind = ordered[number + 1 : number + 2]
     return all(abs(each.offset - base.offset) <= APART_S + SLEW * (each.at - base.at) for each in behind)

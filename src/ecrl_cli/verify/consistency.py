@@ -1,4 +1,4 @@
-"""The records agree with one another and with what they say the run is; and the run came to its target."""
+"""Promises records-consistent and target-reached: the records agree with each other and the configuration; the run reached its target."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDS, TARGET = "records-consistent", "target-reached"
 
 
 def records_consistent(case: Case) -> Finding:
-    """Identity, attempts, logs, line chains and metrics: each said twice in the run directory, and the same both times."""
+    """Identity, attempts, logs, line chains and metrics are each recorded twice in the run directory and must agree."""
     notes = FindingBuilder(RECORDS)
     for file in case.run.unread:
         notes.missing(f"{file.path} cannot be read: {file.reason}")
@@ -48,7 +48,7 @@ def records_consistent(case: Case) -> Finding:
 
 def _check_identity(case: Case, notes: FindingBuilder) -> None:
     stored = case.run.stored
-    recorded = read_json(case.run.layout.config)["config"]  # as it stands: this version may know keys that the run's did not
+    recorded = read_json(case.run.layout.config)["config"]  # as stored: this version may know keys that the run's version did not
     if run_id_of(recorded) != stored.run_id:
         notes.broken("config.json does not hash to its run_id: it was changed after the run was laid down")
     if reference_id_of(recorded) != stored.reference_id:
@@ -71,7 +71,7 @@ def _check_supervisor(case: Case, supervisor: SupervisorRecord, notes: FindingBu
     if numbers != list(range(len(numbers))):
         notes.broken(f"supervisor.json numbers its attempts {numbers}")
     for number in sorted(set(folders) - set(numbers)):
-        if case.run.logs(number).ranks:  # a supervisor that dies in a launch leaves an order that nobody followed
+        if case.run.logs(number).ranks:  # a supervisor that dies in a launch leaves a launch.json that nothing read
             notes.broken(f"attempt {number} left logs and is not in supervisor.json")
     for number in sorted(set(numbers) - set(folders)):
         notes.missing(f"attempt {number} is in supervisor.json and left no logs")
@@ -112,7 +112,7 @@ def _check_attempt(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _check_size(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """As many ranks as the configuration has behind the step it resumed at, and no step further than they go."""
+    """The world size that the configuration has after the step resumed from, and no step beyond the next change."""
     config, order, who = case.run.stored.config, case.run.logs(a.attempt).order, f"attempt {a.attempt}"
     due, until = _size_due(config, a, order), next_change(config, a.resumed_from_step)
     if a.world_size != due:
@@ -128,24 +128,24 @@ def _check_size(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _size_due(config: RunConfig, a: Attempt, order: AttemptSpec | None) -> int:
-    """As planned; fewer only where a run that may shrink has on record which nodes did not answer, and then exactly what the others seat."""
+    """The planned world size; a smaller one only if the run may shrink and nodes on record did not answer: then exactly what the others hold."""
     planned = world_size_after(config, a.resumed_from_step)
     if not may_shrink(config):
         return size_of_survivors(config, a, planned)
     if order is None:
-        return min(planned, a.world_size)  # that the record is missing is told of
+        return min(planned, a.world_size)  # the missing record is reported elsewhere
     return place_ranks(config, len(order.nodes))[0] if order.silent and order.nodes else planned
 
 
 def _check_chain(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> bool:
-    """The lines that led to a checkpoint hash to what it holds; gives whether it could be checked."""
+    """The lines up to a checkpoint match the line chain stored in it; returns whether that could be checked."""
     committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
     if committed is None:
         return False
     path = ancestry(case.run, committed.attempt, committed.global_step)
     if not path.whole:
         return False
-    ranks = max(segment.world_size for segment in path.chained)  # those that have left stay in it
+    ranks = max(segment.world_size for segment in path.chained)  # ranks that have left stay in the chain
     if len(c.line_chain) != ranks:
         notes.missing(f"{c.path} holds no line chain for each of {ranks} ranks")
         return False
@@ -161,7 +161,7 @@ def _check_chain(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> bool
 
 
 def target_reached(case: Case) -> Finding:
-    """A completed run has its final record at the target and the steps to it; one that has not completed is unknown."""
+    """A completed run has its final record at the target and all steps to it; one that has not completed is unknown."""
     notes = FindingBuilder(TARGET)
     target, supervisor = case.run.stored.config.target_steps, case.run.supervisor
     status = supervisor.terminal_status if supervisor else "not on record"
@@ -186,7 +186,7 @@ def target_reached(case: Case) -> Finding:
 
 
 def _check_end_state(case: Case, final: FinalState, notes: FindingBuilder) -> None:
-    """The final digests are those of the checkpoint at the target, where there is one."""
+    """The final digests are those of the checkpoint at the target step, if there is one."""
     for c in case.disk:
         if c.report.ok and c.report.manifest and c.step == final.global_step:
             stored = components(c.report.manifest)

@@ -1,4 +1,4 @@
-"""The checkpoints that still lie on disk, as the guard sees them. The judge reads them, it never loads them."""
+"""The checkpoints on disk with the results of their integrity check; verification reads them but never loads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ecrl_cli.storage.fs import PosixFs
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """One checkpoint: its path in the run directory, what the guard says, and what train.json says (nothing where it cannot be read)."""
+    """One checkpoint: its path in the run directory, its integrity report, and the content of train.json (empty if it cannot be read)."""
 
     path: str
     step: int
@@ -30,13 +30,13 @@ class StoredCheckpoint:
 
     @property
     def line_chain(self) -> tuple[str, ...]:
-        """By rank."""
+        """The line chain by rank."""
         chains = self.train.get("line_chain")
         return tuple(str(value) for value in chains) if isinstance(chains, list) else ()
 
 
 def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckpoint, ...]:
-    """Every checkpoint under its own name, by step. `contents` False reads the records but not the tensors."""
+    """Every checkpoint under its final name, by step. `contents` False reads the metadata but not the tensors."""
     folder = records.layout.checkpoints
     paths = sorted(p for p in folder.iterdir() if STEP_NAME.match(p.name)) if is_folder(folder) else []
     config = guard_config(records, contents)
@@ -50,7 +50,7 @@ def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckp
 
 
 def set_aside(records: RunRecords) -> list[int]:
-    """The steps of the checkpoints that were set aside and still carry a commit record that matches itself, as those records say."""
+    """The steps of quarantined checkpoints whose commit record is still valid, as it names them."""
     folder = records.layout.checkpoints
     paths = sorted(folder.glob(f"{REJECTED_PREFIX}*")) if folder.is_dir() else []
     return [step for path in paths if (step := _committed_step(path)) is not None]
@@ -66,7 +66,7 @@ def _committed_step(path: Path) -> int | None:
 
 
 def guard_config(records: RunRecords, contents: bool) -> IntegrityConfig:
-    """Whoever owns the files: a run that was copied from another machine is judged like any other."""
+    """Integrity settings of the run. The files' owner is not checked, so that a run copied from another machine can be judged."""
     checkpoint = records.stored.config.checkpoint
     return IntegrityConfig(
         run_id=records.stored.run_id,
@@ -74,17 +74,17 @@ def guard_config(records: RunRecords, contents: bool) -> IntegrityConfig:
         trust_owner=True,
         contents=contents,
         finite=checkpoint.finite,
-        restorable=recorded_by_rank(records.stored.config),  # earlier versions wrote less
+        restorable=recorded_by_rank(records.stored.config),  # earlier versions stored less
     )
 
 
 def tensor_digests(records: RunRecords) -> dict[int, dict[str, str]]:
-    """By step, every tensor's digest as the manifest of the checkpoint says."""
+    """By step, the digest of every tensor from the checkpoint's manifest."""
     return {c.step: tensor_digests_of(c) for c in on_disk(records, contents=False) if c.report.ok}
 
 
 def tensor_digests_of(c: StoredCheckpoint) -> dict[str, str]:
-    """By name."""
+    """By name, the digest of every tensor from the manifest."""
     parts = c.report.manifest.parts.values() if c.report.manifest else ()
     return {name: entry.sha256 for part in parts for name, entry in part.tensors.items()}
 

@@ -1,4 +1,4 @@
-"""Whether a run went through undisturbed, shown by its records and not by its plan."""
+"""Decides from a run's records, not its plan, whether it was undisturbed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def undisturbed(records: RunRecords) -> bool:
 
 
 def disturbance(records: RunRecords) -> str:
-    """The first thing that kept the run from going through in one piece, or that keeps its records from showing that it did; empty where they do.
+    """The first event that interrupted the run, or that keeps its records from showing an uninterrupted run; empty if there is none.
 
-    Planned changes of the world size disturb nothing. A failure that brought nobody down (a slow rank, a full disk) disturbs too: what it did to
-    the state is what a reference has to show.
+    Planned changes of the world size do not count. A fault that killed nothing (a slow rank, a full disk) does: its effect on the state is what
+    the comparison with a reference must show.
     """
     attempts = records.supervisor.attempts if records.supervisor else ()
     if not attempts:
@@ -38,9 +38,9 @@ def disturbance(records: RunRecords) -> str:
 
 
 def one_pass(records: RunRecords) -> bool:
-    """Whether the run may stand as a reference: nothing planned against it, nothing fired, and its steps done in one piece from the first.
+    """Whether the run can serve as a reference: nothing planned, nothing fired, and its steps done without interruption from the first.
 
-    An earlier attempt that was cut short is no matter where nothing of it was carried over: the last one began with step 1.
+    An interrupted earlier attempt does not matter if nothing of it was reused: the last attempt began with step 1.
     """
     if plan(records.stored.config) or records.fired or records.supervisor is None:
         return False
@@ -52,7 +52,7 @@ def one_pass(records: RunRecords) -> bool:
 
 
 def _interruption(records: RunRecords, a: Attempt, *, last: bool) -> str:
-    """What ended `a`, or was carried into it, otherwise than in an undisturbed run."""
+    """How `a` ended or began differently from an undisturbed run's attempt; empty if it did not."""
     who = f"attempt {a.attempt}"
     if a.outcome not in ENDED_WELL and not (last and a.outcome == "running"):
         return f"{who} {a.outcome}"
@@ -66,7 +66,7 @@ def _interruption(records: RunRecords, a: Attempt, *, last: bool) -> str:
 
 
 def _gap(records: RunRecords, attempts: tuple[Attempt, ...]) -> str:
-    """Where one attempt does not follow the one before it, or a log does not go from step to step."""
+    """Where an attempt does not follow the previous one, or a log skips steps; empty if neither happens."""
     path = lineage(records)
     if path.gaps:
         return path.gaps[0]

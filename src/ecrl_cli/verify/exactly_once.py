@@ -1,4 +1,4 @@
-"""Promise 1: every sample exactly once per epoch in the committed sequence, or on the ledger, counted from what the ranks logged."""
+"""Promise 1: in the committed sequence every sample occurs exactly once per epoch or is recorded as lost, counted from the ranks' logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMISE = "exactly-once"
 
 
 def exactly_once(case: Case) -> Finding:
-    """Per step and per epoch; missing logs make it unknown, a hole in a log or a wrong shard breaks it."""
+    """Check each step and epoch; missing logs make the promise unknown, a gap within a log or a wrong shard breaks it."""
     notes = FindingBuilder(PROMISE)
     if case.run.dataset is None:
         notes.missing("dataset.json is missing: the size of the data set decides what each step consumes")
@@ -41,7 +41,7 @@ def exactly_once(case: Case) -> Finding:
 
 
 def _accounts(case: Case, counted: int) -> str:
-    """Where the samples of a run whose ranks went on are: applied, and done again on the way, or on the ledger."""
+    """For a run continued by survivors: how many samples were applied, replayed, or recorded as lost."""
     if all(a.continues is None for a in case.attempts):
         return ""
     lost = lost_samples(case.run, case.path)
@@ -52,7 +52,7 @@ def _accounts(case: Case, counted: int) -> str:
 
 
 def _check_logs(case: Case, notes: FindingBuilder) -> None:
-    """Every log of every attempt: step after step from where the attempt began, each line where it belongs."""
+    """Every log is consecutive from the step that its attempt began with, and holds only lines of its attempt and rank."""
     for a in case.attempts:
         for rank, lines in case.run.logs(a.attempt).ranks.items():
             where = f"attempt {a.attempt} rank {rank}"
@@ -76,7 +76,7 @@ def _kind(before: int, after: int) -> str:
 
 
 def _check_segment(case: Case, segment: Segment, excused: frozenset[Line], notes: FindingBuilder) -> None:
-    """Each committed step has exactly one line of every rank; of one that died in it, those who outlived it may have testified instead."""
+    """Each committed step has exactly one line per rank; survivor reports may stand in for the line of a rank that died in it."""
     found = lines_of(case.run, segment)
     logs = case.run.logs(segment.attempt).ranks
     for rank in range(segment.world_size):
@@ -97,7 +97,7 @@ def _check_segment(case: Case, segment: Segment, excused: frozenset[Line], notes
 
 
 def _check_contents(case: Case, plan: Schedule, notes: FindingBuilder) -> None:
-    """Every line, replayed ones too: the right place in the epoch, the right number of samples, the right shard."""
+    """Every line, replayed ones too, has the right position in the epoch, number of samples and shard."""
     for attempt, rank, line in every_line(case.run):
         who = f"step {line.global_step} rank {rank} (attempt {attempt})"
         if not 1 <= line.global_step <= case.run.stored.config.target_steps:
@@ -116,13 +116,13 @@ def _check_contents(case: Case, plan: Schedule, notes: FindingBuilder) -> None:
 
 
 def shard_size(case: Case, place: BatchPosition) -> int:
-    """How many samples the rank owns of a window."""
+    """How many samples of a batch the rank owns."""
     config = case.run.stored.config
     return len(share(config.global_batch, place.rank, place.world_size, config.elastic.replicas))
 
 
 def _wrong_losses(case: Case, line: RankLine) -> str:
-    """What is wrong with the form of a line's loss: one number, or with replicas one for each that the rank owns; empty where nothing is."""
+    """What is wrong with the form of a line's loss: one number, or with replicas one for each that the rank owns; empty if correct."""
     replicas = case.run.stored.config.elastic.replicas
     due = len(owned(replicas, line.rank, line.world_size))
     if not replicas:
@@ -140,7 +140,7 @@ def _whose(line: RankLine, plan: Schedule) -> str:
 
 
 def _check_epochs(case: Case, plan: Schedule, excused: frozenset[Line], notes: FindingBuilder) -> int:
-    """Count samples per epoch from the logged hashes, and from the testimonies where these stand for a line; gives how many were seen."""
+    """Count samples per epoch from the logged hashes, and from survivor reports that stand in for a line; returns how many were seen."""
     seen: Counter[BatchPosition] = Counter()
     expected: set[BatchPosition] = set()
     extra: Counter[int] = Counter()
@@ -170,7 +170,7 @@ def _check_epochs(case: Case, plan: Schedule, excused: frozenset[Line], notes: F
 
 
 def _observed(line: RankLine, plan: Schedule) -> BatchPosition | None:
-    """The shard that the logged hash stands for: its own place if the hash fits it, else the first place of the same epoch, else any."""
+    """The shard that the logged hash belongs to: its own position if the hash fits, else the first one of the same epoch, else any."""
     places = plan.places.get(line.sample_ids_hash, ())
     own = [p for p in places if (p.step, p.rank, p.world_size) == (line.global_step, line.rank, line.world_size)]
     same_epoch = [p for p in places if plan.epoch_and_cursor(p.step)[0] == line.epoch and p.world_size == line.world_size]

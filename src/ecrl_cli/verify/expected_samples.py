@@ -1,4 +1,4 @@
-"""What each rank was to consume at each step, by hash: to name what a logged hash stands for, never to stand in for it."""
+"""The samples due for each rank at each step, by hash; used to identify logged hashes, never to replace them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import epoch_order, ids_hash, position, shard, steps_per_epoch, window
 
-AHEAD = 64  # steps behind the last one that are planned at least, where the epoch has so many
+AHEAD = 64  # minimum number of steps planned beyond the last one, within the epoch
 
 
 @dataclass(frozen=True)
 class BatchPosition:
-    """A shard of the plan: what `rank` of `world_size` owns of the window of `step`."""
+    """The shard that `rank` of `world_size` owns of the batch of `step`."""
 
     step: int
     rank: int
@@ -22,7 +22,7 @@ class BatchPosition:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`hashes`: by place; `places`: the places whose shard has that hash, in order of the steps."""
+    """`hashes`: by position; `places`: by hash, the positions of shards with that hash, in order of the steps."""
 
     steps_per_epoch: int
     hashes: dict[BatchPosition, str]
@@ -33,7 +33,7 @@ class Schedule:
 
 
 def expected_samples(config: RunConfig, size: int, last_step: int, world_sizes: Iterable[int]) -> Schedule:
-    """The plan up to the end of the epoch of `last_step` (of a very long one, the next steps), for every world size."""
+    """The schedule up to the end of the epoch of `last_step` (of a very long epoch, only the next steps), for every world size."""
     per_epoch = steps_per_epoch(size, config.global_batch)
     sizes = sorted(set(world_sizes))
     hashes: dict[BatchPosition, str] = {}

@@ -1,4 +1,4 @@
-"""What a failure that struck must leave in the records: its attempt and its victim ended as its kind ends them, and the kind's own trace."""
+"""Checks what a fault must leave in the records: its attempt and target ended the way its kind ends them, and the kind's own trace."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _INSIDE = ("forward", "backward", "optimizer")
 
 
 def ends_attempt(entry: PlannedFailure, case: Case) -> bool:
-    """Whether the attempt that the failure strikes comes to its end by it."""
+    """Whether the fault ends the attempt that it is injected into."""
     return recorded_kind(entry.kind).ends_attempt(entry, case.run.stored.config)
 
 
 def check_effect(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
-    """The attempt ended of it, the right rank, the right way, at the right step; or lived on and shows what happened to it."""
+    """The fault ended its attempt: the right rank, the right way, at the right step; or the attempt survived and shows the fault's effect."""
     kind, a = recorded_kind(entry.kind), case.attempt(fired.attempt)
     if case.run.supervisor is None:
         notes.missing(f"entry {fired.index} fired in attempt {fired.attempt}: supervisor.json, which would say how that ended, is missing")
         return
-    if a is None and entry.moment != "rest":  # between two attempts, the next one may never have begun
+    if a is None and entry.moment != "rest":  # between two attempts: the next one may never have begun
         notes.broken(f"entry {fired.index} fired in attempt {fired.attempt}, which supervisor.json does not know")
         return
     explained = False
     if a and ends_attempt(entry, case):
         final = case.run.logs(a.attempt).final
         if entry.moment == "wall" and final and final.at <= fired.at:
-            return  # its time came when all was done and on record, before the last process had left
+            return  # it fired after the final record was written, before the last process had exited
         explained = any(_ended_by(case, a, f, e) for f, e in _fatal(case, a, fired, entry))
         if not kind.graceful:
             _check_end(case, a, fired, explained, notes)
@@ -58,7 +58,7 @@ def _check_end(case: Case, a: Attempt, fired: InjectedFault, explained: bool, no
 
 
 def _check_stopped(case: Case, a: Attempt, fired: InjectedFault, notes: FindingBuilder) -> None:
-    """An attempt that was stopped before its death was seen was stopped by somebody, and was the last of its stay."""
+    """An attempt stopped before its death was noticed was stopped by a signal, and was the last of its session."""
     who, stay, following = f"entry {fired.index} ({fired.kind})", _stay(case, a), case.attempt(a.attempt + 1)
     if following and following.session == a.session:
         notes.broken(
@@ -74,7 +74,7 @@ def _stay(case: Case, a: Attempt) -> SupervisorSession | None:
 
 
 def check_writer_deaths(case: Case, notes: FindingBuilder) -> None:
-    """As many background writers died in a stay as were killed by the plan, or more; no more than were started; none where there is none."""
+    """In each session at least as many background writers died as the plan killed, at most as many as were started; none without a writer."""
     if case.run.supervisor is None:
         return
     sessions = {a.attempt: a.session for a in case.attempts}
@@ -82,7 +82,7 @@ def check_writer_deaths(case: Case, notes: FindingBuilder) -> None:
     struck = [sessions.get(fired.attempt) for fired in case.run.fired if background and recorded_kind(fired.kind).victim is Victim.WRITER]
     for number, stay in enumerate(case.run.supervisor.sessions):
         started = WRITERS_PER_ATTEMPT * list(sessions.values()).count(number) if background else 0
-        if stay.writer_deaths is None:  # of an earlier version
+        if stay.writer_deaths is None:  # recorded by an earlier version
             continue
         if stay.writer_deaths < struck.count(number):
             notes.broken(f"{struck.count(number)} background writers were killed by the plan in stay {number}, {stay.writer_deaths} died")
@@ -91,7 +91,7 @@ def check_writer_deaths(case: Case, notes: FindingBuilder) -> None:
 
 
 def _fatal(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure) -> list[tuple[InjectedFault, PlannedFailure]]:
-    """All that was to end `a`, but what only asks it to stop: of several failures in one instant, one is seen first."""
+    """All faults that were to end `a`, except stop requests: of several at the same instant, any may be noticed first."""
     planned = {each.index: each for each in case.run.plan or ()}
     others = [(f, planned[f.index]) for f in case.run.fired if f.attempt == a.attempt and f.index in planned and f is not fired]
     all_of_them = [(fired, entry), *(pair for pair in others if ends_attempt(pair[1], case))]
@@ -99,7 +99,7 @@ def _fatal(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure) 
 
 
 def _ended_by(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure) -> bool:
-    """Whether `a` ended as this failure ends one. Nobody saw how where the supervisor was killed first."""
+    """Whether `a` ended the way this fault ends one. The way is unknown if the supervisor was killed first."""
     end, kind = (a.exit_code, a.signal), recorded_kind(entry.kind)
     if end == (None, None) and a.outcome == "died":
         sessions = case.run.supervisor.sessions if case.run.supervisor else ()
@@ -108,12 +108,12 @@ def _ended_by(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailur
         named = a.hang.ranks if a.hang else ()
         blamed = not named or kind.stalls_exchange or bool({fired.rank, *entry.others} & set(named))
         return kind.hangs and ((a.outcome == "hung" and blamed) or end == (1, None))
-    peers = end == (1, None)  # of ranks that end of errors, a survivor may be seen before the victim
+    peers = end == (1, None)  # of ranks that exit with errors, a survivor may be noticed before the target
     return end == kind.death and (peers or a.rank in (fired.rank, *entry.others, None))
 
 
 def _check_place(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
-    """The victim went as far as the moment says and no further, and so did those who went with it."""
+    """The target rank, and the ranks that fail with it, got as far as the moment says and no further."""
     if entry.moment == "wall":
         return
     who, step = f"entry {fired.index}", fired.global_step if fired.at_step is None else fired.at_step
@@ -125,9 +125,9 @@ def _check_place(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFai
     due = step - 1 if inside else step
     last = {rank: _last(case, a, rank) for rank in (fired.rank, *entry.others)}
     where = f"in step {step}" if inside else f"behind step {step}"
-    late = inside and (recorded_kind(entry.kind).stalls_exchange or case.run.stored.config.precision == "fp16")  # whose update may be left out
+    late = inside and (recorded_kind(entry.kind).stalls_exchange or case.run.stored.config.precision == "fp16")  # its update may be skipped
     for rank, reached in last.items():
-        ahead = rank != fired.rank and entry.moment in ("backward", "optimizer")  # past its last wait for the one that took it along
+        ahead = rank != fired.rank and entry.moment in ("backward", "optimizer")  # past its last wait for the rank that took it down
         if reached is not None and reached > due + max(late, ahead):
             notes.broken(f"{who} fired {where}, rank {rank} went on to step {reached}")
     reached = last[fired.rank]

@@ -1,4 +1,4 @@
-"""When a planned failure struck, beside what else is dated: in its attempt, at its step, before its death; and who was armed with it."""
+"""Checks when planned faults fired: in their attempt, at their step, before the death they caused; and which attempts they were armed in."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
-_SLACK_S = 0.001  # one clock for all processes of a boot; an instant is read just before what it dates is written
-_DUE_SLACK_S = 0.1  # the time before this stay, as it is folded now and as it was folded then
+_SLACK_S = 0.001  # all processes of a boot share one clock; an instant is read just before its record is written
+_DUE_SLACK_S = 0.1  # the time before this session may have been computed slightly differently then and now
 INSIDE = ("forward", "backward", "optimizer")
 _BEHIND = ("boundary", "capture", "save")
 
 
 def check_instant(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
-    """One that fired, beside its attempt and the lines of its victim. Not across machines, whose monotonic clocks are their own."""
+    """Check one fired fault against its attempt and its target's lines. Not across machines, whose monotonic clocks differ."""
     _check_step(case, fired, entry, notes)
     a = case.attempt(fired.attempt)
     if case.run.stored.config.supervision.nodes > 1 or case.run.supervisor is None:
@@ -42,7 +42,7 @@ def check_instant(case: Case, fired: InjectedFault, entry: PlannedFailure, notes
 
 
 def check_armed(case: Case, planned: tuple[PlannedFailure, ...], notes: FindingBuilder) -> None:
-    """Each attempt was armed with exactly what was planned and had not fired; and what should have struck it at a step did not wait for another."""
+    """Each attempt was armed with exactly the planned faults that had not fired; and none due in it was left for a later attempt."""
     by_index, unread = {entry.index: entry for entry in planned}, _unread(case)
     background = strategy_of(case.run.stored.config).background
     for a in case.attempts:
@@ -57,7 +57,7 @@ def check_armed(case: Case, planned: tuple[PlannedFailure, ...], notes: FindingB
         if lacking := sorted(by_index.keys() - spent - armed - unread):
             notes.broken(f"attempt {a.attempt} was not armed with entry {lacking[0]}, which had not fired")
         for entry in order.pending:
-            overlapping = background and entry.moment == "save"  # the writer may be struck in a save of the attempt before
+            overlapping = background and entry.moment == "save"  # the writer may be hit in a save of the previous attempt
             if entry.index in spent and not overlapping and entry in planned:
                 first = next(fired.attempt for fired in case.run.fired if fired.index == entry.index)
                 notes.broken(f"entry {entry.index} fired in attempt {first} and attempt {a.attempt} was armed with it again")
@@ -73,7 +73,7 @@ def check_files(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_passed(case: Case, a: Attempt, pending: Iterable[PlannedFailure], notes: FindingBuilder) -> None:
-    """A step at which a failure was armed is not passed unstruck by its victim."""
+    """A rank does not pass a step at which a fault was armed for it without that fault firing."""
     fired_in = {fired.index: fired.attempt for fired in case.run.fired}
     for entry in pending:
         lines = case.run.logs(a.attempt).ranks.get(entry.rank)
@@ -86,7 +86,7 @@ def _check_passed(case: Case, a: Attempt, pending: Iterable[PlannedFailure], not
 
 
 def _check_step(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
-    """The step that it is said to have struck at is one at which it could."""
+    """The step at which it is recorded to have fired is possible for the planned entry."""
     step, a = fired.at_step, case.attempt(fired.attempt)
     if step is None:
         return
@@ -102,7 +102,7 @@ def _check_step(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: 
 
 
 def _window(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt | None) -> tuple[float, float]:
-    """Between which instants it can have fired; infinite where that is not on record, or on the clock of another boot."""
+    """The instants between which it can have fired; infinite where not on record or on the clock of another boot."""
     before = case.attempt(fired.attempt - 1)
     if entry.moment == "rest":
         same = a is None or before is None or _boot(case, a) == _boot(case, before)
@@ -112,7 +112,7 @@ def _window(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt 
         return -math.inf, math.inf
     following = case.attempt(fired.attempt + 1)
     ends = [case.run.supervisor.sessions[a.session].ended_at] if case.run.supervisor and 0 <= a.session < len(case.run.supervisor.sessions) else []
-    in_background = entry.moment == "save" and strategy_of(case.run.stored.config).background  # beside the ranks that go on
+    in_background = entry.moment == "save" and strategy_of(case.run.stored.config).background  # it runs beside the ranks, which continue
     if following and not in_background and _boot(case, following) == _boot(case, a):
         ends.append(following.launched_at)
     if _is_the_death(case, fired, entry, a):
@@ -121,7 +121,7 @@ def _window(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt 
 
 
 def _is_the_death(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt) -> bool:
-    """Whether nothing else can have ended the attempt, the way it ended: a signal or an exit code that is a planned failure's own."""
+    """Whether only this fault can have ended the attempt: a signal or exit code specific to a planned fault."""
     alone = sum(other.attempt == fired.attempt for other in case.run.fired) == 1
     kind = recorded_kind(entry.kind)
     return alone and a.outcome == "died" and kind.death_tells and kind.death == (a.exit_code, a.signal) and a.rank in (fired.rank, *entry.others)
@@ -133,7 +133,7 @@ def _boot(case: Case, a: Attempt) -> str | None:
 
 
 def _check_due(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt, notes: FindingBuilder) -> None:
-    """Not before so much supervised time had passed."""
+    """It did not fire before its supervised time had passed."""
     windows = timeline(case.run).windows
     if 0 <= a.session < len(windows):
         lived = sum(end - start for start, end in windows[: a.session]) + fired.at - windows[a.session][0]
@@ -142,10 +142,10 @@ def _check_due(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attem
 
 
 def _beside_lines(case: Case, fired: InjectedFault, entry: PlannedFailure) -> list[tuple[float, str]]:
-    """By how much it is dated before the step that it waited for, or after the next one that its victim did; in words."""
+    """By how many seconds it is dated before the step that it waited for, or after its target's next one, with a description."""
     saves = entry.moment == "save"
     if saves and strategy_of(case.run.stored.config).background:
-        return []  # another process, which does not wait for the ranks nor they for it
+        return []  # the background writer is another process; it and the ranks do not wait for each other
     lines = case.run.logs(fired.attempt).ranks.get(0 if saves else fired.rank)
     by_step = {line.global_step: line.at for line in lines.events} if lines else {}
     if entry.moment in STARTING:
@@ -167,5 +167,5 @@ def _at_rest(by_index: dict[int, PlannedFailure], fired: InjectedFault) -> bool:
 
 
 def _unread(case: Case) -> set[int]:
-    """Entries that are claimed by a file that cannot be read: when is not known."""
+    """Entries claimed by an unreadable file: when they fired is unknown."""
     return set(fired_indices(case.run.layout)) - {fired.index for fired in case.run.fired}

@@ -1,4 +1,4 @@
-"""The plan struck where it says, each entry once, and did what its kind does."""
+"""Promise failures-once: planned faults fired where planned, each once, with the effect of their kind."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "failures-once"
-_SLACK_S = 1.0  # by which a planned wall time may be passed unstruck: nobody is there to be struck while an attempt starts
+_SLACK_S = 1.0  # how far a planned wall time may be passed without firing: while an attempt starts there is no target yet
 
 
 def failures_once(case: Case) -> Finding:
-    """The stored plan is the configuration's; every fired entry is one of it and brought down the attempt it names, no other."""
+    """The stored plan is the configuration's; every fired entry belongs to it and ended exactly the attempt that it names."""
     notes = FindingBuilder(PROMISE)
     planned = plan(case.run.stored.config)
     if case.run.plan is None:
@@ -56,7 +56,7 @@ def failures_once(case: Case) -> Finding:
 
 
 def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
-    """Of the entries that never fired, by index and in words, those whose wall time the run did not reach."""
+    """Entries that never fired because the run ended before their wall time: by index, with a description."""
     waiting = [entry for entry in unfired if entry.moment == "wall"]
     if not waiting or case.run.supervisor is None:
         return {}
@@ -66,7 +66,7 @@ def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str
 
 
 def _struck_nobody(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
-    """Likewise, those whose wall time came when their rank was no more, and no attempt had it again."""
+    """Entries that never fired because their rank had died by their wall time and no later attempt replaced it: by index, with a description."""
     if not recovery_of(case.run.stored.config).shrinks:
         return {}
     windows, told = timeline(case.run).windows, {}
@@ -79,14 +79,16 @@ def _struck_nobody(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, s
 
 
 def _lived_until(a: Attempt, windows: tuple[tuple[float, float], ...]) -> float:
-    """Seconds of supervised time at its end."""
+    """Seconds of supervised time at the attempt's end."""
     began, ended = windows[a.session]
     return sum(end - start for start, end in windows[: a.session]) + (ended if a.ended_at is None else a.ended_at) - began
 
 
 def _never_chosen(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
-    """Of the entries that never fired, by index and in words, those that damage what an attempt resumes from, where none behind their step chose a
-    checkpoint (the survivors went on with what they had in memory), or had another one to fall back to."""
+    """Entries that damage checkpoints and never fired for lack of an opportunity: by index, with a description.
+
+    Either no attempt after their step chose a checkpoint (survivors continued from memory), or there was no other one to fall back to.
+    """
     told = {}
     for entry in (each for each in unfired if recorded_kind(each.kind).needs_checkpoints):
         behind = [a for n, a in enumerate(case.attempts) if any((b.last_step or 0) >= entry.global_step for b in case.attempts[:n])]
@@ -99,8 +101,10 @@ def _never_chosen(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, st
 
 
 def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
-    """Of the entries that never fired, by index and in words, those whose rank had gone with a lost node, or had died and was not replaced, when
-    their step was committed, and had not passed that step before."""
+    """Entries that never fired because their rank was missing: by index, with a description.
+
+    The rank was lost with a node, or died and was not replaced, when their step was committed, and had not passed that step before.
+    """
     config = case.run.stored.config
     if not may_shrink(config) and not recovery_of(config).shrinks:
         return {}
@@ -120,7 +124,7 @@ def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:
 
 
 def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: FindingBuilder) -> None:
-    """No attempt died again of what had fired in another."""
+    """No attempt died again of a fault that had fired in another attempt."""
     struck = _struck(case, by_index)
     for a in case.attempts:
         for fired in case.run.fired:
@@ -131,12 +135,12 @@ def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: Findi
 
 
 def _struck(case: Case, by_index: dict[int, PlannedFailure]) -> set[int]:
-    """The attempts that a planned failure was to end."""
+    """The attempts that a planned fault was to end."""
     return {f.attempt for f in case.run.fired if f.index not in by_index or ends_attempt(by_index[f.index], case)}
 
 
 def _looks_like(case: Case, a: Attempt, fired: InjectedFault) -> bool:
-    """Whether `a` ended as `fired` ends an attempt: the same death, told apart from others, of the same rank behind the same step."""
+    """Whether `a` ended the way `fired` ends an attempt: the same specific death, of the same rank after the same step."""
     lines = case.run.logs(a.attempt).ranks.get(fired.rank)
     behind = lines.events[-1].global_step if lines and lines.events else None
     kind = recorded_kind(fired.kind)
@@ -145,7 +149,7 @@ def _looks_like(case: Case, a: Attempt, fired: InjectedFault) -> bool:
 
 
 def _unplanned(case: Case, by_index: dict[int, PlannedFailure]) -> list[str]:
-    """Deaths that nobody planned are no broken promise; they are told."""
+    """Unplanned deaths: no broken promise, but reported as evidence."""
     struck = _struck(case, by_index)
     ends = {"died": "died unplanned", "hung": "hung unplanned", SURVIVED: "outlived an unplanned death"}
     return [f"attempt {a.attempt} {ends[a.outcome]}: {how_it_ended(a)}" for a in case.attempts if a.outcome in ends and a.attempt not in struck]

@@ -1,6 +1,6 @@
-"""What a reader takes a run for: names, numbers and the machine, each held against the second place that says it.
+"""Checks names, numbers and environment of a run against the second place that records them.
 
-A label that is changed everywhere alike, with the ids computed anew, contradicts nothing: the seal is what shows that.
+A label changed consistently everywhere, with ids recomputed, contradicts nothing: only the seal shows that.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ecrl_cli.verify.verification_input import Case
 
 _COMPOSED = "config.yaml"
 _MAX_COMPOSED = 2**18
-# What neither a scale nor a variant changes: what Hydra composed is what the run is.
+# Keys that neither a scale nor a variant changes: the values composed by Hydra are those of the run.
 _AS_TYPED = (
     *("seed", "threads", "precision", "dataset.name", "dataset.size", "dataset.augment"),
     *("model.name", "model.stem", "model.depth", "model.dropout"),
     *("optimizer.name", "optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "optimizer.min_lr"),
     *("checkpoint.layout", "checkpoint.format", "checkpoint.keep", "write_mode.name", "variant.name", "recovery.name"),
 )
-_NAMES = ("suite_name", "scale.name", "scale.steps", "scale.batch", "scale.width")  # labels alone: in no id
-_SCALED = {"target_steps": "steps", "global_batch": "batch", "model.width": "width"}  # as typed where the scale's factor is 1
+_NAMES = ("suite_name", "scale.name", "scale.steps", "scale.batch", "scale.width")  # labels only: part of no id
+_SCALED = {"target_steps": "steps", "global_batch": "batch", "model.width": "width"}  # as configured if the scale's factor is 1
 
 
 def check_labels(case: Case, notes: FindingBuilder) -> None:
-    """config.json against what Hydra composed, dataset.json and environment.json."""
+    """Check config.json against Hydra's composed configuration, dataset.json and environment.json."""
     _check_composed(case, notes)
     record, config = case.run.dataset, case.run.stored.config
     if record and record.name != config.dataset.name:
@@ -43,7 +43,8 @@ def check_labels(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_composed(case: Case, notes: FindingBuilder) -> None:
-    """A run that is called again under other names is not another run: then the two files may differ in those, and nobody can tell which is right."""
+    """Compare config.json with .hydra/config.yaml. A run repeated under other names is the same run: names may differ, but which is right is then
+    unknown."""
     folder = case.run.layout.hydra
     if not is_folder(folder) or not (folder / _COMPOSED).exists():
         return  # recorded without Hydra
@@ -71,14 +72,14 @@ def _unscaled(config: RunConfig) -> Iterator[str]:
 
 
 def _at(document: Any, key: str) -> Any:
-    """The value at a dotted key; None where there is none, or none that can be compared."""
+    """The value at a dotted key; None if there is none, or it is not a scalar."""
     for name in key.split("."):
         document = document.get(name) if isinstance(document, Mapping) else None
     return document if isinstance(document, (str, int, float, bool)) else None
 
 
 def _alike(ours: Any, theirs: Any) -> bool:
-    """YAML reads 1e-6 as text; a number is one however it is written."""
+    """Equality in which text that reads as a number equals that number: YAML reads 1e-6 as text."""
     if isinstance(ours, (int, float)) and isinstance(theirs, str):
         try:
             return float(theirs) == float(ours)
@@ -88,7 +89,7 @@ def _alike(ours: Any, theirs: Any) -> bool:
 
 
 def _check_environment(case: Case, notes: FindingBuilder) -> None:
-    """That it is there, and says what it is expected to say."""
+    """environment.json exists and has the expected form."""
     path = case.run.layout.environment
     if not path.exists():
         notes.missing("environment.json is missing: what the run ran on is not known")
@@ -103,7 +104,7 @@ def _check_environment(case: Case, notes: FindingBuilder) -> None:
 
 
 def other_environment(case: Case) -> tuple[str, ...]:
-    """What the run and its reference ran on differently, in words: what is equal bit for bit all the same, is equal."""
+    """Differences between the environments of the run and its reference; evidence only, since equal results remain equal."""
     if case.reference is None:
         return ()
     ours, theirs = _environment(case.run.layout.environment), _environment(case.reference.layout.environment)
@@ -114,7 +115,7 @@ def other_environment(case: Case) -> tuple[str, ...]:
 
 
 def _kernels(told: Any) -> Iterator[str]:
-    """The dotted keys of the choices of kernels on record. A variable's name has no dot."""
+    """The dotted keys of recorded kernel choices; names with a dot are skipped."""
     chosen = told.get("math_kernels") if isinstance(told, Mapping) else None
     if isinstance(chosen, Mapping):
         yield from (f"math_kernels.{name}" for name in chosen if isinstance(name, str) and "." not in name)

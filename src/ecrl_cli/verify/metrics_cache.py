@@ -1,6 +1,6 @@
-"""metrics.json says exactly what the records fold to.
+"""Checks metrics.json against the metrics computed from the records.
 
-The fold itself is counted a second time here, by code of its own, as far as a promise rests on it: one wrong count would else vouch for itself.
+Those that a promise depends on are counted a second time here, by separate code: otherwise a wrong computation would confirm itself.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ecrl_cli.verify.survivor_membership import allowed_missing_lines
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
-SHOWN = 4  # fields that are named; what else this promise found must be seen beside them
+SHOWN = 4  # so many differing fields are named, so that other findings of this promise stay visible
 
 
 def check_metrics(case: Case, notes: FindingBuilder) -> None:
-    """Of a run that has ended. While it goes on there may be none: whoever goes on with a run removes the one of its earlier end."""
+    """Check metrics.json of a run that has ended. While it runs there may be none: resuming removes the one of the earlier end."""
     path = case.run.layout.metrics
     if case.run.unread or not case.ended:
         return
@@ -59,7 +59,7 @@ def _note(wrong: list[str], lacking: str, notes: FindingBuilder) -> None:
 
 
 def lacking(case: Case) -> str:
-    """Which records the fold would need and does not find, in words: metrics.json is durable when a run ends, logs may lose lines to a power loss."""
+    """Which records the computation lacks, as text: metrics.json is durable when a run ends, logs may lose lines in a power loss."""
     if case.run.dataset is None:
         return "dataset.json is missing"
     if case.path.gaps:
@@ -89,7 +89,7 @@ def _counted_again(case: Case) -> dict[str, Any]:
 
 
 def _checkpoint_counts(run: RunRecords) -> dict[str, int]:
-    """How many checkpoints were submitted, and as what they ended by the first line that says so."""
+    """How many checkpoints were submitted, and how they ended by the first line that records an end."""
     counts = dict.fromkeys(("submitted", *CHECKPOINT_ENDS), 0)
     for a in run.attempts:
         ends: dict[int, str] = {}

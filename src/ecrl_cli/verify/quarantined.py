@@ -1,4 +1,4 @@
-"""The checkpoints that recovery refused and set aside, looked at again by the guard: a refusal must be one that holds."""
+"""Runs the integrity check again on quarantined checkpoints, to confirm that their rejection was justified."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(rf"^{re.escape(REJECTED_PREFIX)}(step_([0-9]{{8}}))\.([0-9a-f
 
 @dataclass(frozen=True)
 class Quarantined:
-    """One refused checkpoint: its path in the run directory, the step in its name, what the guard says of it under the name that it had."""
+    """One quarantined checkpoint: its path in the run directory, the step in its name, its integrity report under its original name."""
 
     path: str
     step: int
@@ -26,7 +26,7 @@ class Quarantined:
 
 
 def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
-    """Everything that lies set aside, in the order of the names. A single file and its sidecar are one."""
+    """All quarantined checkpoints, ordered by name. A single file and its sidecar count as one."""
     folder = records.layout.checkpoints
     names = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
     parts: dict[tuple[str, str], dict[str, str]] = {}
@@ -43,7 +43,7 @@ def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
 
 
 class RenamedFs(PosixFs):
-    """The real file system, in which some names in `folder` stand for others: `aliases`, by the name asked for, the one that is there."""
+    """The real file system with `aliases` in `folder`: requested name -> existing name."""
 
     def __init__(self, folder: Path, aliases: dict[str, str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The spans of all ranks, and where on a rank's account an instant stands."""
+"""The spans of all ranks, with lookup by instant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Span
 from ecrl_cli.records.journal import read_journal
 
-ROUNDING_S = 1e-6  # floating point: what is compared was computed from the same clock readings
+ROUNDING_S = 1e-6  # floating point: the values compared come from the same clock readings
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class SpanAccount:
         return self.spans[-1].end
 
     def index_at(self, instant: float) -> int | None:
-        """Which span covers `instant`; None outside of all. Where two touch, the later one."""
+        """The index of the span that covers `instant`; None outside of all. At a boundary, the later span."""
         found = bisect_right(self._starts, instant + ROUNDING_S) - 1
         return found if found >= 0 and instant <= self.spans[found].end + ROUNDING_S else None
 
     def covering(self, instant: float) -> tuple[Span, ...]:
-        """The spans that hold `instant`: one, two where it is the instant at which they touch, or none."""
+        """The spans that contain `instant`: one, two at a boundary, or none."""
         found = self.index_at(instant)
         if found is None:
             return ()
@@ -47,7 +47,7 @@ class SpanAccount:
         return (*before, self.spans[found])
 
     def between(self, start: float, end: float) -> Iterator[Span]:
-        """The spans that share more than an instant with `start` .. `end`."""
+        """The spans that overlap `start` .. `end` by more than an instant."""
         for span in self.spans[max(0, bisect_right(self._starts, start) - 1) :]:
             if span.start >= end - ROUNDING_S:
                 return
@@ -56,7 +56,7 @@ class SpanAccount:
 
     @cached_property
     def step_starts(self) -> dict[int, float]:
-        """By step, where its first span starts."""
+        """By step, the start of its first span."""
         found: dict[int, float] = {}
         for span in self.spans:
             found.setdefault(span.global_step, span.start)
@@ -65,7 +65,7 @@ class SpanAccount:
 
 @dataclass(frozen=True)
 class RankSpans:
-    """By (attempt, rank), of those that left any. `unread`: files that are there and cannot be read, with the reason."""
+    """By (attempt, rank), for ranks that left spans. `unread`: files that cannot be read, with the reason."""
 
     accounts: dict[tuple[int, int], SpanAccount]
     unread: tuple[str, ...] = field(default=())
@@ -75,7 +75,7 @@ class RankSpans:
 
 
 def read_spans(records: RunRecords) -> RankSpans:
-    """Those of rank 0 are loaded with the run; the others' serve the judge alone."""
+    """Rank 0's spans are already loaded with the run; those of other ranks are read here, for verification only."""
     accounts, unread = {}, []
     for logs in records.attempts:
         paths = records.layout.attempt(logs.attempt)

@@ -1,4 +1,4 @@
-"""All ranks hold one state: behind every step whose digests were logged, in each checkpoint, and at the end."""
+"""Checks that all ranks hold the same state: after every step with logged digests, in each checkpoint, and at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TENSORS = ("parameters", "buffers", "optimizer")
 
 
 def check_steps(case: Case, notes: FindingBuilder) -> int:
-    """Committed steps, rank against rank; gives behind how many steps the digests of two ranks or more were compared."""
+    """Compare ranks in the committed steps; returns after how many steps the digests of two or more ranks were compared."""
     claimed, by_step = equal_on_ranks(case.run), dict[int, dict[int, Values]]()
     for segment in case.path.segments:
         for (step, rank), lines in lines_of(case.run, segment).items():
@@ -32,13 +32,13 @@ def check_steps(case: Case, notes: FindingBuilder) -> int:
 
 
 def _apart(ranks: dict[int, Values]) -> dict[int, list[str]]:
-    """By rank, what it has otherwise than the lowest."""
+    """By rank, the names that differ from the lowest rank."""
     first = ranks[min(ranks)]
     return {rank: names for rank, values in sorted(ranks.items()) if (names := differing(first, values))}
 
 
 def check_due(case: Case, notes: FindingBuilder) -> None:
-    """Each digest that was configured is on record; how often they were due is what the measured times make it."""
+    """Every digest due by the configuration is on record, and the interval follows from the measured times."""
     config, interval = case.run.stored.config, case.run.digest_interval
     if not recorded_by_rank(config) or not digests_configured(config):
         return
@@ -65,7 +65,7 @@ def check_due(case: Case, notes: FindingBuilder) -> None:
 
 
 def check_checkpoints(case: Case, notes: FindingBuilder) -> int:
-    """What lies in each checkpoint is what the ranks logged behind its step; gives how many were compared."""
+    """Each checkpoint holds what the ranks logged after its step; returns how many were compared."""
     compared = 0
     for c in case.disk:
         committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
@@ -85,7 +85,7 @@ def check_checkpoints(case: Case, notes: FindingBuilder) -> int:
 
 
 def _not_stored(c: StoredCheckpoint, manifest: Manifest, rank: int, found: dict[str, str]) -> list[str]:
-    """The components of a rank that are not those of the checkpoint. Buffers are rank 0's."""
+    """The components of a rank that differ from the checkpoint. Buffers are saved from rank 0 only."""
     stored = components(manifest)
     held: dict[str, str | None] = {name: getattr(stored, name) for name in TENSORS if name != "buffers" or rank == 0}
     held |= {"rng": stored_generators(manifest, rank), "train": train_digest_of(c.train)}
@@ -93,7 +93,7 @@ def _not_stored(c: StoredCheckpoint, manifest: Manifest, rank: int, found: dict[
 
 
 def stored_generators(manifest: Manifest, rank: int) -> str | None:
-    """The digest of a rank's generators as the checkpoint holds them, its own or those that all ranks share; None where it has none."""
+    """The digest of a rank's generators in the checkpoint, its own or those shared by all ranks; None if it has none."""
     tensors = {name: entry.sha256 for part in manifest.parts.values() for name, entry in part.tensors.items()}
     for prefix in (f"rng.rank{rank}.", "rng.shared."):
         if own := {name.removeprefix(prefix): sha for name, sha in tensors.items() if name.startswith(prefix)}:
@@ -102,8 +102,10 @@ def stored_generators(manifest: Manifest, rank: int) -> str | None:
 
 
 def check_end(case: Case, notes: FindingBuilder) -> bool:
-    """The end of each rank: the same on all, rank 0's the one in final.json, and what the ranks logged behind their last step. Gives whether it is
-    on record."""
+    """The final state is equal on all ranks, rank 0's matches final.json, and each matches the rank's last line.
+
+    Returns whether it is on record.
+    """
     last = case.attempts[-1] if case.attempts else None
     final = case.run.logs(last.attempt).final if last else None
     if last is None or final is None:
@@ -150,7 +152,7 @@ def as_components(state: RankState) -> dict[str, str]:
 
 
 def check_survivors(case: Case, notes: FindingBuilder) -> None:
-    """Who outlived others says that it has the state that it logged behind the same step."""
+    """A survivor reports the state that it logged after the same step."""
     for a in case.run.attempts:
         for rank, told in a.survivor_reports.items():
             lines = a.ranks.get(rank)

@@ -1,4 +1,4 @@
-"""What each attempt had to resume from, worked out anew from the journals, and whether what it refused on the way is refused again."""
+"""Recomputes from the journals what each attempt had to resume from, and checks its rejections again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 NOT_ACKNOWLEDGED = "is not the checkpoint that was acknowledged"
-# A refusal for what a file system said once, or for what only the run's own user and key can tell, cannot be looked at again.
+# Rejections for a transient file-system error, or for what only the run's own user and key can check, cannot be repeated.
 _PASSING = re.compile(r"^E[A-Z0-9]+ at |belongs to uid |hmac_sha256|does not fit into memory")
 
 
 def check_choices(case: Case, notes: FindingBuilder) -> int:
-    """Every attempt began with the newest checkpoint that was not rightly refused; gives how many resumed from one."""
+    """Every attempt began with the newest checkpoint that was not rightly rejected; returns how many resumed from one."""
     by_path = {c.path: c for c in case.disk}
     history = case.checkpoints
     resumed = 0
@@ -36,7 +36,7 @@ def check_choices(case: Case, notes: FindingBuilder) -> int:
 
 
 def _check_fresh(a: Attempt, found: Live, left: Live, notes: FindingBuilder) -> None:
-    """It began anew, or went on with a state in memory."""
+    """An attempt without a checkpoint began from scratch or from memory, with no newer committed checkpoint left."""
     if a.memory:
         if max(left, default=0) > a.resumed_from_step:
             went = f"attempt {a.attempt} went on from memory behind step {a.resumed_from_step}"
@@ -67,7 +67,7 @@ def _check_choice(case: Case, a: Attempt, live: Live, notes: FindingBuilder) -> 
 
 
 def _check_loaded(case: Case, a: Attempt, by_path: dict[str, StoredCheckpoint], notes: FindingBuilder) -> None:
-    """What was loaded, if it is still there under its name, is what was committed and passes the guard."""
+    """The loaded checkpoint, if still under its name, is the committed one and passes the integrity check."""
     assert a.resumed_from is not None
     there = by_path.get(a.resumed_from.path)
     if there is None:
@@ -79,7 +79,7 @@ def _check_loaded(case: Case, a: Attempt, by_path: dict[str, StoredCheckpoint], 
 
 
 def _check_refusals(case: Case, notes: FindingBuilder) -> None:
-    """Each refusal is proved by what lies set aside, or by what still lies under its name: there the guard refuses it again."""
+    """Each rejection is proved by a quarantined checkpoint, or by the one still under its name, failing the integrity check again."""
     aside: dict[int, list[Quarantined]] = {}
     for each in case.quarantined:
         aside.setdefault(each.step, []).append(each)
@@ -95,7 +95,7 @@ def _check_refusals(case: Case, notes: FindingBuilder) -> None:
                 _check_gone(case, a, rejected, aside.get(step, []), notes)
             else:
                 _check_sound(case, a, rejected, aside.get(step, []), notes)
-                needed[step] += step not in pending  # refused again before it was moved: the supervisor died in between
+                needed[step] += step not in pending  # rejected again before it was quarantined: the supervisor died in between
                 pending.add(step)
         pending -= {line.global_step for line in case.run.logs(a.attempt).checkpoints.events if line.event == "committed"}
     still_there = {c.step for c in case.disk if not c.report.ok}
@@ -106,7 +106,7 @@ def _check_refusals(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_gone(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: FindingBuilder) -> None:
-    """What is said to have been gone lies nowhere."""
+    """A checkpoint recorded as gone exists nowhere."""
     line = case.checkpoints.found[a.attempt].get(step_of(rejected.path))
     if line is None:
         notes.broken(f"attempt {a.attempt} missed {rejected.path}, which was not there by the journals either")
@@ -118,7 +118,7 @@ def _check_gone(case: Case, a: Attempt, rejected: Rejected, aside: list[Quaranti
 
 
 def _check_sound(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: FindingBuilder) -> None:
-    """Nothing that lies set aside under that step, or still under its name, is the acknowledged checkpoint, whole."""
+    """No complete copy of the acknowledged checkpoint is quarantined under that step, or still under its name."""
     step = step_of(rejected.path)
     line = case.checkpoints.found[a.attempt].get(step)
     if line is None and (len(aside) > 1 or rejected.reason == NOT_ACKNOWLEDGED):
@@ -132,9 +132,9 @@ def _check_sound(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarant
 
 
 def _check_set_aside(case: Case, notes: FindingBuilder) -> None:
-    """What lies set aside under a commit of its own was refused by an attempt that says so.
+    """Every quarantined checkpoint with a valid commit was rejected by an attempt on record.
 
-    Without atomic installation a dead writer leaves half a checkpoint under the final name, which the next one sets aside by itself.
+    Without atomic installation a dead writer leaves half a checkpoint under the final name, which the next writer quarantines by itself.
     """
     if not case.run.stored.config.write_mode.atomic:
         return

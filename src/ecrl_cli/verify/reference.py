@@ -1,4 +1,4 @@
-"""Who may vouch for a run's trajectory: runs that must end in the same state, undisturbed, valid themselves, each counted once."""
+"""Selects reference runs for a run's trajectory: runs that must end in the same state, undisturbed, valid themselves, each counted once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MOST = 4  # references that one run is compared with
 
 @dataclass
 class References:
-    """What is known of runs as references, for all runs that one command judges: each is judged once.
+    """A cache of reference runs for all runs that one command verifies: each is verified once.
 
-    `seal_key`: the key under which a run must be sealed; empty: the one that its configuration names, if it is at hand.
+    `seal_key`: the key under which a run must be sealed; empty: the one that its configuration names, if available.
     """
 
     seal_key: bytes = b""
@@ -33,16 +33,16 @@ class References:
     _doubts: dict[Path, str] = field(default_factory=dict)
 
     def stored(self, layout: RunLayout) -> StoredConfig | None:
-        """The configuration of the run at `layout`; None where there is none to read."""
+        """The configuration of the run at `layout`; None if there is no readable one."""
         if layout.root not in self._stored:
             try:
                 self._stored[layout.root] = read_run_config(layout) if layout.config.exists() else None
             except (EcrlError, OSError):
-                self._stored[layout.root] = None  # not this run's evidence: its own verdict says what is wrong with it
+                self._stored[layout.root] = None  # no evidence against this run: the other run's own verdict reports it
         return self._stored[layout.root]
 
     def doubt(self, records: RunRecords) -> str:
-        """Why the run cannot vouch for another: it is itself not valid. Empty where it can. Judged without a reference: nothing goes in circles."""
+        """Why the run cannot serve as a reference because it is not valid itself; empty if it can. Verified without a reference, to avoid cycles."""
         root = records.layout.root
         if root not in self._doubts:
             findings = run_checks(Case(records, seal_key=self.seal_key))
@@ -54,7 +54,8 @@ class References:
 
 @dataclass(frozen=True)
 class Witnesses:
-    """`sound`: the best reference first. `doubts`: why others are none. `kin`: names of runs that must end alike and were disturbed themselves."""
+    """`sound`: references, best first. `doubts`: why others are not. `kin`: names of runs that must end in the same state but were disturbed
+    themselves."""
 
     sound: tuple[RunRecords, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -62,14 +63,14 @@ class Witnesses:
 
 
 def bounded(layout: RunLayout) -> RunRecords:
-    """The records under `layout`; RecordError where judging them would cost out of all proportion to what they hold."""
+    """The records under `layout`; RecordError if verifying them would cost far more than they hold."""
     records = load(layout)
     check_extent(records)
     return records
 
 
 def witnesses(run: RunRecords, known: References) -> Witnesses:
-    """The runs beside `run`, and in the folder of references there, that may vouch for it."""
+    """The runs beside `run`, and in the references folder there, that can serve as its reference."""
     found: dict[tuple[object, ...], RunRecords] = {}
     doubts, kin = [], []
     for layout, stored in _alike(run, known):
@@ -80,7 +81,7 @@ def witnesses(run: RunRecords, known: References) -> Witnesses:
         if records is None or not one_pass(records):
             kin.append(layout.root.name)
         elif not same_sizes(run, records) and stored.config.elastic.schedule:
-            continue  # one that changed its world size is no reference for a run that does not
+            continue  # a run that changed its world size is no reference for one that does not
         elif origin(records) in (origin(run), *found):
             doubts.append(f"{layout.root.name} is a copy of a run that was counted: no second witness")
         elif doubt := known.doubt(records):
@@ -108,7 +109,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def origin(records: RunRecords) -> tuple[object, ...]:
-    """What tells a run from its copies, whatever they are called: when it was launched, by the clock of which boot, and what it is."""
+    """The identity of a run that its copies share under any name: run id, boot and start of its first session, and first launch."""
     supervisor = records.supervisor
     sessions = [(stay.boot_id, stay.started_at) for stay in supervisor.sessions] if supervisor else []
     launches = [a.launched_at for a in supervisor.attempts] if supervisor else []

@@ -1,4 +1,4 @@
-"""How two undisturbed runs differ that ought to be equal."""
+"""Differences between two reference runs that should be equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ENDS = ("parameters_digest", "buffers_digest", "optimizer_digest", "rng_digest"
 
 
 def disagreement(one: RunRecords, other: RunRecords) -> str:
-    """How two references differ that must be equal, in words; empty where they do not."""
+    """How two references differ, as text; empty if they are equal or cannot be compared."""
     ours, theirs = one.final, other.final
     if ours is None or theirs is None or not same_sizes(one, other):
         return ""

@@ -1,4 +1,4 @@
-"""Every check, by the promise it keeps watch over."""
+"""The registry of checks, by promise."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ CHECKS: dict[str, Check] = {
 
 
 def run_checks(case: Case) -> tuple[Finding, ...]:
-    """One finding per promise."""
+    """Run every check: one finding per promise."""
     return tuple(guarded(promise, check, case) for promise, check in CHECKS.items())
 
 
 def guarded(promise: str, check: Check, case: Case) -> Finding:
-    """A check that cannot come to its end has found nothing out: unknown, with the reason."""
+    """Run one check; if it raises, its promise is unknown, with the reason."""
     try:
         return check(case)
     except Exception as error:

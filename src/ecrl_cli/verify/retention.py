@@ -1,7 +1,7 @@
-"""What the journals say was in the checkpoint folder, line by line, and what retention was allowed to remove from it.
+"""Replays the journals: what was in the checkpoint folder, line by line, and what retention was allowed to remove.
 
-Retention removes what is older than the newest max(2, keep) verified checkpoints, behind each acknowledged save. So the journals and the
-configuration decide, at every `retired` line, whether it was allowed. One that was not is no excuse for a missing checkpoint.
+After each acknowledged save, retention removes what is older than the newest max(2, keep) verified checkpoints. So journals and configuration
+decide for every `retired` line whether it was allowed; one that was not does not excuse a missing checkpoint.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import CheckpointLine
 
 _STEP = re.compile(r"step_([0-9]{8})")
-_DIRECTORY_SYNC = "fsync of the directory"  # as StorageError names the call: the files have their name, its durability is unknown
+_DIRECTORY_SYNC = "fsync of the directory"  # the call's name in StorageError: the files have their name, but its durability is unknown
 
 Live = dict[int, CheckpointLine]
 
 
 @dataclass(frozen=True)
 class Overreach:
-    """A `retired` line that retention's rule does not allow; `newer`: how many newer checkpoints were there."""
+    """A `retired` line that retention's rule does not allow; `newer`: how many newer checkpoints existed."""
 
     line: CheckpointLine
     newer: int
@@ -29,11 +29,11 @@ class Overreach:
 
 @dataclass
 class Folder:
-    """What the journals read so far leave in the folder.
+    """The state of the checkpoint folder after the journal lines read so far.
 
-    `live`: by step, what is committed and neither rightly retired nor refused. `retired`: by step, the line that rightly retired it.
-    `gone`: the steps that are said to be retired, rightly or not. `superfluous`: by step, the attempt in which retention was first allowed to
-    remove it. A save that failed after its files had their name may have left a checkpoint that retention counts: it counts here too.
+    `live`: by step, what is committed and neither rightly retired nor rejected. `retired`: by step, the line that rightly retired it. `gone`:
+    the steps recorded as retired, rightly or not. `superfluous`: by step, the attempt in which retention was first allowed to remove it. A save
+    that failed after its files had their name may have left a checkpoint that retention counts: it counts here too.
     """
 
     keep: int
@@ -42,7 +42,7 @@ class Folder:
     retired: Live = field(default_factory=dict)
     overreached: list[Overreach] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
-    _order: list[int] = field(default_factory=list)  # the steps of all that retention may count, ascending
+    _order: list[int] = field(default_factory=list)  # the steps that retention may count, ascending
 
     def apply(self, line: CheckpointLine) -> None:
         step = line.global_step
@@ -64,7 +64,7 @@ class Folder:
                 self.retired[step] = line
 
     def remove(self, step: int) -> None:
-        """It is retired, or refused and set aside: it counts no more."""
+        """Stop counting a checkpoint that was retired or quarantined."""
         self.live.pop(step, None)
         self.superfluous.pop(step, None)
         if self._has(step):
@@ -83,8 +83,11 @@ class Folder:
 
 @dataclass(frozen=True)
 class CheckpointHistory:
-    """By attempt: what it could choose from (`found`), what was left of that once it had refused some (`left`), and which steps were said to be
-    retired (`gone`). `end`: behind the last line."""
+    """By attempt: the checkpoints that it could choose from (`found`), those left after its rejections (`left`), and the steps recorded as retired
+    (`gone`).
+
+    `end`: after the last line.
+    """
 
     found: dict[int, Live]
     left: dict[int, Live]
@@ -93,7 +96,7 @@ class CheckpointHistory:
 
 
 def checkpoint_history(records: RunRecords) -> CheckpointHistory:
-    """The journals of all attempts on record, in order, with what each attempt refused when it was launched."""
+    """Replay the journals of all attempts on record, in order, with the rejections at each launch."""
     found: dict[int, Live] = {}
     left: dict[int, Live] = {}
     gone: dict[int, frozenset[int]] = {}
@@ -109,6 +112,6 @@ def checkpoint_history(records: RunRecords) -> CheckpointHistory:
 
 
 def step_of(path: str) -> int:
-    """The step in the name of a checkpoint, set aside or not; -1 where it names none."""
+    """The step in the name of a checkpoint, quarantined or not; -1 if it names none."""
     match = _STEP.search(path)
     return int(match[1]) if match else -1

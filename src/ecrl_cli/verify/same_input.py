@@ -1,4 +1,4 @@
-"""Promise 2: a sample looks the same whenever it is computed: on any attempt, with any number of ranks, and in the reference."""
+"""Promise 2: a sample yields the same input whenever it is computed: in any attempt, with any world size, and in the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "same-input"
 
-# What decides the inputs of a line: the shard and the epoch it belongs to.
+# What determines the inputs of a line: epoch, cursor, rank, world size.
 Key = tuple[int, int, int, int]
 Window = tuple[int, int]  # epoch, cursor
 
@@ -17,7 +17,7 @@ Window = tuple[int, int]  # epoch, cursor
 def same_input(case: Case) -> Finding:
     """Compare the hash of the augmented inputs wherever the same shard of the same epoch was computed more than once.
 
-    Where the same window was cut for another number of ranks, the hashes of its shards must add up to the same sum (`data.loading`).
+    If a batch was split for different world sizes, the sums of its shards' hashes must be equal (`data.loading`).
     """
     notes = FindingBuilder(PROMISE)
     if without := sum(line.inputs_hash is None for _, _, line in every_line(case.run)):
@@ -46,7 +46,7 @@ def same_input(case: Case) -> Finding:
 
 
 def _check_windows(case: Case, notes: FindingBuilder) -> int:
-    """Gives how many windows were compared across numbers of ranks."""
+    """Compare batches across world sizes; returns how many were compared."""
     first: dict[Window, tuple[int, str, str]] = {}
     compared = 0
     for who, records in (("the reference", case.reference), ("this run", case.run)):
@@ -64,7 +64,7 @@ def _check_windows(case: Case, notes: FindingBuilder) -> int:
 
 
 def _windows(records: RunRecords) -> dict[tuple[Window, int], str]:
-    """By window and number of ranks: the sum of its shards' hashes, empty where one has none; windows that every rank logged."""
+    """By batch and world size: the sum of its shards' hashes, empty if one is missing; only batches that every rank logged."""
     shards: dict[tuple[int, Window, int], dict[int, str | None]] = {}
     for attempt, rank, line in every_line(records):
         shards.setdefault((attempt, (line.epoch, line.cursor_step), line.world_size), {})[rank] = line.inputs_hash

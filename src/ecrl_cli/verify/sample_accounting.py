@@ -1,4 +1,4 @@
-"""Is every sample of every mini-batch accounted for: applied once to every layer, or on the ledger? Pure: works on what was recorded."""
+"""Checks that every sample of every mini-batch is applied once to every layer or recorded as lost. Pure: works on records only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Windows = Mapping[int, Sequence[int]]
 
 
 def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[AppliedSamples], ledger: Iterable[LostSamples]) -> list[str]:
-    """What does not add up, a sentence each; nothing where everything does.
+    """Discrepancies, one sentence each; empty if everything adds up.
 
-    For each global step of `windows` and each layer: the samples applied are those of the window, less those on the ledger as lost, and once
-    more those on it as repeated. What is recorded of other steps or of unknown layers is told too. Nothing is judged by sets: a sample that
-    stands in a window twice is due twice.
+    For each global step of `windows` and each layer: the samples applied are those of the batch, minus those recorded as lost, plus those
+    recorded as repeated. Records of other steps or unknown layers are reported too. Samples are counted as multisets: one that is in a batch
+    twice is due twice.
     """
     lines, done = list(ledger), list(applied)
     found = _strangers(windows, layers, done, lines)
@@ -42,7 +42,7 @@ def _strangers(windows: Windows, layers: Sequence[str], done: Sequence[AppliedSa
 
 
 def _step(step: int, window: Sequence[int], layers: Sequence[str], influences: list[tuple[int, AppliedSamples | LostSamples]]) -> list[str]:
-    """Layers that share all their records are judged together."""
+    """The discrepancies of one step; layers with the same records are checked together."""
     touching: dict[str, list[int]] = {layer: [] for layer in layers}
     for number, (_, record) in enumerate(influences):
         for layer in record.layers:

@@ -12,9 +12,9 @@ PROMISE = "records-sealed"
 
 
 def records_sealed(case: Case) -> Finding:
-    """Every record file has the digest that seal.json has of it, none came to them, and the seal carries the signature that was asked for.
+    """Every record file matches its digest in seal.json, none was added, and the seal carries the required signature.
 
-    Not checked where there is no seal, unless one is owed: the configuration names a key, or one was given.
+    Not checked without a seal, unless one is required: the configuration names a key, or one was given.
     """
     notes = FindingBuilder(PROMISE)
     asked = bool(case.run.stored.config.seal.key_file)
@@ -47,9 +47,9 @@ def _check_content(case: Case, seal: Seal, notes: FindingBuilder) -> None:
 
 
 def _check_checkpoints(case: Case, seal: Seal, notes: FindingBuilder) -> None:
-    """One may go (`no-acknowledged-loss` says what that means), none may come or be replaced by another commit.
+    """Checkpoints may disappear (see `no-acknowledged-loss`), but none may be added or replaced by another commit.
 
-    Damage is `no-bad-checkpoint`'s: here it is enough that what the guard passes is what was sealed.
+    Damage is reported by `no-bad-checkpoint`: here it is enough that checkpoints passing the integrity check are the sealed ones.
     """
     if seal.final != (list(seal.checkpoints.values()) or [""])[-1]:
         notes.broken("seal.json names another final checkpoint than its newest")
@@ -61,7 +61,7 @@ def _check_checkpoints(case: Case, seal: Seal, notes: FindingBuilder) -> None:
 
 
 def _signature(case: Case, seal: Seal, asked: bool, notes: FindingBuilder) -> str:
-    """How far the signature was checked, in words."""
+    """A description of how far the signature was checked."""
     if not seal.hmac_sha256:
         if asked or case.seal_key:
             why = "seal.key_file asks for a signature" if asked else "a key was given"
@@ -76,7 +76,7 @@ def _signature(case: Case, seal: Seal, asked: bool, notes: FindingBuilder) -> st
 
 
 def _own_key(case: Case) -> tuple[bytes, str]:
-    """The key that the configuration names, where it is at hand; else why it is not."""
+    """The key that the configuration names, if available; else why it is not."""
     name = case.run.stored.config.seal.key_file
     if not name:
         return b"", "no key given: --seal-key FILE"

@@ -1,6 +1,6 @@
-"""Which code each attempt ran, where a run went on under another one.
+"""Reports which code each attempt ran, if a run continued under different code.
 
-It is told and changes no status: what equals the reference bit for bit does so whatever computed it, and what does not is found all the same.
+It changes no status: a result equal to the reference is equal whatever code computed it, and a difference is found anyway.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ecrl_cli.verify.verification_input import Case
 
 
 def other_code(case: Case) -> tuple[str, ...]:
-    """One line where the run's attempts ran more than one code. Nothing where no session has its code on record, as in older records."""
+    """One line if the run's attempts ran different code. Empty if no session recorded its code, as in older records."""
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     ran = [(a.attempt, sessions[a.session].code) for a in case.attempts if 0 <= a.session < len(sessions)]
     spans = [(code, [number for number, _ in group]) for code, group in groupby(ran, key=lambda item: item[1])]

@@ -1,4 +1,4 @@
-"""Attempts that went on from a snapshot in memory: there was one that could be, and it held what the ranks had logged."""
+"""Checks attempts resumed from an in-memory snapshot: it can have existed, and held what the ranks had logged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrl_cli.verify.verification_input import Case
 
 
 def check_recalled(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """The memory itself is gone. What proves what it held: its hash in the order, and where ranks log their state, the state in it."""
+    """The memory itself is gone; its content is checked by its hash in launch.json and, if ranks log their state, by the state digest."""
     who, order = f"attempt {a.attempt}", case.run.logs(a.attempt).order
     if order and order.snapshot_sha256 != a.snapshot_sha256:
         notes.broken(f"{who} was ordered to load a snapshot that hashes to {order.snapshot_sha256[:8]}, supervisor.json says {a.snapshot_sha256[:8]}")
@@ -30,9 +30,9 @@ def check_recalled(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _check_newest(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """The newest snapshot that the attempt before had taken is what was gone on with, or its refusal is on record, or something durable is as new.
+    """The attempt resumed from the newest snapshot of the previous attempt, or rejected it on record, or from something durable as new.
 
-    Rank 0 closes the span of a snapshot once it is whole; it writes the next one over the older of two, so that this one stays.
+    Rank 0 closes the span of a snapshot once it is complete; the next one overwrites the older of two, so this one stays.
     """
     before = case.attempt(a.attempt - 1)
     if not strategy_of(case.run.stored.config).snapshots or before is None or before.session != a.session or a.memory == SURVIVORS:
@@ -47,9 +47,9 @@ def _check_newest(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _check_state(case: Case, a: Attempt, before: Attempt, notes: FindingBuilder) -> None:
-    """Every rank had logged the step before it could be taken; and the state in it is what rank 0 logged, whose it is.
+    """Every rank had logged the step of the snapshot, and its state is the one that rank 0 logged.
 
-    Others' need not be equal: between two steps each rank has its own running statistics of BatchNorm.
+    Other ranks may differ: between two steps each rank has its own running statistics of BatchNorm.
     """
     step = a.resumed_from_step
     who = f"attempt {a.attempt} went on from a snapshot of step {step} of attempt {before.attempt}"

@@ -1,4 +1,4 @@
-"""What every rank booked its seconds as, held against what else says the same: its own lines, the checkpoint lines, and the other ranks."""
+"""Checks every rank's spans against its own lines, the checkpoint lines, and the other ranks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
-_FREE = ("compute", "warm_up", "idle", "import", "rendezvous", "load")  # what a stall is not
-_AFTERWARDS_S = 0.05  # computing behind the last step: a few statements
+_FREE = ("compute", "warm_up", "idle", "import", "rendezvous", "load")  # categories that no stall contains
+_AFTERWARDS_S = 0.05  # computing after the last step: a few statements
 _LAST_STEP_S = 60.0  # how much later than rank 0 another rank may log the last step: it may be suspended, or wait for the processor
 
 
 def check_spans(case: Case, notes: FindingBuilder) -> None:
-    """All of it, attempt by attempt."""
+    """Check all spans, attempt by attempt."""
     for reason in case.spans.unread:
         notes.missing(reason)
     for a in case.attempts:
@@ -25,7 +25,7 @@ def check_spans(case: Case, notes: FindingBuilder) -> None:
         for rank, lines in sorted(logs.ranks.items()):
             account = case.spans.of(a.attempt, rank)
             if account is None:
-                if lines.events and rank:  # of rank 0 another check tells
+                if lines.events and rank:  # rank 0's are reported by another check
                     notes.missing(f"attempt {a.attempt} left no spans of rank {rank}")
                 continue
             if _check_account(a, rank, account, notes):
@@ -41,7 +41,7 @@ def check_spans(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBuilder) -> bool:
-    """Spans touch, have a length, and a category that a rank books; gives whether they can be built on."""
+    """Spans are contiguous, have positive length and a valid category; returns whether other checks can rely on them."""
     who = f"attempt {a.attempt} rank {rank}"
     for span in account.spans:
         if span.category not in RANK_CATEGORIES or span.attempt != a.attempt or not span.end > span.start:
@@ -59,7 +59,7 @@ def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBu
 
 
 def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, notes: FindingBuilder) -> None:
-    """A step is computing from its beginning to its line. Of the last line alone the span may be missing: it was open when the rank died."""
+    """A step is `compute` from its beginning to its line. Only the last line's span may be missing: it was open when the rank died."""
     for number, line in enumerate(lines):
         step = f"step {line.global_step} of {who}"
         if line.at > account.end + ROUNDING_S:
@@ -83,7 +83,7 @@ def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, no
 
 
 def _check_steps_together(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """Ranks exchange gradients in every step: none ends it before all have begun it. Of ranks on one machine, which share a clock."""
+    """Ranks exchange gradients in every step: none ends it before all have begun it. Checked for ranks on one machine, which share a clock."""
     latest: dict[int, tuple[float, int]] = {}
     earliest: dict[int, tuple[float, int]] = {}
     for rank, lines in case.run.logs(a.attempt).ranks.items():
@@ -100,7 +100,7 @@ def _check_steps_together(case: Case, a: Attempt, notes: FindingBuilder) -> None
 
 
 def _check_saves(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """The parts of each stall, as the checkpoint lines say and as rank 0's spans do."""
+    """The parts of each stall agree between checkpoint lines and rank 0's spans."""
     account, lines = case.spans.of(a.attempt, 0), case.run.logs(a.attempt).checkpoints.events
     if account is None:
         return
@@ -114,7 +114,7 @@ def _check_save(case: Case, a: Attempt, account: SpanAccount, lines: tuple[Check
     submitted, released = lines
     who = f"the save of step {submitted.global_step} in attempt {a.attempt}"
     here = account.index_at(submitted.at)
-    # What survivors still owe is saved before the attempt's first step, which earlier versions booked on no step.
+    # A checkpoint owed by survivors is saved before the attempt's first step, which earlier versions recorded under step 0.
     steps = (submitted.global_step, 0) if submitted.global_step == a.resumed_from_step else (submitted.global_step,)
     if here is None or account.spans[here].global_step not in steps or account.spans[here].category in (*_FREE, "sync"):
         booked = "nothing" if here is None else f"{account.spans[here].category} of step {account.spans[here].global_step}"
@@ -137,7 +137,7 @@ def _check_save(case: Case, a: Attempt, account: SpanAccount, lines: tuple[Check
 
 
 def _extent(account: SpanAccount, here: int) -> tuple[int, int]:
-    """The spans of one save, from the one behind the gathering of all ranks' state to the one ahead of the barrier: those between two of `sync`."""
+    """The spans of one save: those between two `sync` spans, from after gathering the ranks' state to before the barrier."""
     first, last, step = here, here, account.spans[here].global_step
 
     def inside(span: Span) -> bool:
@@ -151,13 +151,13 @@ def _extent(account: SpanAccount, here: int) -> tuple[int, int]:
 
 
 def _left_over(account: SpanAccount, first: int, category: str) -> float:
-    """Seconds of `category` right ahead of the gathering: where a snapshot in memory came first, a save begins while that is still booked."""
+    """Seconds of `category` right before the gathering: after an in-memory snapshot, a save begins while that category is still running."""
     before = [span for span in account.spans[max(0, first - 2) : first] if span.category != "sync"]
     return before[-1].end - before[-1].start if before and before[-1].category == category else 0.0
 
 
 def _check_stall(who: str, account: SpanAccount, extent: tuple[int, int], released: CheckpointLine, notes: FindingBuilder) -> None:
-    """A stall reaches from the gathered state over all that rank 0 does to the barrier behind it, and no further."""
+    """A stall covers everything that rank 0 does from the gathered state to the barrier, and no training."""
     spans, (first, last) = account.spans, extent
     least = spans[last].end - spans[first].start
     if released.stall_s < least - ROUNDING_S:
@@ -169,7 +169,7 @@ def _check_stall(who: str, account: SpanAccount, extent: tuple[int, int], releas
 
 
 def _check_barrier(case: Case, a: Attempt, reached: float, released: CheckpointLine, notes: FindingBuilder) -> None:
-    """The other ranks wait until rank 0 comes to the barrier: they are booked as doing so."""
+    """The other ranks wait until rank 0 reaches the barrier, and their spans show it."""
     step = released.global_step
     for rank in range(1, min(a.world_size, local_ranks(case, a.attempt))):
         account = case.spans.of(a.attempt, rank)
@@ -183,7 +183,7 @@ def _check_barrier(case: Case, a: Attempt, reached: float, released: CheckpointL
 
 
 def _check_flush(case: Case, a: Attempt, account: SpanAccount, notes: FindingBuilder) -> None:
-    """Behind its last step an attempt that ends well computes no more: it waits for what the writer still has."""
+    """After its last step an attempt that ends well computes no more: it waits for the writer."""
     logs = case.run.logs(a.attempt)
     lines = logs.ranks[0].events if 0 in logs.ranks else ()
     if not lines or a.outcome not in ("completed", "resized"):
@@ -195,7 +195,7 @@ def _check_flush(case: Case, a: Attempt, account: SpanAccount, notes: FindingBui
 
 
 def _check_final(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """The end of the goodput clock is where rank 0 turns from its last work to idling."""
+    """The goodput clock ends where rank 0 turns from its last work to idling."""
     final, account = case.run.logs(a.attempt).final, case.spans.of(a.attempt, 0)
     if final is None or account is None:
         return
@@ -204,7 +204,7 @@ def _check_final(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     if abs(final.at - boundary) > ROUNDING_S:
         notes.broken(f"final.json ends the clock {boundary - final.at:+.6f} s from where rank 0 of attempt {a.attempt} ended its work")
     for rank, lines in case.run.logs(a.attempt).ranks.items():
-        # Nobody waits for the others behind the last step: they may still be updating and logging it.
+        # There is no barrier after the last step: other ranks may still be updating and logging it.
         allowed = ROUNDING_S if rank == 0 else _LAST_STEP_S
         if rank < local_ranks(case, a.attempt) and lines.events and lines.events[-1].at > final.at + allowed:
             notes.broken(

@@ -1,4 +1,4 @@
-"""Every second of a checkpoint's stall is in exactly one named part, and the parts say what the other records say of the same seconds."""
+"""Checks that every second of a checkpoint's stall is in exactly one part, and that the parts agree with the other records."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ecrl_cli.records.events import CHECKPOINT_ENDS, STALL_PARTS, CheckpointLine
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
-# All numbers here are differences of the same readings of one clock, so that only rounding sets them apart: a sum of some ten numbers of up to
-# 10^7 s (the clock of a machine that has been up for months) is exact to 10^-7 s. No load and no pause of the process adds to that.
+# All numbers here are differences of the same clock readings, so they differ only by rounding: a sum of some ten numbers of up to 10^7 s (the clock
+# of a machine that has been up for months) is exact to 10^-7 s, whatever the load.
 ROUNDING_S = 1e-6
-_BESIDE = ("backpressure", "enqueue")  # only where a writer in the background takes the snapshot
-_INSIDE = ("write", "hash", "commit", "settle")  # only where the training thread writes
+_BESIDE = ("backpressure", "enqueue")  # only if a background writer takes the snapshot
+_INSIDE = ("write", "hash", "commit", "settle")  # only if the training thread writes
 
 
 def check_stalls(case: Case, notes: FindingBuilder) -> str:
-    """Adds what is wrong to `notes`; gives what was checked, in words."""
+    """Add what is wrong to `notes`; returns a description of what was checked."""
     foreign = _BESIDE if strategy_of(case.run.stored.config).writes_in_step else _INSIDE
     split = unsplit = 0
     for a in case.run.attempts:
@@ -45,7 +45,7 @@ def _who(line: CheckpointLine) -> str:
 
 
 def _add_up(line: CheckpointLine, notes: FindingBuilder) -> bool:
-    """Whether the parts are numbers of known names, none negative, that add up to the stall."""
+    """Whether the parts have known names and are nonnegative, and add up to the stall."""
     unknown = sorted(line.stall_parts.keys() - STALL_PARTS.keys())
     if unknown:
         notes.broken(f"{_who(line)} has a part {unknown[0][:40]!r}, which does not exist")
@@ -68,7 +68,7 @@ def _check_names(line: CheckpointLine, foreign: tuple[str, ...], notes: FindingB
 
 
 def _check_beside(line: CheckpointLine, a: AttemptRecords, notes: FindingBuilder) -> None:
-    """The lines of the same checkpoint say some of the parts too."""
+    """Other lines of the same checkpoint record some of the parts too: they must agree."""
     own = [other for other in a.checkpoints.events if other.global_step == line.global_step]
     submitted = next((other for other in own if other.event == "submitted"), None)
     end = next((other for other in own if other.event in CHECKPOINT_ENDS), None)
@@ -84,7 +84,7 @@ def _check_beside(line: CheckpointLine, a: AttemptRecords, notes: FindingBuilder
 
 
 def _check_spans(line: CheckpointLine, spans: Sequence[Span], ends: Sequence[float], notes: FindingBuilder) -> None:
-    """Rank 0's spans that end with the stall: the same seconds, by category."""
+    """Rank 0's spans that end with the stall show the same seconds by category."""
     spent = _spent(line, spans[: bisect_right(ends, line.at)])
     if spent is None:
         # a machine that went down may have kept the line and lost the last spans
@@ -101,8 +101,10 @@ def _check_spans(line: CheckpointLine, spans: Sequence[Span], ends: Sequence[flo
 
 
 def _spent(line: CheckpointLine, spans: Sequence[Span]) -> dict[str, float] | None:
-    """Seconds by category of the last of `spans` that are together as long as the stall; None where they cannot be. The line is written right
-    behind the end of a span, before the next one ends."""
+    """Seconds by category of the last of `spans` that together are as long as the stall; None if there are none such.
+
+    The line is written right after the end of a span, before the next one ends.
+    """
     found: dict[str, float] = {}
     for span in reversed(spans):
         if spans[-1].end - span.end >= line.stall_s - ROUNDING_S:

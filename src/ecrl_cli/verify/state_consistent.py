@@ -1,4 +1,4 @@
-"""Whether all that is said of the training state says the same: the ranks, their checkpoints, the schedule of the configuration, the end."""
+"""Promise state-consistent: ranks, checkpoints, the configured schedule and the final record agree on the training state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMISE = "state-consistent"
 
 
 def state_consistent(case: Case) -> Finding:
-    """Needs no reference: what differs between ranks, or from the configuration, is wrong whatever else happened to the run."""
+    """Needs no reference: a difference between ranks, or from the configuration, is wrong whatever happened to the run."""
     notes = FindingBuilder(PROMISE)
     steps = check_steps(case, notes)
     lines = check_settings(case, notes)

@@ -1,8 +1,8 @@
-"""Each rank began with the state that it was to go on from. Held against what was saved or handed over, not against another run.
+"""Promise state-restored: each rank began with the state that was saved or handed over for it; no other run is needed.
 
-What a checkpoint or snapshot held stands in supervisor.json (the supervisor read it before the launch) and, while it is there, in the
-checkpoint's manifest; what a rank held once it had restored, in `restored_rankR.json`. With another number of ranks the components that all
-ranks share must still be equal; a rank that was not there when the state was saved begins with generators of its own.
+The content of a checkpoint or snapshot is in supervisor.json (the supervisor read it before the launch) and in the checkpoint's manifest while
+it exists; the restored state of a rank is in `restored_rankR.json`. With another world size the components shared by all ranks must still be
+equal; a rank that did not exist when the state was saved begins with its own generators.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "state-restored"
-_SHARED = ("parameters", "buffers", "optimizer", "train")  # what ranks that begin behind the same step have in common
+_SHARED = ("parameters", "buffers", "optimizer", "train")  # components common to all ranks that resume after the same step
 
 
 def state_restored(case: Case) -> Finding:
-    """Not checked where nothing was restored, and where the run's version did not record what its ranks restored."""
+    """Not checked if nothing was restored, or the run's version did not record restored states."""
     notes, compared = FindingBuilder(PROMISE), 0
     for a in case.attempts:
         if a.resumed_from is None and not a.memory:
@@ -40,7 +40,7 @@ def state_restored(case: Case) -> Finding:
 
 
 def _check_source(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """What supervisor.json says of the state resumed from is what the checkpoint holds, if it is there, and what the ranks logged behind its step."""
+    """The state in supervisor.json is the checkpoint's, if it still exists, and the one that the ranks logged after its step."""
     if not a.resumed_state:
         return
     for path, stored in _on_disk(case, a).items():
@@ -55,14 +55,14 @@ def _check_source(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _on_disk(case: Case, a: Attempt) -> dict[str, dict[str, str]]:
-    """What the checkpoint that `a` resumed from holds, by its path; nothing where it is gone or cannot be read."""
+    """By path, the state in the checkpoint that `a` resumed from; empty if it is gone or cannot be read."""
     sha256 = a.resumed_from.commit_sha256 if a.resumed_from else None
     found = (c for c in case.disk if sha256 and c.report.ok and c.report.manifest and c.report.commit_sha256 == sha256)
     return {c.path: saved_state(tensor_digests(c.report.manifest), c.train) for c in found if c.report.manifest}
 
 
 def _parent(case: Case, a: Attempt) -> int | None:
-    """The attempt whose state `a` went on from."""
+    """The attempt whose state `a` started from."""
     if a.resumed_from is None:
         return a.continues
     committed = committed_as(case.run, a.resumed_from.commit_sha256, before=a.attempt)
@@ -70,13 +70,13 @@ def _parent(case: Case, a: Attempt) -> int | None:
 
 
 def _logged(case: Case, attempt: int | None, step: int) -> dict[int, dict[str, str]]:
-    """By rank, the digests that it logged behind `step` of `attempt`, where it did."""
+    """By rank, the digests that it logged after `step` of `attempt`; only ranks that did."""
     ranks = case.run.logs(attempt).ranks if attempt is not None else {}
     return {rank: line.components for rank, lines in sorted(ranks.items()) for line in lines.events if line.global_step == step and line.components}
 
 
 def _check_present(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """A rank that has done a step had recorded what it restored, if its order said so."""
+    """Every rank that did a step had recorded its restored state, if its launch.json asked for it."""
     logs = case.run.logs(a.attempt)
     if logs.order is None or not logs.order.restored_digests:
         return
@@ -88,7 +88,7 @@ def _check_present(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
-    """Gives how many ranks were held against something."""
+    """Check the restored states; returns how many ranks were compared with something."""
     restored, compared = case.run.logs(a.attempt).restored, 0
     saved = a.resumed_state or next(iter(_on_disk(case, a).values()), {})
     for rank, held in sorted(restored.items()):
@@ -106,20 +106,20 @@ def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
 
 
 def _of_survivors(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> dict[str, str]:
-    """What `rank` must hold where the ranks that outlived others go on: what it had itself, or who joins, what the lowest of them had."""
+    """The state that `rank` must hold when survivors continue: its own; for a joined rank, the state of the lowest survivor."""
     origin = a.origins[rank] if rank < len(a.origins) else -1
     own = _logged(case, a.continues, a.resumed_from_step).get(origin, {})
     if rank in a.joined:
         giver = next((each for each in range(a.world_size) if each not in a.joined), None)
         given = case.run.logs(a.attempt).restored.get(giver) if giver is not None else None
         shared = {name: getattr(given.state, name) for name in _SHARED} if given else {}
-        return shared | ({"rng": own["rng"]} if "rng" in own else {})  # who takes the place of a dead rank takes its generators
+        return shared | ({"rng": own["rng"]} if "rng" in own else {})  # a spare that replaces a dead rank takes over its generators
     _check_carried(case, a, rank, origin, notes)
     return {name: own[name] for name in RANK_COMPONENTS if name in own}
 
 
 def _check_carried(case: Case, a: Attempt, rank: int, origin: int, notes: FindingBuilder) -> None:
-    """A survivor left the attempt before with the state that it begins this one with."""
+    """A survivor begins with the state that it left the previous attempt with."""
     told = case.run.logs(a.continues).survivor_reports.get(origin) if a.continues is not None else None
     held: RestoredState | None = case.run.logs(a.attempt).restored.get(rank)
     for said in told.events if told else ():
@@ -134,5 +134,5 @@ def _source(a: Attempt) -> str:
 
 
 def _differing(expected: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
-    """The components, in order, of which something else is held than expected."""
+    """The components, in order, that differ from what is expected."""
     return [name for name in RANK_COMPONENTS if name in expected and held.get(name) != expected[name]]

@@ -1,4 +1,4 @@
-"""What a rank's lines say of its state, by name, and which of it must be the same on all ranks."""
+"""A rank's state as its lines record it, by name, and which parts must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.rank_state import RANK_COMPONENTS
 
-NO_TENSORS = digest([])  # what a component that holds nothing hashes to
+NO_TENSORS = digest([])  # the digest of an empty component
 STATE = "state"
 _SETTINGS = {"learning rate": "lr", "loss scale": "loss_scale", "growth tracker": "growth_tracker"}
 _EQUAL = ("parameters", "optimizer", "train", *_SETTINGS)
@@ -20,7 +20,7 @@ Values = dict[str, object]
 
 
 def values_of(line: RankLine) -> Values:
-    """By name, the digests and settings on the line; for a run of an earlier version, which has no digests by component, the whole state's."""
+    """By name, the digests and settings on the line; for older runs, which have no digests by component, the digest of the whole state."""
     found: Values = {name: value for name, field in _SETTINGS.items() if (value := getattr(line, field)) is not None}
     if line.components is not None:
         return found | line.components
@@ -32,31 +32,34 @@ def has_digests(values: Values) -> bool:
 
 
 def differing(ours: Values, others: Values) -> list[str]:
-    """The names of what both have and is not the same."""
+    """The names present in both with different values."""
     return [name for name in ours if name in others and ours[name] != others[name]]
 
 
 def equal_buffers(run: RunRecords) -> bool:
-    """Whether all ranks end a step with the same buffers. In stock DDP BatchNorm's statistics move with each rank's own samples and are made equal
-    only in the next forward pass; with replicas they belong to no rank, and where ranks may outlive others all end a step with the first one's."""
+    """Whether all ranks end a step with the same buffers.
+
+    In stock DDP BatchNorm's statistics follow each rank's own samples and are only synchronized in the next forward pass. With replicas they
+    belong to no rank, and with in-place recovery all ranks end a step with the first rank's.
+    """
     config, final = run.stored.config, run.final
     return config.elastic.replicas > 0 or survivors_stay(config) or (final is not None and final.buffers_digest == NO_TENSORS)
 
 
 def equal_on_ranks(run: RunRecords) -> frozenset[str]:
-    """The names of what must be the same on all ranks. With replicas the generators are no rank's own, too."""
+    """The names that must be equal on all ranks. With replicas the generators belong to no rank and are included."""
     buffers = ("buffers", STATE) if equal_buffers(run) else ()
     return frozenset((*_EQUAL, *buffers, *(("rng",) if run.stored.config.elastic.replicas else ())))
 
 
 def differing_documents(ours: dict[str, Any], others: dict[str, Any]) -> list[str]:
-    """The parts of the state in train.json that both have and that are not the same."""
+    """The parts of the state in train.json that both have with different values."""
     return [name for name in TRAIN_STATE if name in ours and name in others and canonical_json(ours[name]) != canonical_json(others[name])]
 
 
 def differing_ends(run: RunRecords, reference: RunRecords) -> list[str]:
-    """Rank by rank, what the state of the reference's same rank is not. Where they do not have the same number of ranks, those that both have: with
-    replicas every rank ends alike."""
+    """Differences of the final state, rank by rank, from the reference's. With different world sizes, the common ranks: with replicas all end
+    alike."""
     theirs = {state.rank: state for state in (reference.final.ranks if reference.final else ())}
     skipped = ("buffers",) if survivors_stay(run.stored.config) != survivors_stay(reference.stored.config) else ()
     found = []

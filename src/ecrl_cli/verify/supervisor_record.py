@@ -1,4 +1,4 @@
-"""supervisor.json, held against itself and against the logs: how attempts and sessions ended, which hangs there were, what the phases took."""
+"""Checks supervisor.json against itself and the logs: ends of attempts and sessions, hangs, phases."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _STOP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-_PHASE_S = 1e-6  # a phase is a sum of differences that are on record
+_PHASE_S = 1e-6  # a phase is a sum of recorded differences
 
 
 def check_supervisor_record(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
-    """All of it."""
+    """Check the whole record."""
     _check_end(case, record, notes)
     _check_signals(record, notes)
     _check_budget(case, record, notes)
@@ -43,7 +43,7 @@ def check_supervisor_record(case: Case, record: SupervisorRecord, notes: Finding
 
 
 def _check_end(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
-    """The terminal status is written with the end of the last session, and says how the last attempt ended."""
+    """The terminal status is written with the end of the last session, and matches the outcome of the last attempt."""
     status, last = record.terminal_status, record.attempts[-1] if record.attempts else None
     if record.sessions and (record.sessions[-1].ended_at is None) != (status == "running"):
         how = "has no end" if record.sessions[-1].ended_at is None else "has ended"
@@ -57,7 +57,7 @@ def _check_end(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> N
 
 
 def _check_signals(record: SupervisorRecord, notes: FindingBuilder) -> None:
-    """Stop signals and stopped attempts explain each other: a session that stopped an attempt had received one, and the reason names the first."""
+    """Stop signals and stopped attempts explain each other: a session that stopped an attempt received one, and the reason names it."""
     for number, session in enumerate(record.sessions):
         if session.signals is None:
             continue
@@ -74,14 +74,14 @@ def _check_signals(record: SupervisorRecord, notes: FindingBuilder) -> None:
 
 
 def _check_budget(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
-    """No supervisor restarts a run more often than it may."""
+    """No supervisor restarts a run more often than allowed."""
     spent, most = restarts(counted(record.attempts, record.sessions)), case.run.stored.config.supervision.max_restarts
     if spent > most:
         notes.broken(f"supervisor.json has {spent} restarts since the run was last started, supervision.max_restarts is {most}")
 
 
 def _check_exit(case: Case, record: SupervisorRecord, a: Attempt, notes: FindingBuilder) -> None:
-    """An exit code or a signal, of a rank where one ended badly; and the one that goes with the outcome."""
+    """An attempt has an exit code or a signal, of an existing rank, that fits its outcome."""
     who, code = f"attempt {a.attempt}", a.exit_code
     if code is not None and a.signal is not None:
         notes.broken(f"{who} has both exit code {code} and signal {a.signal}")
@@ -104,7 +104,7 @@ def _check_exit(case: Case, record: SupervisorRecord, a: Attempt, notes: Finding
 
 
 def _check_completed(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """A rank may end badly behind the target; what did that, a planned failure or nobody knows what, decides whether the record is believed."""
+    """A rank may end badly after the target is reached; the record is credible only if a planned fault explains it."""
     if a.signal is None and a.exit_code in (0, None):
         return
     final = case.run.logs(a.attempt).final
@@ -115,7 +115,7 @@ def _check_completed(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _check_hang(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """An attempt that hung was silent for as long as its hang says, at its end."""
+    """An attempt that hung made no progress for as long as its hang record says, at its end."""
     who, hang = f"attempt {a.attempt}", a.hang
     if a.outcome == "hung" and hang is None:
         notes.broken(f"{who} hung, and nothing says how")
@@ -133,7 +133,7 @@ def _check_hang(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         notes.broken(f"{who} was silent for {hang.waited_s:.3f} s and lasted for {a.ended_at - a.launched_at:.3f} s")
     for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
         silent = [line for line in lines.events if line.at > a.ended_at - hang.waited_s] if rank < local_ranks(case, a.attempt) else []
-        if len(silent) > 1:  # one may be written by a rank that has said where it is, and says no more
+        if len(silent) > 1:  # a rank may still write one line after its last heartbeat
             notes.broken(f"{who} hung: nothing moved in its last {hang.waited_s:.3f} s, in which rank {rank} logged {len(silent)} steps")
 
 
@@ -146,7 +146,7 @@ def _check_stragglers(a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _check_forgone(case: Case, a: Attempt, each: SkippedSnapshot, notes: FindingBuilder) -> None:
-    """A snapshot that was refused had been taken: by an attempt before, of a step that it did, newer than what was gone on with."""
+    """A rejected snapshot had been taken: by an earlier attempt, of a step that it did, newer than the state resumed from."""
     who, config = f"attempt {a.attempt} refused a snapshot of step {each.global_step} of attempt {each.attempt}", case.run.stored.config
     before = case.attempt(each.attempt)
     if not strategy_of(config).snapshots:
@@ -164,7 +164,7 @@ def _check_forgone(case: Case, a: Attempt, each: SkippedSnapshot, notes: Finding
 
 
 def _check_taken(case: Case, each: SkippedSnapshot, who: str, notes: FindingBuilder) -> None:
-    """Rank 0 has booked the snapshot; unless it died before the span was closed."""
+    """Rank 0 has a span of the snapshot, unless it died before closing it."""
     account = case.spans.of(each.attempt, 0)
     if account is None or account.spans[-1].global_step <= each.global_step:
         return
@@ -173,7 +173,7 @@ def _check_taken(case: Case, each: SkippedSnapshot, who: str, notes: FindingBuil
 
 
 def _check_phases(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
-    """What supervisor.json says of an attempt's start is what the records fold to; none where its supervisor was killed and nobody came after."""
+    """The phases in supervisor.json are those computed from the records; there may be none if the supervisor was killed and not restarted."""
     if case.run.unread or not record.sessions or record.sessions[-1].ended_at is None:
         return
     folded, absent = phases(case.run, timeline(case.run)), lacking(case)

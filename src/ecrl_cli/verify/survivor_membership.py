@@ -1,4 +1,4 @@
-"""What ranks that outlived others testify to: that they agree, and that what they gave up is on the ledger, no more and no less."""
+"""Checks survivor reports: that survivors agree, and that samples given up are exactly those recorded as lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ecrl_cli.verify.verification_input import Case
 
 Line = tuple[int, int, int]  # attempt, rank, step
 Told = dict[int, SurvivorReport]
-# What survivors must agree on; how long each waited is its own.
+# What survivors must agree on; their waiting times may differ.
 _AGREED: dict[str, Callable[[SurvivorReport], Any]] = {
     "how far they came": lambda t: t.global_step,
     "who was left": lambda t: t.alive,
@@ -29,7 +29,10 @@ _AGREED: dict[str, Callable[[SurvivorReport], Any]] = {
 
 
 def survivals(case: Case, notes: FindingBuilder) -> frozenset[Line]:
-    """Check every testimony and ledger; gives the lines of dead ranks that are rightly not there: of the step behind which all others left."""
+    """Check every survivor report and lost-sample record; returns the lines of dead ranks that may be missing.
+
+    These are the lines of the step after which the survivors left.
+    """
     excused: set[Line] = set()
     for a in case.attempts:
         logs = case.run.logs(a.attempt)
@@ -39,12 +42,12 @@ def survivals(case: Case, notes: FindingBuilder) -> frozenset[Line]:
 
 
 def allowed_missing_lines(case: Case) -> frozenset[Line]:
-    """What `survivals` gives, for those who do not judge it."""
+    """The result of `survivals`, without recording findings."""
     return survivals(case, FindingBuilder("exactly-once"))
 
 
 def dead(a: Attempt, testimony: SurvivorReport) -> set[int]:
-    """The ranks that were not left when the others left."""
+    """The ranks that had died when the survivors left."""
     return set(range(a.world_size)) - set(testimony.alive)
 
 
@@ -57,7 +60,7 @@ def _survival(case: Case, a: Attempt, notes: FindingBuilder) -> set[Line]:
     if not told:
         return set()
     first, one = min(told.items())
-    agreed, relied_on = before == len(told), a.outcome == SURVIVED  # else all begin anew from a checkpoint
+    agreed, relied_on = before == len(told), a.outcome == SURVIVED  # otherwise all restart from a checkpoint
     for rank, other in sorted(told.items()):
         for what, aspect in _AGREED.items():
             if aspect(other) != aspect(one):
@@ -71,7 +74,7 @@ def _survival(case: Case, a: Attempt, notes: FindingBuilder) -> set[Line]:
 
 
 def _told(case: Case, a: Attempt, notes: FindingBuilder) -> Told:
-    """By rank, the testimonies that are there and whole."""
+    """By rank, the survivor reports that are complete."""
     told: Told = {}
     for rank, lines in case.run.logs(a.attempt).survivor_reports.items():
         who = f"the testimony of attempt {a.attempt} rank {rank}"
@@ -100,7 +103,7 @@ def _check_went_on(case: Case, a: Attempt, told: Told, notes: FindingBuilder) ->
 
 
 def _check_testimony(case: Case, a: Attempt, rank: int, t: SurvivorReport, notes: FindingBuilder) -> bool:
-    """One testimony by itself and beside the lines of its rank; gives whether it can be built on."""
+    """Check one report by itself and against its rank's lines; returns whether it can be relied on."""
     wrong = [*_contradictions(a, rank, t), *_denied(case, a, rank, t)]
     for text in wrong:
         notes.broken(f"the testimony of attempt {a.attempt} rank {rank} {text}")
@@ -130,7 +133,7 @@ def _contradictions(a: Attempt, rank: int, t: SurvivorReport) -> list[str]:
 
 
 def _denied(case: Case, a: Attempt, rank: int, t: SurvivorReport) -> list[str]:
-    """What the lines deny: its own end elsewhere; those whom it calls lost went on themselves."""
+    """Contradictions with the lines: its own last step, or ranks called lost that logged the step themselves."""
     found = []
     last = {r: lines.events[-1].global_step for r, lines in case.run.logs(a.attempt).ranks.items() if lines.events}
     if rank in last and last[rank] != t.global_step:
@@ -142,7 +145,7 @@ def _denied(case: Case, a: Attempt, rank: int, t: SurvivorReport) -> list[str]:
 
 
 def gave_nothing(a: Attempt, t: SurvivorReport) -> dict[int, tuple[str, ...]]:
-    """By rank, the layers on which its shard of the last step has no influence; only ranks of which there are any."""
+    """By rank, the layers on which its shard of the last step has no influence; only ranks with any."""
     found: dict[int, list[str]] = {}
     for bucket, layers in enumerate(t.layers):
         took_part = _took_part(t.redone, bucket, a.world_size)
@@ -152,13 +155,13 @@ def gave_nothing(a: Attempt, t: SurvivorReport) -> dict[int, tuple[str, ...]]:
 
 
 def _took_part(redone: tuple[RedoneStep, ...], bucket: int, world_size: int) -> set[int]:
-    """Whose gradients the bucket holds: of those who did it last."""
+    """The ranks whose gradients the bucket holds: those that redid it last."""
     again = [each for each in redone if each.first <= bucket]
     return set(again[-1].left) if again else set(range(world_size))
 
 
 def _check_ledgers(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> None:
-    """Each survivor has the same ledger, and it makes up for what was not applied."""
+    """All survivors have the same lost-sample record, and it covers exactly what was not applied."""
     losers, ledgers, who = gave_nothing(a, t), case.run.logs(a.attempt).ledgers, f"attempt {a.attempt}"
     if losers and not recovery_of(case.run.stored.config).loses_samples:
         notes.broken(f"{who} went on without the samples of {_ranks(losers)} in step {t.global_step}, which its recovery does not allow")
@@ -179,7 +182,7 @@ def _check_ledgers(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuil
 
 
 def _check_struck(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> None:
-    """Who ended in its forward pass had no gradient to give: where the others finished that step, its samples are lost on every layer."""
+    """A rank that died in its forward pass contributed no gradient: if the others finished that step, its samples are lost on every layer."""
     planned, losers, layers = {entry.index: entry for entry in case.run.plan or ()}, gave_nothing(a, t), sum(map(len, t.layers))
     for fired in case.run.fired:
         entry, step = planned.get(fired.index), fired.at_step
@@ -193,7 +196,7 @@ def _check_struck(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuild
 
 
 def _account(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> list[str]:
-    """What the ledger leaves open, or says too much, in sentences."""
+    """What the lost-sample record lacks or has too much, as sentences."""
     losers, lines, step = gave_nothing(a, t), next(e.events for _, e in sorted(case.run.logs(a.attempt).ledgers.items()) if not e.torn), t.global_step
     for line in lines:
         if strangers := sorted(set(line.ranks) - losers.keys()):
@@ -219,8 +222,11 @@ def _window(case: Case, step: int) -> Any:
 
 
 def _excused(case: Case, a: Attempt, t: SurvivorReport) -> set[Line]:
-    """The last lines of ranks that did not go on: that of the step behind which the others left; and, where it took no part in that one at all,
-    that of the step before, whose exchange was whole on all who are left: it died between the exchange and the line."""
+    """The lines of ranks that did not continue which may be missing.
+
+    Of the step after which the others left; and, if the rank took no part in it at all, of the step before, whose exchange was complete on all
+    survivors: the rank died between that exchange and its line.
+    """
     found: set[Line] = set()
     losers, everything = gave_nothing(a, t), sum(len(bucket) for bucket in t.layers)
     for rank in set(range(a.world_size)) - set(continuing_ranks(case.run, a.attempt)):

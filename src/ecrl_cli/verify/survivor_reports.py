@@ -1,4 +1,4 @@
-"""What survivors report, held against what others recorded: all of them may be wrong alike."""
+"""Compares survivor reports with other records, since all survivors may be wrong in the same way."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PARAMETER = "parameters."
 
 
 def check_reports(case: Case, a: Attempt, told: dict[int, SurvivorReport], notes: FindingBuilder) -> None:
-    """Each report against the deaths on record, the rank's own log and spans, and the checkpoints."""
+    """Check each report against the recorded deaths, the rank's own log and spans, and the checkpoints."""
     for rank, report in sorted(told.items()):
         who = f"rank {rank} of attempt {a.attempt}"
         _check_living(case, a, who, report, notes)
         _check_log(case, a, rank, report, notes)
-    for report in list(told.values())[:1]:  # all agree on these, or the difference is told
+    for report in list(told.values())[:1]:  # all agree on these, or the difference is reported elsewhere
         _check_layers(case, a, report, notes)
         _check_state(case, a, report, notes)
 
 
 def _check_living(case: Case, a: Attempt, who: str, report: SurvivorReport, notes: FindingBuilder) -> None:
-    """Ranks leave because of a death: of those on record the report knows one at least. Of several at once it may not know all yet."""
+    """Ranks leave because of a death: the report knows at least one of those on record. Of several at once it may not know all."""
     others = {entry.index: entry.others for entry in case.run.plan or ()}
     dead = {a.rank} if a.outcome == SURVIVED and a.rank is not None else set[int]()
     for fired in case.run.fired:
@@ -40,13 +40,13 @@ def _check_living(case: Case, a: Attempt, who: str, report: SurvivorReport, note
 
 
 def _silent_after(case: Case, a: Attempt, rank: int, at: float) -> bool:
-    """Whether the rank recorded nothing any more."""
+    """Whether the rank recorded nothing after `at`."""
     logs = case.run.logs(a.attempt)
     return rank not in logs.survivor_reports and all(line.at <= at for lines in [logs.ranks.get(rank)] if lines for line in lines.events)
 
 
 def _check_log(case: Case, a: Attempt, rank: int, report: SurvivorReport, notes: FindingBuilder) -> None:
-    """A report is the last that a rank does in its attempt; what it waited in a step lies in the step; its state is that of its last line."""
+    """The report is the rank's last action in its attempt; its waiting time lies within the step; its state is that of the rank's last line."""
     who, account = f"rank {rank} of attempt {a.attempt}", case.spans.of(a.attempt, rank)
     if account and report.at < account.end - ROUNDING_S:
         notes.broken(f"{who} dates its report {account.end - report.at:.6f} s before the end of its own spans")
@@ -76,7 +76,7 @@ def _check_layers(case: Case, a: Attempt, report: SurvivorReport, notes: Finding
 
 
 def _check_state(case: Case, a: Attempt, report: SurvivorReport, notes: FindingBuilder) -> None:
-    """The state that survivors took along is that of a checkpoint of the same step of the same history."""
+    """The state that survivors carried on equals a checkpoint of the same step in the same history."""
     manifest = _manifests(case).get(report.global_step)
     segment = case.path.of(report.global_step)
     if manifest is None or not report.state_digest or segment is None or segment.attempt != a.attempt:

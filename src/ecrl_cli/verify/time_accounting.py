@@ -1,4 +1,4 @@
-"""Promise 4: every second of wall time is on exactly one account."""
+"""Promise 4: every second of wall time is in exactly one category."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_RESIDUAL = 0.02  # of the wall time
 
 
 def time_conserved(case: Case) -> Finding:
-    """The pieces must not overlap and what they leave open is gated; where rank 0's spans are missing nothing can be said."""
+    """Slices must not overlap, and the residual is limited; without rank 0's spans the promise is unknown."""
     notes = FindingBuilder(PROMISE)
     if case.run.supervisor is None or not case.run.supervisor.sessions:
         notes.missing("supervisor.json names no session: the wall time is not known")
@@ -37,7 +37,7 @@ def time_conserved(case: Case) -> Finding:
 
 
 def _known_spans(case: Case, notes: FindingBuilder) -> bool:
-    """Whether every attempt that worked left spans, all of them in known categories."""
+    """Whether every attempt that did steps left spans, all in known categories."""
     for a in case.run.attempts:
         worked = any(lines.events for lines in a.ranks.values())
         if worked and not a.spans.events:

@@ -1,4 +1,4 @@
-"""The part of the state that is no tensor: learning rate, schedule, gradient scaler, cursor, hyperparameters. Recomputed from the configuration."""
+"""Checks the non-tensor state against the configuration: learning rate, schedule, gradient scaler, cursor, hyperparameters."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
-# torch works the cosine out step by step, each from the one before, and not from the beginning as here: that differs by roundings, which add up to
-# less than this share of optimizer.lr in a million steps.
+# torch computes the cosine recursively, each value from the previous one, and not in closed form as here: rounding errors add up to less than this
+# share of optimizer.lr in a million steps.
 LR_TOLERANCE = 1e-12
-# torch.amp.GradScaler as it is made: its first scale; factors of growth and of backoff; steps without overflow before it grows.
+# Defaults of torch.amp.GradScaler: initial scale, growth and backoff factors, steps without overflow before it grows.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_INTERVAL = 65536.0, 2.0, 0.5, 2000
 
 Scale = tuple[float | None, int | None]
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
-    """What the schedule leaves behind `step`: a cosine from `lr` to `min_lr`."""
+    """The learning rate that the schedule sets after `step`: a cosine from `lr` to `min_lr`."""
     low, high = config.optimizer.min_lr, config.optimizer.lr
     return low + (high - low) * (1 + math.cos(math.pi * step / config.target_steps)) / 2
 
 
 def check_settings(case: Case, notes: FindingBuilder) -> int:
-    """The learning rate on every line is the schedule's, and the scaler's state follows from that behind the step before; gives how many lines were
-    looked at."""
+    """Every line has the schedule's learning rate, and a scaler state that follows from the previous step's; returns how many lines were checked."""
     config, looked_at = case.run.stored.config, 0
     for a in case.attempts:
         scale = _scale_before(case, a) if config.precision == "fp16" else None
@@ -77,7 +76,7 @@ def _check_scales(a: Attempt, rank: int, lines: list[RankLine], before: Scale, n
 
 
 def _following(before: Scale) -> list[Scale]:
-    """What one step makes of the scaler's state: one more without overflow, perhaps the one that lets it grow; or an overflow."""
+    """The possible scaler states after one more step: without overflow, possibly growing; or with overflow."""
     scale, tracker = before
     assert scale is not None and tracker is not None
     grows = tracker + 1 >= GROWTH_INTERVAL
@@ -85,7 +84,7 @@ def _following(before: Scale) -> list[Scale]:
 
 
 def _scale_before(case: Case, a: Attempt) -> Scale:
-    """The scaler's state behind the step that `a` begins behind; unknown (None) where no line tells."""
+    """The scaler's state after the step that `a` resumes after; None where no line records it."""
     step = a.resumed_from_step
     if step == 0:
         return FIRST_SCALE, 0
@@ -96,7 +95,7 @@ def _scale_before(case: Case, a: Attempt) -> Scale:
 
 
 def check_documents(case: Case, notes: FindingBuilder) -> int:
-    """train.json of each checkpoint that is there says what configuration, manifest and logs say; gives how many were looked at."""
+    """train.json of each checkpoint agrees with configuration, manifest and logs; returns how many were checked."""
     looked_at = 0
     for c in case.disk:
         if not c.report.ok or c.report.manifest is None:
@@ -112,7 +111,7 @@ def check_documents(case: Case, notes: FindingBuilder) -> int:
 
 
 def _wrong_place(case: Case, c: StoredCheckpoint) -> list[str]:
-    """Cursor, epoch, seed and step beside the manifest and the order of the samples."""
+    """Differences of cursor, epoch, seed and step from the manifest and the sample order."""
     manifest, config, sampler = c.report.manifest, case.run.stored.config, _mapping(c.train["sampler"])
     assert manifest is not None
     due = {"global_step": c.step, "world_size": manifest.world_size}
@@ -136,7 +135,7 @@ def _wrong_schedule(config: RunConfig, c: StoredCheckpoint) -> list[str]:
 
 
 def _wrong_groups(config: RunConfig, c: StoredCheckpoint) -> list[str]:
-    """The optimizer's hyperparameters beside the configuration."""
+    """Differences of the optimizer's hyperparameters from the configuration."""
     optimizer, found = config.optimizer, list[str]()
     due: dict[str, Any] = {"weight_decay": optimizer.weight_decay, "initial_lr": optimizer.lr}
     if optimizer.name == "sgd":
@@ -151,7 +150,7 @@ def _wrong_groups(config: RunConfig, c: StoredCheckpoint) -> list[str]:
 
 
 def _wrong_loss(case: Case, c: StoredCheckpoint) -> list[str]:
-    """The last loss beside rank 0's line: in plain data parallelism it is the same number."""
+    """The stored loss, if it differs from rank 0's line: in plain data parallelism they are the same number."""
     committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
     if committed is None or "loss" not in c.train or 0 not in (ranks := case.run.logs(committed.attempt).ranks):
         return []
@@ -163,7 +162,7 @@ def _wrong_loss(case: Case, c: StoredCheckpoint) -> list[str]:
 
 
 def _unlike(due: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """A text for each value that is not the one due. A number may be written whole or with a point."""
+    """One text for each value that is not the one due. 1 and 1.0 are equal; a bool never matches."""
     wrong = [name for name, value in due.items() if isinstance(values.get(name), bool) or values.get(name) != value]
     return [f"{name} {shown(values.get(name))}, not {due[name]!r}" for name in wrong]
 
@@ -173,5 +172,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def train_digest_of(document: Mapping[str, Any]) -> str | None:
-    """`train_digest`; None where the document does not hold all of it."""
+    """`train_digest`; None if the document is incomplete."""
     return train_digest(document) if all(name in document for name in TRAIN_STATE) else None

@@ -1,4 +1,4 @@
-"""Promise 3: a run that was struck goes where the undisturbed run goes, bit for bit."""
+"""Promise 3: a run with faults follows the trajectory of the undisturbed run, bit for bit."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "same-trajectory"
 States = dict[tuple[int, int], Values]  # by step and rank
-Again = tuple[int, int, int, History]  # step, part of the batch, number of ranks, and what was lost before: what is the same comes out the same
+Again = tuple[int, int, int, History]  # step, rank or replica, world size, and survival history: equal keys must give equal results
 
 
 def same_trajectory(case: Case) -> Finding:
-    """Losses, state digests, checkpoints and the final digests against the reference; replayed steps against their first pass.
+    """Compare losses, state digests, checkpoints and final digests with the reference, and replayed steps with their first pass.
 
-    A run that was disturbed and that no reference vouches for stays unknown: its replayed steps say too little. Not checked is one that was not
-    disturbed and has no other beside it, or whose recovery claims no trajectory. Where the world size begins to differ from the
-    reference's, the claim of plain DDP ends: how far the runs come apart from there is told, with what makes them. With replicas it goes on.
-    A recovery behind that step is not proven: a reference with the same changes of the world size would tell.
-    It ends, too, before the first step that was finished without samples of ranks that died in it (lossy_forward).
+    A disturbed run without a reference is unknown: its replayed steps show too little. Not checked: an undisturbed run with no other beside it,
+    or one whose recovery claims no trajectory. In plain DDP the claim ends where the world size begins to differ from the reference's; how far
+    the runs diverge from there, and why, is evidence. With replicas the claim continues. A recovery after that step is not proven: it needs a
+    reference with the same changes of the world size. The claim also ends before the first step finished without samples of dead ranks
+    (lossy_forward).
     """
     replays = FindingBuilder(PROMISE)
     replayed = _check_replays(case, replays)
@@ -49,7 +49,7 @@ def same_trajectory(case: Case) -> Finding:
 
 
 def _alone(case: Case, notes: FindingBuilder, again: str) -> Finding:
-    """Without a reference: a run that needs none, or whose recovery claims nothing, is not checked; for any other evidence is missing."""
+    """Without a reference: not checked if the run needs none or its recovery claims nothing; otherwise unknown."""
     disturbed = disturbance(case.run)
     if not disturbed:
         return notes.finding(f"undisturbed, no other such run ended beside it; {again}", checked=False)
@@ -70,7 +70,7 @@ def _nobody(kin: tuple[str, ...]) -> str:
 
 
 def _torn(case: Case, finding: Finding, other: RunRecords, said: str) -> Finding:
-    """Two references disagree. A run that equals neither is wrong; of one that equals either nobody can tell."""
+    """Two references disagree: a run that equals neither is invalid; one that equals either is unknown."""
     assert case.reference is not None
     text = f"the references {case.reference.layout.root.name} and {other.layout.root.name} disagree: {said}"
     second = same_trajectory(replace(case, reference=other, others=()))
@@ -80,12 +80,12 @@ def _torn(case: Case, finding: Finding, other: RunRecords, said: str) -> Finding
 
 
 def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: str) -> Finding:
-    """`replays`: what replayed steps say; it comes behind the first step that differs from the reference's."""
+    """Compare with one reference. `replays`: findings on replayed steps, added after the first step that differs from the reference."""
     notes = FindingBuilder(PROMISE)
     theirs = lineage(reference)
     for gap in theirs.gaps:
         notes.missing(f"the reference: {gap}")
-    replicated = case.run.stored.config.elastic.replicas > 0  # fixed replicas make the number of ranks no matter
+    replicated = case.run.stored.config.elastic.replicas > 0  # with fixed replicas the world size does not matter
     claimed = case.path.last_step if replicated else same_sized(case.path, theirs)
     lost = first_loss(case.run, case.path)
     claimed = claimed if lost is None else min(claimed, lost - 1)
@@ -107,9 +107,9 @@ def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: 
 
 
 def _recovered_behind(case: Case, claimed: int) -> str:
-    """The first recovery or failure that the compared steps, up to `claimed`, say nothing about; empty where there is none.
+    """The first recovery or fault after the compared steps, which end with `claimed`; empty if there is none.
 
-    Only where an undisturbed run with the same changes of the world size could say something: not where ranks were lost for good.
+    Only if an undisturbed run with the same changes of the world size could be compared: not if ranks were lost for good.
     """
     config = case.run.stored.config
     if not recovery_of(config).exact or may_shrink(config) or not config.elastic.schedule:
@@ -122,7 +122,7 @@ def _recovered_behind(case: Case, claimed: int) -> str:
 
 
 def _reasons(case: Case, reference: RunRecords, theirs: Lineage) -> list[str]:
-    """What of the end state differs, and what makes it: samples that were lost, and what plain DDP leaves to differ behind another world size."""
+    """How the end states differ, and why: lost samples, and what plain DDP computes differently with another world size."""
     lines = [
         f"step {line.global_step} (attempt {attempt}): {len(line.samples)} samples of ranks {list(line.ranks)} are on the ledger as lost on "
         f"{len(line.layers)} layers ({line.cause})"
@@ -150,16 +150,16 @@ def _sizes(case: Case, theirs: Lineage, apart: int) -> list[str]:
 
 
 def _check_replays(case: Case, notes: FindingBuilder) -> int:
-    """A step that is done again on the same number of ranks, or of replicas on any, must give the same losses and states; gives how many lines
-    were compared.
+    """A step repeated with the same world size, or with replicas on any, must give the same losses and states; returns how many lines were
+    compared.
 
-    A state counts only where every rank logged the step: one that a rank refused (a loss that is no number) has spoilt the others' too, and
-    nothing came of it.
+    A state counts only if every rank logged the step: a step that one rank rejected (loss is not finite) also spoilt the others' state, which
+    was discarded.
     """
     replicas = case.run.stored.config.elastic.replicas
     losses_before: dict[Again, tuple[int, float]] = {}
     states_before: dict[Again, tuple[int, Values]] = {}
-    always = case.run.stored.config.state_digests != "auto"  # else two attempts may have logged digests behind different steps
+    always = case.run.stored.config.state_digests != "auto"  # otherwise two attempts may have logged digests after different steps
     compared, whole, past = 0, _whole_steps(case), membership_history(case.run)
     for attempt, rank, line in every_line(case.run):
         step, ranks = line.global_step, 0 if replicas else line.world_size
@@ -192,12 +192,12 @@ def _whole_steps(case: Case) -> set[tuple[int, int]]:
 
 
 def _unit(case: Case) -> str:
-    """Whose losses are logged."""
+    """Whether losses are logged by replica or by rank."""
     return "replica" if case.run.stored.config.elastic.replicas else "rank"
 
 
 def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: int, notes: FindingBuilder) -> None:
-    """Losses, and the state after a step where both runs logged its digest: the first differing step comes first."""
+    """Compare losses, and states after steps whose digest both runs logged; the first differing step comes first."""
     ours, others = ({s: each for s, each in losses(r, p).items() if s <= claimed} for r, p in ((case.run, case.path), (reference, theirs)))
     states = {key: state for key, state in _states(case.run, case.path).items() if key[0] <= claimed}
     compared, theirs_by_step = _comparable(states, case, reference), _states(reference, theirs)
@@ -231,7 +231,7 @@ def _differing_state(ours: States, others: States) -> list[tuple[int, str]]:
 
 
 def _equal_before(first: int, ours: States, others: States) -> bool:
-    """Whether nothing differed before step `first`: the states behind the one before it were compared, on every rank, and are equal."""
+    """Whether nothing differed before step `first`: the states after the previous step were compared on every rank and are equal."""
     before = [key for key in ours if key[0] == first - 1]
     return first <= 1 or (bool(before) and all(_equal(ours[key], others.get(key, {})) for key in before))
 
@@ -241,8 +241,11 @@ def _equal(ours: Values, others: Values) -> bool:
 
 
 def _comparable(states: States, case: Case, reference: RunRecords) -> States:
-    """Those of the same definition in both runs: BatchNorm's buffers, which stock DDP makes equal in the next forward pass only, are rank 0's on all
-    ranks of a run whose ranks may outlive others."""
+    """The values with the same definition in both runs.
+
+    Stock DDP synchronizes BatchNorm's buffers only in the next forward pass; with in-place recovery all ranks hold rank 0's. So if only one of
+    the runs has it, buffers are compared on rank 0 only.
+    """
     alike = survivors_stay(case.run.stored.config) == survivors_stay(reference.stored.config)
     final = case.run.final
     if alike or (final is not None and final.buffers_digest == NO_TENSORS):
@@ -252,12 +255,12 @@ def _comparable(states: States, case: Case, reference: RunRecords) -> States:
 
 
 def _states(records: RunRecords, path: Lineage) -> States:
-    """By step and rank, what its line says of its state."""
+    """By step and rank, the state values on its line."""
     return {key: values_of(lines[0]) for segment in path.segments for key, lines in lines_of(records, segment).items()}
 
 
 def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: FindingBuilder) -> None:
-    """Tensor by tensor, where both runs still have a checkpoint of the same step; the first one that differs is named."""
+    """Compare checkpoints of the same step tensor by tensor, where both runs still have them; only the first that differs is reported."""
     ours, others = ({c.step: c for c in on_disk(records, contents=False) if c.report.ok} for records in (case.run, reference))
     for step in sorted(step for step in set(ours) & set(others) if step <= claimed):
         names = differing_names(tensor_digests_of(ours[step]), tensor_digests_of(others[step]))
@@ -294,7 +297,7 @@ def _check_finals(case: Case, reference: RunRecords, notes: FindingBuilder) -> N
 
 
 def _extent(case: Case, reference: RunRecords, theirs: Lineage) -> list[str]:
-    """How large the difference is, and how large it is between two undisturbed runs."""
+    """The size of the loss difference, and of the noise floor between two undisturbed runs."""
     apart = loss_divergence(losses(case.run, case.path), losses(reference, theirs))
     lines = [f"absolute difference of the mean loss over {apart.steps} steps: max {apart.maximum:.3g}, mean {apart.mean:.3g}, area {apart.auc:.3g}"]
     if case.floor is None:

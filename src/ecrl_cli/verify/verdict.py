@@ -1,4 +1,4 @@
-"""What the judge says: valid, invalid, unknown or not checked, promise by promise, with the evidence."""
+"""The verdict: valid, invalid, unknown or not checked for each promise, with evidence."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ecrl_cli.errors import visible
 from ecrl_cli.records.events import SCHEMA_VERSION
 
 VALID, UNKNOWN, INVALID = "valid", "unknown", "invalid"
-NOT_CHECKED = "not checked"  # nothing of this promise could be held against anything, or nothing had to be: the promise is not claimed
+NOT_CHECKED = "not checked"  # nothing of this promise could be compared, or it is not claimed
 _WORST_LAST = (NOT_CHECKED, VALID, UNKNOWN, INVALID)
 _WIDTH = len(NOT_CHECKED) + 1
-SHOWN = 12  # lines of evidence per finding; the rest is counted
+SHOWN = 12  # lines of evidence per finding; the rest is only counted
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One promise: `status` (valid, invalid, unknown or not checked), a sentence, and what it rests on."""
+    """One promise: `status` (valid, invalid, unknown or not checked), a sentence, and its evidence."""
 
     promise: str
     status: str
@@ -39,32 +39,32 @@ class Verdict:
 
     @property
     def status(self) -> str:
-        """The worst of the findings: valid, unknown or invalid. Unknown where no promise was checked."""
+        """The worst of the findings: valid, unknown or invalid. Unknown if no promise was checked."""
         found = worst(finding.status for finding in self.findings) if self.findings else NOT_CHECKED
         return UNKNOWN if found == NOT_CHECKED else found
 
     def to_json(self) -> dict[str, Any]:
-        """verdict.json."""
+        """The content of verdict.json."""
         return {"schema_version": SCHEMA_VERSION, "status": self.status, **encode(self)}
 
 
 @dataclass
 class FindingBuilder:
-    """Collects what one check finds against its promise; no note means that it was kept."""
+    """Collects the problems that one check finds with its promise; without any, the promise was kept."""
 
     promise: str
     _notes: list[tuple[str, str]] = field(default_factory=list)
 
     def broken(self, text: str) -> None:
-        """The records show that the promise was broken."""
+        """Record that the promise was broken."""
         self._notes.append((INVALID, text))
 
     def missing(self, text: str) -> None:
-        """What would show it is not there."""
+        """Record that evidence is missing."""
         self._notes.append((UNKNOWN, text))
 
     def add_all(self, other: FindingBuilder) -> None:
-        """Everything that `other` found, behind what is here."""
+        """Append everything that `other` found."""
         self._notes += other._notes
 
     @property
@@ -72,9 +72,9 @@ class FindingBuilder:
         return not self._notes
 
     def finding(self, kept: str, evidence: Iterable[str] = (), *, checked: bool = True) -> Finding:
-        """The finding: the worst note first and in the message; `kept` is the message where there is none.
+        """Build the finding: the worst note becomes the message; without notes it is `kept`.
 
-        `evidence` stands behind the notes. `checked`: False where nothing was compared; without a note the promise is then not checked.
+        `evidence` follows the notes. `checked`: False if nothing was compared; without notes the promise is then not checked.
         """
         if not self._notes:
             return Finding(self.promise, VALID if checked else NOT_CHECKED, kept, tuple(evidence))
@@ -87,12 +87,12 @@ class FindingBuilder:
 
 
 def worst(statuses: Iterable[str]) -> str:
-    """invalid before unknown before valid before not checked."""
+    """The worst status: invalid, then unknown, valid, not checked."""
     return max(statuses, key=_WORST_LAST.index)
 
 
 def counted(findings: Iterable[Finding]) -> str:
-    """How many promises were broken, are unknown, were kept and were not checked, in words; what there is none of is left out."""
+    """How many promises were broken, not proven, kept and not checked, as text; zero counts are left out."""
     numbers = Counter(finding.status for finding in findings)
     words = ((INVALID, "broken"), (UNKNOWN, "not proven"), (VALID, "kept"), (NOT_CHECKED, "not checked"))
     told = [(numbers[status], word) for status, word in words if numbers[status]]
@@ -101,11 +101,11 @@ def counted(findings: Iterable[Finding]) -> str:
 
 
 def render(verdict: Verdict) -> str:
-    """For people: the status, then a line per promise with the evidence under those that were not kept."""
+    """Text for the terminal: the status, then a line per promise with its evidence."""
     against = f" (against {visible(verdict.reference)})" if verdict.reference else ""
     lines = [f"{visible(verdict.run)}: {verdict.status} ({counted(verdict.findings)}){against}"]
     for finding in verdict.findings:
-        named = finding.status in (INVALID, UNKNOWN)  # the message of these names the promise
+        named = finding.status in (INVALID, UNKNOWN)  # the message of these names the promise already
         lines.append(f"  {finding.status:<{_WIDTH}}{visible(finding.message if named else f'{finding.promise}: {finding.message}')}")
         lines += [f"  {'':<{_WIDTH}}{visible(text)}" for text in finding.evidence]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What is judged: a run's records and what they were folded into, and the run it is held against."""
+"""The input of verification: a run's records, values computed from them, and the reference."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ecrl_cli.verify.retention import CheckpointHistory, checkpoint_history
 
 @dataclass(frozen=True)
 class Case:
-    """`reference`: the undisturbed run that this one must equal; `floor`: two such runs, whose difference is the noise floor.
+    """One run to verify.
 
-    `seal_key`: the key that signed the seals, if it was given.
-    `others`: further references, which must all say the same. `doubts`: why other runs are none. `kin`: runs that must end in the same state and
-    were disturbed too.
+    `reference`: the undisturbed run that this one must equal; `floor`: two such runs, whose difference is the noise floor. `seal_key`: the key
+    that signed the seals, if given. `others`: further references, which must agree with the first. `doubts`: why other runs are no references.
+    `kin`: runs that must end in the same state but were disturbed too.
     """
 
     run: RunRecords
@@ -38,22 +38,22 @@ class Case:
 
     @cached_property
     def disk(self) -> tuple[StoredCheckpoint, ...]:
-        """The checkpoints that are still there, each hashed once."""
+        """The checkpoints on disk, each hashed once."""
         return on_disk(self.run)
 
     @cached_property
     def spans(self) -> RankSpans:
-        """The spans of every rank, not of rank 0 alone."""
+        """The spans of every rank."""
         return read_spans(self.run)
 
     @cached_property
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """The checkpoints that lie set aside, each looked at again."""
+        """The quarantined checkpoints, each verified again."""
         return quarantined(self.run)
 
     @cached_property
     def checkpoints(self) -> CheckpointHistory:
-        """What the journals say was there for each attempt."""
+        """The checkpoints that each attempt had, by the journals."""
         return checkpoint_history(self.run)
 
     @property
@@ -66,7 +66,7 @@ class Case:
 
     @property
     def ended(self) -> bool:
-        """Whether the supervisor has said how it ended."""
+        """Whether the supervisor has recorded a terminal status."""
         return self.run.supervisor is not None and self.run.supervisor.terminal_status != "running"
 
     def attempt(self, number: int) -> Attempt | None:
@@ -74,7 +74,7 @@ class Case:
 
 
 def same_sizes(run: RunRecords, other: RunRecords) -> bool:
-    """Whether both were to have the same number of ranks at every step, or one that fixed replicas make no matter of."""
+    """Whether both are configured with the same world size at every step, or use fixed replicas, with which it does not matter."""
     ours, theirs = run.stored.config, other.stored.config
     return ours.elastic.replicas > 0 or (ours.world_size, ours.elastic.schedule) == (theirs.world_size, theirs.elastic.schedule)
 

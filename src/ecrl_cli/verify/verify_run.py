@@ -1,4 +1,4 @@
-"""Judge one run directory: valid, invalid or unknown, promise by promise."""
+"""Verifies one run directory: valid, invalid or unknown, promise by promise."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ecrl_cli.verify.verification_input import Case, same_sizes
 
 
 def verify_run(run_dir: Path, reference: Path | None = None, known: References | None = None) -> Verdict:
-    """The verdict over `run_dir`. The reference is `reference`, else a sibling that must end in the same state, if there is one.
+    """The verdict on `run_dir`, against `reference`, else against sibling runs that must end in the same state, if there are any.
 
-    `known`: of the references, for all runs that one command judges, and the key under which runs must be sealed.
-    RecordError and EvidenceMissing where `run_dir` is no readable run; RunDirectoryError where `reference` is none or cannot be compared.
+    `known`: cached references for all runs that one command verifies, with the key under which runs must be sealed. RecordError and
+    EvidenceMissing if `run_dir` is no readable run; RunDirectoryError if `reference` is none or cannot be compared.
     """
     run = bounded(RunLayout(named(run_dir)))
     known = known or References()
@@ -31,7 +31,7 @@ def verify_run(run_dir: Path, reference: Path | None = None, known: References |
 
 
 def called(reference: RunRecords | None) -> str:
-    """The path of a reference from the folder that the run lies in, or its name where it was given from elsewhere; empty where there is none."""
+    """The path of a reference relative to the run's parent folder, or its name if given from elsewhere; empty without a reference."""
     if reference is None:
         return ""
     root = reference.layout.root
@@ -39,12 +39,12 @@ def called(reference: RunRecords | None) -> str:
 
 
 def named(folder: Path) -> Path:
-    """`folder` with a name and neighbours, whatever was typed; a link to a run that lies elsewhere keeps those that it has here."""
+    """`folder` as an absolute normalized path; symbolic links are not resolved, so that a linked run keeps its name and siblings."""
     return Path(os.path.normpath(folder.absolute()))
 
 
 def _given(run: RunRecords, reference: Path, known: References) -> Witnesses:
-    """The run that was named as reference; RunDirectoryError where it is none for `run`."""
+    """The run given as reference; RunDirectoryError if it cannot be one for `run`."""
     if reference.resolve() == run.layout.root.resolve():
         raise RunDirectoryError(str(reference), "is the run itself", "name another run of the same configuration without failures")
     try:
@@ -63,7 +63,7 @@ def _given(run: RunRecords, reference: Path, known: References) -> Witnesses:
 
 
 def _floor(run: RunRecords, siblings: tuple[RunRecords, ...]) -> tuple[RunRecords, RunRecords] | None:
-    """Two undisturbed runs with the same number of ranks at every step: those of this run, if there are two, else those of its reference."""
+    """Two undisturbed runs with the same world size at every step: like this run if there are two, else like its reference."""
     alike = [sibling for sibling in siblings if same_sizes(run, sibling)]
     others = [sibling for sibling in siblings if not same_sizes(run, sibling)]
     return next(((group[0], group[1]) for group in (alike, others) if len(group) > 1), None)

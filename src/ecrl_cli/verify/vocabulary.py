@@ -1,4 +1,4 @@
-"""Every word of every record is one that the records have, and every number one that can be."""
+"""Checks that records use only known words and possible numbers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS, HANG_PHASES, LEDGER_E
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
-_MAY_BE_NAN = ("loss",)  # of final.json, where the last attempt did no step itself
-_MAY_BE_NEGATIVE = ("loss", "origins")  # a newcomer that takes nobody's place is -1
+_MAY_BE_NAN = ("loss",)  # of final.json, if the last attempt did no step itself
+_MAY_BE_NEGATIVE = ("loss", "origins")  # a new rank that replaces none is -1
 
 
 def check_words(case: Case, notes: FindingBuilder) -> None:
-    """Of supervisor.json and of every attempt's journals; one note per file."""
+    """Check supervisor.json, fired faults and every attempt's journals; one note per file."""
     if case.run.supervisor:
         _check_file("supervisor.json", [*_of_supervisor(case.run.supervisor), *_bad_numbers(case.run.supervisor)], notes)
     for fired in case.run.fired:
@@ -62,19 +62,19 @@ def _of_supervisor(record: SupervisorRecord) -> Iterator[str]:
 
 
 def _word(what: str, word: str, known: tuple[str, ...]) -> str:
-    """Empty where `word` is one of `known`."""
+    """Empty if `word` is one of `known`."""
     return "" if word in known else f"{shown(word)} is not {what}"
 
 
 def _of_line(line: RankLine) -> Iterator[str]:
-    """As `_bad_numbers`; written out, for there is a line per rank and step. A step whose loss is not finite is never logged."""
+    """Like `_bad_numbers`, but written out for speed: there is a line per rank and step. A step with a loss that is not finite is never logged."""
     losses = line.loss if isinstance(line.loss, tuple) else (line.loss,)
     if not all(map(math.isfinite, (*losses, line.seconds, line.at, line.time))) or min(line.seconds, line.at, line.time) < 0:
         yield f"step {line.global_step} has a number that cannot be"
 
 
 def _bad_numbers(record: Any, name: str = "") -> Iterator[str]:
-    """The numbers of a record that are not finite, or negative where nothing can be, by the names of their fields."""
+    """The numbers of a record that are not finite, or negative where they must not be, by field name."""
     if is_dataclass(record):
         for each in fields(record):
             yield from _bad_numbers(getattr(record, each.name), each.name)
