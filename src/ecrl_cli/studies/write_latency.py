@@ -1,7 +1,7 @@
-"""`write-latency`: how long a save takes in each write mode, until it is acknowledged. Published Table 1, Figures 1 and 2.
+"""`write-latency`: duration of a save until its acknowledgement in each write mode. Published table 1, figures 1 and 2.
 
-Modes are interleaved save by save, in an order drawn each time, so that drift of the machine hits all alike; the first mode runs twice, and the
-difference of the two (A/A) is the noise beside which every other difference has to be read.
+Modes are interleaved save by save in random order, so that machine drift affects all alike; the first mode runs twice, and the difference of the
+two (A/A) is the noise level for all other differences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 QUANTILES = (0.5, 0.9, 0.99)
-# Milliseconds on another machine (macOS 14.6, APFS): p50, p90, p99.
+# Milliseconds on the published machine (macOS 14.6, APFS): p50, p90, p99.
 PUBLISHED = {"unsafe": (2.47, 2.87, 3.02), "atomic_nodirsync": (3.87, 4.15, 6.30), "atomic_dirsync": (4.55, 6.52, 20.27)}
 ADVICE = {
     "unsafe": "development and iteration: a lost checkpoint is annoying, not catastrophic",
@@ -36,7 +36,7 @@ def _arms(keys: Any) -> list[str]:
 
 
 def _plan(context: StudyContext) -> list[Trial]:
-    """Seed by seed, save by save; the order of the modes is drawn anew each time, so that no mode always follows the same other."""
+    """Seed by seed, save by save; the order of modes is redrawn each time, so that no mode always follows the same one."""
     found = []
     for seed in range(context.keys.seeds):
         for number in range(context.keys.checkpoints):
@@ -58,13 +58,13 @@ class _Stores:
         self._image: tuple[tuple[int, int], CheckpointImage] | None = None
 
     def image(self, seed: int, step: int) -> CheckpointImage:
-        """The same content for every arm; made once per round, outside the clock."""
+        """Identical content for every arm; made once per round, untimed."""
         if self._image is None or self._image[0] != (seed, step):
             self._image = ((seed, step), synthetic_image(self._seed + seed, step + 1, self.plan))
         return self._image[1]
 
     def store(self, arm: str, seed: int) -> CheckpointStore:
-        """In a folder of its own, in which one save has been made that nobody timed."""
+        """A store in its own folder after one untimed save."""
         if (arm, seed) not in self._stores:
             mode = write_mode(arm.removesuffix(_AGAIN))
             store = CheckpointStore(self._scratch / f"{self._arms.index(arm)}-{seed}", StoreConfig(mode=mode, keep=2))
@@ -89,7 +89,7 @@ def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _findings(results: Results) -> Findings:
-    import pandas as pd  # takes a second to import
+    import pandas as pd  # import takes a second
 
     frame = pd.DataFrame([{"arm": record.facts["arm"], **record.found} for record in results.records])
     rows = _rows(frame, [arm for arm in _arms(results.keys) if (frame["arm"] == arm).any()])
@@ -107,7 +107,7 @@ STUDY = Study(
 
 
 def _rows(frame: pd.DataFrame, arms: list[str]) -> list[dict[str, Any]]:
-    """Quantiles by pandas' linear interpolation; overhead (mode - unsafe) / unsafe. Seconds, and shares of one."""
+    """Quantiles by pandas' linear interpolation; overhead (mode - unsafe) / unsafe. Seconds, and fractions."""
     quantiles = {arm: frame.loc[frame["arm"] == arm, "latency_s"].quantile(list(QUANTILES), interpolation="linear").tolist() for arm in arms}
     base = quantiles.get("unsafe")
     rows = []
@@ -145,7 +145,7 @@ def _latency(rows: list[dict[str, Any]], payload: int) -> Table:
 
 
 def _deployment(rows: list[dict[str, Any]]) -> Table:
-    """The published advice beside what it costs here."""
+    """The published advice beside its measured cost."""
     found = [
         {"mode": row["mode"], "advice": ADVICE[row["mode"]], "overhead": row.get("p50_overhead"), "p99": row["p99"]}
         | {"published_overhead": row["published_p50_overhead"]}

@@ -1,4 +1,4 @@
-"""What is tried, and what must come of it: one function per thing that stands still, dies, leaks or wakes up late."""
+"""The cases and their expected results: one function per thing that stops, dies, leaks or resumes late."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from ecrl_cli.supervision.watch.hang_detector import SAVING
 
 STEPS = 40
 GONE_WITHIN_S = 2.0
-ANSWER_S = 60.0  # of whoever has only one thing left to do
-IN_LIMITS = 3.0  # a hang is found sooner
-FEW = 6  # steps: of an attempt that did fewer it may not be known how long they take
+ANSWER_S = 60.0  # for a process with a single task left
+IN_LIMITS = 3.0  # hangs must be detected within this many limits
+FEW = 6  # steps: with fewer in an attempt the step time may be unknown
 WRITER = "ecrl_cli.supervision.launch.writer_main"
 Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """`run` gives what happened, and whether it was `good`."""
+    """`run` returns the result, with whether it was `good`."""
 
     what: str
     run: Callable[[Stage, random.Random], Found]
 
 
 def _ended(ending: SupervisorOutcome, layout: RunLayout) -> Found:
-    """What every trial tells."""
+    """The result fields of every trial."""
     hung = [attempt for attempt in ending.attempts if attempt["outcome"] == "hung"]
     hangs = [attempt["hang"] for attempt in hung]
     return {
@@ -69,8 +69,8 @@ def _ended(ending: SupervisorOutcome, layout: RunLayout) -> Found:
 
 
 def _found_after(layout: RunLayout, attempt: Mapping[str, Any]) -> float:
-    """The longest stretch in which no rank did a step, in limits: by the ranks' own lines, whatever the supervisor says it saw. It ends with the
-    attempt, or with the step of a rank that was woken up to tell where it stood."""
+    """The longest time without a step by any rank, in hang limits, from the ranks' own logs rather than the supervisor's. It ends with the
+    attempt, or with the step of a rank that was resumed to dump its stack."""
     logs = layout.attempt(attempt["attempt"])
     lines = [[line.at for line in read_journal(logs.rank(rank), RankLine).events] for rank in range(attempt["world_size"])]
     times = sorted(at for each in lines for at in each) or [attempt["launched_at"]]
@@ -80,20 +80,20 @@ def _found_after(layout: RunLayout, attempt: Mapping[str, Any]) -> float:
 
 
 def _limit(lines: Sequence[float], saving: bool) -> float:
-    """Of an attempt whose rank 0 did its steps at these times; a save, like a start, has START_S."""
+    """The hang limit of an attempt whose rank 0 did its steps at these times; a save, like a start, has START_S."""
     if len(lines) < FEW:
         return START_S
     return max(START_S if saving else LIMIT_S, SupervisionConfig().hang_factor * max(after - before for before, after in pairwise(lines)))
 
 
 def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage, random.Random], Found]:
-    """`victims` do `what` at a random step of the first attempt; the second one completes."""
+    """`victims` do `what` at a random step of the first attempt; the second attempt completes."""
 
     def run(stage: Stage, rng: random.Random) -> Found:
         step, config = rng.randrange(8, STEPS), settings(STEPS)
         with stage.run(config, FakeRankScript(deeds={f"0/{rank}/{step}": what for rank in victims})) as layout:
             found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
-        named = what == "skip" or found["blamed"] == list(victims)  # who skipped one is ahead of the others, and nobody can see it
+        named = what == "skip" or found["blamed"] == list(victims)  # a rank that skipped is ahead of the others, which cannot be detected
         recovered = found["outcomes"] == [expected, "completed"] and found["code"] == 0 and found["lineage"]
         return found | {"good": recovered and found["left"] == 0 and (expected != "hung" or (named and found["stacks"]))}
 
@@ -101,7 +101,7 @@ def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage,
 
 
 def writer_stopped(stage: Stage, rng: random.Random) -> Found:
-    """The background writer stands still: it is replaced, the ranks train on."""
+    """The background writer is stopped: it is replaced, and the ranks keep training."""
     config = settings(600, every=50, strategy="overlapped")
     with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
 
@@ -116,7 +116,7 @@ def writer_stopped(stage: Stage, rng: random.Random) -> Found:
 
 
 def slow_disk(stage: Stage, rng: random.Random) -> Found:
-    """A save that takes several times the limit, a piece at a time: nobody hangs."""
+    """A save that takes several times the limit but makes progress: no hang may be reported."""
     config = settings(12, every=6)
     slow = RunConfig(**{**config.__dict__, "storage": config.storage.__class__(bytes_per_s=6000.0)})
     with stage.run(slow, FakeRankScript()) as layout:
@@ -141,13 +141,13 @@ def agent(number: int, expected: list[str]) -> Callable[[Stage, random.Random], 
 
 
 def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
-    """SIGKILL to the supervisor: within two seconds nothing of the run is left, and the next one goes on."""
+    """SIGKILL to the supervisor: within two seconds no process of the run is left, and the next supervisor resumes."""
     config = settings(400, every=20, start_timeout_s=60.0)
     with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
         lone = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.lone_supervisor", str(layout.root)], stdout=subprocess.PIPE, text=True)
         assert lone.stdout is not None
         with _ended_at_last(lone):
-            lone.stdout.readline()  # it has come to a step
+            lone.stdout.readline()  # the run has reached a step
             fds = [fd for pid in remaining(layout.root) if pid != lone.pid and (fd := processes.open_pidfd(pid)) is not None]
         alive = processes.wait_all(fds, GONE_WITHIN_S)
         for fd in fds:
@@ -158,7 +158,7 @@ def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
 
 
 def zombie(stage: Stage, rng: random.Random) -> Found:
-    """A writer of the first attempt stands still before its commit and wakes up when a newer attempt is done: it is fenced, nothing changes."""
+    """A writer of the first attempt stops before its commit and continues after a newer attempt has finished: it is fenced, nothing changes."""
     config = settings(STEPS)
     with stage.run(config, FakeRankScript(deeds={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})) as layout:
         late = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.late_writer", str(layout.root)], stdout=subprocess.PIPE, text=True)
@@ -173,7 +173,7 @@ def zombie(stage: Stage, rng: random.Random) -> Found:
 
 
 def crash_loop(stage: Stage, rng: random.Random) -> Found:
-    """The same step fails each time: two attempts without a gain, and it is over; the step and the cause are named."""
+    """The same step fails in every attempt: after two attempts without progress the run ends and names the step and the cause."""
     step, config = rng.randrange(8, STEPS), settings(STEPS)
     with stage.run(config, FakeRankScript(deeds={f"any/0/{step}": "raise"})) as layout:
         found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
@@ -181,7 +181,7 @@ def crash_loop(stage: Stage, rng: random.Random) -> Found:
 
 
 def budget(stage: Stage, rng: random.Random) -> Found:
-    """Each attempt gains a little and dies: exactly as many attempts as the restarts allow."""
+    """Each attempt makes a little progress and dies: there are exactly as many attempts as the restart budget allows."""
     config, allowed = settings(STEPS, every=2), rng.randrange(1, 4)
     config = settings(STEPS, every=2, max_restarts=allowed)
     deeds = {f"{attempt}/{attempt % 2}/{9 + 4 * attempt}": "SIGKILL" for attempt in range(6)}
@@ -191,7 +191,7 @@ def budget(stage: Stage, rng: random.Random) -> Found:
 
 
 def hang_loop(stage: Stage, rng: random.Random) -> Found:
-    """The same step hangs each time: exit code 6."""
+    """The same step hangs in every attempt: exit code 6."""
     config = settings(STEPS)
     with stage.run(config, FakeRankScript(deeds={f"any/1/{rng.randrange(8, STEPS)}": "spin"})) as layout:
         found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
@@ -199,7 +199,7 @@ def hang_loop(stage: Stage, rng: random.Random) -> Found:
 
 
 def overload(stage: Stage, rng: random.Random) -> Found:
-    """Twice as many busy processes as processors, at the least limit that can be configured: no false alarm."""
+    """Twice as many busy processes as processors, at the smallest configurable limit: no false alarm."""
     config = settings(400, every=40)
     busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))]
     try:
@@ -226,7 +226,7 @@ CASES: tuple[Case, ...] = (
     Case("SIGSTOP of the writer", writer_stopped),
     Case("a slow disk", slow_disk),
     Case("SIGKILL of the agent", agent(signal.SIGKILL, ["died", "completed"])),
-    Case("SIGSTOP of the agent", agent(signal.SIGSTOP, ["completed"])),  # ranks that have met do not need it
+    Case("SIGSTOP of the agent", agent(signal.SIGSTOP, ["completed"])),  # ranks past the rendezvous do not need it
     Case("SIGKILL of the supervisor", supervisor_killed),
     Case("a late writer wakes up", zombie),
     Case("the same step raises each time", crash_loop),
@@ -238,7 +238,7 @@ CASES: tuple[Case, ...] = (
 
 @contextmanager
 def _ended_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Whatever happens in here, it is killed, and waited for."""
+    """The process is always killed and reaped."""
     try:
         yield
     finally:

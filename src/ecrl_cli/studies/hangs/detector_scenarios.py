@@ -1,4 +1,4 @@
-"""What the detector is told by a clock of the study's own: a job that is slow and alive, one that stands still, clocks that jump."""
+"""Runs the hang detector under a simulated clock: slow jobs, hung jobs, and clocks that jump."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def product(now: float) -> HangDetector:
 
 
 class _Job:
-    """Two ranks in lockstep, looked at as often as the supervisor looks."""
+    """Two ranks in lockstep, polled as often as the supervisor polls."""
 
     def __init__(self, make: Make) -> None:
         self.now, self.alarms = 1000.0, 0
@@ -46,7 +46,7 @@ class _Job:
 
 
 def slow(make: Make, rng: random.Random) -> int:
-    """False alarms in 1,000 steps, each of its own length, one longer than the timeout and shorter than what such steps allow."""
+    """Number of false alarms in 1,000 steps of varying length, one longer than the timeout but within the limit for such steps."""
     job, typical = _Job(make), rng.uniform(0.3, 4.0)
     job.step(1, 10 * typical)
     for number in range(2, SLOW_STEPS + 2):
@@ -59,7 +59,7 @@ def slow(make: Make, rng: random.Random) -> int:
 
 
 def suspended(make: Make, rng: random.Random) -> int:
-    """False alarms where the supervisor does not run for hours, now and then."""
+    """Number of false alarms when the supervisor is suspended for hours now and then."""
     job = _Job(make)
     for number in range(1, 50):
         job.step(number, 0.5)
@@ -70,7 +70,7 @@ def suspended(make: Make, rng: random.Random) -> int:
 
 
 def standing(make: Make, rng: random.Random) -> float | None:
-    """A job that stands still while the writer goes on: after how many times its limit it is found; None: never."""
+    """A hung job whose writer is still active: after how many times its limit it is detected; None: never."""
     job, seconds = _Job(make), rng.uniform(0.05, 1.0)
     for number in range(1, rng.randrange(3, 30)):
         job.step(number, seconds)
@@ -82,7 +82,7 @@ def standing(make: Make, rng: random.Random) -> float | None:
 
 
 class TrustsTheClock(HangDetector):
-    """Counts the time since the last change, whether it was looking or not: as one does who compares the rank's clock with its own."""
+    """Planted bug: counts time since the last change even while not polling, as if comparing the rank's clock with its own."""
 
     @override
     def check(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
@@ -91,7 +91,7 @@ class TrustsTheClock(HangDetector):
 
 
 class NeverLearns(HangDetector):
-    """A fixed timeout, however long steps take."""
+    """Planted bug: a fixed timeout, however long steps take."""
 
     @property
     @override
@@ -100,7 +100,7 @@ class NeverLearns(HangDetector):
 
 
 class HearsTheWriterAlways(HangDetector):
-    """Takes any sign of life for progress."""
+    """Planted bug: counts any activity as progress."""
 
     @override
     def check(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
@@ -110,7 +110,7 @@ class HearsTheWriterAlways(HangDetector):
 
 @dataclass(frozen=True)
 class Planted:
-    """A broken detector and the story that it does not pass."""
+    """A broken detector and the scenario that it fails."""
 
     name: str
     make: type[HangDetector]

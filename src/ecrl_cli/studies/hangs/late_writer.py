@@ -1,6 +1,6 @@
 """A writer of attempt 0 that stops itself just before its commit becomes visible: `python -m ecrl_cli.studies.hangs.late_writer RUN_DIR`.
 
-Its process is not marked as one of the run: no sweep can find it, as if it were on another machine.
+Its process is not marked as belonging to the run, so no cleanup finds it, as if it were on another machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ecrl_cli.errors import Fenced
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 
-STEP = 4  # at which no attempt saves
+STEP = 4  # a step at which no attempt saves
 
 
 def main(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""A supervisor to be killed: `python -m ecrl_cli.studies.hangs.lone_supervisor RUN_DIR` says so once its ranks step."""
+"""A supervisor to be killed: `python -m ecrl_cli.studies.hangs.lone_supervisor RUN_DIR` prints a line once its ranks step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Ranks, writer and launcher that stand still, die or wake up late: found, named, ended, followed by the next attempt, and nothing is left.
+"""Ranks, writer and launcher that hang, die or resume late: detected, named, killed, and followed by the next attempt without leftovers.
 
-The supervisor, its launchers, the board and the store are the product's; the ranks are actors, so that a trial takes a second or two.
+Supervisor, launchers, heartbeat table and store are the product's; the ranks are fake, so a trial takes a second or two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs.cases import CASES, IN_LIMITS, STEPS
 
 SIDE_THREAD = "a heartbeat from a side thread"
-# What is on record of a trial that the study had to end.
+# The record of a trial that timed out.
 OVERDUE: dict[str, Any] = {
     "good": False,
     "shown": False,
@@ -68,7 +68,7 @@ def _planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _side_thread(harness: Stage) -> bool:
-    """A rank that spins is not found while a thread of its beats."""
+    """Planted bug: a spinning rank is not detected while one of its threads sends heartbeats."""
     config = settings(STEPS)
     with harness.run(config, FakeRankScript(deeds={"0/1/20": "spin"}, side_thread=True)) as layout, _given_up_after(5 * LIMIT_S):
         ending = harness.supervise(config, layout, TriggeringUI())
@@ -77,7 +77,7 @@ def _side_thread(harness: Stage) -> bool:
 
 @contextmanager
 def _given_up_after(seconds: float) -> Iterator[None]:
-    """Two Ctrl-C after that time, once."""
+    """Sends two Ctrl-C after that time, once."""
 
     def twice(number: int, frame: FrameType | None) -> None:
         os.kill(os.getpid(), signal.SIGINT)

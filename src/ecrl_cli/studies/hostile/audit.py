@@ -1,4 +1,4 @@
-"""Which files a look opens, as the kernel sees it: every input looked at under strace, everything outside the run counted. Also a program."""
+"""Records with strace which files each reader opens, and counts everything outside the run. Also a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ecrl_cli.supervision.launch.child_environment import child_environment
 BEGIN, END = "/ecrl-look-begins", "/ecrl-look-ends"
 IN_PROCESS = ("guard", "newest", "records", "sweep", "lock")
 AUDIT_S = 300.0
-# The look is Python's: its own files, the kernel's tables, and nothing else.
+# The reader's Python: its own files, the kernel's tables, and nothing else.
 _OWN = re.compile(r"^(/proc/|/sys/|/dev/(null|urandom)$|.*/(site-packages|lib-dynload|lib/python3[^/]*|__pycache__|ecrl_cli)(/|$))")
 _OPENED = re.compile(r"\b(open|openat|openat2|creat)\(.*\)\s+=\s+\d+<([^>]*)>")
 _CHANGED = re.compile(r"\b(mkdir|mkdirat|unlink|unlinkat|rmdir|rename|renameat|renameat2|symlink|symlinkat|link|linkat|truncate)\((.*)\)\s+=\s+0")
@@ -24,13 +24,13 @@ _NAMED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def keys(every: int) -> list[str]:
-    """The inputs that are audited: looked at in a process, and not the crowd, which would be most of the log."""
+    """The audited inputs: those read in this process, without the ones of a hundred thousand entries, which would dominate the log."""
     chosen = [key for key, one in all_inputs().items() if one.look.split()[0] in IN_PROCESS and "hundred thousand" not in key]
     return chosen[::every]
 
 
 def run(folder: Path, seed: int, every: int) -> dict[str, Any]:
-    """Look at every `every`-th input under strace; what was opened or changed outside."""
+    """Read every `every`-th input under strace; returns what was opened or changed outside."""
     log = folder / "strace.log"
     trace = ["strace", "-f", "-y", "-e", "trace=%file", "-o", str(log)]
     command = [*trace, sys.executable, "-m", "ecrl_cli.studies.hostile.audit", str(folder / "stage"), str(seed), str(every)]
@@ -44,7 +44,7 @@ def run(folder: Path, seed: int, every: int) -> dict[str, Any]:
 
 
 def outside(lines: list[str], run_dir: str) -> dict[str, Any]:
-    """From the log: how many looks there were, how many files were opened in `run_dir` during one, and what was touched elsewhere."""
+    """From the log: number of reads, number of files opened in `run_dir` during one, and what was touched elsewhere."""
     looking, looks, opened, found = False, 0, 0, []
     for line in lines:
         if BEGIN in line:
@@ -61,7 +61,7 @@ def outside(lines: list[str], run_dir: str) -> dict[str, Any]:
 
 
 def _touched(line: str) -> str:
-    """The file that the call opened or changed, or nothing. strace writes after `<` where a descriptor leads to."""
+    """The file that the call opened or changed, or nothing. After `<` strace writes a descriptor's target."""
     if match := _OPENED.search(line):
         return match[2]
     if match := _CHANGED.search(line):
@@ -74,7 +74,7 @@ def main(folder: str, seed: str, every: str) -> None:
     stage, found = Stage(Path(folder), int(seed)), all_inputs()
     Path(folder).mkdir()
     with stage.scene() as scene:
-        look(found["COMMIT/another step"], scene)  # what is imported on first use is imported here
+        look(found["COMMIT/another step"], scene)  # import everything that is imported on first use
     for key in keys(int(every)):
         with stage.scene() as scene:
             found[key].act(scene)

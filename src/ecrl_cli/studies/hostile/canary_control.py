@@ -1,4 +1,4 @@
-"""Is the canary awake? Each payload must run where it is unpickled without restriction, else the study is blind."""
+"""Control: each payload must run when unpickled without restriction; otherwise the study could detect nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ecrl_cli.studies.hostile.payloads import payloads
 from ecrl_cli.supervision.launch.child_environment import child_environment
 
 CONTROL_S = 120.0
-# A script of its own: nothing in the package may load like this, and a test sees to that.
+# A separate script: nothing in the package may load like this, which a test checks.
 _SCRIPT = """
 import sys, torch
 for path in sys.argv[1:]:
@@ -23,7 +23,7 @@ for path in sys.argv[1:]:
 
 
 def run(folder: Path) -> dict[str, Any]:
-    """The names of the payloads that ran."""
+    """Names of the payloads that ran."""
     files, canaries = [], {}
     for number, name in enumerate(payloads(Path("x"))):
         canaries[name] = folder / f"canary-{number}"

@@ -1,4 +1,4 @@
-"""Configurations that would run code or reach outside, in the file and on the command line."""
+"""Configurations that would run code or access outside paths, in the file and on the command line."""
 
 from __future__ import annotations
 

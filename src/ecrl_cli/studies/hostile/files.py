@@ -1,4 +1,4 @@
-"""Things that are no plain files, or do not stay what they were, where a checkpoint or a record of a run is looked for."""
+"""Special files, and files that change while read, in place of a checkpoint or a record of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, RECORDS, Scene, m
 
 RECORD_TYPES = ("a FIFO", "an endless device", "a folder", "a link out", "a sparse terabyte")
 RECORD_TEXTS = ("a list", "null", "a million deep", "ten megabytes of text", "UTF-16", "a pickle", "a hundred thousand digits")
-LOOKS_BEFORE = range(2, 34, 3)  # calls of the guard's look at a group before which the adversary acts
+LOOKS_BEFORE = range(2, 34, 3)  # calls of the integrity check on a group before which the attacker acts
 
 
 def inputs() -> list[MaliciousInput]:
@@ -53,7 +53,7 @@ def inputs() -> list[MaliciousInput]:
 
 
 _ANY, _SOME = ("commit", "manifest", "parts", "hash", "schema", "tensors", "nothing was wrong yet"), ("StorageError", "RunHeld")
-# A plan without entries is a plan.
+# A plan without entries is valid.
 _FAIR = {("failures.json", "a list")}
 
 

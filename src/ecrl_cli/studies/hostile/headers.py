@@ -1,4 +1,4 @@
-"""Headers of safetensors parts that lie, in checkpoints whose hashes all agree."""
+"""Forged headers of safetensors parts, in checkpoints whose hashes all agree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EDITS: dict[str, Edit] = {
     "metadata": lambda header: header.update(__metadata__={"format": "pt"}),
     "a hundred thousand tensors": lambda header: header.update({f"t{number}": header[WEIGHT] for number in range(100_000)}),
 }
-# What the manifest itself may claim of a part.
+# False claims of the manifest itself about a part.
 CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a thousand times its size": lambda part: part.update(bytes=part["bytes"] * 1000, chunk_crc32=[0] * 80),
     "a terabyte": lambda part: part.update(bytes=2**40, chunk_crc32=[0]),

@@ -1,4 +1,4 @@
-"""One look in a process of its own: whatever happens there, it ends, and only its answer comes back."""
+"""Runs one read in a process of its own that is certain to end and returns only its result."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-ROOM = 2 * 2**30  # bytes of address space beyond what the process has: a bomb must not take the machine along
+ROOM = 2 * 2**30  # bytes of address space beyond the current use, so that a decompression bomb cannot exhaust the machine
 
 
 def isolated(act: Callable[[], dict[str, Any]], seconds: float, room: int = ROOM) -> dict[str, Any]:
-    """What `act` gives in a forked child; outcome `hung` where it takes longer than `seconds`, `untyped` where it dies.
+    """The result of `act` in a forked child; outcome `hung` if it takes longer than `seconds`, `untyped` if it dies.
 
-    `room`: bytes that it may take in addition (0: as many as it likes: a program of its own brings libraries along).
+    `room`: additional bytes it may allocate (0: unlimited, for programs with libraries of their own).
     """
     back, out = os.pipe()
     child = os.fork()

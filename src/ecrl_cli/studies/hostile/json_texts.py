@@ -1,4 +1,4 @@
-"""JSON that no honest writer makes, as COMMIT, MANIFEST (with a COMMIT that vouches for it), sidecar, train.json and lease."""
+"""Malformed JSON as COMMIT, MANIFEST (with a matching COMMIT), sidecar, train.json and lease."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXTS: dict[str, Callable[[], bytes]] = {
     "a comment": lambda: b'{"attempt":0} // fine',
     "a pickle": lambda: b"cos\nsystem\n(Vtrue\ntR.",
 }
-# Values that a commit record must not have, in a record that otherwise agrees with itself.
+# Invalid values in a commit record that is otherwise self-consistent.
 VALUES: dict[str, dict[str, object]] = {
     "a negative step": {"global_step": -20},
     "a step that is a float": {"global_step": 20.0},
@@ -61,7 +61,7 @@ def inputs() -> list[MaliciousInput]:
     return found
 
 
-# train.json is the trainer's to understand; the guard refuses what is no strict JSON.
+# The trainer interprets train.json; the integrity check only rejects what is not strict JSON.
 _FAIR = ("a list", "null", "ten megabytes of text", "a lone surrogate")
 
 

@@ -1,4 +1,4 @@
-"""Loads a checkpoint as a rank does, in a process of its own, and says what it was refused for. A program; the only file here that knows torch."""
+"""Loads a checkpoint as a rank does, in its own process, and prints the reason of a rejection. A program; the only file here that imports torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One hostile input: what the adversary does, who looks, and who is to refuse it."""
+"""One malicious input: what the attacker does, which reader reads it, and which check must reject it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ecrl_cli.studies.hostile.store_fixture import Act, Scene
 
 @dataclass(frozen=True)
 class MaliciousInput:
-    """`look`: who examines the scene afterwards (see `looks`). `refusers`: who may refuse it: guard layers, or names of errors.
+    """`look`: which of the `readers` reads the scene afterwards. `refusers`: what may reject it: layers of the integrity check, or names of
+    errors.
 
-    `words`: the command line, where a command looks; `{run}` and `{outside}` stand for the scene's folders. `during`: what
-    the adversary does before the call numbered `at` of the one who looks.
+    `words`: the command line, if a command reads it; `{run}` and `{outside}` stand for the scene's folders. `during`: what the attacker does
+    before the reader's call number `at`.
     """
 
     group: str

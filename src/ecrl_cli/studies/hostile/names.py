@@ -1,4 +1,4 @@
-"""Names that lead out, collide or never end: of parts, of tensors, of checkpoints, and the pointers."""
+"""Names of parts, tensors, checkpoints and pointers that escape the folder, collide, or are too long."""
 
 from __future__ import annotations
 

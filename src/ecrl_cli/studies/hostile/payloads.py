@@ -1,4 +1,4 @@
-"""Ten files that run code when they are unpickled: each creates the file that it is told to. Written opcode by opcode."""
+"""Ten files that run code when unpickled: each creates a given file. Written opcode by opcode."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-_MAGIC, _PROTOCOL = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02M\xe9\x03."  # what torch's oldest format begins with
+_MAGIC, _PROTOCOL = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02M\xe9\x03."  # start of torch's oldest format
 
 
 def payloads(canary: Path) -> dict[str, bytes]:
-    """By name; unpickling any of them creates `canary`."""
-    path = str(canary).encode("raw_unicode_escape")  # what pickle's V reads
+    """The payloads by name; unpickling any of them creates `canary`."""
+    path = str(canary).encode("raw_unicode_escape")  # operand of pickle's opcode V
     quoted = shlex.quote(str(canary)).encode("raw_unicode_escape")
     reduce = b"cbuiltins\nopen\n(V" + path + b"\nVw\ntR."
     return {

@@ -1,4 +1,4 @@
-"""Files that run code when they are unpickled, wherever a checkpoint could hold one."""
+"""Files that run code when unpickled, in every place where a checkpoint could hold one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _alone(scene: Scene) -> None:
 
 
 def _committed(name: str, scene: Scene) -> None:
-    """A single file of the format torch, committed by the book: only the restricted reader stands between it and its code."""
+    """A single file with format=torch, validly committed, so that only the restricted unpickler prevents its code from running."""
     import hashlib
 
     data = _payload(name, scene)

@@ -1,4 +1,4 @@
-"""Who looks at what the adversary left: the guard, recovery, the readers of records, the configuration, the commands themselves."""
+"""The readers of the attacked run: integrity check, recovery, readers of records, configuration, and commands."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.run_lock import run_lock
 
 COMMAND_S = 60.0
-PROGRAMS = ("load", "command")  # looks that are programs of their own: of torch, of Hydra
+PROGRAMS = ("load", "command")  # readers that are separate programs, as they import torch or Hydra
 
 
 @dataclass(frozen=True)
 class Seen:
-    """`outcome`: detected, silent_wrong (taken for good), untyped or hung. `by`: who refused it, `reason` in whose words."""
+    """`outcome`: detected, silent_wrong (accepted), untyped or hung. `by`: what rejected it, `reason`: its message."""
 
     outcome: str
     by: str
@@ -40,7 +40,7 @@ class Seen:
 
 
 def look(hostile: MaliciousInput, scene: Scene) -> Seen:
-    """What becomes of the input. Never raises."""
+    """Read the input and classify the result. Never raises."""
     name, _, rest = hostile.look.partition(" ")
     try:
         return _LOOKS[name](hostile, scene, rest)
@@ -55,7 +55,7 @@ def look(hostile: MaliciousInput, scene: Scene) -> Seen:
 def _guard(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
     watched = InterleavingFs(PosixFs(), hostile.at, lambda: hostile.during(scene) if hostile.during else None)
     report = verify_checkpoint(scene.single if what == "single" else scene.group, GUARD, watched)
-    if report.ok and hostile.during:  # it was good when it was read: what it became then is the next look's business
+    if report.ok and hostile.during:  # it was valid when read; changes since then are for the next reader
         return Seen("detected", "nothing was wrong yet")
     return _of(report)
 
@@ -65,7 +65,7 @@ def _of(report: IntegrityReport) -> Seen:
 
 
 def _newest(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
-    """As the next attempt does: own the folder, then choose."""
+    """As the next attempt does: claim the store, then choose a checkpoint."""
     with closing(CheckpointStore(scene.group.parent, StoreConfig(integrity=GUARD))) as store:
         store.claim(1)
         choice = store.newest_valid()
@@ -77,7 +77,7 @@ def _newest(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
 
 
 def _records(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
-    """The run is read as `verify` and the supervisor read it; the refusal must name the file."""
+    """Read the run as `verify` and the supervisor do; the error must name the file."""
     target = hostile.refusers[0]
     try:
         found = load(scene.layout)
@@ -107,7 +107,7 @@ def _build(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
 
 
 def _load(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
-    """The one reader that knows torch, as a program of its own."""
+    """The only reader that uses torch, as a separate program."""
     return _program(["-m", "ecrl_cli.studies.hostile.loading", str(scene.single.with_suffix(".pt"))], scene)
 
 
@@ -117,7 +117,7 @@ def _command(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
 
 
 def _program(words: list[str], scene: Scene) -> Seen:
-    """Run Python with `words`; a refusal is one line on standard error, or a verdict, and an exit code."""
+    """Run Python with `words`; a rejection is one line on stderr, or a verdict, and an exit code."""
     environment = child_environment(None, 1)
     try:
         ended = subprocess.run(
@@ -154,9 +154,9 @@ _LOOKS: dict[str, Callable[[MaliciousInput, Scene, str], Seen]] = {
 
 
 def measured(hostile: MaliciousInput, scene: Scene) -> dict[str, Any]:
-    """`look`, with what it cost this process: growth of the resident memory, bytes and calls of reading (of a program: its peak memory)."""
+    """`look`, with its cost to this process: growth of resident memory, bytes and calls of reading (for a program: its peak memory)."""
     resident = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak is counted anew from here
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
     before = _io()
     seen = look(hostile, scene)
     after = _io()
@@ -167,7 +167,7 @@ def measured(hostile: MaliciousInput, scene: Scene) -> dict[str, Any]:
 
 
 def _status(name: str) -> int:
-    """Bytes, from /proc/self/status."""
+    """A value of /proc/self/status in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith(name + ":"))
     return int(line.split()[1]) * 1024
 

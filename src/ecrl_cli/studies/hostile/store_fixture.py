@@ -1,4 +1,4 @@
-"""What an adversary finds: a store with two committed checkpoints, and the means to rewrite one so that all its hashes agree."""
+"""The attacked run: a store with two committed checkpoints, and functions that rewrite one with all hashes updated."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RECORDS = (
 
 @dataclass(frozen=True)
 class Scene:
-    """`root`: the run directory. `outside`: a folder beside it that nobody may look into. `canary`: must never come to be."""
+    """`root`: the run directory. `outside`: a folder beside it that must not be read. `canary`: a file that must never be created."""
 
     root: Path
     outside: Path
@@ -62,18 +62,18 @@ class Scene:
         return value
 
     def put_manifest(self, data: bytes) -> None:
-        """These bytes as MANIFEST, and a COMMIT that vouches for them."""
+        """Write these bytes as MANIFEST, with a matching COMMIT."""
         (self.group / MANIFEST).write_bytes(data)
         body = json.loads((self.group / COMMIT).read_bytes()) | {"manifest_sha256": hashlib.sha256(data).hexdigest()}
         self.put_commit(body)
 
     def put_commit(self, body: dict[str, Any]) -> None:
-        """A COMMIT that matches itself, whatever it says."""
+        """Write a COMMIT whose own hash matches, whatever its content."""
         body = {key: value for key, value in body.items() if key != "self_sha256"}
         (self.group / COMMIT).write_bytes(canonical_json(body | {"self_sha256": digest(body)}))
 
     def put_part(self, name: str, data: bytes, **tensors: Any) -> None:
-        """These bytes as a part, every record rewritten so that the hashes agree; `tensors` replaces the part's list of them."""
+        """Write these bytes as a part with every record updated; `tensors` replaces the part's tensor list."""
         (self.group / name).write_bytes(data)
         value = self.manifest()
         value["parts"][name] |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "chunk_crc32": list(chunk_sums(data)), **tensors}
@@ -81,14 +81,14 @@ class Scene:
 
 
 class Stage:
-    """The scene as it was before the adversary came, made once and copied for every input."""
+    """The untouched scene, made once and copied for every input."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._seed = folder, seed
 
     @contextmanager
     def scene(self) -> Iterator[Scene]:
-        """A fresh copy, gone afterwards."""
+        """A fresh copy, removed on exit."""
         if not (self._folder / "made").exists():
             self._make(self._folder / "made")
         place = self._folder / "now"
@@ -117,7 +117,7 @@ class Stage:
 
 
 def _records(run: RunLayout) -> None:
-    """The documents of a run that has just begun."""
+    """The documents of a run that has just started."""
     write_run_config(run, build({}))
     write_json(run.supervisor, encode(SupervisorRecord(SCHEMA_VERSION, RUN_ID, 9, "running", 0, (), (SupervisorSession(1.0, 1.0, "boot"),))))
     write_json(run.failures, [])
@@ -129,7 +129,7 @@ def _records(run: RunLayout) -> None:
 
 
 def write(file: str, data: bytes) -> Act:
-    """The adversary puts `data` in the place of `file`."""
+    """Write `data` in place of `file`, as the attacker."""
 
     def act(scene: Scene) -> None:
         path = _gone(scene.root / file)
@@ -156,7 +156,7 @@ def _socket(path: Path, scene: Scene) -> None:
 
 
 def _device(path: Path, scene: Scene) -> None:
-    os.mknod(_gone(path), 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero: reads without end
+    os.mknod(_gone(path), 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero: endless reads
 
 
 def _folder(path: Path, scene: Scene) -> None:
@@ -199,7 +199,7 @@ FILE_TYPES: dict[str, Callable[[Path, Scene], None]] = {
 
 
 def made_into(kind: str, file: str) -> Act:
-    """`file`, relative to the run, becomes something else."""
+    """Replace `file`, relative to the run, by something else."""
 
     def act(scene: Scene) -> None:
         FILE_TYPES[kind](scene.root / file, scene)

@@ -1,4 +1,4 @@
-"""What an adversary prepared: refused by name, in few calls, without reading it whole, and nothing of it is ever run."""
+"""Malicious inputs must be rejected by name, in few calls, without being read whole, and none of their code may run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ecrl_cli.studies.hostile.isolation import ROOM, isolated
 from ecrl_cli.studies.hostile.readers import COMMAND_S, PROGRAMS, measured
 from ecrl_cli.studies.hostile.store_fixture import Scene, Stage
 
-INPUTS = 120  # at least so many
-GROWTH = 64 * 2**20  # bytes of memory beyond what is looked at
-READ = 64 * 2**20  # bytes read beyond twice what is looked at: the caps of the records, and Python's own files
+INPUTS = 120  # minimum number
+GROWTH = 64 * 2**20  # bytes of memory beyond the size of the input
+READ = 64 * 2**20  # bytes read beyond twice the size of the input: size limits of the records, and Python's own files
 
 
 def _torch() -> bool:
@@ -87,13 +87,13 @@ def _names(scene: Scene) -> list[str]:
 
 
 def _bytes(scene: Scene) -> int:
-    """What the checkpoint and the run's records really hold: what reading all of it once would read."""
+    """Total size of the checkpoint and the run's records: the cost of reading everything once."""
     files = (path for path in scene.root.rglob("*") if path.is_file() and not path.is_symlink())
     return sum(min(path.lstat().st_size, path.lstat().st_blocks * 512 + 4096) for path in files)
 
 
 def _measured(record: Record) -> bool:
-    """A program of its own (ecrl, torch) is watched for its end and its answer only."""
+    """For separate programs (ecrl, torch) only exit and answer are measured."""
     return record.facts["look"] not in PROGRAMS and "grown" in record.found
 
 
@@ -151,7 +151,7 @@ def _enough(results: Results) -> Iterator[Gate]:
 
 
 def _controls(results: Results) -> Iterator[Gate]:
-    """Each where it ran."""
+    """Gates on the controls: each payload ran."""
     for found in (record.found for record in results.of("control")):
         message = f"{len(found['ran'])} of {len(found['of'])} payloads ran under torch.load without restriction: else the canary would be blind"
         yield Gate("control", len(found["ran"]) == len(found["of"]) > 0, message)

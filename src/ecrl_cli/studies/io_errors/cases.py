@@ -1,4 +1,4 @@
-"""One case: one operation on the store in memory, one of its calls refused; and everything that must hold afterwards."""
+"""Fails one file call of an operation on an in-memory store, and checks every invariant afterwards."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from ecrl_cli.studies.io_errors.operations import (
     store_on,
 )
 
-LIMIT = 3000  # calls of one operation: no honest one comes near it
-CALLS = 400  # an operation that is still hit at this call has no end
-_UNDOING = ("unlink", "rmdir", "list")  # whoever cannot do these, or rename into the trash, cannot give space back
-_PASSING = ("EINTR", "EMFILE", "ENOMEM")  # says nothing about the file: no reason to do without it
+LIMIT = 3000  # calls per operation, far above any correct one
+CALLS = 400  # an operation with a call of this number counts as endless
+_UNDOING = ("unlink", "rmdir", "list")  # if these, or the rename into the trash, fail, space cannot be freed
+_PASSING = ("EINTR", "EMFILE", "ENOMEM")  # errors that say nothing about the file and so do not rule it out
 _LITTER = (STAGE_PREFIX, TRASH_PREFIX, TEMPORARY)
 
 Seen = dict[object, list[str]]
-# Stands between the store and the failing disk: a planted bug.
+# Wraps the failing disk below the store: a planted bug.
 Wrapper = Callable[[Fs], Fs]
 
 
 @dataclass
 class Counts:
-    """What came of the cases of one trial. `errors`: typed ones; `successes`: legal ones; `stepped_back`: those of them in which recovery
-    passed over a checkpoint that the disk refused to read, and said so. `first`: the first violation."""
+    """Results of one trial's cases. `errors`: typed ones; `successes`: legal ones; `stepped_back`: successes in which recovery skipped, and
+    reported, a checkpoint that the disk refused to read. `first`: the first violation."""
 
     cases: int = 0
     errors: int = 0
@@ -56,7 +56,7 @@ class Counts:
 
 @dataclass
 class After:
-    """The state in which an operation left the disk, and what it said. `gave`: what it returned, 0 after an error."""
+    """The disk after an operation, and the operation's result. `gave`: its return value, 0 after an error."""
 
     cell: Cell
     operation: Operation
@@ -68,7 +68,7 @@ class After:
 
     @property
     def acknowledged(self) -> int:
-        """The newest step that has been acknowledged to anyone."""
+        """The newest acknowledged step."""
         return max(self.gave if self.operation.saves else 0, *self.operation.intact)
 
     @property
@@ -77,14 +77,14 @@ class After:
 
     @property
     def excused(self) -> tuple[bool, bool]:
-        """Did the fault hit what gives space back; or what tells whether a final name is still this attempt's to remove?"""
+        """Whether the fault hit a call that frees space, or one that tells whether a final name still belongs to this attempt."""
         struck = self.fs.struck
         stuck = any(s.call in _UNDOING or (s.call == "rename" and s.path.name.startswith(TRASH_PREFIX)) for s in struck)
         return stuck, any(s.path in (CHECKPOINTS, CHECKPOINTS / LEASE) for s in struck)
 
 
 def run_cases(operation: str, cell: Cell, fault: Fault, seen: Seen, wrap: Wrapper | None = None) -> Counts:
-    """Let the first call fail, then the second, and so on until the operation is through untouched. With `wrap`, up to the first violation."""
+    """Fail the first call, then the second, and so on until the operation completes without a fault. With `wrap`, up to the first violation."""
     tally = Counts()
     for at in range(1, CALLS + 1):
         after = run_case(OPERATIONS[operation], cell, replace(fault, at=at), wrap)
@@ -118,18 +118,18 @@ def run_case(operation: Operation, cell: Cell, fault: Fault, wrap: Wrapper | Non
 
 
 def judge(after: After, seen: Seen) -> list[str]:
-    """Every promise that was broken, in words."""
+    """Every broken promise, in words."""
     wrong = list(_said(after))
     if after.fs.open_files:
         wrong.append(f"{len(after.fs.open_files)} descriptors stay open, the first of {next(iter(after.fs.open_files.values())).name}")
     known = (after.cell, after.operation.name, after.acknowledged, after.error is None, after.excused, signature(after.disk))
-    if known not in seen:  # most cases end on a disk that was looked at before
+    if known not in seen:  # most cases end in a disk state that was judged before
         seen[known] = [*_left_behind(after), *_on_a_healthy_disk(after)]
     return wrong + seen[known]
 
 
 def _said(after: After) -> Iterator[str]:
-    """The error names the call and the errno; nothing is acknowledged where a sync, or the close of a written file, failed."""
+    """The error must name the call and the errno; nothing may be acknowledged if a sync, or the close of a written file, failed."""
     error, struck = after.error, after.fs.struck
     if isinstance(error, TooManyCalls):
         yield f"hung: {error}"
@@ -155,7 +155,7 @@ def _misnamed(after: After, error: StorageError) -> Iterator[str]:
 
 
 def _left_behind(after: After) -> Iterator[str]:
-    """Stages, trash and temporary files; a half checkpoint under its own name. Not where taking it away is what failed."""
+    """Leftover stages, trash and temporary files; a partial checkpoint under its final name. Excused if their removal failed."""
     stuck, unsure = after.excused
     if stuck or (after.operation.stale and after.error is not None):
         return
@@ -169,7 +169,7 @@ def _left_behind(after: After) -> Iterator[str]:
 
 
 def _on_a_healthy_disk(after: After) -> Iterator[str]:
-    """Recovery gives the last acknowledged step or a later one, exactly; what counts is whole; and the next attempt saves."""
+    """Recovery must return exactly the last acknowledged step or a later one, what counts must be whole, and the next attempt must save."""
     store = store_on(after.disk, after.cell)
     try:
         yield from _recovered(store, after)
@@ -195,7 +195,7 @@ def _recovered(store: CheckpointStore, after: After) -> Iterator[str]:
 
 
 def _goes_on(store: CheckpointStore, after: After) -> Iterator[str]:
-    """The next attempt claims, the janitor sweeps, and a save is found again."""
+    """The next attempt claims the store, sweeps leftovers, saves, and finds its save."""
     attempt = ATTEMPT + 2
     store.claim(attempt)
     store.save(image(after.cell.layout, LATER), attempt)

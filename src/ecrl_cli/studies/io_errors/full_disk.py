@@ -1,7 +1,7 @@
-"""A disk that is really full: a tmpfs with room for so many pages or files, and a save into it. Linux, root.
+"""Saves onto a really full disk: a tmpfs with a given number of free pages or inodes. Needs Linux and root.
 
-`python -m ecrl_cli.studies.io_errors.full_disk FOLDER` mounts in a namespace of its own, so that nothing is left behind however it ends, and
-answers each line of standard input (a Room as JSON) with one line: what came of it.
+`python -m ecrl_cli.studies.io_errors.full_disk FOLDER` mounts in its own namespace, so nothing is left behind however it ends, and answers each
+line of stdin (a Room as JSON) with one line: the result.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Room:
 
 
 def reason_against() -> str:
-    """Why this machine cannot run the arm; empty where it can."""
+    """Why this machine cannot run the arm; empty if it can."""
     code = "from ecrl_cli.linux.mounts import private_mounts; private_mounts()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"no private mounts: {done.stderr.strip().splitlines()[-1][:100]}"
 
 
 class FullDisk:
-    """The process that does the saves, as the study sees it."""
+    """The study's handle of the saving process."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -96,7 +96,7 @@ def _attempt(folder: Path, room: Room) -> dict[str, Any]:
         acknowledged = NEXT
     except StorageError as error:
         found |= {"call": error.key, "errno": error.errno, "line": plain(error.line().replace(str(folder), ""))}
-    except Exception as error:  # what must never come is an outcome, too
+    except Exception as error:  # unexpected exceptions are recorded as an outcome
         found |= {"untyped": f"{type(error).__name__}: {error}"}
     leaked, after = _descriptors() - descriptors, _used(folder)
     _mount(folder)
@@ -130,7 +130,7 @@ def _descriptors() -> int:
 
 
 def _mount(folder: Path, used: tuple[int, int] | None = None, room: Room | None = None) -> None:
-    """Mount the disk or, where it is mounted, give it the size that leaves `room` beside what is `used`."""
+    """Mount the disk, or resize it if mounted, so that `room` is left beside what is `used`."""
     pages, inodes = _ROOMY // PAGE, _MANY
     if used is not None and room is not None:
         pages, inodes = (pages, used[1] + room.left) if room.inodes else (used[0] + room.left, inodes)

@@ -1,4 +1,4 @@
-"""The operations whose calls fail one after the other, and the store in memory on which each begins."""
+"""The operations whose calls are failed one by one, and the in-memory store on which each starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ecrl_cli.studies.frame.write_modes import write_mode
 
 MOUNT = Path("/model")
 CHECKPOINTS = MOUNT / "checkpoints"
-ATTEMPT = 1  # whose turn it is; the history is attempt 0's
+ATTEMPT = 1  # the current attempt; the history is attempt 0's
 OLD, NEWEST, NEXT, LATER = 10, 20, 30, 40  # steps
 _MODEL_BYTES, _OPTIMIZER_BYTES = 3000, 1500
 _NONCE = re.compile(r"\.[0-9a-f]{8}\b")
@@ -32,7 +32,7 @@ _NONCE = re.compile(r"\.[0-9a-f]{8}\b")
 
 @dataclass(frozen=True)
 class Cell:
-    """Which store: its layout and write mode."""
+    """The store's layout and write mode."""
 
     layout: str
     mode: str
@@ -47,10 +47,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Operation:
-    """`act` gives the step that it acknowledged (`saves`), or that it found (`recovers`); else 0.
+    """`act` returns the step that it acknowledged (`saves`) or found (`recovers`); else 0.
 
-    `history`: the steps that are acknowledged before. `stale`: dead writers have left something. `damaged`: the newest checkpoint is.
-    `modes`: does the write mode change what it does?
+    `history`: steps acknowledged before. `stale`: leftovers of dead writers exist. `damaged`: the newest checkpoint is damaged. `modes`: whether
+    the write mode matters.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Operation:
 
     @property
     def intact(self) -> tuple[int, ...]:
-        """The steps that must still be there, whole, if `act` acknowledges nothing."""
+        """Steps that must still be intact if `act` acknowledges nothing."""
         return self.history[:-1] if self.damaged else self.history[-2:]
 
 
@@ -88,8 +88,8 @@ def _save_again(store: CheckpointStore, cell: Cell) -> int:
 
 
 def _settle(store: CheckpointStore, cell: Cell) -> int:
-    """The pointers, then retention, by a process that has not examined anything yet."""
-    with suppress(StorageError):  # as the store does: a hint that cannot be written is no reason not to retire
+    """Update the pointers, then retire, in a process without cached verdicts."""
+    with suppress(StorageError):  # as in the store: a pointer that cannot be written does not prevent retiring
         store.point(store.root / cell.name(NEXT), {"epoch": 0, "global_step": NEXT, "world_size": 1})
     store.retire()
     return 0
@@ -125,7 +125,7 @@ OPERATIONS = {
 
 @cache
 def beginning(operation: str, cell: Cell) -> Mapping[str, Tree]:
-    """The disk before the operation: the history, the lease of ATTEMPT, and what the operation is about."""
+    """The disk before the operation: the history, the fencing token of ATTEMPT, and what the operation needs."""
     fs = ModelFs(MOUNT)
     store = CheckpointStore(CHECKPOINTS, cell.config, fs)
     store.claim(0)
@@ -156,7 +156,7 @@ def _damage(folder: dict[str, Tree], cell: Cell) -> None:
 
 
 def tree_of(fs: ModelFs, number: int = ROOT) -> dict[str, Tree]:
-    """What the model holds, as a tree to begin with again."""
+    """The in-memory file system's content, as a tree to start from again."""
     node = fs.nodes[number]
     assert isinstance(node, Folder)
     return {name: _leaf(fs, fs.nodes[below], below) for name, below in node.names.items()}
@@ -169,12 +169,12 @@ def _leaf(fs: ModelFs, node: Node, number: int) -> Tree:
 
 
 def plain(text: str) -> str:
-    """`text` without the nonces in its names: the same whenever the trial is run."""
+    """`text` without the nonces in its names, so that it is the same in every run."""
     return _NONCE.sub("", text)
 
 
 def signature(fs: ModelFs, number: int = ROOT) -> object:
-    """Equal for two disks that differ in nothing but nonces and pointers, which decide nothing."""
+    """Equal for two disks that differ only in nonces and pointers, on which nothing depends."""
     node = fs.nodes[number]
     if isinstance(node, Folder):
         named = ((plain(name), signature(fs, below)) for name, below in node.names.items() if name not in (LATEST, LATEST_OK))

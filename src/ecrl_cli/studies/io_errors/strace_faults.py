@@ -1,7 +1,7 @@
-"""A kernel that refuses a sync: strace injects EIO into the K-th fsync of a real process that saves on the real file system.
+"""Failing syncs by the kernel: strace injects EIO into the K-th fsync of a real process that saves on the real file system.
 
-`python -m ecrl_cli.studies.io_errors.strace_faults ROOT LAYOUT MODE` is that process: it saves one checkpoint into a store that has one
-already, and prints what came of it.
+`python -m ecrl_cli.studies.io_errors.strace_faults ROOT LAYOUT MODE` is that process: it saves one checkpoint into a store that has one already,
+and prints the result.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.writing import TEMPORARY
 from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, Cell
 
-# Over a megabyte, so that the parts go the way of large ones: past the page cache, where the file system lets them.
+# Over a megabyte, so that parts are written as large ones: bypassing the page cache where the file system allows it.
 _MODEL_BYTES, _OPTIMIZER_BYTES = 3 * 2**20 // 2, 2**19
 _SYNC = re.compile(r"^(?:\d+ +)?fsync\(\d+<([^>]*)>.*= (-?\d+)")
 
 
 def reason_against() -> str:
-    """Why this machine cannot run the arm; empty where it can."""
+    """Why this machine cannot run the arm; empty if it can."""
     if (strace := shutil.which("strace")) is None:
         return "strace is not installed"
     done = subprocess.run([strace, "-f", "-o", os.devnull, "-e", "trace=fsync", "true"], capture_output=True, text=True, check=False)
@@ -38,7 +38,7 @@ def reason_against() -> str:
 
 
 def refused_save(folder: Path, cell: Cell, at: int, sticky: bool) -> dict[str, Any]:
-    """A save whose `at`-th fsync fails (with `sticky`, all later ones too), and the state in which that leaves the store."""
+    """A save whose `at`-th fsync fails (with `sticky`, all later ones too), and the resulting state of the store."""
     root, log = folder / "checkpoints", folder / "strace.log"
     folder.mkdir()
     try:
@@ -70,13 +70,13 @@ def _under_strace(root: Path, cell: Cell, inject: str, log: Path) -> dict[str, A
 
 
 def _synced(log: Path) -> list[tuple[str, int]]:
-    """Every fsync of the log: what was synced, and the result (below 0: refused)."""
+    """Every fsync in the log: the path, and the result (negative: failed)."""
     found = (_SYNC.match(line) for line in log.read_text(encoding="utf-8").splitlines())
     return [(match[1], int(match[2])) for match in found if match]
 
 
 def _retried(synced: list[tuple[str, int]]) -> int:
-    """How many files were synced again after a sync of them had failed; a folder may be, for another name in it."""
+    """Number of files synced again after a failed sync; folders are excluded, as they may be synced for another name."""
     files = [(path, result) for path, result in synced if Path(path).suffix]
     refused = {path for path, result in files if result < 0}
     return sum(count > 1 for path, count in Counter(path for path, _ in files).items() if path in refused)

@@ -1,6 +1,7 @@
-"""`io-errors`: the n-th file call fails, for every n until the operation is through untouched, in every way, once and for ever.
+"""`io-errors`: the n-th file call fails, for every n until the operation completes without a fault, with every kind of fault, once and
+permanently.
 
-Three arms: in memory, where every call of every operation is tried; a tmpfs that is really full; a kernel that refuses a sync (strace).
+Three arms: in memory, with every call of every operation; a tmpfs that is really full; syncs failed in the kernel (strace).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ecrl_cli.studies.mutants.careless_fs import MUTANTS
 
 ENOUGH = 5000  # cases in memory
 _SHOWN = 30  # violations in the table
-_OVERHEAD = 16  # pages that a save needs beside its payload, and a few to spare
+_OVERHEAD = 16  # pages that a save needs beside its payload, with a margin
 _INODES = 10  # one more than the files of a group and its folder
 _PERSISTENCE = ("once", "for ever")
 _REAL = {
@@ -50,7 +51,7 @@ def _call_trials(context: StudyContext) -> Iterator[Trial]:
 
 
 def _seen(context: StudyContext) -> Seen:
-    """What was found on disks that looked alike."""
+    """The cache of verdicts on equal disks, shared by the trials."""
     return {}
 
 
@@ -61,7 +62,7 @@ def _run_calls(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _run_planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    """The fault that the bug must not survive, on a save under the strictest mode."""
+    """The fault that should expose the bug, on a save under the strictest mode."""
     wrap, scope, kind = MUTANTS[trial.facts["mutant"]]
     cases = 0
     for persistence in _PERSISTENCE:
@@ -74,7 +75,7 @@ def _run_planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _full_trials(arm: str, context: StudyContext) -> Iterator[Trial]:
-    """The layouts and modes take turns; the payload is such that the last sizes suffice."""
+    """Layouts and modes alternate; the payload is such that the last sizes suffice."""
     cells, spaces = _cells(context), context.keys.spaces
     payload = max(PAGE, (spaces - _OVERHEAD) * PAGE) if arm == "space" else 4 * PAGE
     for left in range(spaces if arm == "space" else _INODES):
@@ -92,7 +93,7 @@ def _run_full(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _sync_trials(context: StudyContext) -> Iterator[Trial]:
-    """Up to one more than the save has, so that the last one goes through."""
+    """Up to one more than the save makes, so that the last one succeeds."""
     for cell in [cell for cell in _cells(context) if cell.mode != "unsafe"]:
         for at in range(1, syncs_of_a_save(cell) + 2):
             for persistence in _PERSISTENCE:
@@ -107,7 +108,7 @@ def _run_sync(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def syncs_of_a_save(cell: Cell) -> int:
-    """How many fsync calls a save makes, folders included."""
+    """Number of fsync calls of a save, folders included."""
     disk = ModelFs(MOUNT, beginning("save", cell))
     store = store_on(disk, cell)
     store.save(image(cell.layout, NEXT), ATTEMPT)
@@ -121,7 +122,7 @@ def _judged(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wrong(found: dict[str, Any]) -> list[str]:
-    """Every promise that a save on a real file system broke, in words."""
+    """Every promise broken by a save on a real file system, in words."""
     acknowledged, refused = found["acknowledged"], found.get("refused", 0)
     wrong = [f"untyped: {found['untyped']}"] if found["untyped"] else []
     if found["recovered"] < acknowledged:
@@ -188,7 +189,7 @@ def _gates(results: Results) -> Iterator[Gate]:
         cases = sum(record.found["cases"] for record in calls)
         yield Gate("cases", cases >= ENOUGH, f"{cases} cases in memory, {ENOUGH} are due")
     yield from mutants_found("mutant")(results)
-    for arm in _REAL:  # one in which nothing is refused, or nothing gets through, has tried nothing
+    for arm in _REAL:  # a trial in which no call fails, or none succeeds, tests nothing
         if records := results.of(arm):
             refused = sum(map(_refused, records))
             yield Gate(arm, 0 < refused < len(records), f"{len(records)} saves: {refused} refused, {len(records) - refused} went through")

@@ -1,4 +1,4 @@
-"""Bugs planted by the studies. `override` marks what each does otherwise: mypy refuses it where the product has no such method any more."""
+"""Bugs planted by the studies. `override` marks what each changes, so that mypy reports a method that the product no longer has."""
 
 from __future__ import annotations
 

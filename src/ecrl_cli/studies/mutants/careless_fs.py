@@ -1,4 +1,4 @@
-"""Planted bugs: each stands between the store and the failing disk and does what a careless store would do. The study must find all."""
+"""Planted bugs of a careless store: each sits between the store and the failing disk. The study must find all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IgnoresShortWrites(FsWrapper):
 
 
 class RetriesFsync(FsWrapper):
-    """The second one succeeds, because the pages are clean: what they held is gone."""
+    """Retries a failed fsync: the second one succeeds because the pages are clean, but their data is lost."""
 
     def fsync(self, fd: int) -> None:
         try:
@@ -43,7 +43,7 @@ class IgnoresFailedDirsync(FsWrapper):
 
 
 class IgnoresFailedClose(FsWrapper):
-    """Some file systems say only here that the data did not arrive."""
+    """Ignores an error of close, where some file systems first report lost data."""
 
     def close(self, fd: int) -> None:
         with suppress(StorageError):
@@ -61,7 +61,7 @@ class SwallowsEnospc(FsWrapper):
 
 
 class ForgetsUndo(FsWrapper):
-    """Removes nothing whose path holds `_keep`."""
+    """Removes nothing whose path contains `_keep`."""
 
     _keep = STAGE_PREFIX
 
@@ -75,9 +75,9 @@ class ForgetsUndo(FsWrapper):
 
 
 class ForgetsUndoAfterRename(ForgetsUndo):
-    """Believes that what a rename was tried on is no stage any more."""
+    """Does not undo a stage once a rename of it was tried."""
 
-    _keep = "\0"  # nothing, so far
+    _keep = "\0"  # initially empty
 
     def rename(self, source: Path, target: Path, *, replace: bool) -> None:
         try:
@@ -98,7 +98,7 @@ class RetriesForEver(FsWrapper):
 
 
 class LeaksDescriptors(FsWrapper):
-    """What failed once is never closed."""
+    """Never closes descriptors after a failure."""
 
     def __init__(self, behind: Fs) -> None:
         super().__init__(behind)
@@ -133,7 +133,7 @@ class RaisesWhatItGets(FsWrapper):
 
 
 class ClearsTheWayFirst(FsWrapper):
-    """Removes the newest checkpoint before the next one is safe."""
+    """Removes the newest checkpoint before the next one is durable."""
 
     def mkdir(self, path: Path) -> None:
         for folder in [name for name in self.behind.listdir(path.parent) if name.startswith("step_")][-1:]:
@@ -143,7 +143,7 @@ class ClearsTheWayFirst(FsWrapper):
         self.behind.mkdir(path)
 
 
-# By name: the bug, and scope and kind of the fault that is to bring it to light.
+# By name: the bug, and scope and kind of the fault that is to expose it.
 MUTANTS: dict[str, tuple[Callable[[Fs], Fs], str, str]] = {
     "ignores short writes": (IgnoresShortWrites, "write", SHORT),
     "retries a failed fsync": (RetriesFsync, "sync", "EIO"),

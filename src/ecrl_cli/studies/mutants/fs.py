@@ -1,4 +1,4 @@
-"""Planted bugs of the kind "sync": back ends that pass every call on, except a sync that they forget."""
+"""Planted bugs of the kind "sync": file systems that forward every call except certain syncs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ecrl_cli.storage.fs_wrapper import FsWrapper
 
 
 class RootedFs(FsWrapper):
-    """`root`: the checkpoints folder of the store on it. The base of back ends that change a few calls."""
+    """Base of file systems that change a few calls. `root`: the checkpoints folder of the store on it."""
 
     def __init__(self, fs: Fs, root: Path) -> None:
         super().__init__(fs)
@@ -22,7 +22,7 @@ MakeFs = Callable[[Fs, Path], Fs]
 
 
 def forgets_files(forgotten: Callable[[str], bool]) -> MakeFs:
-    """`fsync` does nothing for a file inside or beside a stage whose name is `forgotten`."""
+    """`fsync` does nothing for a file in or beside a stage whose name is `forgotten`."""
 
     class Forgetful(RootedFs):
         def fsync(self, fd: int) -> None:
@@ -44,7 +44,7 @@ def forgets_folders(forgotten: Callable[[Path, Path], bool]) -> MakeFs:
 
 
 class ForgetsTheNewName(RootedFs):
-    """The sync of the folder that follows a checkpoint's rename does nothing."""
+    """The folder sync after a checkpoint's rename does nothing."""
 
     armed = False
 

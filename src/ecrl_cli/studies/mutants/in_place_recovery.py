@@ -1,4 +1,4 @@
-"""Bugs planted into recoveries that outlive ranks: the run goes on, and what it says or ends in is wrong."""
+"""Bugs planted into in-place recoveries: the run continues, but its reports or its final state are wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ecrl_cli.records.heartbeat_table import HeartbeatTable
 
 _SURVIVORS = "ecrl_cli.recovery.fault_tolerant_allreduce"
 
-# By name: the module that is spoilt in every process that trains, and how; see planted.py.
+# By name: the module patched in every training process, and the patch; see `mutants.recovery`.
 LIVE_BUGS: dict[str, tuple[str, str]] = {
     "the bucket under way is taken as it stands": (
         _SURVIVORS,
@@ -78,7 +78,7 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
 
 @contextmanager
 def unburied(bug: str) -> Iterator[None]:
-    """The supervisor is this process: what it does is spoilt here."""
+    """Patches the supervisor's part of a bug in this process."""
     bury = HeartbeatTable.mark_dead
     if bug == "the dead are not buried":
         HeartbeatTable.mark_dead = lambda self, rank: None  # type: ignore[method-assign]

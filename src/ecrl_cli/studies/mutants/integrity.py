@@ -1,4 +1,4 @@
-"""Planted bugs of the kind "guard": looks at a checkpoint that leave something out."""
+"""Planted bugs of the kind "guard": integrity checks that leave something out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Look = Callable[[Path, IntegrityConfig | None, Fs | None], IntegrityReport]
 
 
 def blind_at(layer: str) -> Look:
-    """Whatever the guard would refuse at `layer` passes, unseen by the layers behind it."""
+    """Whatever the integrity check would reject at `layer` passes, and later layers do not see it."""
 
     def look(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
         report = verify_checkpoint(path, config, fs)
@@ -26,12 +26,12 @@ def blind_at(layer: str) -> Look:
 
 
 def sizes_only(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
-    """Records, names and sizes; the contents are believed."""
+    """Checks records, names and sizes only, not contents."""
     return verify_checkpoint(path, replace(config or IntegrityConfig(), contents=False), fs)
 
 
 def names_only(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
-    """Nothing is hashed, nothing is read: a checkpoint is what has all its files."""
+    """Checks names only: a checkpoint with all its files passes."""
     fs, report = fs or PosixFs(), verify_checkpoint(path, config, fs)
     try:
         names = set(fs.listdir(path.parent if path.suffix else path))

@@ -1,4 +1,4 @@
-"""Guards with a layer left out: bugs planted in this process for as long as a trial lasts. A study that does not find them is blind."""
+"""Integrity checks with a layer left out, patched into this process for a trial; a study must find each."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def _of_any_run(self: Any, data: bytes) -> None:
 
 
 def _matching_any_commit(self: Any, data: bytes) -> None:
-    """As if the commit named this manifest."""
+    """Accepts any commit as naming this manifest."""
     self.found.commit = replace(self.found.commit, manifest_sha256=hashlib.sha256(data).hexdigest())
     _take_manifest(self, data)
 
 
 def _of_any_step(self: Any, data: bytes) -> None:
-    """As if manifest and commit spoke of the same run, attempt and step."""
+    """Accepts manifest and commit of different runs, attempts and steps."""
     commit, told = self.found.commit, _manifest_unchecked(data)
     self.found.commit = replace(commit, run_id=told.run_id, attempt=told.attempt, global_step=told.global_step)
     _take_manifest(self, data)
@@ -66,7 +66,7 @@ def _open_anything(fs: Fs, folder: int, name: str, *, trust_owner: bool) -> tupl
 
 
 def _places_as_told(header: bytes, part: PartEntry) -> list[TensorPlace]:
-    """The header's offsets under the manifest's names, whatever else it says."""
+    """Uses the header's offsets under the manifest's names without further checks."""
     start, told, found = 8 + len(header), _parse(header), []
     for name, entry in part.tensors.items():
         spec = TensorSpec(name, entry.dtype if entry.dtype in DTYPES else "torch.uint8", entry.shape)
@@ -75,7 +75,7 @@ def _places_as_told(header: bytes, part: PartEntry) -> list[TensorPlace]:
 
 
 def _tensor_unchecked(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, setting: str) -> None:
-    """Looks for NaN, and not at the digest."""
+    """Checks for NaN, but not the digest."""
     spec = place.spec
     data = b"".join(pieces(fs, fd, place.offset, place.offset + spec.nbytes))
     if must_be_finite(spec.name, setting) and not finite.all_finite(spec.dtype, data):
@@ -88,7 +88,7 @@ def _layer_lets_through(name: str) -> Iterator[None]:
 
 
 def _newest_of_all(fs: Fs, root: Any, examine: Callable[[Any], integrity.IntegrityReport]) -> catalog.ResumeChoice:
-    """Believes the newest name."""
+    """Trusts the newest name."""
     found = catalog.entries(fs, root)
     return replace(_newest_valid(fs, root, examine), report=examine(found[0].path)) if found else catalog.ResumeChoice(None, ())
 
@@ -123,7 +123,7 @@ MUTANTS: dict[str, Patches] = {
     "recovery asks the guard": [(catalog, "newest_valid", _newest_of_all)],
 }
 
-# A layer that another one backs is found by what the two together let through.
+# A layer backed by another is tested by leaving out both.
 BACKED = {
     "limits and names in the manifest": "the set of names",
     "hashes of tensor files": "tensor digests",
@@ -137,13 +137,13 @@ def left_out(name: str) -> tuple[str, ...]:
 
 
 def names() -> list[str]:
-    """Every single, then every pair of a backed layer and its back."""
+    """Every single layer, then every pair of a backed layer and its backing one."""
     return [*MUTANTS, *(f"{name} + {back}" for name, back in BACKED.items())]
 
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """Within, the guard of this process leaves out the layers of mutant `name`."""
+    """Within the context this process checks without the layers of mutant `name`."""
     with ExitStack() as stack:
         for each in left_out(name):
             for owner, attribute, replacement in MUTANTS[each]:

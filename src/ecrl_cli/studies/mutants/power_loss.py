@@ -1,4 +1,4 @@
-"""Is the model blind? Each planted bug must break a promise of its write mode in some state."""
+"""Checks that the power-loss model can see bugs: each planted bug must break a promise of its write mode in some state."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle
 from ecrl_cli.studies.power_loss.tree_store import Forest
 from ecrl_cli.studies.power_loss.workloads import ROOT, Bench, played, store_config
 
-STATES = 1024  # per moment: a planted bug that hides better than that is not found
+STATES = 1024  # states per moment; a planted bug that shows in none of them counts as not found
 
 
 def hunt(planted: Planted, seed: int, rng: random.Random, states: int = STATES) -> dict[str, Any]:
-    """The first state that breaks the promise, under the mildest model that shows one: `found`, `model`, `outcome` and `state` in words."""
+    """The first state that breaks the promise, under the mildest model that has one: `found`, `model`, `outcome` and `state` in words."""
     tried = 0
     for model in MODELS:
         single = planted.layout == "single"
@@ -34,7 +34,7 @@ def hunt(planted: Planted, seed: int, rng: random.Random, states: int = STATES) 
 
 
 def recovery(planted: Planted) -> Any:
-    """How the broken store chooses, where it does not choose as the sound one."""
+    """How the broken store chooses, if it differs from the sound one."""
     if planted.make_store.newest_valid is CheckpointStore.newest_valid:
         return None
 

@@ -1,7 +1,7 @@
-"""Bugs planted into the recovery of real runs, of the kind that published systems had: the run goes on, and ends elsewhere.
+"""Bugs planted into the recovery of real runs, as published systems had them: the run continues, and ends in another state.
 
-Python reads `sitecustomize.py` at the start of every process; the one written here waits for a module and spoils it. Nothing of it is
-reachable from the product.
+Python runs `sitecustomize.py` at the start of every process; the one written here waits for a module and patches it. None of it is reachable from
+the product.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OPTIMIZER = """
     module.TrainState._restore_optimizer = lose
 """
 
-# By name: the module that is spoilt, and how.
+# By name: the module to patch, and the patch.
 BUGS: dict[str, tuple[str, str]] = {
     "rng not restored": (_STATE, "\n    module.restore_rng = lambda states, device: None\n"),
     "rng of rank 0 for all": (
@@ -113,7 +113,7 @@ BUGS: dict[str, tuple[str, str]] = {
 }
 
 _REPLICAS = "ecrl_cli.training.replicas"
-# What a rank seeds in a step is spoilt; which replicas it has, the learner knows.
+# Patches the seeds of a rank within a step; the train step knows which replicas the rank has.
 _STREAMS = """
     seed, learn = module.seed_replica, module.ReplicaTrainStep.run
     def spoilt(self, batch, global_step):
@@ -124,7 +124,7 @@ _STREAMS = """
     module.ReplicaTrainStep.run = spoilt
 """
 
-# Those of fixed replicas: with each, numbers depend on which rank computes which replica. Without replicas none of it is executed.
+# Bugs of fixed replicas: with each, results depend on which rank computes which replica. Without replicas none of it runs.
 REPLICA_BUGS: dict[str, tuple[str, str]] = {
     "sum in rank order": (
         "ecrl_cli.training.replica_allreduce",
@@ -146,13 +146,13 @@ REPLICA_BUGS: dict[str, tuple[str, str]] = {
 
 
 def site(module: str, body: str) -> str:
-    """A `sitecustomize.py` that runs `body`, lines of a function of `module`, once the module of that name has been imported."""
+    """A `sitecustomize.py` that runs `body`, lines of a function of `module`, after the module of that name is imported."""
     return _PLANT.replace("{module}", module).replace("{body}", body)
 
 
 @contextmanager
 def planted(bug: str, folder: Path) -> Iterator[None]:
-    """Every process that is started in here has `bug`; empty: none."""
+    """Every process started within the context has `bug`; empty: none."""
     if not bug:
         yield
         return
@@ -165,7 +165,7 @@ def planted(bug: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """What is started in here finds these in its environment; an empty value changes nothing."""
+    """Sets these environment variables for processes started within the context; an empty value changes nothing."""
     before = {name: os.environ.get(name) for name, value in values.items() if value}
     os.environ.update({name: values[name] for name in before})
     try:

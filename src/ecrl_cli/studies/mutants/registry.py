@@ -1,6 +1,6 @@
-"""Bugs planted in the protocol, one per entry: a study that does not find them is blind.
+"""Bugs planted into the checkpoint protocol, one per entry, which the studies must find.
 
-None of it is reachable from the product: a planted bug is a back end, a store or a guard that a study builds for itself.
+None of it is reachable from the product: a planted bug is a file system, a store or an integrity check that a study builds for itself.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ecrl_cli.studies.mutants.store import (
 
 @dataclass(frozen=True)
 class Planted:
-    """`step`: of the protocol, that it breaks. `kind`: order | sync | guard. `mode`, `layout`: where it shows.
+    """`step`: the protocol step that it breaks. `kind`: order | sync | guard. `mode`, `layout`: where it shows.
 
-    `situation`: what has to happen for it to show: a workload of the power-loss model.
+    `situation`: the workload of the power-loss model in which it shows.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Planted:
     examine: Look = verify_checkpoint
 
     def wrapped(self, fs: Fs, root: Path) -> Fs:
-        """The back end as the bug makes it; `fs` itself where the bug is elsewhere."""
+        """The file system with the bug; `fs` itself if the bug is elsewhere."""
         return self.make_fs(fs, root) if self.make_fs else fs
 
     def store(self, root: Path, config: StoreConfig, fs: Fs, points: Points = lambda name: None) -> PlantedStore:
-        """The broken store at `root`, over `fs`."""
+        """The broken store at `root`, on `fs`."""
         made = self.make_store(root, config, self.wrapped(fs, root), points)
         made.look = self.examine
         return made

@@ -1,4 +1,4 @@
-"""Does the study see? The structural rows and random faults again, before guards with a layer left out."""
+"""The structural rows and random faults again, under integrity checks with a layer left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def trials(setting: StudyContext) -> list[Trial]:
 
 
 def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
-    """What the mutant lets through, and what another layer than usual refuses. The same cases for every mutant."""
+    """What the mutant lets through, and what another layer than usual rejects. The cases are the same for every mutant."""
     mutant = str(trial.facts["mutant"])
     seen: Counter[str] = Counter()
     elsewhere: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Planted bugs of the kind "order": stores that do the steps of the protocol in a wrong order, or one of them wrongly."""
+"""Planted bugs of the kind "order": stores that do the protocol's steps in a wrong order, or one of them wrongly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ecrl_cli.studies.mutants.integrity import Look
 
 
 class PlantedStore(CheckpointStore):
-    """The store with the guard that it was given. What is overridden below it is the bug."""
+    """A store with a given integrity check. Methods overridden in subclasses are the bug."""
 
     look: Look = staticmethod(verify_checkpoint)
 
@@ -34,7 +34,7 @@ class PlantedStore(CheckpointStore):
 
 
 class _Reordered(PlantedStore):
-    """A save in short: no conflict, no fence. The steps are in the right order here."""
+    """A minimal save without conflict check and fencing, with the steps in the right order."""
 
     @override
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
@@ -63,7 +63,7 @@ class _Reordered(PlantedStore):
 
 
 class _Owing(_Reordered):
-    """Acknowledges first and does the rest when it is to move the pointers."""
+    """Acknowledges first and completes the save when it updates the pointers."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ class AcknowledgesBeforeTheSync(_Owing):
 
 
 class _Greedy(_Reordered):
-    """Keeps one checkpoint, and counts the one that is on its way."""
+    """Keeps one checkpoint, and counts the one being written."""
 
     @override
     def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
@@ -126,7 +126,7 @@ class RetiresBeforeTheSync(_Greedy):
 
 
 class _Early(GroupInstaller):
-    """Takes the name as soon as the parts are there; the records are written into it."""
+    """Takes the final name as soon as the parts are there; the records are written into it."""
 
     @override
     def build(self) -> None:
@@ -160,7 +160,7 @@ class _Early(GroupInstaller):
 
     @override
     def install(self) -> None:
-        """Done already."""
+        """Nothing to do: installed already."""
 
 
 class RenamesBeforeTheManifest(_Reordered):
@@ -171,7 +171,7 @@ class RenamesBeforeTheManifest(_Reordered):
 
 
 class CommitsBeforeTheParts(_Reordered):
-    """MANIFEST and COMMIT first; the parts follow under the name."""
+    """Writes MANIFEST and COMMIT first; the parts follow under the final name."""
 
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         early = _Early(work)
@@ -191,7 +191,7 @@ class CommitsBeforeTheParts(_Reordered):
 
 
 class TrustsThePointer(_Reordered):
-    """Moves the pointer before the name is durable, and recovers what it names without a look at the folder."""
+    """Moves the pointer before the name is durable, and recovers what it names without listing the folder."""
 
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         installer.build()
@@ -219,7 +219,7 @@ class TrustsThePointer(_Reordered):
 
 
 class SweepsWhatIsOld(PlantedStore):
-    """The janitor leaves the newest name only, without asking whether it is any good."""
+    """Sweeps all names but the newest, without verifying that one."""
 
     @override
     def sweep_leftovers(self) -> None:
@@ -229,7 +229,7 @@ class SweepsWhatIsOld(PlantedStore):
 
 
 class UnlinksThePartsFirst(PlantedStore):
-    """Retention without the trash, COMMIT last: a half of it still has its commit."""
+    """Retires without the trash, COMMIT last: a partly deleted checkpoint still has its commit."""
 
     @override
     def _trash(self, entry: CheckpointEntry) -> None:
@@ -244,7 +244,7 @@ class UnlinksThePartsFirst(PlantedStore):
 
 @contextmanager
 def _existing() -> Iterator[None]:
-    """What is there already is as good as made."""
+    """Counts an existing file as written."""
     try:
         yield
     except StorageError as error:
@@ -253,11 +253,11 @@ def _existing() -> Iterator[None]:
 
 
 class ReusesTheStage(_Reordered):
-    """Goes on with a stage that lies there: a file that is in it counts as written."""
+    """Continues in an existing stage and counts the files in it as written."""
 
     @override
     def sweep_leftovers(self) -> None:
-        """A stage may still be of use."""
+        """Does nothing: a stage may be reused."""
 
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         assert isinstance(installer, GroupInstaller)
@@ -269,7 +269,7 @@ class ReusesTheStage(_Reordered):
 
 
 class OverwritesInPlace(_Reordered):
-    """Writes under the final name, over what it finds there."""
+    """Writes under the final name, over existing files."""
 
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         with suppress(StorageError):
@@ -281,7 +281,7 @@ class OverwritesInPlace(_Reordered):
 
 
 def _fill(work: CommitJob, folder: Path) -> None:
-    """All files of a group, in the right order, in a folder that may exist."""
+    """Write all files of a group, in the right order, into a folder that may exist."""
     entries = ImageHasher(work.image, work.pool).entries()
     with _existing():
         work.fs.mkdir(folder)

@@ -1,4 +1,4 @@
-"""Bugs planted in the protocol of two writers. Each is swept over the cell in which it must show; a study that finds none is blind."""
+"""Bugs planted into the protocol of two writers. Each runs over the cell in which it must show; the study must find all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ecrl_cli.studies.writers.store_fixture import PRODUCT, History, Kind
 
 
 class _LooksOnce(FencingToken):
-    """The fence is looked at before the build, and never again."""
+    """Checks the fence before the build and never again."""
 
     _looked = False
 
@@ -45,19 +45,19 @@ class _NeverLooks(FencingToken):
 class _NoCheckBehindTheBuild(CheckpointStore):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        assert type(self._fencing) is FencingToken  # what is replaced is what the store asks
+        assert type(self._fencing) is FencingToken  # the store asks this object, which is replaced
         self._fencing = _LooksOnce(self.fs, self.root)
 
 
 class _NoFence(CheckpointStore):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        assert type(self._fencing) is FencingToken  # what is replaced is what the store asks
+        assert type(self._fencing) is FencingToken  # the store asks this object, which is replaced
         self._fencing = _NeverLooks(self.fs, self.root)
 
 
 class _ByMtime(CheckpointStore):
-    """What was touched last is the newest."""
+    """Takes the name with the latest mtime for the newest."""
 
     @override
     def entries(self) -> list[CheckpointEntry]:
@@ -69,7 +69,7 @@ class _ByMtime(CheckpointStore):
 
 
 class _LooksAtTheFolderOnce(CheckpointStore):
-    """One listing, one look at each: what moves or comes late meanwhile counts as refused."""
+    """Lists once and checks each name once: what is moved or arrives meanwhile counts as rejected."""
 
     @override
     def newest_valid(self) -> ResumeChoice:
@@ -83,7 +83,7 @@ class _Overwrites(FsWrapper):
 
 
 def _undo_by_name(self: SingleInstaller, ours: object = None) -> None:
-    """Removes the names it gave, whoever has them by now."""
+    """Removes the names it has created, even if another writer owns them by now."""
     for path in reversed(self._made):
         with suppress(StorageError):
             self.work.fs.unlink(path)
@@ -97,7 +97,7 @@ def _undoing_by_name() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Planted:
-    """`cell`: the arm and the facts of the trials in which it must show. `around`: in place while they run."""
+    """`cell`: arm and facts of the trials in which it must show. `around`: context in which they run."""
 
     name: str
     cell: dict[str, Any]
@@ -123,7 +123,7 @@ PLANTED = (
 
 
 def run(name: str, history: History, seed: int, folder: Path) -> dict[str, Any]:
-    """How many of the cell's trials show the bug, of how many."""
+    """How many of the cell's trials show the bug, and how many there are."""
     bug = next(bug for bug in PLANTED if bug.name == name)
     with bug.around():
         shown = list(_shown(bug, history, seed, folder))

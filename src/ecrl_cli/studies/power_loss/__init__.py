@@ -1,1 +1,1 @@
-"""What a power loss may leave: every legal state of a disk in memory, and real file systems cut off."""
+"""What a power loss may leave: every legal state of a disk in memory, and shutdowns of real file systems."""

@@ -1,4 +1,4 @@
-"""Disks in memory, and file systems on them that nobody else sees and that die with the process: memfd, loop device, private mount namespace."""
+"""Disks in memory, and private file systems on them that vanish with the process: memfd, loop device, private mount namespace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.linux.mounts import LIBC, check
 
-# Bytes of the disk (sparse), and what makes a file system on it. The inode table of ext4 is written at once: else a thread does it during the trials.
+# Disk size in bytes (sparse), and the mkfs command. ext4's inode table is written at once; else a kernel thread would do it during the trials.
 DISKS: dict[str, tuple[int, tuple[str, ...]]] = {
     "ext4": (64 * 2**20, ("mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,nodiscard")),
     "xfs": (320 * 2**20, ("mkfs.xfs", "-q", "-f", "-K")),
@@ -38,7 +38,7 @@ def unmount(target: Path) -> None:
 
 
 def sync_disk(folder: Path) -> None:
-    """Write out the whole file system on which `folder` lies."""
+    """Write out the whole file system of `folder`."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         check(LIBC.syncfs(fd), str(folder))
@@ -47,9 +47,9 @@ def sync_disk(folder: Path) -> None:
 
 
 def cut_off(mounted: Path, outside: Path) -> None:
-    """Shut the file system at `mounted` down without writing its log. Raises OSError where it refuses (btrfs: ENOTTY).
+    """Shut down the file system at `mounted` without writing its log. Raises OSError if it is not supported (btrfs: ENOTTY).
 
-    Never the file system of `outside`: a mount that is not there would cut off the machine's own.
+    Refuses the file system of `outside`: without the mount it would shut down the machine's own.
     """
     fd = os.open(mounted, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -61,7 +61,7 @@ def cut_off(mounted: Path, outside: Path) -> None:
 
 
 def forget_devices() -> None:
-    """Let btrfs forget the disks that it saw: an earlier state of the same file system must not be taken for a stale copy."""
+    """Make btrfs forget the disks it has seen: an earlier state of the same file system must not count as a stale copy."""
     with suppress(FileNotFoundError):
         fd = os.open("/dev/btrfs-control", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -72,14 +72,14 @@ def forget_devices() -> None:
 
 def memory_disk(nbytes: int) -> int:
     """An empty disk: the descriptor of a sparse file in memory."""
-    name = f"ecrl-disk-{os.getpid()}-{next(_NUMBERS)}"  # mkfs.btrfs takes two loop devices over files of one name for one disk
+    name = f"ecrl-disk-{os.getpid()}-{next(_NUMBERS)}"  # mkfs.btrfs takes two loop devices on files of equal name for one disk
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.ftruncate(fd, nbytes)
     return fd
 
 
 class LoopDevice:
-    """A block device over the file `fd`. The kernel takes it back when nobody has it open or mounted any more."""
+    """A block device on the file `fd`. The kernel frees it when it is no longer open or mounted."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self.path = _attached(fd)
@@ -107,7 +107,7 @@ def _attached(backing: int) -> tuple[int, str]:
 
 
 def make_filesystem(kind: str) -> int:
-    """A fresh disk with an empty file system of that kind on it."""
+    """A new disk with an empty file system of that kind."""
     nbytes, command = DISKS[kind]
     disk = memory_disk(nbytes)
     device = LoopDevice(disk)

@@ -1,7 +1,7 @@
-"""A disk that writes down what it is told: one file over FUSE, backed by memory; every write and every flush goes into a log, in order.
+"""A logging disk: one file over FUSE, backed by memory; every write and every flush is logged in order.
 
-A process of its own (`python -m ... MOUNT_POINT DISK_FD LOG_FD PARENT`): a file system on this disk waits for it, so it must never wait for
-that file system. The log is a file in memory that others read while it grows; a record in it is whole before the write is answered.
+A separate process (`python -m ... MOUNT_POINT DISK_FD LOG_FD PARENT`): a file system on this disk waits for it, so it must never wait for that
+file system. The log is a memory file that others read while it grows; a record is complete before its write is answered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEADER = struct.Struct("=QQ")  # offset, bytes; a flush has no bytes
 
 @dataclass(frozen=True)
 class DiskWrite:
-    """`data` at `offset`; a flush (everything written before is durable) where there is no data."""
+    """`data` at `offset`; without data a flush, which makes everything written before durable."""
 
     offset: int
     data: bytes
@@ -34,12 +34,12 @@ class DiskWrite:
 
     @property
     def log_bytes(self) -> int:
-        """What the record takes in the log."""
+        """Size of the record in the log."""
         return _HEADER.size + len(self.data)
 
 
 class LoggedDisk:
-    """What FUSE asks of the file system with the one file in it."""
+    """The FUSE operations of a file system with one file."""
 
     use_ns = True
 

@@ -1,6 +1,6 @@
-"""Which states a disk may be in when the power goes, given the log of what it was told. Pure: no disk is touched here.
+"""Computes which states a disk may be in at a power loss from the log of its writes and flushes. Pure: no disk is touched.
 
-What was written before a flush is there. Of what came after the last flush, any part may be there, whole or torn at 4 KiB.
+Writes before a flush are durable. Of the writes after the last flush any subset may be there, whole or torn at 4 KiB.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _ALL_SUBSETS_UP_TO = 4  # pending writes: 16 subsets
 
 @dataclass(frozen=True)
 class State:
-    """The first `prefix` records, without those `dropped`; of the record `torn[0]` only the bytes from `torn[1]` to `torn[2]`.
-    `acknowledged`: how many saves had been acknowledged by then."""
+    """The first `prefix` records, without those `dropped`; of the record `torn[0]` only the bytes from `torn[1]` to `torn[2]`. `acknowledged`:
+    number of saves acknowledged by then."""
 
     prefix: int
     acknowledged: int
@@ -38,7 +38,7 @@ class State:
 
 @dataclass(frozen=True)
 class CrashStates:
-    """`epochs`: groups of writes between two flushes, of which `exhausted` contribute every subset and every tear, the others a sample."""
+    """`epochs`: groups of writes between two flushes; `exhausted` of them contribute every subset and every tear, the others a sample."""
 
     states: tuple[State, ...]
     prefixes: int
@@ -47,8 +47,8 @@ class CrashStates:
 
 
 def crash_states(log: Sequence[DiskWrite], start: int, acknowledged: Sequence[int], limit: int, rng: random.Random) -> CrashStates:
-    """At most `limit` different states from record `start` on: every prefix (a sample with every acknowledgement, where `limit` is smaller), then
-    drops and tears, taken from the epochs in turn. `acknowledged[i]`: how many records there were when save i+1 was acknowledged."""
+    """At most `limit` distinct states from record `start` on: every prefix (a sample with every acknowledgement, if `limit` is smaller), then
+    drops and tears, alternating between the epochs. `acknowledged[i]`: number of records when save i+1 was acknowledged."""
     prefixes = _prefixes(log, start, acknowledged)
     if len(prefixes) > limit:
         kept = [state for state in prefixes if state.prefix in acknowledged]
@@ -62,13 +62,13 @@ def crash_states(log: Sequence[DiskWrite], start: int, acknowledged: Sequence[in
 
 
 def _prefixes(log: Sequence[DiskWrite], start: int, acknowledged: Sequence[int]) -> list[State]:
-    """After every write, and at every acknowledgement."""
+    """Prefixes after every write, and at every acknowledgement."""
     moments = [start, *(index + 1 for index in range(start, len(log)) if not log[index].is_flush), *acknowledged]
     return [State(moment, sum(at <= moment for at in acknowledged)) for moment in sorted(set(moments))]
 
 
 def _epochs(log: Sequence[DiskWrite], start: int) -> Iterator[tuple[int, ...]]:
-    """The writes between two flushes, where there is more than one or one that can tear."""
+    """Groups of writes between two flushes with more than one write, or with one that can tear."""
     members: list[int] = []
     for index in range(start, len(log) + 1):
         if index < len(log) and not log[index].is_flush:
@@ -80,7 +80,7 @@ def _epochs(log: Sequence[DiskWrite], start: int) -> Iterator[tuple[int, ...]]:
 
 
 def _drops(log: Sequence[DiskWrite], epochs: Sequence[tuple[tuple[int, ...], int]], budget: int, rng: random.Random) -> list[State]:
-    """States in which the power went at the end of an epoch, one from each in turn until the budget is spent or nothing new comes."""
+    """States at the end of an epoch with writes dropped, one from each epoch in turn until the limit is reached or nothing new comes."""
     found: dict[State, None] = {}
     sources = [_subsets(log, members, acknowledged, rng) for members, acknowledged in epochs]
     barren = 0
@@ -114,7 +114,7 @@ def _subsets(log: Sequence[DiskWrite], members: tuple[int, ...], acknowledged: i
 
 
 def _torn(log: Sequence[DiskWrite], kept: Sequence[int], rng: random.Random) -> tuple[int, int, int] | None:
-    """Half of the time, one of the longer writes: its beginning or its end."""
+    """In half of the cases, one of the longer writes with only its beginning or its end."""
     if not kept or rng.random() < 0.5:
         return None
     index = rng.choice(kept)

@@ -1,4 +1,4 @@
-"""The arm `model`: workload x layout x write mode x fault model, each moment of each cut off; the planted bugs; the published protocol."""
+"""The arm `model`: workload x layout x write mode x fault model with a power loss at each moment; the planted bugs; the published protocol."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ecrl_cli.studies.power_loss.model_published import published
 from ecrl_cli.studies.power_loss.tree_store import Forest
 from ecrl_cli.studies.power_loss.workloads import WORKLOADS, Bench, honest, played
 
-PUBLISHED = "two"  # the workload of the published protocol
-_PROMISED = "atomic_dirsync"  # tried in full: a state left out could be the one that breaks the promise
-_IN_FULL = 64  # so many times the limit of the others
+PUBLISHED = "two"  # the published protocol's workload
+_PROMISED = "atomic_dirsync"  # tried exhaustively: a state left out could be the one that breaks the promise
+_IN_FULL = 64  # multiple of the others' limit
 
 
 class ModelArm:
@@ -71,7 +71,7 @@ class ModelArm:
         return Limits(states * _IN_FULL, second) if facts["mode"] == _PROMISED and facts["arm"] == "ours" else Limits(states, second // 4)
 
     def _share(self) -> int:
-        """Of the states that are rebuilt in real folders, those of one cell."""
+        """One cell's share of the states that are rebuilt in real folders."""
         cells = len(self._config.model_workloads) * len(LAYOUTS) * len(self._config.modes)
         return -(-int(self._config.model_folders) // cells)
 

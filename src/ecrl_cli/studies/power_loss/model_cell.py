@@ -1,4 +1,4 @@
-"""One cell of the matrix: a workload under one write mode and one fault model, cut off after every call."""
+"""One cell of the matrix: a workload under one write mode and one fault model, with a power loss after every call."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from ecrl_cli.studies.power_loss.workloads import ROOT, Bench
 OUTCOMES = ("new", "previous", "lost_ack", "lost_all", "detected", "empty_ok", "silent_wrong", "untyped", "hung")
 LOST = ("lost_ack", "lost_all")
 NEVER = ("silent_wrong", "untyped", "hung")
-_HARM = {"lost_ack": 1, "lost_all": 2, **dict.fromkeys(NEVER, 3)}  # beside everything else: 0
+_HARM = {"lost_ack": 1, "lost_all": 2, **dict.fromkeys(NEVER, 3)}  # all other outcomes: 0
 _EXAMPLES = 3
-_TELLING = ("step_", STAGE_PREFIX, TRASH_PREFIX, REJECTED_PREFIX)  # what is worth naming in the description of a state
+_TELLING = ("step_", STAGE_PREFIX, TRASH_PREFIX, REJECTED_PREFIX)  # prefixes of names worth mentioning in the description of a state
 
 
 def broken(mode: str, model: str, found: str) -> bool:
-    """Is `found` what `mode` promises not to happen under `model`?"""
+    """Whether `mode` promises that `found` does not happen under `model`."""
     loses = (mode, model) in (("unsafe", "O"), ("unsafe", "X"), ("atomic_nodirsync", "O"), ("atomic_nodirsync", "X"))
     return found in NEVER or found == "half" or (found in LOST and not loses)
 
 
 def whole_commits(mode: str, model: str) -> bool:
-    """Does `mode` promise under `model` that what has a whole commit record is whole?"""
+    """Whether `mode` promises under `model` that a checkpoint with a whole commit record is whole."""
     return model == "P" or (model == "O" and mode != "unsafe")
 
 
 @dataclass
 class Counts:
-    """What the states of a cell came to. `calls`: after how many the power may go; `exhausted`: of these moments, those with every state tried;
-    `deepest`: how many acknowledged steps, newest first, one state has lost at most."""
+    """Results of a cell's states. `calls`: after how many calls the power may fail; `exhausted`: moments with every state tried; `deepest`: the
+    most acknowledged steps, newest first, lost in one state."""
 
     moments: int = 0
     exhausted: int = 0
@@ -55,14 +55,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class Limits:
-    """`states`: tried per moment. `second`: states from which recovery itself is cut off."""
+    """`states`: tried per moment. `second`: states from which recovery itself is interrupted."""
 
     states: int
     second: int
 
 
 class Cell:
-    """A played workload, its disk and its judge."""
+    """A recorded workload with its disk and its oracle."""
 
     def __init__(self, bench: Bench, model: str, judge: RecoveryOracle, limits: Limits, rng: random.Random) -> None:
         self.bench, self.model, self.judge, self.limits, self.rng = bench, model, judge, limits, rng
@@ -72,7 +72,7 @@ class Cell:
         self._damaged = judge.halves(self.forest.plant(bench.begins_with))
 
     def judged(self) -> Iterator[tuple[int, str]]:
-        """Every state of every moment, once each: (calls made, outcome). The tally grows meanwhile."""
+        """Every state of every moment, once each: (calls made, outcome). Updates the counts."""
         disk = Disk(self.forest, self.bench.start, self.model, self.limits.states, self.rng)
         for calls in range(len(self.bench.fs.log) + 1):
             if calls:
@@ -108,7 +108,7 @@ class Cell:
         return f"after call {calls} of {len(self.bench.fs.log)} ({shown(self.bench, calls - 1)})" if calls else "before the first call"
 
     def described(self, state: int) -> str:
-        """What lies in checkpoints/, and what recovery says to it."""
+        """The content of checkpoints/, and recovery's verdict on it."""
         root = self.forest.child(state, ROOT.name)
         if root is None:
             return "checkpoints/ is not there"
@@ -119,9 +119,9 @@ class Cell:
         return f"holds {listed}" + (f"; {refused}" if refused else "") + f"; recovered {found.name or 'nothing'}"
 
     def second(self) -> dict[str, Any]:
-        """Recovery itself, cut off after each of its calls, from the states that make it do different things: outcomes and how many.
+        """Interrupt recovery after each of its calls, from states in which it acts differently: outcomes and their number.
 
-        What the first loss has left lies on the disk, so no mode may lose any of it now.
+        What the first loss has left is durable, so no mode may lose any of it now.
         """
         starts: dict[object, tuple[int, int, int]] = {}
         for state, acked, begun in self.seen:
@@ -156,7 +156,7 @@ class Cell:
                     yield calls, outcome(self.judge.recovered(after), acked, begun), after
 
     def _sight(self, state: int) -> object:
-        """What recovery's own calls depend on: each checkpoint's verdict, and the names of everything else."""
+        """What recovery's calls depend on: each checkpoint's verdict, and the names of everything else."""
         root = self.forest.child(state, ROOT.name)
         if root is None:
             return None
@@ -167,7 +167,7 @@ class Cell:
         )
 
     def in_folders(self, count: int, folder: Path) -> dict[str, Any]:
-        """Rebuild a sample of the states in `folder` and recover there, with nothing remembered: how many, and those with another answer."""
+        """Rebuild a sample of the states in `folder` and recover there without caches: their number, and those with a different result."""
         states = sorted({state for state, _, _ in self.seen})
         chosen = states if len(states) <= count else self.rng.sample(states, count)
         different = []
@@ -186,7 +186,7 @@ def newest(noted: list[tuple[int, int]], calls: int) -> int:
 
 
 def recovered_from(run: Path) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """What the store's recovery with the real guard chooses in a real folder, and what it refuses."""
+    """What the store's recovery with the real integrity check chooses in a real folder, and what it rejects."""
     fs, config = PosixFs(), IntegrityConfig(run_id=RUN_ID)
     choice = newest_valid(fs, run / ROOT.name, lambda path: verify_checkpoint(path, config, fs))
     rejected = tuple((Path(each.path).name, each.layer) for each in choice.rejected)
@@ -214,7 +214,7 @@ def clear(path: Path) -> None:
 
 
 def sizes(forest: Forest, number: int) -> str:
-    """The sizes of a folder's files, or of the file."""
+    """Sizes of a folder's files, or of the file."""
     thing = forest[number]
     if isinstance(thing, bytes):
         return f" {len(thing)}{' zeros' if thing and not any(thing) else ''}"
@@ -222,7 +222,7 @@ def sizes(forest: Forest, number: int) -> str:
 
 
 def shown(bench: Bench, place: int) -> str:
-    """A call, with the name that its node had then, without the random mark."""
+    """A call, with the name that its node had then, without the random suffix."""
     log = bench.fs.log
     op = log[place]
     names = {number: name for node in bench.start.values() if isinstance(node, Folder) for name, number in node.names.items()}

@@ -1,11 +1,13 @@
-"""Which states of a disk a power loss may leave after each call, under three fault models.
+"""Models which states of a disk a power loss may leave after each call, under three fault models.
 
 P  the process dies, the machine does not: every call so far has its effect.
-O  names survive as a prefix of the calls, at least up to the last sync of anything; bytes that were not synced may be anything.
-X  what POSIX promises and no more: any subset of the changes to a folder since that folder was last synced; `fsync` of a file makes its
-   bytes durable and not its name; `close` nothing; a rename has its whole effect or none.
 
-Bytes that were not synced: all of them, none, cut at each block or at the last sector, the size with zeros in one block or in all.
+O  names survive as a prefix of the calls, at least up to the last sync of anything; unsynced bytes may be anything.
+
+X  what POSIX promises and no more: any subset of the changes to a folder since its last sync; `fsync` of a file makes its bytes durable and not
+its name; `close` nothing; a rename has its whole effect or none.
+
+Unsynced bytes: all of them, none, cut at each block or at the last sector, the size with zeros in one block or in all.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from ecrl_cli.studies.power_loss.tree_store import Forest, Names
 MODELS = ("P", "O", "X")
 BLOCK, SECTOR = 4096, 512
 MARK = re.compile(r"\.[0-9a-f]{8}(?=\.|$)")
-_SUBSETS = 4096  # of the pending changes of one folder: tried in full up to here
+_SUBSETS = 4096  # pending changes of one folder up to which all subsets are tried
 
 
 @dataclass(frozen=True)
 class Variants:
-    """What a node may be after the loss. `numbers`: the first is what the process saw, the second the least that may be left.
+    """Possible states of a node after the loss. `numbers`: the first is what the process saw, the second the least that may be left.
 
-    `total`: how many there are; where `whole` is False, at least so many, and more than stand in `numbers`.
+    `total`: how many there are; if `whole` is False a lower bound, larger than `numbers`.
     """
 
     numbers: tuple[int, ...]
@@ -41,7 +43,7 @@ class Variants:
 
 @dataclass
 class _Data:
-    """A file: its bytes as durable, and as the process saw them."""
+    """A file: its durable bytes, and as the process saw them."""
 
     synced: bytes = b""
     seen: bytes = b""
@@ -50,7 +52,7 @@ class _Data:
 
 @dataclass
 class _Folder:
-    """A folder: its names to begin with, and every change since; those before `durable` have survived."""
+    """A folder: its initial names, and every change since; those before `durable` have survived."""
 
     first: Names
     changes: list[tuple[int, FsOp]] = field(default_factory=list)
@@ -58,7 +60,7 @@ class _Folder:
 
 
 class Disk:
-    """A disk and the calls it has taken, one after the other. `limit`: states of one node that are tried; beyond it a sample with `rng`."""
+    """A disk and the calls made on it. `limit`: states tried per node; beyond it a sample with `rng`."""
 
     def __init__(self, forest: Forest, nodes: dict[int, Node], model: str, limit: int, rng: random.Random) -> None:
         self.forest, self.model, self.limit, self.rng = forest, model, limit, rng
@@ -67,7 +69,7 @@ class Disk:
         self._taken = 0
         self._synced = 0  # calls up to the last sync of anything: under O all names before it have survived
         self._cut = 0  # under O and P: the calls whose names survive
-        self._room = limit  # under O it is shared by the cuts
+        self._room = limit  # under O shared by all prefixes
         self._known: dict[object, Variants] = {}
 
     def take(self, op: FsOp) -> None:
@@ -107,7 +109,7 @@ class Disk:
         return node if isinstance(node, Link) else _Folder(tuple(sorted((self._plain(name), number) for name, number in node.names.items())))
 
     def _plain(self, name: str) -> str:
-        """`name` with its random mark replaced by a running number: the same in every run of a trial."""
+        """`name` with its random suffix replaced by a running number, so that it is the same in every run of a trial."""
         return MARK.sub(lambda match: self._marks.setdefault(match[0], f".{len(self._marks):08x}"), name)
 
     def _take_data(self, op: FsOp) -> None:
@@ -129,7 +131,7 @@ class Disk:
         return folder
 
     def _key(self, number: int) -> object:
-        """Changes whenever the node's variants may."""
+        """Changes whenever the node's variants may change."""
         node = self._nodes[number]
         if isinstance(node, _Data):
             return number, node.version
@@ -193,7 +195,7 @@ class Disk:
         yield from list(found)[: self._room]
 
     def _maps(self, folder: _Folder) -> tuple[list[Names], bool]:
-        """The names that `folder` may have, and whether these are all: first what the process saw, then what is durable."""
+        """The names that `folder` may have, and whether these are all: first what the process saw, then the durable ones."""
         if self.model != "X":
             return [_applied(folder.first, [op for index, op in folder.changes if index <= self._cut])], True
         operations = [op for _, op in folder.changes]
@@ -208,7 +210,7 @@ class Disk:
         return list(found | subsets), True
 
     def _chosen(self, pending: Sequence[FsOp]) -> Iterator[Sequence[FsOp]]:
-        """Prefixes, all but one, all but two, one alone, and as many at random as the limit allows."""
+        """Prefixes, all but one, all but two, single changes, and random subsets up to the limit."""
         count = len(pending)
         yield from (pending[:end] for end in range(count + 1))
         for left_out in (1, 2):
@@ -220,14 +222,14 @@ class Disk:
 
 
 def _applied(names: Names, operations: Sequence[FsOp]) -> Names:
-    """`names` after these changes, each with its whole effect, whatever of the others has survived."""
+    """`names` after these changes, each with its whole effect, whichever others have survived."""
     if not operations:
         return names
     found = dict(names)
     for op in operations:
         if op.kind == "rename":
             for name in [name for name, number in found.items() if number == op.node]:
-                del found[name]  # wherever an earlier rename that was lost would have left it
+                del found[name]  # wherever it is, if an earlier rename was lost
             found[op.target[1]] = op.node
         elif op.kind in ("unlink", "rmdir"):
             found.pop(op.name, None)
@@ -237,7 +239,7 @@ def _applied(names: Names, operations: Sequence[FsOp]) -> Names:
 
 
 def torn(synced: bytes, seen: bytes) -> list[bytes]:
-    """What may be left of a file that was `seen` and had `synced` of it made durable; first all, then the least."""
+    """What may be left of a file that was `seen` by the process with `synced` of it durable; first all, then the least."""
     if synced == seen:
         return [seen]
     cuts = {*range(0, len(seen), BLOCK), (len(seen) - 1) // SECTOR * SECTOR}

@@ -1,4 +1,4 @@
-"""What the model arm found: the matrix, the planted bugs, and the targets."""
+"""Results of the model arm: the matrix, the planted bugs, and the gates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ecrl_cli.studies.frame.study import Record
 from ecrl_cli.studies.power_loss.model_cell import LOST, NEVER, OUTCOMES, broken
 from ecrl_cli.studies.power_loss.model_disk import MODELS
 
-DIRSYNC_STATES, ALL_STATES = 50_000, 500_000  # fewer distinct states than these prove too little
+DIRSYNC_STATES, ALL_STATES = 50_000, 500_000  # fewer distinct states prove too little
 _SUMS = ("calls", "reachable", "built", "distinct", "moments", "exhausted", "examined", "recoveries")
 _COUNTS = (*OUTCOMES, "half")
 
@@ -51,7 +51,7 @@ def findings(records: Sequence[Record], config: PowerLoss) -> Findings:
 
 
 def model_classes(records: Sequence[Record]) -> dict[str, set[str]]:
-    """The outcomes that each write mode has in the model."""
+    """The outcomes of each write mode in the model."""
     classes: dict[str, set[str]] = {}
     for record in records:
         if record.facts.get("arm") == "ours":
@@ -81,7 +81,7 @@ def _summed(found: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def _by_workload(cells: Sequence[Record]) -> Table:
-    """Where it is lost: X alone, by workload and layout."""
+    """Losses under X only, by workload and layout."""
     columns = (Column("workload", "workload"), Column("layout", "layout"), Column("mode", "write mode"), *_COLUMNS[2:-2])
     rows = [
         {name: record.facts[name] for name in ("workload", "layout", "mode")} | _summed([record.found])
@@ -124,7 +124,7 @@ def _distinct(cells: Iterable[Record]) -> int:
 
 
 def _never(cells: Sequence[Record]) -> list[Gate]:
-    """Nothing silently wrong, untyped or hung, in any mode, in enough states; nor a whole commit record over a checkpoint that is not."""
+    """Nothing silently wrong, untyped or hung in any mode, over enough states; no whole commit record on an incomplete checkpoint."""
     bad, tried = _count(cells, NEVER), _distinct(cells)
     wrong = f"{bad} of {tried} states (distinct within their cells) silently wrong, untyped or hung (0 in at least {ALL_STATES} is asked)"
     halves = _count(cells, ["half"])
@@ -135,7 +135,7 @@ def _never(cells: Sequence[Record]) -> list[Gate]:
 
 
 def _kept(cells: Sequence[Record], config: PowerLoss) -> list[Gate]:
-    """What each mode promises to keep."""
+    """Gates on what each mode promises to keep."""
     process = [record for record in cells if record.facts["model"] == "P"]
     lost = _count(process, LOST)
     gates = [
@@ -163,7 +163,7 @@ def _first(cells: Sequence[Record], bad: int) -> str:
 
 
 def _sees(rows: Sequence[dict[str, Any]], subjects: Sequence[Record], config: PowerLoss) -> list[Gate]:
-    """A model under which a mode without syncs loses nothing is blind, and so is one that finds the published protocol sound."""
+    """Under model X the modes without syncs and the published protocol must lose acknowledged checkpoints; otherwise the model is blind."""
     gates = []
     for name in ("unsafe", "atomic_nodirsync", "published atomic_dirsync"):
         if name.removeprefix("published ") not in config.modes or (name.startswith("published") and not subjects):
@@ -174,7 +174,7 @@ def _sees(rows: Sequence[dict[str, Any]], subjects: Sequence[Record], config: Po
 
 
 def _again(cells: Sequence[Record]) -> list[Gate]:
-    """Recovery cut off again, and recovery in real folders."""
+    """Gates on interrupted recovery, and on recovery in real folders."""
     worse = [f"{record.key}: {example}" for record in cells for example in record.found["second"]["examples"]]
     count = sum(record.found["second"]["outcomes"].get("worse", 0) for record in cells)
     run = sum(record.found["second"]["run"] for record in cells)

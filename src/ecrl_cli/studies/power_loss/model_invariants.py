@@ -1,8 +1,7 @@
-"""What recovery makes of a state: the store's own recovery with its own guard, judged by what had been saved and acknowledged.
+"""Runs the store's own recovery and integrity check on a state, and judges it by what had been saved and acknowledged.
 
-The guard is a function of the checkpoint that it looks at, and recovery one of the names there are and of what the guard says to each: every
-different checkpoint is examined once, and every different set of names and verdicts recovered from once. A sample is recovered from
-again in a real folder, with nothing remembered.
+The check is a function of the checkpoint, and recovery one of the names and verdicts: every distinct checkpoint is verified once, and every
+distinct set of names and verdicts recovered from once. A sample is recovered from again in a real folder, without caches.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from ecrl_cli.studies.mutants.integrity import Look
 from ecrl_cli.studies.power_loss.tree_store import Forest, Names
 from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, image_of
 
-_CALLS = 20_000  # of one recovery; a sound one makes a hundred
+_CALLS = 20_000  # of one recovery; a correct one makes about a hundred
 _GUARD = IntegrityConfig(run_id=RUN_ID)
 
 Recover = Callable[[Fs], ResumeChoice]
 
 
 class Hung(BaseException):
-    """A recovery that goes on and on."""
+    """Raised when a recovery makes too many calls."""
 
 
 class Bounded(ModelFs):
-    """Stops whoever reads without end."""
+    """Limits the number of read calls."""
 
     calls = 0
 
@@ -54,9 +53,9 @@ class Bounded(ModelFs):
 
 @dataclass(frozen=True)
 class Recovered:
-    """`step`: of what was chosen, None where nothing was. `right`: it is what was saved under that step. `trouble`: how recovery itself ended badly.
+    """`step`: of the chosen checkpoint, None if none. `right`: it matches what was saved under that step. `trouble`: how recovery itself failed.
 
-    `refused`: it passed over something. `name` and `rejected` ((name, layer) each, newest first) are compared with a real folder.
+    `refused`: it rejected something. `name` and `rejected` ((name, layer) each, newest first) are compared with a real folder.
     """
 
     step: int | None = None
@@ -67,9 +66,9 @@ class Recovered:
 
 
 def outcome(found: Recovered, acked: int, begun: int) -> str:
-    """The class of a state, by the newest step that had been acknowledged and the newest that had been begun (0: none).
+    """The class of a state, by the newest acknowledged and the newest started step (0: none).
 
-    A recovery that refuses altogether brings back nothing of what had been acknowledged.
+    A recovery that raises returns nothing of what had been acknowledged.
     """
     if found.trouble == "detected" and acked:
         return "lost_all"
@@ -83,13 +82,13 @@ def outcome(found: Recovered, acked: int, begun: int) -> str:
 
 
 class RecoveryOracle:
-    """Judges the states of one disk. `look`: the guard. `recover`: the store's own way to choose, where it is not the catalogue's."""
+    """Judges the states of one disk. `look`: the integrity check. `recover`: the store's own way to choose, if not the catalog's."""
 
     def __init__(self, forest: Forest, seed: int, single: bool, look: Look = verify_checkpoint, recover: Recover | None = None) -> None:
         self.forest, self.seed, self.single = forest, seed, single
         self._look, self._recover = look, recover
         self._verdicts: list[Verdict] = []
-        self._numbers: dict[object, int] = {}  # of what a verdict says
+        self._numbers: dict[object, int] = {}  # characters of a verdict's text
         self._examined: dict[tuple[str, int, int], int] = {}
         self._found: dict[object, Recovered] = {}
         self._saved: dict[int, Saved] = {}
@@ -110,18 +109,18 @@ class RecoveryOracle:
         return found
 
     def halves(self, state: int) -> frozenset[int]:
-        """The checkpoints with a commit record that is whole, but refused."""
+        """Checkpoints with a whole commit record that are rejected."""
         below = dict(self._checkpoints(state))
         reports = {name: self._verdicts[number].report for name, number in self._view(state) if number >= 0}
         return frozenset(below[name] for name, report in reports.items() if report.commit_sha256 and not report.ok)
 
     def _checkpoints(self, state: int) -> Names:
-        """The names in checkpoints/ that recovery looks at."""
+        """The names in checkpoints/ that recovery examines."""
         root = self.forest.child(state, ROOT.name)
         return () if root is None else tuple([pair for pair in self.forest.names(root) if pair[0].startswith("step_")])
 
     def _view(self, state: int) -> tuple[tuple[str, int], ...]:
-        """These names, each with the number of the guard's verdict (-1: a sidecar)."""
+        """These names, each with the number of its verdict (-1: a sidecar)."""
         below = self._checkpoints(state)
         return tuple([(name, self._verdict(below, name, number)) for name, number in below])
 
@@ -142,7 +141,7 @@ class RecoveryOracle:
         return found
 
     def _asked(self, path: Path, fs: Fs, number: int) -> Verdict:
-        """The guard must never raise; where it does, recovery will."""
+        """The integrity check must never raise; if it does, so will recovery."""
         try:
             report = self._look(path, _GUARD, fs)
         except (Hung, Exception) as trouble:
@@ -176,7 +175,7 @@ class RecoveryOracle:
         return verdict.report
 
     def _right(self, number: int, report: IntegrityReport) -> bool:
-        """Is what was chosen what was saved: the digests that its manifest names, and the very bytes of its files?"""
+        """Whether the chosen checkpoint is what was saved: the digests in its manifest, and the exact bytes of its files."""
         step = report.global_step
         if step is None:
             return False
@@ -190,7 +189,7 @@ class RecoveryOracle:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the guard said of a checkpoint, and whether what it let pass is right. `trouble`: what it raised."""
+    """The integrity check's verdict on a checkpoint, and whether an accepted one is right. `trouble`: what it raised."""
 
     report: IntegrityReport
     right: bool

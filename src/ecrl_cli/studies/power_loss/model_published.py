@@ -1,6 +1,6 @@
-"""The published protocol as a subject on the same bench: each file of a group installed by itself, in the final folder.
+"""The published protocol, tested like the store: each file of a group is installed by itself, in the final folder.
 
-Its `atomic_dirsync` syncs the folder that a file lies in; the folder that names that one is never synced.
+Its `atomic_dirsync` syncs the folder that contains the file; that folder's parent is never synced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two arms on real file systems: `shutdown` (cut off while saving) and `blocks` (every crash point of what the disk was told)."""
+"""The two arms on real file systems: `shutdown` (shut down while saving) and `blocks` (crash points of the disk's write log)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Cell:
 
 
 class RealArms:
-    """Mounts nothing in this process: a rig does, started with the first trial."""
+    """Mounts nothing in this process; a rig process, started with the first trial, does."""
 
     def __init__(self, setting: StudyContext) -> None:
         self._setting = setting
@@ -71,7 +71,7 @@ class RealArms:
             self._rigs.popitem()[1].close()
 
     def _started(self, *, torch: bool = False) -> Rig:
-        """A process that has imported torch is slow to fork: the subjects that need it have a rig of their own."""
+        """Start a rig. Subjects that need torch have their own, as a process that has imported torch is slow to fork."""
         if torch not in self._rigs:
             folder = self._setting.scratch / ("rig-torch" if torch else "rig")
             folder.mkdir(exist_ok=True)
@@ -80,7 +80,7 @@ class RealArms:
 
     @cached_property
     def _looked(self) -> _Machine:
-        """What this machine can do. The rig that tried it is not kept: the trials may run in other processes."""
+        """What this machine supports. The rig used to probe is closed: trials may run in other processes."""
         try:
             return _look(self._study.arms, self._started)
         finally:
@@ -113,7 +113,7 @@ class RealArms:
 
 @dataclass(frozen=True)
 class _Machine:
-    """The file systems that each arm can use here, and the arms that it cannot run."""
+    """The file systems that each arm can use here, and the arms that cannot run."""
 
     shutdown: tuple[str, ...]
     blocks: tuple[str, ...]
@@ -121,7 +121,7 @@ class _Machine:
 
 
 def _look(arms: Sequence[str], started: Callable[[], Rig]) -> _Machine:
-    """Ask the machine: tools first, then by making, mounting and cutting off each kind of file system."""
+    """Probe the machine: tools first, then by making, mounting and shutting down each kind of file system."""
     shutdown, blocks, skips = [], [], []
     wanted = [arm for arm in ("shutdown", "blocks") if arm in arms]
     lacking = _lacking()
@@ -146,7 +146,7 @@ def _look(arms: Sequence[str], started: Callable[[], Rig]) -> _Machine:
 
 
 def _lacking() -> str:
-    """What keeps any file system from being mounted here; empty where nothing does."""
+    """Why no file system can be mounted here; empty if they can."""
     if not sys.platform.startswith("linux"):
         return f"needs Linux, this is {sys.platform}"
     if os.geteuid() != 0:

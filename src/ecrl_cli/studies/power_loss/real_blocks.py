@@ -1,4 +1,4 @@
-"""The blocks arm: what a file system told its disk during two saves, written down; its crash points rebuilt, mounted and recovered from."""
+"""The blocks arm: records a file system's disk writes during two saves; rebuilds its crash points, mounts them and recovers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ecrl_cli.studies.power_loss.real_process import Answer, Saver, Who, outcome
 SAVES = 2
 _SERVER = "ecrl_cli.studies.power_loss.disk_server"
 _START_S = 20.0
-_GO_ON = 4  # after every so many recoveries the next save is tried: it takes as long as the rest
+_GO_ON = 4  # recoveries per trial of the next save, which takes as long as the rest
 
 
 @dataclass(frozen=True)
 class BlocksTrial:
-    """`states`: how many crash states are rebuilt at most. `seed`: of the choice of writes that they lack."""
+    """`states`: maximum number of crash states rebuilt. `seed`: of the choice of missing writes."""
 
     who: Who
     fs: str
@@ -41,8 +41,8 @@ class BlocksTrial:
 
 @dataclass(frozen=True)
 class Recording:
-    """`empty`: what lay on the disk, of `size` bytes, before it was mounted. `start`: how many records the log had when the saves began,
-    `acknowledged`: when each was acknowledged."""
+    """`empty`: the content of the disk, of `size` bytes, before mounting. `start`: number of log records when the saves began, `acknowledged`:
+    when each save was acknowledged."""
 
     size: int
     empty: tuple[DiskWrite, ...]
@@ -52,7 +52,7 @@ class Recording:
 
 
 class Blocks:
-    """`scratch`: where the disk and its file system are mounted, for this process and its children only."""
+    """`scratch`: where the disk and its file system are mounted, visible only to this process and its children."""
 
     def __init__(self, scratch: Path) -> None:
         self._served, self._place = scratch / "served", scratch / "blocks"
@@ -80,7 +80,7 @@ class Blocks:
         }
 
     def _record(self, who: Who, kind: str) -> Recording:
-        """Save SAVES times on a fresh file system. What unmounting writes belongs to no crash and is not in the log."""
+        """Save SAVES times on a fresh file system. Writes of unmounting belong to no crash and are not logged."""
         disk, log = make_filesystem(kind), os.memfd_create("ecrl-log", os.MFD_CLOEXEC)
         try:
             size, empty = os.fstat(disk).st_size, tuple(_contents(disk))
@@ -104,7 +104,7 @@ class Blocks:
         return Recording(size, empty, records, bisect_right(ends, start), tuple(bisect_right(ends, at) for _, at in saver.acknowledged))
 
     def _replay(self, trial: BlocksTrial, recording: Recording, state: State, *, go_on: bool) -> tuple[Answer, bool]:
-        """Rebuild the disk, mount it so that the file system recovers itself, recover; gives the answer, and whether it could be mounted."""
+        """Rebuild the disk, mount it so that the file system recovers, then recover; returns the answer, and whether it could be mounted."""
         disk = memory_disk(recording.size)
         try:
             for record in (*recording.empty, *state.writes(recording.log)):
@@ -128,7 +128,7 @@ class Blocks:
 
 @contextmanager
 def _mounted_from_server(disk: int, log: int, served: Path, place: Path, kind: str) -> Iterator[None]:
-    """`kind` mounted at `place`, from a loop device over the file that the server shows at `served`."""
+    """`kind` mounted at `place`, from a loop device on the file that the server shows at `served`."""
     command = [sys.executable, "-m", _SERVER, str(served), str(disk), str(log), str(os.getpid())]
     server = subprocess.Popen(command, pass_fds=[disk, log], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
@@ -148,7 +148,7 @@ def _mounted_from_server(disk: int, log: int, served: Path, place: Path, kind: s
             os.close(file)
         unmount(served)
     finally:
-        server.kill()  # what still waits for it gets an error
+        server.kill()  # pending requests get an error
         server.wait()
 
 
@@ -163,12 +163,12 @@ def _wait_for(path: Path, server: subprocess.Popen[bytes]) -> None:
 
 
 def _contents(disk: int) -> Iterator[DiskWrite]:
-    """The pages of the disk that are not zero."""
+    """The disk's pages that are not zero."""
     zero, at, size = bytes(PAGE), 0, os.fstat(disk).st_size
     while at < size:
         try:
             at = os.lseek(disk, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: nothing but a hole up to the end
+        except OSError:  # ENXIO: only a hole up to the end
             return
         end = os.lseek(disk, at, os.SEEK_HOLE)
         for offset in range(at, end, PAGE):

@@ -1,4 +1,4 @@
-"""What the real arms found, as tables, a figure and sentences."""
+"""Results of the real arms as tables, a figure and notes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOSS = (*PROPORTION_COLUMNS, Column("upper", "one-sided exact 95% upper bound o
 
 
 def real_findings(records: Sequence[Record], window_s: float) -> Findings:
-    """`window_s`: within which the power loss fell after the first acknowledgement, in seconds."""
+    """`window_s`: maximum seconds from the first acknowledgement to the power loss."""
     shutdown = [record for record in records if record.facts["arm"] == "shutdown"]
     blocks = [record for record in records if record.facts["arm"] == "blocks"]
     tables: list[Table] = []
@@ -76,7 +76,7 @@ def _loss(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _phase_table(records: Sequence[Record]) -> Table:
-    """Where in a save the power went: a rig that always hits the same moment would show little."""
+    """The phases of a save at which the power failed, to show that the moments vary."""
     kinds = sorted({record.facts["fs"] for record in records})
     counts = {fs: Counter(record.found["phase"] for record in records if record.facts["fs"] == fs) for fs in kinds}
     phases = sorted(set().union(*counts.values()), key=lambda phase: -sum(count[phase] for count in counts.values()))

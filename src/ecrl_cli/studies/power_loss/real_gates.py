@@ -1,4 +1,4 @@
-"""What the records of the real arms must show, and the link to the model: it must not be kinder than a real file system."""
+"""Gates on the records of the real arms, and against the model, which must allow every outcome of a real file system."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED
 
 NEVER = ("silent_wrong", "untyped", "hung")
 WEAK = ("unsafe", "atomic_nodirsync")
-# ext4, XFS and btrfs write earlier names along with any fsync: only the model can show what this one breaks.
+# ext4, XFS and btrfs write earlier names along with any fsync, so only the model can show what this one breaks.
 DRAGGED_ALONG = ("no_parent_sync",)
 
 
 def outcomes(record: Record) -> Counter[str]:
-    """How often the record has each outcome: once in all (shutdown), or once per state (blocks)."""
+    """How often each outcome occurs in the record: one per trial (shutdown), or one per state (blocks)."""
     found = record.found
     return Counter(found["outcomes"]) if record.facts["arm"] == "blocks" else Counter([found["outcome"]])
 
@@ -33,12 +33,12 @@ def lost(records: Iterable[Record]) -> int:
 
 
 def is_ours(record: Record) -> bool:
-    """A mode of the store, without a planted fault."""
+    """Whether it is a mode of the store without a planted fault."""
     return record.facts["subject"] in WRITE_MODES and record.facts["variant"] not in PLANTS
 
 
 def classes_seen(records: Iterable[Record]) -> dict[str, set[str]]:
-    """The outcomes that each write mode showed on a real file system; of the store as it is."""
+    """The outcomes of each unmodified write mode on a real file system."""
     seen: dict[str, set[str]] = {}
     for record in filter(is_ours, records):
         seen.setdefault(record.facts["subject"], set()).update(outcomes(record))
@@ -46,7 +46,7 @@ def classes_seen(records: Iterable[Record]) -> dict[str, set[str]]:
 
 
 def not_kinder(model_classes: Mapping[str, set[str]], real_records: Iterable[Record]) -> Gate:
-    """Every outcome that a mode showed on a real file system must be among those that the model has for it."""
+    """Every outcome of a mode on a real file system must be possible in the model."""
     seen = classes_seen(real_records)
     missing = [
         f"{mode}: {outcome} happened, the model has it not"
@@ -82,7 +82,7 @@ def _never(arm: str, records: Sequence[Record]) -> Gate:
 
 
 def _sensitive(arm: str, records: Sequence[Record]) -> Gate:
-    """A rig on which a mode that does not sync loses nothing is broken, and so is a zero that it shows."""
+    """A mode without syncs must lose something; otherwise the rig, and any zero it shows, is not credible."""
     cells = _cells(records, lambda record: is_ours(record) and record.facts["subject"] in WEAK and record.facts["variant"] != SETTLED)
     blind = [f"{subject} on {fs} lost none of {total(found).total()}" for (fs, subject), found in cells.items() if not lost(found)]
     found = "; ".join(f"{subject} on {fs} lost {lost(found)} of {total(found).total()}" for (fs, subject), found in cells.items())

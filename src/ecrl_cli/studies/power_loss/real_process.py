@@ -1,4 +1,4 @@
-"""The processes of a trial: one that saves until it is killed, one that recovers; both are forked, watched, and given a deadline."""
+"""A trial's processes: one saves until it is killed, one recovers; both are forked, monitored, and given a deadline."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TORCH_SUBJECTS = ("torch.save", "torch.save-durable", "dcp")
 PHASES = ("saving", "acknowledged", *dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS))
 OUTCOMES = ("new", "lost_ack", "lost_all", "empty_ok", "detected", "silent_wrong", "untyped", "hung")
 LOST = ("lost_ack", "lost_all")
-_ACK = struct.Struct("=Qd")  # the step, and the time; or instead of the time how long the disk's log was
+_ACK = struct.Struct("=Qd")  # the step, and the time, or instead of the time the length of the disk's log
 _DEADLINE_S = 30.0
 
 
 @dataclass(frozen=True)
 class Who:
-    """Which subject: one of the write modes or TORCH_SUBJECTS; `variant`: a fault planted into it, SETTLED, or empty."""
+    """A subject: one of the write modes or TORCH_SUBJECTS; `variant`: a planted fault, SETTLED, or empty."""
 
     subject: str
     layout: str
@@ -42,7 +42,7 @@ class Who:
     def made(self, folder: Path, mark: Mark = lambda _: None) -> Subject:
         if self.subject not in TORCH_SUBJECTS:
             return StoreSubject(folder, self.payload, self.subject, self.layout, self.variant, mark)
-        # torch takes seconds to import, which the other subjects need not wait for
+        # torch takes seconds to import; other subjects need not wait for it
         from ecrl_cli.studies.power_loss.subject_torch import DistributedCheckpoint, TorchSave
 
         if self.subject == "dcp":
@@ -52,7 +52,7 @@ class Who:
 
 @dataclass(frozen=True)
 class Answer:
-    """What recovery came to: what it recovered, or an outcome (`detected`, `untyped`, `hung`) and why."""
+    """Recovery's result: what it recovered, or an outcome (`detected`, `untyped`, `hung`) and why."""
 
     outcome: str = ""
     recovered: Recovered | None = None
@@ -60,7 +60,7 @@ class Answer:
 
 
 def outcome_of(answer: Answer, acknowledged: int | None, started: int) -> str:
-    """The class of a recovery; `acknowledged`: the last step that the caller had been told is saved, `started`: the last that was begun."""
+    """The class of a recovery; `acknowledged`: the last acknowledged step, `started`: the last one started."""
     found = answer.recovered
     if found is None:
         return answer.outcome
@@ -72,7 +72,7 @@ def outcome_of(answer: Answer, acknowledged: int | None, started: int) -> str:
 
 
 class Saver:
-    """A process that saves step 1, 2, 3, ... (up to `steps`) into `folder`, and says which are acknowledged."""
+    """A process that saves step 1, 2, 3, ... (up to `steps`) into `folder` and reports acknowledged steps."""
 
     def __init__(self, who: Who, folder: Path, steps: int | None = None, log: int | None = None) -> None:
         self._shared = mmap.mmap(-1, 4096)  # the phase in the first byte, then the text of an error
@@ -91,7 +91,7 @@ class Saver:
         return PHASES[self._shared[0]]
 
     def wait_for_first(self) -> None:
-        """Until one checkpoint is acknowledged. EcrlError if the process ends before."""
+        """Wait until one checkpoint is acknowledged. Raises EcrlError if the process ends before."""
         self._receive(_DEADLINE_S, until_end=False)
         if not self.acknowledged:
             raise EcrlError("power-loss", f"no checkpoint was saved: {self.stop()}", "report this")
@@ -100,14 +100,14 @@ class Saver:
         self._receive(_DEADLINE_S, until_end=True)
 
     def told(self, moment: float) -> int:
-        """The last step that was acknowledged before `moment` of the monotonic clock; 0 if none."""
+        """The last step acknowledged before `moment` of the monotonic clock; 0 if none."""
         return max((step for step, at in self.acknowledged if at < moment), default=0)
 
     def alive(self) -> bool:
         return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def stop(self) -> str:
-        """Kill it if it still runs; gives what it failed with."""
+        """Kill the process if it still runs; returns its error."""
         os.kill(self._pid, signal.SIGKILL)
         self._receive(_DEADLINE_S, until_end=True)
         os.waitpid(self._pid, 0)
@@ -175,7 +175,7 @@ def _send(fd: int, value: object) -> None:
 
 
 def _in_child(work: Callable[[], None], report: Callable[[str], None]) -> None:
-    """Do the work of a forked process and end it: it never returns into its parent's code."""
+    """Do the work of a forked process and exit; never returns into the parent's code."""
     code = 1
     try:
         work()

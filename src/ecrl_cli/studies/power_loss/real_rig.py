@@ -1,4 +1,4 @@
-"""The process in which file systems are mounted and cut off: mounts of its own, which vanish with it. The study talks to it in lines of JSON."""
+"""The process that mounts file systems and shuts them down, in a private mount namespace. The study sends it lines of JSON."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _DEADLINE_S = 300.0
 
 
 class Rig:
-    """The study's side. `scratch`: an empty folder for the mount points."""
+    """The study's handle of the rig. `scratch`: an empty folder for the mount points."""
 
     def __init__(self, scratch: Path) -> None:
         command = [sys.executable, "-m", _MODULE, str(scratch), str(os.getpid())]
-        # a session of its own: Ctrl-C is the study's to handle
+        # in its own process session: Ctrl-C is handled by the study
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
     def shutdown(self, trial: ShutdownTrial) -> dict[str, Any]:
@@ -38,8 +38,8 @@ class Rig:
         return self._ask("blocks", encode(trial))
 
     def probe(self, kind: str) -> dict[str, Any]:
-        """`error`: why a file system of that kind cannot be made and mounted here (empty: it can). `refusal`: the errno with which it
-        refuses to be cut off (None: it does not)."""
+        """`error`: why a file system of that kind cannot be made and mounted here (empty: it can). `refusal`: errno with which its shutdown fails
+        (None: it works)."""
         return self._ask("probe", kind)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Rig:
 
 
 class _Server:
-    """The rig's side."""
+    """The rig process's side."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._prepared = scratch, False
@@ -91,7 +91,7 @@ class _Server:
             return {"error": str(error), "refusal": None}
 
     def _prepare(self, who: Who) -> None:
-        """Import torch here, once, so that forked processes need not."""
+        """Import torch once here, so that forked processes need not."""
         if who.subject in TORCH_SUBJECTS and not self._prepared:
             from ecrl_cli.studies.power_loss.subject_torch import prepare
 
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> None:
     scratch, parent = Path(argv[0]), int(argv[1])
     die_with_parent(parent)
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a child prints is no reply
+    os.dup2(2, 1)  # output of children must not mix with replies
     private_mounts()
     _serve(_Server(scratch), sys.stdin.buffer, replies)
 

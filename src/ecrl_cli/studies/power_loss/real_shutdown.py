@@ -1,4 +1,4 @@
-"""One trial of the shutdown arm: save after save on a file system of its own, which is cut off at a moment drawn beforehand; then recover."""
+"""One trial of the shutdown arm: repeated saves on a private file system, which is shut down at a moment drawn beforehand; then recovery."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ecrl_cli.studies.power_loss.real_process import Answer, Saver, Who, outcome
 
 @dataclass(frozen=True)
 class ShutdownTrial:
-    """`block`: trials of the same one share a file system. `delay_s`: from the first acknowledgement to the power loss."""
+    """`block`: trials with the same one share a file system. `delay_s`: from the first acknowledgement to the power loss."""
 
     who: Who
     fs: str
@@ -27,7 +27,7 @@ class ShutdownTrial:
 
 
 class _Disk:
-    """A file system of one block, mounted from its first trial to its last."""
+    """The file system of one block, mounted from its first trial to its last."""
 
     def __init__(self, kind: str, block: int, place: Path) -> None:
         self.kind, self.block, self.place = kind, block, place
@@ -37,7 +37,7 @@ class _Disk:
         mount(self._device.path, place, kind)
 
     def power_cycle(self) -> None:
-        """What comes back is what was durable: the page cache of the file system goes with the mount."""
+        """Mount again; only durable data comes back, as the file system's page cache goes with the mount."""
         unmount(self.place)
         mount(self._device.path, self.place, self.kind)
 
@@ -48,7 +48,7 @@ class _Disk:
 
 
 class Shutdowns:
-    """`scratch` lies on another file system; the disks are mounted in it, for this process and its children only."""
+    """`scratch` is on another file system; the disks are mounted in it, visible only to this process and its children."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -72,12 +72,12 @@ class Shutdowns:
             raise EcrlError("power-loss", f"the saving process ended before the power loss: {error}", "report this")
         dead = _is_dead(disk.place)
         disk.power_cycle()
-        # Only what was acknowledged before the power loss counts: while XFS shuts down, an fsync may return although its log record is gone.
+        # Only acknowledgements before the power loss count: during an XFS shutdown an fsync may return although its log record is lost.
         told, late = saver.told(moment), saver.told(math.inf)
         return {**_found(recover(trial.who, folder), told, late + 1), "late": late - told, "phase": phase, "cut": dead}
 
     def refusal(self, kind: str) -> int | None:
-        """The errno with which a file system of that kind refuses to be cut off; None where it does not."""
+        """The errno with which a file system of that kind refuses a shutdown; None if it does not."""
         disk = _Disk(kind, 0, self._scratch / f"try-{kind}")
         try:
             cut_off(disk.place, self._scratch)
@@ -110,7 +110,7 @@ def _found(answer: Answer, acknowledged: int, started: int) -> dict[str, Any]:
 
 
 def _is_dead(place: Path) -> bool:
-    """Does the file system refuse to work, as it must after it was cut off?"""
+    """Whether the file system rejects writes, as it must after the shutdown."""
     try:
         (place / "probe").mkdir()
     except OSError:

@@ -1,4 +1,4 @@
-"""Power loss: the model and, where it is asked for and the machine can, real file systems."""
+"""`power-loss`: the model and, if asked for and supported by the machine, real file systems."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _model_findings(results: Results) -> Findings:
 
 
 def _real_findings(results: Results) -> Findings:
-    """And the model must not be kinder than the file systems, where both have run."""
+    """The real arms' findings; with both arms run, the model must also allow every real outcome."""
     records = results.of(*REAL)
     if not records:
         return Findings()
@@ -52,7 +52,7 @@ def _real_findings(results: Results) -> Findings:
 
 
 def _arm(name: str, trials: Callable[[StudyContext], ModelArm | RealArms], asked: Callable[[PowerLoss], bool]) -> Arm:
-    """Those of the trials of `trials(context)`, shared by several arms, whose arm this is."""
+    """The arm `name` of the trials from `trials(context)`, which several arms share."""
     return Arm(
         name,
         lambda context: [trial for trial in context.shared(trials).plan() if trial.facts["arm"] == name],

@@ -1,4 +1,4 @@
-"""The checkpoint store as a subject of the rig: the product's own code in a mode and a layout, or with a fault planted into it."""
+"""The checkpoint store as a test subject: the product's code in a mode and a layout, or with a planted fault."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ecrl_cli.studies.frame.write_modes import write_mode
 Acknowledge = Callable[[int], None]
 Mark = Callable[[str], None]
 
-# Planted into `atomic_dirsync`, and what each breaks.
+# Planted into `atomic_dirsync`, with what each breaks.
 PLANTS = {
     "no_root_sync": "the folder of the checkpoints is not synced",
     "no_file_sync": "the files are not synced",
     "ack_when_begun": "acknowledged before anything is written",
     "no_parent_sync": "the run directory is not synced",
 }
-SETTLED = "settled"  # no fault: the pointers and retention follow each save, as in training
+SETTLED = "settled"  # no fault: pointers and retention follow each save, as in training
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What is saved at `step` is a function of (seed, step) and these sizes."""
+    """The content saved at `step` is a function of (seed, step) and these sizes."""
 
     seed: int
     model_bytes: int
@@ -41,8 +41,8 @@ class Payload:
 
 @dataclass(frozen=True)
 class Recovered:
-    """`step`: the newest that the subject's own reader accepts (None: none). `exact`: its content is what was saved. `refused`: the newer ones.
-    `goes_on`: the next save after it works and is found (None where that is not tried)."""
+    """`step`: the newest that the subject's own reader accepts (None: none). `exact`: its content is what was saved. `refused`: newer ones
+    rejected. `goes_on`: the next save works and is found (None if not tried)."""
 
     step: int | None
     exact: bool
@@ -51,20 +51,20 @@ class Recovered:
 
 
 class Subject(Protocol):
-    """Something that saves checkpoints in a folder of its own."""
+    """Code that saves checkpoints in its own folder."""
 
     def begin(self) -> None:
         """In the saving process, before the first save."""
 
     def save(self, step: int, acknowledge: Acknowledge) -> None:
-        """Save; call `acknowledge` where the caller of the real thing is told that the checkpoint is saved."""
+        """Save; call `acknowledge` at the moment the real caller would be told that the checkpoint is saved."""
 
     def recover(self, *, go_on: bool) -> Recovered:
-        """In another process, after the power is back. `go_on`: save the next one too, where the subject is a store."""
+        """Runs in another process after the power loss. `go_on`: save the next one too, if the subject is a store."""
 
 
 class _Forgetful(PosixFs):
-    """Leaves out the syncs that `variant` is about."""
+    """Leaves out the syncs named by `variant`."""
 
     def __init__(self, variant: str, root: Path) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Forgetful(PosixFs):
 
 
 class StoreSubject:
-    """`mark` is told each point of the protocol as the save passes it."""
+    """`mark` is called at each protocol point of the save."""
 
     def __init__(self, folder: Path, payload: Payload, mode: str, layout: str, variant: str = "", mark: Mark = lambda _: None) -> None:
         self._root, self._payload, self._variant, self._mark = folder / "checkpoints", payload, variant, mark

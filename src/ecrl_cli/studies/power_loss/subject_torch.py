@@ -1,4 +1,4 @@
-"""What people use instead, on the same rig: torch.save as it is written every day, and torch.distributed.checkpoint; each read by its own reader."""
+"""Common alternatives on the same rig: torch.save as usually written, and torch.distributed.checkpoint; each with its own reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = dict[str, torch.Tensor]
 
 
 class TorchSave:
-    """`durable`: a temporary file, fsync, rename over the name; the folder is not synced, as usual."""
+    """`durable`: temporary file, fsync, rename; the folder is not synced, as is usual."""
 
     def __init__(self, folder: Path, payload: Payload, *, durable: bool) -> None:
         self._folder, self._payload, self._durable, self._fs = folder, payload, durable, PosixFs()
@@ -68,9 +68,9 @@ class DistributedCheckpoint:
 
 
 def prepare(folder: Path) -> None:
-    """Before forking: whatever is imported at the first use; and one thread, because a pool of threads does not survive a fork."""
+    """Runs before forking: imports what is imported on first use, and sets one thread, because a thread pool does not survive a fork."""
     torch.set_num_threads(1)
-    logging.disable()  # a reader that finds a half checkpoint prints a traceback for each
+    logging.disable()  # the reader prints a traceback for each partial checkpoint
     warm = DistributedCheckpoint(folder, Payload(0, 64, 64))
     warm.save(1, lambda _: None)
     if warm.recover(go_on=False).step != 1:
@@ -86,12 +86,12 @@ def _load_distributed(path: Path, payload: Payload) -> State:
 
 
 def _newest(folder: Path, suffix: str, payload: Payload, load: Callable[[Path, Payload], State]) -> Recovered:
-    """The newest that loads, found as generously as possible: what does not load is passed over."""
+    """The newest checkpoint that loads; those that do not load are skipped."""
     refused = 0
     for path in sorted(folder.glob(f"step_*{suffix}"), reverse=True):
         try:
             state = load(path, payload)
-        except BaseException:  # CheckpointException is no Exception
+        except BaseException:  # CheckpointException does not derive from Exception
             refused += 1
             continue
         step = int(path.stem.partition("_")[2])

@@ -1,4 +1,4 @@
-"""Trees of files as numbers: equal contents have the same number, so that a state of a whole disk is one integer, compared by content."""
+"""File trees as numbers: equal contents have equal numbers, so a state of a whole disk is one integer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Forest:
         return self._things[number]
 
     def names(self, number: int) -> Names:
-        """What the folder `number` holds; nothing where it is no folder."""
+        """The entries of folder `number`; empty if it is not a folder."""
         thing = self._things[number]
         return thing if isinstance(thing, tuple) else ()
 
@@ -36,7 +36,7 @@ class Forest:
         return next((below for entry, below in self.names(number) if entry == name), None)
 
     def tree(self, number: int) -> Tree:
-        """The tree, as ModelFs takes it."""
+        """The tree in the form that ModelFs takes."""
         thing = self._things[number]
         return {name: self.tree(below) for name, below in thing} if isinstance(thing, tuple) else thing
 

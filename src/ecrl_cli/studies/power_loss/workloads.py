@@ -1,6 +1,6 @@
-"""The workloads whose every moment is cut off: what the store is asked to do, and what it had acknowledged by then.
+"""The workloads that are interrupted at every moment: the store's operations, and what was acknowledged by then.
 
-What was begun and what was acknowledged is noted beside the file system, never through it.
+Starts and acknowledgements are noted outside the file system.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def image_of(seed: int, step: int, single: bool) -> CheckpointImage:
 
 @dataclass
 class Bench:
-    """A store on a file system in memory. `begun`, `acked`: (calls made by then, step). `start`: the nodes when the calls began,
-    `begins_with`: the same as a tree."""
+    """A store on an in-memory file system. `begun`, `acked`: (calls made by then, step). `start`: the nodes when the calls began, `begins_with`:
+    the same as a tree."""
 
     mode: str
     single: bool
@@ -59,7 +59,7 @@ class Bench:
         self.opened({})
 
     def opened(self, tree: dict[str, Any]) -> None:
-        """A new process on a disk that holds `tree`; what was begun and acknowledged before stays so."""
+        """A new process on a disk that holds `tree`; earlier starts and acknowledgements are kept."""
         self.fs, self.start, self.begins_with = ModelFs(RUN, tree), ModelFs(RUN, tree).nodes, tree
         self.begun, self.acked = [(0, step) for _, step in self.begun], [(0, step) for _, step in self.acked]
         self.store = self.make(self.fs, store_config(self.mode))
@@ -81,7 +81,7 @@ class Bench:
             self.store.quarantine(RUN / rejected.path)
 
     def tree(self, calls: int | None = None) -> dict[str, Any]:
-        """The whole disk, after the first `calls` calls (all of them if None)."""
+        """The whole disk after the first `calls` calls (None: all)."""
         forest = Forest()
         disk = Disk(forest, self.start, "P", 1, random.Random(0))
         for op in self.fs.log[:calls]:
@@ -91,7 +91,7 @@ class Bench:
         return tree
 
     def half_written(self) -> int:
-        """The number of calls before the last write to the newest model part."""
+        """Number of calls before the last write to the newest model part."""
         step = step_name(self.begun[-1][1])[-8:]
         single = [op.node for op in self.fs.log if op.kind == "create" and step in op.name and op.name.endswith(".safetensors")]
         data = single or [op.node for op in self.fs.log if op.kind == "create" and op.name == MODEL]
@@ -99,7 +99,7 @@ class Bench:
 
 
 def first(bench: Bench) -> None:
-    """Nothing is there, not even checkpoints/."""
+    """An empty disk, without checkpoints/."""
     bench.store.claim(0)
     bench.save(1)
 
@@ -128,7 +128,7 @@ def retention(bench: Bench) -> None:
 
 
 def overlapped(bench: Bench) -> None:
-    """Two in flight: the second was handed over before the first was written, and follows without a pause."""
+    """Two in flight: the second was submitted before the first was written, and follows immediately."""
     _claimed(bench)
     images = [image_of(bench.seed, step, bench.single) for step in (1, 2)]
     bench.begun += [(0, image.stamp.global_step) for image in images]
@@ -137,7 +137,7 @@ def overlapped(bench: Bench) -> None:
 
 
 def stale_stage(bench: Bench) -> None:
-    """A writer died half way through a part; the next attempt saves the same step."""
+    """A writer died halfway through a part; the next attempt saves the same step."""
     _claimed(bench)
     bench.save(1)
     bench.acked.clear()
@@ -155,14 +155,14 @@ def rejected(bench: Bench) -> None:
     name = step_name(2)
     folder, part = (tree["checkpoints"], name + ".safetensors") if bench.single else (tree["checkpoints"][name], MODEL)
     folder[part] = folder[part][:-1] + bytes([folder[part][-1] ^ 1])
-    bench.acked.pop()  # that one is lost by damage, not by power
+    bench.acked.pop()  # lost by damage, not by power loss
     bench.opened(tree)
     bench.store.claim(1)
     bench.save(2, 1)
 
 
 def again(bench: Bench) -> None:
-    """A replay saves a step that is there already, then the next one."""
+    """A replay saves an existing step again, then the next one."""
     _claimed(bench)
     bench.save(1)
     bench.opened(bench.tree())
@@ -172,7 +172,7 @@ def again(bench: Bench) -> None:
 
 
 def recovery(bench: Bench) -> None:
-    """A writer died in a save and left a stage, trash and a temporary file; a new attempt recovers, sweeps and saves."""
+    """A writer died during a save and left a stage, trash and a temporary file; a new attempt recovers, sweeps and saves."""
     _claimed(bench)
     bench.save_and_settle(1)
     bench.save_and_settle(2)
@@ -194,8 +194,8 @@ WORKLOADS: dict[str, Callable[[Bench], None]] = {
 
 
 def played(workload: str, bench: Bench) -> Bench:
-    """`bench` after the workload; gives it back."""
-    with patch("ecrl_cli.checkpoint.store.store.wall", lambda: 0.0):  # latest.json holds the time, and a state must be the same in every run
+    """Run the workload on `bench` and return it."""
+    with patch("ecrl_cli.checkpoint.store.store.wall", lambda: 0.0):  # latest.json holds the time, and states must be reproducible
         try:
             WORKLOADS[workload](bench)
         finally:

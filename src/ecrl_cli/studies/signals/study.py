@@ -1,7 +1,7 @@
-"""What asks a run to stop, in every phase: the step being done is finished by all, saved, durable; the run resumes from it.
+"""Stop requests in every phase: all ranks finish the current step, it is saved durably, and the run resumes from it.
 
-A trial sends the signal when rank 0 says that it is in the phase; then the same run is started again and must complete. What comes at once is one
-request; a second one, sent while the ranks make the last checkpoint of the first, ends the run without it.
+A trial sends the signal when rank 0 reports the phase; then the same run is started again and must complete. Signals in quick succession are one
+request; a second request, sent during the last checkpoint of the first, ends the run without it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from ecrl_cli.studies.frame.tables import TableSpec, cell, count, fact, most, mu
 from ecrl_cli.supervision.attempts.stop_signals import ECHO_S
 
 STEPS, EVERY, MOMENT_S = 40, 15, 0.02
-TARGET = 0.95  # of the trials with one signal between the first step and the last: the last step done is durable
+TARGET = 0.95  # share of the trials with one signal between first and last step: the last step done is durable
 TERM, INT, HUP = "SIGTERM", "SIGINT", "SIGHUP"
 CODES = {TERM: 143, INT: 130, HUP: 143}
-# By phase: in which attempt, and from which step on; before the first step there is nothing to be saved.
+# By phase: the attempt, and the first step; before the first step there is nothing to save.
 PHASES: dict[str, Trigger] = {
     "importing": Trigger("importing"),
     "rendezvous": Trigger("rendezvous"),
@@ -54,7 +54,7 @@ PHASES: dict[str, Trigger] = {
 }
 EARLY = ("importing", "rendezvous", "loading", "recovery")
 STORM = (TERM, INT, TERM, HUP, INT, TERM)
-# By word: each request, as the signals that it is made of.
+# By name: each request as its signals.
 WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     TERM: ((TERM,),),
     INT: ((INT,),),
@@ -63,11 +63,11 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "a storm": (STORM,),
 }
 AGAIN_S = 1.25 * ECHO_S  # between two requests
-LAST_SAVE_S = 4 * AGAIN_S  # where there are two: the second comes in the middle of it
+LAST_SAVE_S = 4 * AGAIN_S  # with two requests: the second arrives during it
 USUAL = settings(STEPS, every=EVERY, grace_s=2 * LAST_SAVE_S, start_timeout_s=2 * LAST_SAVE_S)
-LITTLE = settings(STEPS, every=STEPS, grace_s=0.5)  # where no save is due, none but the stop's own can keep the last step
+LITTLE = settings(STEPS, every=STEPS, grace_s=0.5)  # no regular save is due there, so only the stop's own save can keep the last step
 PLANT_CUE = Trigger("training", 10)
-# What is on record of a trial that the study had to end.
+# The record of a trial that timed out.
 OVERDUE: dict[str, Any] = {"good": False, "shown": False, "graceful": False, "kept": False, "code": 0, "seconds": TRIAL_S}
 DEAF_PLANT, ALONE_PLANT = "ranks that ignore the word", "rank 0 stops without asking"
 
@@ -92,7 +92,7 @@ def _case(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _control(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    """What is planted is not found because of the little grace that it has."""
+    """Control: the planted bug must not be found merely because of its short grace period."""
     return _try(context.shared(stage), TERM, PLANT_CUE, FakeRankScript(), LITTLE, graceful=True)
 
 
@@ -102,7 +102,7 @@ def _planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _try(harness: Stage, word: str, cue: Trigger, part: FakeRankScript, config: RunConfig, *, graceful: bool) -> dict[str, Any]:
-    """Stop a run, judge how it stopped, start it again."""
+    """Stop a run, judge how it stopped, and start it again."""
     with harness.run(config, part) as layout:
         with asking(WORDS[word]) as asked:
             stopped = harness.supervise(config, layout, TriggeringUI(cue, asked.again))
@@ -113,14 +113,14 @@ def _try(harness: Stage, word: str, cue: Trigger, part: FakeRankScript, config: 
 
 
 class Asked:
-    """The requests of a word, one after the other. `times`: how many have been sent."""
+    """The requests of a name in sequence. `times`: how many were sent."""
 
     def __init__(self, requests: tuple[tuple[str, ...], ...]) -> None:
         self.requests, self.times = requests, 0
         self._later: threading.Timer | None = None
 
     def again(self) -> None:
-        """Send the next one now, and those that follow AGAIN_S apart."""
+        """Send the next request now, and the following ones AGAIN_S apart."""
         names = self.requests[self.times]
         self.times += 1
         for name in names:
@@ -137,7 +137,7 @@ class Asked:
 
 @contextmanager
 def asking(requests: tuple[tuple[str, ...], ...]) -> Iterator[Asked]:
-    """Nobody but a run in here hears them."""
+    """Only the run inside the context receives the signals."""
     asked = Asked(requests)
     with heard_by_nobody_else():
         try:
@@ -147,13 +147,14 @@ def asking(requests: tuple[tuple[str, ...], ...]) -> Iterator[Asked]:
 
 
 def acknowledged(done: int) -> int:
-    """The step of the newest checkpoint that was acknowledged before rank 0 could do step `done`; 0: none."""
+    """The step of the newest checkpoint acknowledged before rank 0 could do step `done`; 0: none."""
     return max(0, done - 1) // EVERY * EVERY
 
 
 def _judge(layout: RunLayout, ending: SupervisorOutcome, asked: Asked, *, graceful: bool) -> dict[str, Any]:
-    """`durable`: the newest whole checkpoint; `done`: the last step that any attempt's rank 0 logged; `last`: the last attempt's; `seconds`: since
-    the last request. Once asked, and past the start, a run keeps the last step done; asked again, or before, it ends at once."""
+    """`durable`: the newest intact checkpoint; `done`: the last step logged by rank 0 in any attempt; `last`: in the last attempt; `seconds`:
+    since the last request. After one request past the start a run must keep the last step done; after a second one, or before the first step, it
+    ends at once."""
     durable, attempt = max(whole(layout), default=0), ending.attempts[-1]
     done = max((step for number in layout.attempts() for step in steps(layout, number, 0)), default=0)
     same = len({len(steps(layout, attempt["attempt"], rank)) for rank in (0, 1)}) == 1

@@ -1,4 +1,4 @@
-"""Clocks that jump: the store may record a time and never compare two."""
+"""Clocks that jump: the store may record times but must never compare two."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class JumpingClock:
-    """Stands in for the module `time` where the house reads its clocks."""
+    """Replaces the module `time` where the product reads clocks."""
 
     CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
 
@@ -15,7 +15,7 @@ class JumpingClock:
         self._now, self._pace = 1e9, 1e-6
 
     def jump(self, salt: int) -> None:
-        """To any time, and on at any pace: standing still and backwards too."""
+        """Set the clock to any time and pace, including standing still and running backwards."""
         rng = random.Random(salt)
         self._now, self._pace = rng.uniform(0, 4e9), rng.choice((0.0, 1e-6, -1.0, 3600.0))
 

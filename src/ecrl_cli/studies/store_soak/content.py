@@ -1,4 +1,4 @@
-"""What the checkpoints of the program hold: a function of (step, ranks), so small that ten thousand operations take seconds. Torch-free."""
+"""Checkpoint content for the random program: a function of (step, ranks), small enough for ten thousand operations in seconds. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ecrl_cli.studies.store_soak.model import Content
 
 @cache
 def image_of(content: Content, layout: str) -> CheckpointImage:
-    """The snapshot of `content`; each rank has a generator of its own, so that another number of ranks is another image."""
+    """The snapshot of `content`; each rank has its own generator, so another number of ranks gives another image."""
     (step, ranks), single = content, layout == "single"
     plan = _plan(ranks, single)
     memory = memoryview(mmap.mmap(-1, plan.nbytes))
@@ -61,7 +61,7 @@ def _components(content: Content, layout: str) -> Components:
 
 
 def content_of(report: IntegrityReport, fs: Fs, layout: str) -> Content | None:
-    """What really lies at a checkpoint that a guard let pass: by its bytes and the digests in its manifest; None where they are nobody's."""
+    """The content of a checkpoint that passed an integrity check, by its bytes and the digests in its manifest; None if it was never made here."""
     manifest, path = report.manifest, report.path
     if manifest is None or report.global_step is None or manifest.world_size not in (1, 2, 4):
         return None

@@ -1,4 +1,4 @@
-"""The machine on which the program runs: a disk in memory that can lose power and be damaged, and processes that die or wake up late."""
+"""The simulated machine: a disk in memory that can lose power and be damaged, and processes that die or resume late."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from ecrl_cli.studies.store_soak.model import KEEP, Content
 
 RUN = Path("/run")
 ROOT = RUN / "checkpoints"
-STATES = 48  # of the states that a loss of power may leave, so many are drawn from
-CALLS = 5_000  # of one operation; a sound one makes two hundred
+STATES = 48  # number of candidate states from which a power loss is drawn
+CALLS = 5_000  # of one operation; a correct one makes about two hundred
 
 
 class Dead(BaseException):
-    """The process does nothing more: not even what a `finally` asks for."""
+    """The process does nothing more, not even its `finally` blocks."""
 
 
 class MortalFs(CrashingFs):
-    """What a process sees: before its changing call number `last`, `event` happens to it. No time is twice the same: nothing may depend on one."""
+    """A process's view of the disk: `event` happens before its modifying call number `last`. Timestamps are never equal: nothing may depend on
+    them."""
 
     def __init__(self, disk: ModelFs, rng: random.Random) -> None:
         self.faulty = FaultyFs(disk, CALLS)
@@ -72,7 +73,7 @@ class MortalFs(CrashingFs):
 
 @dataclass
 class Process:
-    """One that saves: a rank of the blocking strategy, or the background writer with what was handed over to it. `next`: the step it saves next."""
+    """A saving process: a rank of the blocking strategy, or the background writer with its queue. `next`: the step it saves next."""
 
     attempt: int
     ranks: int
@@ -84,13 +85,13 @@ class Process:
     waiting: list[Content] = field(default_factory=list)
 
     def take(self) -> Content:
-        """The content of the step that comes next."""
+        """The content of the next step; advances the counter."""
         content, self.next = (self.next, self.ranks), self.next + 1
         return content
 
 
 class _Memory:
-    """A journal that lies nowhere."""
+    """A log kept in memory."""
 
     def __init__(self, lines: list[CheckpointLine], heard: Callable[[CheckpointLine], None]) -> None:
         self._lines, self._heard = lines, heard
@@ -103,7 +104,7 @@ class _Memory:
 
 
 class Machine:
-    """The disk, and how a process is put onto it."""
+    """The disk, and the creation of processes on it."""
 
     def __init__(self, mode: str, planted: Planted | None, rng: random.Random) -> None:
         self._config = StoreConfig(write_mode(mode), keep=KEEP, integrity=IntegrityConfig(run_id=RUN_ID))
@@ -115,7 +116,7 @@ class Machine:
         self._start = ModelFs(RUN, tree).nodes  # type: ignore[arg-type]
 
     def process(self, attempt: int, ranks: int, heard: Callable[[Process, CheckpointLine], None]) -> Process:
-        """A new one, with a store of its own; `heard` is told every line of its journal as it is written."""
+        """A new process with its own store; `heard` is called with every line of its log as it is written."""
         fs, lines = MortalFs(self.disk, self._rng), list[CheckpointLine]()
         journal = cast(Journal, _Memory(lines, lambda line: heard(made, line)))
         made = Process(attempt, ranks, fs, self.store(fs), CheckpointLog(journal, RunLayout(RUN), attempt), lines)
@@ -127,7 +128,7 @@ class Machine:
         return store
 
     def entries(self) -> list[CheckpointEntry]:
-        """What claims to be a checkpoint, newest first; by the store's own eyes, which no bug is planted in."""
+        """Names that claim to be checkpoints, newest first, listed by the sound store."""
         return entries(self.disk, ROOT)
 
     def close(self) -> None:
@@ -136,7 +137,7 @@ class Machine:
         self._stores.clear()
 
     def lose_power(self, model: str, salt: int) -> None:
-        """The disk becomes one of the states that a loss of power under `model` may leave."""
+        """Replace the disk by a random state that a power loss under `model` may leave."""
         rng = random.Random(salt)
         forest = Forest()
         lost = Disk(forest, self._start, model, STATES, rng)
@@ -147,7 +148,7 @@ class Machine:
         self._begin(tree)
 
     def damage(self, how: str, salt: int) -> int | None:
-        """Change bytes at rest, of a checkpoint or now and then of a pointer to one; gives the step that is damaged, None where none is."""
+        """Change bytes at rest in a checkpoint or sometimes in a pointer; returns the damaged step, or None."""
         rng, names = random.Random(salt), self._names()
         if not names:
             return None
@@ -157,7 +158,7 @@ class Machine:
         return (int(name[5:13]) if name.startswith("step_") else None) if self._spoil(path, how, rng) else None
 
     def _names(self) -> list[str]:
-        """What can be damaged, the newest twice."""
+        """What can be damaged, with the newest listed twice."""
         try:
             names = [name for name in self.disk.listdir(ROOT) if name.startswith("step_") or name == LATEST]
         except StorageError:
@@ -165,7 +166,7 @@ class Machine:
         return names + names[-1:]
 
     def _spoil(self, path: Path, how: str, rng: random.Random) -> bool:
-        """Also in the log from which a loss of power is worked out: what has rotted stays rotten, what is gone does not come back."""
+        """Also changes the log from which a power loss is computed: damage persists, and deleted data does not come back."""
         with suppress(StorageError):
             folder, _, number = self.disk._existing("damage", path)
             node = self.disk.nodes[number]

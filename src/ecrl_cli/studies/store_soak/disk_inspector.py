@@ -1,4 +1,4 @@
-"""The one who looks at the disk after every operation: with the sound guard, and at the very bytes. What was seen once is known by its bytes."""
+"""Inspects the disk after every operation with the sound integrity check and byte by byte; results are cached by content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Bytes = tuple[tuple[str, bytes | None], ...]
 
 @dataclass(frozen=True)
 class Seen:
-    """A name that counts: what it holds, or why it is `refused`. `committed`: its commit record is whole. `wrong`: it passes and should not."""
+    """A name that counts: its content, or why it is `refused`. `committed`: its commit record is whole. `wrong`: it passes and should not."""
 
     content: Content | None
     committed: bool

@@ -1,4 +1,4 @@
-"""One operation after the other, done on the machine and told to the reference; what the store makes of it is held against what may be."""
+"""Runs operations on the simulated machine and on the reference model, and compares the store's results with what is allowed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ecrl_cli.studies.store_soak.disk_inspector import Observer
 from ecrl_cli.studies.store_soak.model import Content, Model
 from ecrl_cli.studies.store_soak.operations import Op
 
-_PASSING = ("EMFILE", "ENOMEM")  # say nothing about the file: no reason to do without it
+_PASSING = ("EMFILE", "ENOMEM")  # errors that say nothing about the file and so do not rule it out
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Which store. `planted`: the name of a bug that it has."""
+    """The store's configuration. `planted`: the name of its bug, if any."""
 
     mode: str
     layout: str
@@ -36,11 +36,11 @@ class Cell:
 
 
 class Disagreement(BaseException):
-    """The store did what the reference does not allow. No `except Exception` of the store's may keep it."""
+    """The store did what the reference model does not allow. Not an Exception, so that the store cannot catch it."""
 
 
 class Game:
-    """A store from its first process on. `met`: how often what happened."""
+    """A store's history from its first process on. `met`: how often each event occurred."""
 
     def __init__(self, cell: Cell, jumping: JumpingClock) -> None:
         self.cell, self.clock, self.met = cell, jumping, Counter[str]()
@@ -51,7 +51,7 @@ class Game:
         self.attempt = -1
         self.writer: Process | None = None
         self.late: list[Process] = []  # writers of older attempts that are still alive
-        self.struck = False  # by a fault, in this operation
+        self.struck = False  # a fault hit this operation
 
     def do(self, op: Op) -> None:
         self.met[op.do] += 1
@@ -88,14 +88,14 @@ class Game:
             self._work(writer, op)
 
     def _wake(self, op: Op) -> None:
-        """A writer that has been taken for dead does what it was about to do."""
+        """A writer believed dead performs its pending save."""
         if self.late:
             zombie = self.late.pop(0)
             zombie.waiting.append(zombie.take())
             self._work(zombie, op)
 
     def _work(self, writer: Process, op: Op) -> None:
-        """What the background writer does with a job, and the rank of the blocking strategy with its own."""
+        """Save one queued content, as the background writer or as a rank of the blocking strategy."""
         content = writer.waiting.pop(0)
         self.model.begin(content, writer.attempt)
         said = len(writer.lines)
@@ -109,7 +109,7 @@ class Game:
         self.met["acknowledged"] += any(line.event == "committed" for line in new)
 
     def _heard(self, writer: Process, line: CheckpointLine) -> None:
-        """A line of a writer's journal, as it is written."""
+        """Called for each line of a writer's log as it is written."""
         if line.event != "committed":
             return
         if lying := [each for each in writer.fs.faulty.struck if each.call in ("fsync", "fsyncdir") or (each.call == "close" and each.written)]:
@@ -118,7 +118,7 @@ class Game:
             raise Disagreement(wrong)
 
     def _writer(self) -> Process | None:
-        """The living one; a new attempt where there is none."""
+        """The current writer; starts a new attempt if there is none."""
         if self.writer is None:
             self._begin(Op("restart"))
         return self.writer
@@ -134,14 +134,14 @@ class Game:
         self._begin(op)
 
     def _begin(self, op: Op) -> None:
-        """A supervisor: own the store, choose, set aside what was refused."""
+        """A supervisor's start: claim the store, choose a checkpoint, quarantine what was rejected."""
         self.attempt += 1
         new = self.machine.process(self.attempt, op.number or 2, self._heard)
 
         def recover() -> bool:
             new.store.claim(new.attempt)
             choice = new.store.newest_valid()
-            new.next = self._recovered(choice, new, op) + 1  # on record before anything is set aside
+            new.next = self._recovered(choice, new, op) + 1  # recorded before anything is quarantined
             for rejected in choice.rejected:
                 new.store.quarantine(ROOT.parent / rejected.path)
             return True
@@ -150,7 +150,7 @@ class Game:
             self.writer = new
 
     def _recovered(self, choice: ResumeChoice, new: Process, op: Op) -> int:
-        """Hold what a recovery chose against the reference; gives the step."""
+        """Compare recovery's choice with the reference model; returns the step."""
         found = self._content(choice)
         excused = bool(new.fs.faulty.struck) and op.trouble not in _PASSING
         refused = {entry_of(Path(each.path)).global_step for each in choice.rejected} if excused else set()
@@ -171,7 +171,7 @@ class Game:
         return content
 
     def _claim_late(self, op: Op) -> None:
-        """A supervisor of an attempt long past claims: it must be told."""
+        """A supervisor of an old attempt claims the store: it must be rejected."""
         if self.model.owner < 1:
             return
         process = self.machine.process(self.model.owner - 1, 1, self._heard)
@@ -203,7 +203,7 @@ class Game:
         self.writer, self.late = None, []
 
     def _befallen(self, process: Process, op: Op, act: Callable[[], bool]) -> bool | None:
-        """Let `process` act, with the trouble of `op`; False where it was refused, None where it died. What must not come out, ends the game."""
+        """Run `process` under the fault of `op`; False if refused, None if it died. An error that must not occur ends the run."""
         fs, faulty = process.fs, process.fs.faulty
         fs.calls.clear()
         fs.armed, fs.last, fs.event = True, op.at if op.trouble and not op.scope else -1, self._event(process, op)
@@ -238,7 +238,7 @@ class Game:
         return (lambda: self._meet_rival(process)) if op.trouble == "rival" else process.fs.die
 
     def _meet_rival(self, process: Process) -> None:
-        """A newer attempt begins while `process` stands between two calls; it goes on afterwards."""
+        """A newer attempt starts while `process` is suspended between two calls; then `process` continues."""
         if self.writer is process:
             self.writer = None
         self._begin(Op("restart", number=process.ranks))
@@ -257,7 +257,7 @@ class Game:
             raise Disagreement(f"misnamed: {error.line()} does not name {op.trouble}") from error
 
     def _verify(self, op: Op) -> None:
-        """Two processes look, one after the other: both must find the same, and what a healthy disk shows."""
+        """Two processes examine the disk in turn: both must find the same as on a healthy disk."""
         found = [self._content(self._looked()) for _ in range(2)]
         if found[0] != found[1]:
             raise Disagreement(f"verify: finds {found[0]}, then {found[1]}")
@@ -269,7 +269,7 @@ class Game:
         return store.newest_valid()
 
     def _audit(self) -> None:
-        """After every operation: what lies on the disk, seen by the sound guard, is what the reference allows."""
+        """After every operation the disk, as verified by the sound integrity check, must match the reference model."""
         visible: dict[int, Content] = {}
         named = self.machine.entries()
         for entry in named:

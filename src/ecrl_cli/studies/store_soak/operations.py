@@ -1,4 +1,4 @@
-"""The random program: what is done to the store, one operation after the other, drawn from a seed; and what may befall each of them."""
+"""The random program: operations on the store and the faults that may hit each, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from ecrl_cli.storage.fault_injecting_fs import SHORT
 
-# What is done, and how often: shares of a program.
+# The operations, with their shares of a program.
 SHARES = {
     "save": 30,  # by the writer, pointers and retention included
-    "hand over": 8,  # a save that waits behind the others (overlapped)
-    "write": 6,  # the writer does the next one that waits
-    "restart": 14,  # the rank or all is dead: a new attempt owns the store, chooses, sets aside
+    "hand over": 8,  # a save that waits in the queue (overlapped)
+    "write": 6,  # the writer does the next save in the queue
+    "restart": 14,  # the rank or all processes are dead: a new attempt claims the store, chooses, quarantines
     "late": 3,  # a supervisor of an older attempt claims
-    "zombie": 8,  # a writer of an older attempt wakes up and goes on
+    "zombie": 8,  # a writer of an older attempt resumes
     "retire": 4,
     "verify": 8,
     "damage": 9,
@@ -26,15 +26,15 @@ SHARES = {
 WORLDS = (1, 2, 4)
 FAULTS = ("EIO", "ENOSPC", "EDQUOT", "EROFS", "EMFILE", "ENOMEM", "ESTALE", SHORT)
 SCOPES = {"any": 40, "write": 45, "sync": 45, "open": 30, "read": 40, "change": 15, "close": 15}
-TROUBLED = ("save", "write", "restart", "retire")  # what can be cut off or refused
-MET = ("save", "write")  # between whose calls a newer attempt may begin. Two supervisors at once are what the run's lock is for (study writers).
+TROUBLED = ("save", "write", "restart", "retire")  # operations that can be interrupted or hit by a fault
+MET = ("save", "write")  # a newer attempt may start between their calls; the run lock (study writers) prevents two supervisors at once
 DAMAGES = ("flip", "cut", "empty", "zero", "remove")
 
 
 @dataclass(frozen=True)
 class Op:
-    """`trouble`: kill (SIGKILL), O or X (power loss under that model) before the changing call number `at`; rival (a newer attempt acts there);
-    or the kind of fault that the `at`-th call in `scope` meets, `sticky` ones all later calls too. `detail`, `number`: what `do` needs."""
+    """`trouble`: kill (SIGKILL), O or X (power loss under that model) before the modifying call number `at`; rival (a newer attempt acts there);
+    or the kind of fault at the `at`-th call in `scope`, with `sticky` at all later calls too. `detail`, `number`: arguments of `do`."""
 
     do: str
     trouble: str = ""
@@ -54,23 +54,23 @@ class Op:
 
 
 def program(rng: random.Random, length: int) -> tuple[Op, ...]:
-    """`length` operations."""
+    """A program of `length` operations."""
     return tuple(_drawn(rng, do) for do in rng.choices(list(SHARES), list(SHARES.values()), k=length))
 
 
 def unrivalled(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """`ops` without writers of two attempts at once: a planted bug that has no fence shall not be found by that."""
+    """`ops` without concurrent writers of two attempts, as planted bugs without fencing must not be found that way."""
     return tuple(replace(op, trouble="") if op.trouble == "rival" else op for op in ops if op.do != "zombie")
 
 
 def encoded(ops: Sequence[Op]) -> list[dict[str, Any]]:
-    """As JSON, without what is at its default."""
+    """As JSON, without default values."""
     plain = Op("")
     return [{key: value for key, value in asdict(op).items() if value != getattr(plain, key)} for op in ops]
 
 
 def decoded(texts: Sequence[dict[str, Any]]) -> tuple[Op, ...]:
-    """What `encoded` gave; TypeError for anything else."""
+    """The inverse of `encoded`. Raises TypeError for other input."""
     known = {each.name for each in fields(Op)}
     if unknown := [key for text in texts for key in text if key not in known]:
         raise TypeError(f"an operation has no {unknown[0]}")

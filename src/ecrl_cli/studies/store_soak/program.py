@@ -1,4 +1,4 @@
-"""Plays a program on the machine and on the reference, operation by operation; the first disagreement ends it. And makes it shorter."""
+"""Runs a program on the machine and the reference model up to the first disagreement, and shrinks failing programs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ecrl_cli.studies.store_soak.model_run import Cell, Disagreement, Game
 from ecrl_cli.studies.store_soak.operations import Op
 
 __all__ = ["Cell", "Played", "play", "shortest"]
-TRIES = 600  # programs played at most; what is left then is short enough to read
+TRIES = 600  # maximum number of programs run to shrink one
 
 Fails = Callable[[Sequence[Op]], bool]
 
 
 @dataclass
 class Played:
-    """`at`: the operation at which they disagreed, -1 where they never did; `wrong`: in words. `met`: how often what happened."""
+    """`at`: the operation of the disagreement, -1 if none; `wrong`: its description. `met`: how often each event occurred."""
 
     at: int = -1
     wrong: str = ""
@@ -29,7 +29,7 @@ class Played:
 
 
 def play(ops: Sequence[Op], cell: Cell) -> Played:
-    """Play `ops` from an empty disk on. The same list always plays the same way."""
+    """Run `ops` from an empty disk. Deterministic in the list."""
     jumping, numbers = JumpingClock(), itertools.count()
     with patch("secrets.token_hex", lambda length: f"{next(numbers):0{2 * length}x}"), patch.object(clock, "time", jumping):
         game = Game(cell, jumping)
@@ -45,7 +45,7 @@ def play(ops: Sequence[Op], cell: Cell) -> Played:
 
 
 def shortest(ops: Sequence[Op], fails: Fails, tries: int = TRIES) -> tuple[Op, ...]:
-    """A part of `ops` that `fails`, of which no operation can be left out and no trouble taken away (or the best within `tries`)."""
+    """A failing part of `ops` from which no operation and no fault can be removed (or the best found within `tries`)."""
     budget = iter(range(tries))
 
     def still(candidate: Sequence[Op]) -> bool:
@@ -55,7 +55,7 @@ def shortest(ops: Sequence[Op], fails: Fails, tries: int = TRIES) -> tuple[Op, .
 
 
 def _fewest(ops: tuple[Op, ...], still: Fails) -> tuple[Op, ...]:
-    """Halves are left out first, single operations last; from the end, where the disagreement is, to the beginning."""
+    """Leave out halves first, single operations last; from the end, where the disagreement is, to the start."""
     size = max(1, len(ops) // 2)
     while True:
         before = ops
@@ -69,7 +69,7 @@ def _fewest(ops: tuple[Op, ...], still: Fails) -> tuple[Op, ...]:
 
 
 def _plainest(ops: tuple[Op, ...], still: Fails) -> tuple[Op, ...]:
-    """Nothing befalls an operation that need not be disturbed; what befalls it happens once rather than for ever."""
+    """Remove faults that are not needed, and make sticky ones occur once."""
     for place, op in enumerate(ops):
         for plainer in (Op(op.do, detail=op.detail, number=op.number), replace(op, sticky=False)):
             candidate = ops[:place] + (plainer,) + ops[place + 1 :]

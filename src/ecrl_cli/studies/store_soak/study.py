@@ -1,7 +1,7 @@
-"""`store-soak`: random programs of saves, deaths, power losses, faults, damage and late writers, against a reference of what may be recovered.
+"""`store-soak`: random programs of saves, kills, power losses, faults, damage and late writers, against a reference model of recovery.
 
-A trial is one program from an empty disk on, in memory and without a clock, so that it plays the same way whenever it is played. Where the store
-and the reference disagree, the program is shrunk to the shortest one that still shows it.
+A trial is one program from an empty disk, in memory and without a clock, so it is reproducible. A program in which store and model disagree is
+shrunk to the shortest that still shows it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.store_soak.operations import SHARES, Op, encoded, program, unrivalled
 from ecrl_cli.studies.store_soak.program import Cell, play, shortest
 
-PROGRAMS = 100  # until a planted bug is found, at most
-ENOUGH = 20  # times that everything must have been done and met, in a study of a thousand operations and more
+PROGRAMS = 100  # maximum programs run to find a planted bug
+ENOUGH = 20  # minimum occurrences of every operation and event, in a study of a thousand operations or more
 _THOUSAND = 1000
 _TROUBLES = {
     "met kill": "killed between two calls",
@@ -60,7 +60,7 @@ def _shrunk(ops: Sequence[Op], store: Cell, wrong: str) -> tuple[Op, ...]:
 
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    """One program after the other on the store with the bug, until they disagree."""
+    """Run programs on the store with the bug until one disagrees."""
     bug = next(each for each in PLANTED if each.name == trial.facts["bug"])
     store, rng, ops = Cell(bug.mode, bug.layout, bug.name), context.rng(trial.key), 0
     for _ in range(PROGRAMS):

@@ -1,4 +1,4 @@
-"""What a trial tries: two to five phases of other world sizes, kills at any moment of them, with fixed replicas or without."""
+"""Generates trials of two to five phases with different world sizes and kills at random moments, with or without fixed replicas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DRAWS = 200
 
 @dataclass(frozen=True)
 class ElasticRunSpec:
-    """`replicas` 0: plain data parallelism. `sizes`: (from which step on, how many ranks), the first from step 0."""
+    """`replicas` 0: plain data parallelism. `sizes`: (first step, number of ranks), the first from step 0."""
 
     model: str
     strategy: str
@@ -48,12 +48,12 @@ class ElasticRunSpec:
 
     @property
     def reference(self) -> dict[str, Any]:
-        """With replicas one rank that does it all; without, the same sizes at the same steps, since they matter there."""
+        """With replicas, a single rank; without, the same sizes at the same steps, since they affect the result there."""
         sizes = ((0, 1),) if self.replicas else self.sizes
         return ElasticRunSpec(self.model, "blocking", self.replicas, sizes).keys()
 
     def typed(self, entries: tuple[str, ...]) -> str:
-        """The run alone, as a command."""
+        """The single run as a command."""
         words = [f"target_steps={TARGET}", f"global_batch={BATCHES[self.model]}", f"world_size={self.sizes[0][1]}", "device=cpu", "dataset=digits"]
         for group, values in zip(("model", "optimizer"), MODELS[self.model], strict=True):
             words += [f"{group}={values['name']}", *(f"{group}.{key}={value}" for key, value in values.items() if key != "name")]
@@ -68,7 +68,7 @@ class ElasticRunSpec:
 
 
 def generate(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[int, ...]) -> tuple[ElasticRunSpec, tuple[str, ...]]:
-    """A course and one to three kills of ranks that are there."""
+    """A run and one to three kills of existing ranks."""
     steps = sorted(rng.sample(range(2, TARGET - 1), rng.randint(1, 4)))
     sizes = [(0, rng.choice(SIZES))]
     for step in steps:
@@ -89,7 +89,7 @@ def generate(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[in
 
 
 def _kill(rng: random.Random, config: RunConfig) -> Entry:
-    """Of a rank that is there. Whoever loads does so in the attempt behind a change of size, if not in an earlier one."""
+    """A kill of an existing rank. A kill during loading is planned for the attempt after a change of size, or an earlier one."""
     moment = rng.choice(_MOMENTS)
     step = rng.choice([0, *config.elastic.schedule]) if moment == "load" else rng.randint(1, TARGET - 2)
     who = (rng.randrange(ranks_at(config, step) if step else config.world_size),)

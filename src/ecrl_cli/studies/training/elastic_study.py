@@ -1,7 +1,7 @@
 """`elastic`: real training runs whose number of ranks changes two to five times, under random kills.
 
-With fixed replicas every run of a model must end bit for bit as one rank that does it all; without them as the run that changes its size at
-the same steps undisturbed, and in both no sample may be missing or come twice. Hash seeds differ from trial to trial.
+With fixed replicas every run of a model must end bit for bit like a single rank; without them like the undisturbed run that changes its size at
+the same steps. In both, no sample may be missing or repeated. Hash seeds differ between trials.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _play(bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    """A bug of the replicas shows with them, any other without: with them RNG is not per rank."""
+    """Searches for a replica bug with replicas, for any other without, where RNG is not per rank."""
     rng, replicas = context.rng(trial.key), FIXED if trial.facts["bug"] in REPLICA_BUGS else PLAIN
     return search(context.scratch / "planted", trial.facts["bug"], lambda: generate(rng, context.keys.strategies, replicas))
 
@@ -56,7 +56,7 @@ def _mode(record: Record) -> str:
 
 
 def _alike(results: Results) -> Iterator[Gate]:
-    """Held together here and not by the judge: one digest per model and number of replicas, whatever the sizes."""
+    """Compared here, not by `verify`: one digest per model and number of replicas, whatever the sizes."""
     digests: dict[tuple[str, int], set[str]] = {}
     for record in runs(results):
         if record.facts["replicas"]:

@@ -1,4 +1,4 @@
-"""What a trial tries: a configuration, and two failures drawn from all that can strike it, as a user would type them."""
+"""Generates trials: a configuration and two random failures that it allows, in the form a user would type."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.failures.storage_faults import FailedCall
 
 TARGET, EVERY = 14, 4  # steps, and steps between checkpoints
-BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or more than a run
-LATEST = 11  # step that a failure is planned for: a checkpoint is still to come
+BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or is longer than a run
+LATEST = 11  # latest step for a failure, with a checkpoint still to come
 WORLDS = (2, 3, 4)
-HANG_S, START_S = 2.0, 20.0  # a save has as long as a start: what hangs in one is found before the trial is given up
+HANG_S, START_S = 2.0, 20.0  # a save has the same limit as a start, so a hang in one is detected before the trial times out
 _POINTS = tuple(point.partition(":")[0] for point in CRASH_POINTS)
-_DRAWS = 200  # until something available is drawn
+_DRAWS = 200  # draws until an available failure is found
 
-# By kind: how often, and when it can strike. What costs seconds (a hang, another supervisor) is rarer.
+# By kind: weight, and possible moments. Kinds that cost seconds (a hang, another supervisor) are rarer.
 _INSIDE = ("forward", "backward", "optimizer")
 _STARTING = ("start", "rendezvous", "load")
 KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -57,7 +57,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class FailureRunSpec:
-    """The configuration of a trial, as far as it is drawn."""
+    """The drawn part of a trial's configuration."""
 
     model: str
     world_size: int
@@ -66,7 +66,7 @@ class FailureRunSpec:
     layout: str
 
     def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]:
-        """As the groups and keys that a user types; without `entries`, the undisturbed run."""
+        """The groups and keys as a user types them; without `entries`, of the undisturbed run."""
         model, optimizer = MODELS[self.model]
         found: dict[str, Any] = {
             "target_steps": TARGET,
@@ -85,11 +85,11 @@ class FailureRunSpec:
 
     @property
     def reference(self) -> dict[str, Any]:
-        """The undisturbed run: neither strategy nor write mode matter to where it ends."""
+        """The undisturbed run: neither strategy nor write mode affects its final state."""
         return FailureRunSpec(self.model, self.world_size, "blocking", "unsafe", "group").keys()
 
     def typed(self, entries: tuple[str, ...]) -> str:
-        """The run alone, as a command."""
+        """The single run as a command."""
         (model, optimizer), listed = MODELS[self.model], ",".join(entries)
         words = [f"target_steps={TARGET}", f"global_batch={BATCHES[self.model]}", f"world_size={self.world_size}", "device=cpu", "dataset=digits"]
         for group, values in (("model", model), ("optimizer", optimizer)):
@@ -101,7 +101,7 @@ class FailureRunSpec:
 
 
 def generate(rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, ...]) -> tuple[FailureRunSpec, tuple[str, ...]]:
-    """A setup and two failures that it accepts: the second one somewhere later, or while the first is being recovered from."""
+    """A configuration and two failures that it allows, the second at a later step or during recovery from the first."""
     setup = FailureRunSpec(
         rng.choice(("small_cnn", "small_cnn", "vit")),
         rng.choices(WORLDS, (5, 2, 2))[0],
@@ -117,19 +117,19 @@ def generate(rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, 
 
 @cache
 def undisturbed(setup: FailureRunSpec) -> RunConfig:
-    """The run without failures: what an entry is held against, built once."""
+    """The run without failures, cached; entries are checked against it."""
     return build(setup.keys())
 
 
 def available(config: RunConfig, entries: tuple[str, ...]) -> None:
-    """ConfigError unless `entries` can strike `config`."""
+    """Raises ConfigError unless `entries` can occur in `config`."""
     struck = replace(config, failure=FailureConfig(kind="listed", entries=entries))
     check_failures(struck)
     plan(struck)
 
 
 def _accepted(drawn: Callable[[], Entry], setup: FailureRunSpec, before: tuple[str, ...]) -> str:
-    """The first that is drawn and available."""
+    """The first draw that is available."""
     for _ in range(_DRAWS):
         entry = drawn()
         text, together = str(entry), (*map(parse, before), entry)
@@ -144,8 +144,8 @@ def _accepted(drawn: Callable[[], Entry], setup: FailureRunSpec, before: tuple[s
 
 
 def _takes_the_last_save(entries: tuple[Entry, ...], background: bool) -> bool:
-    """Each failed save is of the first one due that is left: a run whose final state was not saved ends with that, and rightly. A background
-    writer that dies takes along what waits for it, maybe every save but the last: a fault that is still to come then strikes that one."""
+    """Whether a fault takes the last possible save. Each failed save takes the first one left that is due; a run whose final state was not saved
+    rightly fails. A dead background writer also loses its queue, possibly every save but the last, and a later fault would hit that one."""
     left = list(range(EVERY, TARGET, EVERY))
     for entry in sorted(entries, key=lambda entry: (-(-entry.step // EVERY), _fails_a_save(entry))):
         if background and fault_kind(entry.what).victim is Victim.WRITER:
@@ -159,7 +159,7 @@ def _takes_the_last_save(entries: tuple[Entry, ...], background: bool) -> bool:
 
 
 def _damages_the_only_save(entries: tuple[Entry, ...]) -> bool:
-    """One that would have nothing to fall back to is not damaged: then nothing strikes."""
+    """Whether a checkpoint without an older one to fall back to would be damaged; then the fault does not fire."""
     losses = [entry.step for entry in entries if _fails_a_save(entry) or fault_kind(entry.what).victim is Victim.WRITER]
     saves = [(entry.step // EVERY, needed) for entry in entries if (needed := fault_kind(entry.what).needs_checkpoints)]
     return any(made - sum(step <= made * EVERY for step in losses) < needed for made, needed in saves)
@@ -173,7 +173,7 @@ def _entry(rng: random.Random, setup: FailureRunSpec, kinds: tuple[str, ...], st
     what = rng.choices(kinds, [KINDS[kind][0] for kind in kinds])[0]
     moment = rng.choice(KINDS[what][1])
     if moment in _STARTING:
-        step = 0  # of the first attempt: nobody knows yet whether there will be another
+        step = 0  # of the first attempt, the only one certain to exist
     if moment == "wall":
         return Entry(what, moment=moment, who=(rng.randrange(setup.world_size),), after_s=round(rng.uniform(0.05, 0.6), 3))
     who = _victims(rng, setup, what, moment)
@@ -198,13 +198,13 @@ def _victims(rng: random.Random, setup: FailureRunSpec, what: str, moment: str) 
 
 
 def _ends_an_attempt(entry: str, setup: FailureRunSpec) -> bool:
-    """At a known step, so that one knows what the next attempt begins behind."""
+    """Whether the failure ends the attempt at a known step, so that the next attempt's first step is known."""
     config = undisturbed(setup)
     return any(each.moment != "wall" and fault_kind(each.kind).ends_attempt(each, config) for each in planned(parse(entry), config))
 
 
 def _while_recovering(rng: random.Random, setup: FailureRunSpec, first: Entry) -> Entry:
-    """In the attempt behind the first failure: while it starts, joins, loads, or does again what was lost."""
+    """A kill in the attempt after the first failure: during start, rendezvous or loading, or in the repeated steps."""
     who = (rng.randrange(setup.world_size),)
     if rng.random() < 0.75:
         return Entry("kill", max(0, first.step - 1), rng.choice(_STARTING), None, who)

@@ -1,7 +1,7 @@
-"""`failures`: real training runs, each under two random failures, the second often while the first is being recovered from.
+"""`failures`: real training runs, each under two random failures, the second often during recovery from the first.
 
-A trial: one run of a small model with two to four ranks, by the code path of `ecrl train` under the zygote launcher, to its end; then the
-verdict of `verify` against an undisturbed run, the final digests, the exit code, and what is left of it.
+A trial: one run of a small model with two to four ranks, by the code path of `ecrl train` under the zygote launcher, to its end; then the verdict
+of `verify` against an undisturbed run, the final digests, the exit code, and leftovers.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ecrl_cli.studies.training.training_study import (
 from ecrl_cli.studies.training.trial import Bench, search
 
 OUTCOMES = ("valid", "hung", "left", "exit", "invalid", "unknown", "differs", "idle")
-# The phases that a recorded study must have hit, each so often; and how many runs, with two failures each, make one.
+# Phases that a recorded study must have hit, and how often; and the number of runs, with two failures each, of such a study.
 PHASES = ("boundary", "forward", "backward", "optimizer", "capture", "save", "start", "rendezvous", "load", "wall")
 HITS, RECORDED = 20, 500
 _SETUPS = {"strategy": "write strategy", "mode": "write mode", "layout": "layout", "world_size": "ranks", "model": "model"}
-# What brings the run back to where it was and goes on: the failures that a recovery bug shows under.
+# Failures after which the run resumes from a checkpoint: those that expose a recovery bug.
 _FATAL = ("kill",)
 
 

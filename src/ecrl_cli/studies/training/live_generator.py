@@ -1,4 +1,4 @@
-"""What a trial tries: how a run recovers, with whom, and one to four failures, as a user would type them."""
+"""Generates trials: a recovery, ranks and spares, and one to four failures, in the form a user would type."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ecrl_cli.failures.rank_faults import Kill
 from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.studies.training.failures_generator import available
 
-TARGET, EVERY, BATCH = 16, 4, 144  # steps, steps between checkpoints, samples: 1 to 4 ranks share them, and an epoch of the digits has 12 steps
+TARGET, EVERY, BATCH = 16, 4, 144  # steps, steps between checkpoints, samples: shared by 1 to 4 ranks; an epoch of the digits has 12 steps
 WIDTH = 28  # of the model: its gradients fill two buckets
-LATEST = 13  # step that a failure is planned for: there is something left to do behind it
+LATEST = 13  # latest step for a failure, with steps left after it
 WORLDS = (2, 3, 4)
-HANG_S = 20.0  # longer than a rank waits for a death that explains a failing exchange
+HANG_S = 20.0  # longer than a rank waits for a reported death to explain a failing exchange
 _DRAWS = 200
 
 _INSIDE = ("forward", "backward", "optimizer")
-_RECOVERING = ("load", "rendezvous")  # of the attempt that recovers
-# By kind: how often, and when it can strike.
+_RECOVERING = ("load", "rendezvous")  # moments of the attempt that recovers
+# By kind: weight, and possible moments.
 KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "kill": (10, ("boundary", "forward", "backward", "backward", "backward", "optimizer", "capture")),
     "backward": (3, ("backward",)),
@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class LiveRunSpec:
-    """The configuration of a trial, as far as it is drawn."""
+    """The drawn part of a trial's configuration."""
 
     recovery: str
     world_size: int
@@ -48,7 +48,7 @@ class LiveRunSpec:
     dropout: float
 
     def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]:
-        """As the groups and keys that a user types."""
+        """The groups and keys as a user types them."""
         found = _around(self.world_size, self.strategy, self.dropout) | {
             "recovery": {"name": self.recovery},
             "supervision": {"launcher": "zygote", "spares": self.spares, "hang_timeout_s": HANG_S},
@@ -57,11 +57,11 @@ class LiveRunSpec:
 
     @property
     def reference(self) -> dict[str, Any]:
-        """The undisturbed run of stock DDP."""
+        """The undisturbed run with stock DDP."""
         return _around(self.world_size, "none", self.dropout) | {"supervision": {"launcher": "zygote"}}
 
     def typed(self, entries: tuple[str, ...]) -> str:
-        """The run alone, as a command."""
+        """The single run as a command."""
         words = [f"target_steps={TARGET}", f"global_batch={BATCH}", f"world_size={self.world_size}", "device=cpu", "state_digests=true"]
         words += ["dataset=digits", "model=small_cnn", f"model.width={WIDTH}", f"model.dropout={self.dropout}", "optimizer=sgd", "optimizer.lr=0.05"]
         words += [f"checkpoint={self.strategy}", f"checkpoint.every={EVERY}", f"recovery={self.recovery}", "supervision=zygote"]
@@ -84,7 +84,7 @@ def _around(world_size: int, strategy: str, dropout: float) -> dict[str, Any]:
 
 
 def matrix(recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> Iterator[tuple[str, LiveRunSpec, tuple[str, ...]]]:
-    """(name, course, failures): who dies in backward x number of ranks for each recovery, then what happens to a recovery itself."""
+    """(name, run, failures): every victim in backward x number of ranks for each recovery, then failures during recovery itself."""
     for recovery in recoveries:
         base = LiveRunSpec(recovery, 3, 0 if RECOVERIES.of(recovery).shrinks else 1, strategies[-1], 0.2)
         for world_size in WORLDS:
@@ -100,7 +100,7 @@ def matrix(recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> Iterator
 
 
 def generate(rng: random.Random, recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> tuple[LiveRunSpec, tuple[str, ...]]:
-    """A course and one to four failures of ranks that are there."""
+    """A run and one to four failures of existing ranks."""
     recovery = rng.choice(recoveries)
     spares = rng.choice((0, 0, 1, 2)) if RECOVERIES.of(recovery).shrinks else rng.choice((1, 1, 2))
     course = LiveRunSpec(recovery, rng.choice(WORLDS), spares, rng.choice(strategies), rng.choice((0.0, 0.2)))
@@ -123,12 +123,12 @@ def generate(rng: random.Random, recoveries: tuple[str, ...], strategies: tuple[
 
 @cache
 def undisturbed(course: LiveRunSpec) -> RunConfig:
-    """The run without failures: what an entry is held against, built once."""
+    """The run without failures, cached; entries are checked against it."""
     return build(course.keys())
 
 
 def present(course: LiveRunSpec, entries: tuple[str, ...]) -> int:
-    """How many ranks are there behind `entries` at least: the dead are not replaced more often than there were spares at first."""
+    """Minimum number of ranks after `entries`: dead ranks are replaced at most as often as there were spares."""
     size, spares = course.world_size, course.spares
     if not RECOVERIES.of(course.recovery).shrinks:
         return size
@@ -141,7 +141,7 @@ def present(course: LiveRunSpec, entries: tuple[str, ...]) -> int:
 
 
 def _next(rng: random.Random, course: LiveRunSpec, entries: tuple[str, ...], there: int, step: int, last: bool) -> tuple[str, ...]:
-    """One failure two or more steps behind the ones before; or one that strikes the recovery from the last of these; or two in one step."""
+    """One failure at least two steps after the earlier ones; or one during recovery from the last of these; or two in one step."""
     if not entries and rng.random() < 0.05:
         return (str(Entry("kill", 0, rng.choice(("start", *_RECOVERING)), None, (rng.randrange(there),))),)
     before = parse(entries[-1]) if entries and step > 1 and rng.random() < 0.35 else None
@@ -161,7 +161,7 @@ def _alone(rng: random.Random, course: LiveRunSpec, there: int, step: int, last:
     if kind.victim is Victim.WRITER:
         return Entry(what, -(-step // EVERY) * EVERY, "save", None, (), None, rng.choice(("before_rename", "after_rename")))
     who: tuple[int, ...] | str = (rng.randrange(there),) if kind.takes_rank else ()
-    if moment == "capture":  # which may be the next one due, when others have gone
+    if moment == "capture":  # the kill may move to the next save due, when other ranks are gone
         step, who = -(-step // EVERY) * EVERY, who if last or not kind.takes_rank else (0,)
     elif type(kind) is Kill and rng.random() < 0.2:
         who = "all" if rng.random() < 0.25 or there < 2 else tuple(sorted(rng.sample(range(there), 2)))
@@ -174,5 +174,5 @@ def facts(course: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
 
 
 def of_facts(found: dict[str, Any]) -> tuple[LiveRunSpec, tuple[str, ...]]:
-    """What `facts` was made of."""
+    """The inverse of `facts`."""
     return LiveRunSpec(*(found[name] for name in LiveRunSpec.__dataclass_fields__)), tuple(found["entries"])

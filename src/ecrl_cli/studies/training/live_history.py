@@ -1,4 +1,4 @@
-"""What the records of a run say of its recoveries: read here and not by the judge, a second pair of eyes."""
+"""Reads a run's recoveries from its records, independently of `verify`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ecrl_cli.supervision.attempts.supervisor_record import read_record
 
 @dataclass(frozen=True)
 class Blow:
-    """A planned failure that struck. `ranks`: of its attempt, that it took; `at_step`: the step that they were in or behind."""
+    """A planned failure that was injected. `ranks`: of its attempt, that it killed; `at_step`: the step during or after which it happened."""
 
     planned: PlannedFailure
     fired: InjectedFault
@@ -33,8 +33,8 @@ class Blow:
 
 @dataclass(frozen=True)
 class AttemptHistory:
-    """One attempt. `lines`: by rank. `testimonies`, `ledgers`: by rank, of those who left any; a testimony's seconds and instants are taken out,
-    they differ between ranks."""
+    """One attempt. `lines`: by rank. `testimonies`, `ledgers`: survivor reports and lost samples by rank, if written; durations and times are
+    removed from the reports, as they differ between ranks."""
 
     attempt: Attempt
     lines: dict[int, tuple[RankLine, ...]]
@@ -48,7 +48,7 @@ class AttemptHistory:
 
     @property
     def redone(self) -> tuple[RedoneStep, ...]:
-        """What its first testimony says."""
+        """The redone steps of its first survivor report."""
         return next((each.redone for each in self.testimonies.values()), ())
 
     @property
@@ -64,7 +64,7 @@ class Story:
 
     @cached_property
     def went_on(self) -> tuple[AttemptHistory, ...]:
-        """The attempts that others began with processes of."""
+        """Attempts from which later attempts took over processes."""
         return tuple(self.chapters[later.attempt.continues] for later in self.chapters if later.attempt.continues is not None)
 
     def shard(self, global_step: int, rank: int, world_size: int) -> Ids:
@@ -102,7 +102,7 @@ def _timeless(said: SurvivorReport) -> SurvivorReport:
 
 
 def contributors(redone: tuple[RedoneStep, ...], global_step: int, bucket: int, world_size: int) -> tuple[int, ...]:
-    """Whose gradients `bucket` holds in the end, as the survivors say."""
+    """The ranks whose gradients `bucket` holds in the end, according to the survivor reports."""
     found = tuple(range(world_size))
     for each in redone:
         if each.global_step == global_step and each.first <= bucket:

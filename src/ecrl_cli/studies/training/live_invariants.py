@@ -1,4 +1,5 @@
-"""What must hold of a run whose ranks died while others lived on, beside the verdict: a function per promise; gives what is wrong, or nothing."""
+"""Invariants of runs in which some ranks died and others survived, beside the verdict: one function per promise returns what is wrong, or an empty
+string."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from ecrl_cli.studies.training.trial import ending
 
 Influence = tuple[int, int, str]  # step, sample, layer
 
-SURE = 0.9  # of the gradients: a rank that dies before that has not sent its last bucket
+SURE = 0.9  # share of the gradients: a rank that dies before has certainly not sent its last bucket
 
 
 def apart(story: Story) -> str:
-    """Whoever lives on is bit for bit like the others: in every step, and in what it says when it leaves."""
+    """Surviving ranks are bit for bit equal: in every step, and in their survivor reports."""
     for chapter in story.chapters:
         if wrong := _lines_apart(chapter) or _testimonies_apart(chapter) or _unlike_its_lines(story, chapter):
             return f"attempt {chapter.attempt.attempt}: {wrong}"
@@ -46,11 +47,11 @@ def _testimonies_apart(chapter: AttemptHistory) -> str:
 
 
 def _unlike_its_lines(story: Story, chapter: AttemptHistory) -> str:
-    """What a rank says of its state is what it logged behind that step, if it did the step in this attempt; else what was logged before."""
+    """A reported state must equal the one that the rank logged after that step in this attempt, or else the one logged in an earlier attempt."""
     for rank, said in chapter.testimonies.items():
         logged = [line.state_digest for line in chapter.lines[rank] if line.global_step == said.global_step]
         logged = logged or _logged_before(story, chapter, said)
-        goes_on = bool(said.state_digest) or recovery_of(story.config).from_memory  # else it goes back to a checkpoint and its state is nobody's
+        goes_on = bool(said.state_digest) or recovery_of(story.config).from_memory  # otherwise it resumes from a checkpoint and its state is not used
         if goes_on and logged and said.state_digest not in logged:
             return f"rank {rank} says that its state behind step {said.global_step} is {said.state_digest[:12]}, and logged {str(logged[-1])[:12]}"
         if (said.attempt, said.rank) != (chapter.attempt.attempt, rank):
@@ -64,7 +65,7 @@ def _logged_before(story: Story, chapter: AttemptHistory, said: SurvivorReport) 
 
 
 def _silent(story: Story) -> str:
-    """Who goes on with its memory has said so before."""
+    """A rank that continues with its memory must have left a survivor report."""
     for later in story.chapters:
         attempt = later.attempt
         if attempt.continues is None or attempt.memory != SURVIVORS:
@@ -82,7 +83,7 @@ def _silent(story: Story) -> str:
 
 
 def restarted(story: Story) -> str:
-    """Who lives with the state in its memory goes on: nothing is restarted while somebody is left who can."""
+    """While enough ranks survive with the state in memory, the run continues in place and does not restart."""
     if not recovery_of(story.config).from_memory:
         return ""
     for chapter, later in zip(story.chapters, story.chapters[1:], strict=False):
@@ -98,11 +99,11 @@ def _left(chapter: AttemptHistory) -> set[int]:
 
 
 def _excused(story: Story, chapter: AttemptHistory) -> bool:
-    """Nobody was left who held the state, or those who were could not have gone on."""
+    """A restart is justified: no surviving rank holds the state, or too few survive to continue."""
     left, spares = _left(chapter), _spares(story, chapter)
     holders = left - set(chapter.attempt.joined) if any(_starting(blow) for blow in chapter.blows) else left
     if chapter.attempt.memory != SURVIVORS and not any(chapter.lines.values()):
-        return True  # nobody had any state yet
+        return True  # no rank had any state yet
     if not holders:
         return True
     if recovery_of(story.config).loses_samples:
@@ -111,7 +112,7 @@ def _excused(story: Story, chapter: AttemptHistory) -> bool:
 
 
 def _spares(story: Story, chapter: AttemptHistory) -> int:
-    """How many were ready at least: one that takes the place of a spare needs time to get ready."""
+    """Minimum number of ready spares: the replacement of a used spare needs time to get ready."""
     since = [each for each in story.chapters if each.attempt.attempt <= chapter.attempt.attempt]
     return story.config.supervision.spares - sum(len(each.attempt.joined) for each in since)
 
@@ -121,7 +122,7 @@ def _starting(blow: Blow) -> bool:
 
 
 def ledger(story: Story) -> str:
-    """The ledger has every sample that was lost, and no other; without lossy forward nothing is, and nothing is redone."""
+    """The lost-sample records are complete and correct; without lossy forward no sample is lost and no step redone."""
     lossy = recovery_of(story.config).loses_samples
     for chapter in story.chapters:
         number = chapter.attempt.attempt
@@ -150,7 +151,7 @@ def _wrong(story: Story, chapter: AttemptHistory) -> str:
 
 
 def _surely_lost(blow: Blow) -> bool:
-    """The casualty's last bucket was not sent."""
+    """Whether the killed rank had certainly not sent its last bucket."""
     planned = blow.planned
     return planned.moment == "forward" or (planned.moment == "backward" and planned.share <= SURE)
 
@@ -160,7 +161,7 @@ def _influences(lines: tuple[LostSamples, ...]) -> frozenset[Influence]:
 
 
 def _due(story: Story, chapter: AttemptHistory) -> frozenset[Influence]:
-    """What the testimonies come to: in each bucket, the samples of those whose gradients it does not hold."""
+    """The samples lost according to the survivor reports: for each bucket those of the ranks whose gradients it does not hold."""
     world, found = chapter.attempt.world_size, set[Influence]()
     for step in {each.global_step for each in chapter.redone}:
         for bucket, layers in enumerate(chapter.layers):
@@ -170,8 +171,8 @@ def _due(story: Story, chapter: AttemptHistory) -> frozenset[Influence]:
 
 
 def elsewhere(story: Story, end: str, reference: RunLayout) -> str:
-    """Where the run ended (`end`: its digests), if it must not: as its reference where nothing was lost, else as `oracle` foretells, if it can."""
-    from ecrl_cli.studies.training.live_oracle import can_tell, foretold  # needs torch
+    """A wrong final state (`end`: its digests): without losses it must equal the reference's, else the oracle's prediction, if there is one."""
+    from ecrl_cli.studies.training.live_oracle import can_tell, foretold  # imports torch
 
     if not recovery_of(story.config).loses_samples:
         due = {ending(reference)}
@@ -185,20 +186,20 @@ def elsewhere(story: Story, end: str, reference: RunLayout) -> str:
 
 
 def _state(digests: str) -> str:
-    """Without the generators."""
+    """The digests without that of the generators."""
     return digests.rpartition(" ")[0]
 
 
 def _nothing_changed(story: Story) -> bool:
-    """Nothing lost, always as many ranks, and nobody draws random numbers that might be others."""
+    """Nothing lost, the number of ranks constant, and no random numbers drawn that could differ."""
     sizes = {chapter.attempt.world_size for chapter in story.chapters}
     return not (len(sizes) > 1 or story.config.model.dropout or any(any(chapter.ledgers.values()) for chapter in story.chapters))
 
 
 def sockets(layout: RunLayout) -> list[str]:
-    """Those that the run has left."""
+    """Sockets that the run has left behind."""
     return [path.name for path in layout.root.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
 
 
-# By outcome, in the order in which they are asked.
+# By outcome, in the order in which they are checked.
 LOOKS: dict[str, Callable[[Story], str]] = {"apart": apart, "restarted": restarted, "ledger": ledger}

@@ -1,6 +1,6 @@
-"""Where a lossy run must end: computed in this process, rank by rank, from what the records say of who took part in which step.
+"""Computes where a lossy run must end, in this process, rank by rank, from the records of which ranks took part in which step.
 
-Two ranks at most: the sum of two numbers has no order, so that this comes to the very bits of the exchange.
+At most two ranks: a sum of two numbers does not depend on their order, so the result equals the exchange's bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def can_tell(story: Story) -> bool:
-    """Two ranks, all from the beginning by memory alone; newcomers only where nobody draws random numbers."""
+    """Only for two ranks that always recovered in memory; with new ranks only if no random numbers are drawn."""
     if story.config.world_size > 2 or not recovery_of(story.config).loses_samples:
         return False
     begun_anew = any(chapter.attempt.memory != SURVIVORS for chapter in story.chapters[1:])
@@ -38,13 +38,13 @@ def can_tell(story: Story) -> bool:
 
 
 def foretold(story: Story) -> set[str]:
-    """The digests of parameters, buffers and optimizer that `story` may end in: more than one where the leader died when all gradients were
-    there and nobody says whether its buffers were, too."""
+    """The possible final digests of parameters, buffers and optimizer: several if the leader died with all gradients sent and no record says
+    whether its buffers were, too."""
     return {_end(story, frozenset(taken)) for count in range(len(_open(story)) + 1) for taken in combinations(_open(story), count)}
 
 
 def _open(story: Story) -> list[int]:
-    """The steps in which it is open whose buffers were taken."""
+    """The steps for which it is unknown whose buffers were taken."""
     return [each.global_step for chapter in story.chapters for each in chapter.redone if each.first == each.buckets and 0 in each.lost]
 
 
@@ -60,8 +60,8 @@ def _end(story: Story, kept: frozenset[int]) -> str:
 
 @dataclass
 class Oracle:
-    """The training of all ranks, in one process. `kept`: the steps behind which all have the buffers of a leader that died in them.
-    `generators`: by rank of the attempt."""
+    """The training of all ranks in one process. `kept`: steps after which all ranks have the buffers of a leader that died in them. `generators`:
+    by rank of the attempt."""
 
     story: Story
     kept: frozenset[int]
@@ -79,7 +79,7 @@ class Oracle:
         self.sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
 
     def begin(self, before: AttemptHistory | None, chapter: AttemptHistory) -> None:
-        """The attempt's ranks bring the generators that they had in the one before; newcomers begin with some of their own."""
+        """Start an attempt: its ranks keep their generators from the one before; new ranks start with fresh ones."""
         attempt, kept = chapter.attempt, self.generators
         self.generators = {}
         for rank in range(attempt.world_size):
@@ -104,7 +104,7 @@ class Oracle:
         self.sampler.advance()
 
     def _learned(self, rank: int, world: int) -> tuple[Tensors, Tensors]:
-        """(gradients, buffers) of one rank; the model is then what it was, but for its gradients."""
+        """(gradients, buffers) of one rank; the model is unchanged afterwards, except for its gradients."""
         before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         restore_rng(self.generators[rank], self.device)
         batch = self.loader.batch(self.sampler.epoch, self.sampler.shard(rank, world))

@@ -1,8 +1,8 @@
-"""`live-recovery`: real training runs in which ranks die and others live on, in every way that a run can recover.
+"""`live-recovery`: real training runs in which some ranks die and others survive, under every recovery.
 
-First a fixed matrix (who dies in backward x two to four processes, several at once, one after the other, during a recovery), then runs drawn at
-random. A trial: one run by the code path of `ecrl train` under the zygote launcher, to its end; then the verdict of `verify`, and beside it what
-`look.py` reads in the records: survivors bit for bit alike, nothing restarted that could go on, the ledger exact, and where the run must end.
+First a fixed matrix (victims in backward x two to four processes, several at once, one after the other, during a recovery), then random runs. A
+trial: one run by the code path of `ecrl train` under the zygote launcher, to its end; then the verdict of `verify`, and the checks of
+`live_invariants`: survivors bit for bit equal, no unnecessary restart, exact lost-sample records, and the right final state.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from ecrl_cli.studies.training.training_study import (
 from ecrl_cli.studies.training.trial import Bench, Run
 
 OUTCOMES = ("valid", "hung", "left", "exit", "invalid", "unknown", "apart", "restarted", "ledger", "differs", "idle")
-# The phases that a recorded study must have hit, each so often; and how many runs make one.
+# Phases that a recorded study must have hit, and how often; and the number of runs of such a study.
 PHASES = ("boundary", "forward", "backward", "optimizer", "capture", "load", "rendezvous")
 HITS, RECORDED = 5, 200
-TOLD = ("valid", "idle", "invalid", "unknown")  # outcomes of a run whose records are whole
-SHOWN = ("invalid", "apart", "restarted", "ledger", "differs", "exit")  # what a bug in a recovery may come to
-# What shows each bug: how the run recovers.
+TOLD = ("valid", "idle", "invalid", "unknown")  # outcomes of a run with complete records
+SHOWN = ("invalid", "apart", "restarted", "ledger", "differs", "exit")  # possible outcomes of a recovery bug
+# The recovery under which each bug shows.
 LOSSY, ROLLBACK = ("lossy_forward",), ("immediate_rollback",)
 SHOWS = {
     "buffers left where the given-up step had them": ROLLBACK,
@@ -70,7 +70,7 @@ def _play(bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    """One run of the matrix after the other with the bug, until one comes out wrong."""
+    """Run the matrix with the bug until one run fails."""
     bug = trial.facts["bug"]
     bench, tried = Bench(context.scratch / "planted", bug), 0
     try:
@@ -84,8 +84,8 @@ def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def play(bench: Bench, course: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
-    """How the run came out; `seen`: what was found beside the verdict; `went_on`, `joined`, `redone`, `lost`: attempts that others went on from
-    with their memory, spares that took a place, steps that were finished without the dead, samples on the ledger."""
+    """The run's outcome; `seen`: findings beside the verdict; `went_on`, `joined`, `redone`, `lost`: attempts continued by others in memory,
+    spares that joined, steps finished without the dead ranks, and lost samples."""
     beside: dict[str, Any] = {"seen": "", "went_on": 0, "joined": 0, "redone": 0, "lost": 0}
 
     def look(run: Run, layout: RunLayout, reference: RunLayout) -> None:
@@ -103,7 +103,7 @@ def play(bench: Bench, course: LiveRunSpec, entries: tuple[str, ...]) -> dict[st
 
 
 def _asked(story: Story, run: Run, layout: RunLayout, reference: RunLayout) -> tuple[str, str]:
-    """(outcome, why) of the first promise that is broken."""
+    """(outcome, why) of the first broken promise."""
     if left := sockets(layout):
         return "left", left[0]
     for outcome, asked in LOOKS.items():
@@ -125,7 +125,7 @@ def _counted(story: Story) -> dict[str, int]:
 
 
 def _alive(results: Results) -> Iterator[Gate]:
-    """With each recovery some processes outlived others: else all of it was restarts."""
+    """Under each recovery some processes survived others; otherwise every recovery was a restart."""
     outlived = {record.facts["recovery"] for record in runs(results) if record.found["joined"] + record.found["went_on"]}
     missing = [name for name in results.keys.recoveries if name not in outlived]
     message = f"survivors went on with what was in their memory {sum(record.found['went_on'] for record in runs(results))} times"

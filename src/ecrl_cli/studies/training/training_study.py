@@ -1,4 +1,4 @@
-"""What the studies over real training runs share: `failures`, `elastic` and `live-recovery` differ in what they draw and in what must come of it."""
+"""What the studies over real training runs share: `failures`, `elastic` and `live-recovery` differ in what they draw and what they check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrl_cli.studies.frame.study import Arm, Record, Results, StudyContext, Tri
 from ecrl_cli.studies.frame.tables import TableSpec, fact, found, mutants_table, value, yes
 from ecrl_cli.studies.training.trial import Bench
 
-# How a run came out, and the `ecrl train` that does it alone.
+# The outcome of a run, and the `ecrl train` command that runs it alone.
 Play = Callable[[Bench, dict[str, Any]], tuple[dict[str, Any], str]]
 
 
@@ -23,7 +23,7 @@ def _bench(context: StudyContext) -> Bench:
 
 
 def run_arm(name: str, draw: Callable[[StudyContext], Iterable[Trial]], play: Play) -> Arm:
-    """The trials that `draw` gives, each one training run; one that is not valid is on record with the commands that run it again."""
+    """The trials from `draw`, one training run each; the record of an invalid one has the commands that rerun it."""
 
     def run(context: StudyContext, trial: Trial) -> dict[str, Any]:
         result, alone = play(context.shared(_bench), trial.facts)
@@ -33,7 +33,7 @@ def run_arm(name: str, draw: Callable[[StudyContext], Iterable[Trial]], play: Pl
 
 
 def planted_arm(bugs: Iterable[str], search: Callable[[StudyContext, Trial], dict[str, Any]]) -> Arm:
-    """A trial for each bug: `search` runs with it until one comes out wrong."""
+    """One trial per bug: `search` runs with it until one run fails."""
     return Arm(
         "planted",
         lambda context: [Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug}) for bug in bugs],
@@ -43,7 +43,7 @@ def planted_arm(bugs: Iterable[str], search: Callable[[StudyContext, Trial], dic
 
 
 def runs(results: Results) -> list[Record]:
-    """All but those with a planted bug, in the plan's order."""
+    """All runs without a planted bug, in plan order."""
     return [record for record in results.records if record.facts["arm"] != "planted"]
 
 
@@ -52,12 +52,12 @@ def is_valid(record: Record) -> bool:
 
 
 def phases_struck(record: Record) -> list[str]:
-    """Each once: the phases in which a failure struck the run."""
+    """Phases in which a failure hit the run, each once."""
     return list(dict.fromkeys(moment for _, moment in record.found["fired"]))
 
 
 def who(entry: str) -> str:
-    """Whom an entry of the plan strikes, in words."""
+    """The victims of a plan entry, in words."""
     ranks = entry.partition(":")[2].partition("*")[0].partition("%")[0]
     if not ranks:
         return "what its kind strikes"
@@ -65,12 +65,12 @@ def who(entry: str) -> str:
 
 
 def whom(record: Record) -> list[str]:
-    """Each once."""
+    """Victims, each once."""
     return list(dict.fromkeys(map(who, record.facts["entries"])))
 
 
 def by(name: str, label: str, labels: Callable[[Record], Iterable[str]], outcomes: Sequence[str]) -> Callable[[Results], Table]:
-    """How runs came out, by what `labels` gives of each; a run may count under several."""
+    """Outcomes by the labels from `labels`; a run may count under several."""
 
     def table(results: Results) -> Table:
         groups: dict[str, list[Record]] = {}
@@ -113,7 +113,7 @@ BUGS_FOUND = mutants_table(
 
 
 def all_valid(results: Results) -> Iterator[Gate]:
-    """Every run came out valid; else the first that did not, with the command that runs it again."""
+    """Every run is valid; otherwise names the first that is not, with the command that reruns it."""
     tried = runs(results)
     bad, first = [record for record in tried if not is_valid(record)], ""
     if bad:
@@ -123,7 +123,7 @@ def all_valid(results: Results) -> Iterator[Gate]:
 
 
 def phases_hit(phases: Sequence[str], times: int, trials: int) -> GateRule:
-    """A study of at least so many `trials` must have struck in each of `phases`, in so many runs."""
+    """A study of at least so many `trials` must have hit each of `phases` in so many runs."""
 
     def gate(results: Results) -> Iterator[Gate]:
         if results.keys.trials >= trials:

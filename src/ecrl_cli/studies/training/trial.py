@@ -1,4 +1,4 @@
-"""A real training run in a trial: by the code path of `ecrl train`, one zygote for all runs of this process; then held against its reference."""
+"""A real training run as a trial: by the code path of `ecrl train`, one zygote for all runs of this process; then compared with its reference."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from ecrl_cli.verify.verdict import VALID, Verdict
 from ecrl_cli.verify.verify_run import verify_run
 
 STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
-RUN_S = 300.0  # a run that takes longer hangs, whatever its supervisor makes of it
-RUNS = 12  # until a planted bug is found, at most
-SHOWN = ("invalid", "differs", "exit")  # the outcomes that a bug in the recovery may come to
+RUN_S = 300.0  # a longer run counts as hung, whatever its supervisor reports
+RUNS = 12  # maximum runs to find a planted bug
+SHOWN = ("invalid", "differs", "exit")  # possible outcomes of a recovery bug
 
 Keys = Mapping[str, Any]
 
 
 @dataclass
 class Run:
-    """How a run came out. `outcome`: valid, or what is wrong first: hung | left | exit | invalid | unknown | differs |
-    idle (not all that was planned struck).
+    """A run's result. `outcome`: valid, or the first problem: hung | left | exit | invalid | unknown | differs | idle (a planned failure did not
+    happen).
 
-    `code`: the exit code. `fired`: [kind, moment] of each entry, as typed, that struck. `resized`: how often the next attempt had another number of
-    ranks. `left`: what it left behind. `why`: the first evidence.
+    `code`: the exit code. `fired`: [kind, moment] of each typed entry that happened. `resized`: how often the number of ranks changed between
+    attempts. `left`: leftovers. `why`: the first evidence.
     """
 
     outcome: str = VALID
@@ -63,12 +63,12 @@ class Run:
     digests: str = ""
 
 
-# Given the run that ended, its folder and its reference's: writes into the first what it finds wrong.
+# Called with the finished run, its folder and its reference's; writes problems into the run.
 Look = Callable[[Run, RunLayout, RunLayout], None]
 
 
 class Bench:
-    """`scratch`: an empty folder. `bug`: planted into every process that trains, never into a reference."""
+    """`scratch`: an empty folder. `bug`: planted into every training process, never into a reference."""
 
     def __init__(self, scratch: Path, bug: str = "") -> None:
         self._scratch, self._bug = scratch.resolve(), bug
@@ -76,8 +76,8 @@ class Bench:
         self._references: dict[str, Path] = {}
 
     def play(self, keys: Keys, reference: Keys, hash_seed: str = "", look: Look | None = None) -> Run:
-        """Train as `keys` say, to the end; `reference`: the undisturbed run that must end alike, unless `look` is given: then it decides where
-        the run must end. `hash_seed`: PYTHONHASHSEED of what trains."""
+        """Train by `keys` to the end; `reference`: the undisturbed run with the same final state, unless `look` is given, which then judges the
+        final state. `hash_seed`: PYTHONHASHSEED of the training processes."""
         undisturbed, root = self._reference(reference), self._scratch / "run"
         config, before = build(keys), shared_memory()
         found = Run()
@@ -105,7 +105,7 @@ class Bench:
         self._launchers = {}
 
     def _reference(self, keys: Keys) -> Path:
-        """Made once by this process, with no bug."""
+        """The reference run, made once by this process without a bug."""
         name = json.dumps(keys, sort_keys=True)
         if name not in self._references:
             root = self._scratch / f"reference-{len(self._references)}"
@@ -130,13 +130,13 @@ class Bench:
                 self._close_launchers()  # they may have been what hung, and are dead
                 reap()
                 raise
-        if code in STOPPED and StopSignals.delivered > delivered:  # by a person: what a plan stops, goes on by itself
+        if code in STOPPED and StopSignals.delivered > delivered:  # sent by a person: planned stops are restarted automatically
             raise KeyboardInterrupt(STOPPED[code])
         return code
 
 
 class Drawn(Protocol):
-    """What a trial trains: as keys with its failures, and the undisturbed run that must end alike."""
+    """The run of a trial: its keys with failures, and the undisturbed run with the same final state."""
 
     def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]: ...
 
@@ -145,7 +145,7 @@ class Drawn(Protocol):
 
 
 def search(scratch: Path, bug: str, draw: Callable[[], tuple[Drawn, tuple[str, ...]]]) -> dict[str, Any]:
-    """One run after the other with `bug`, RUNS at most, until one comes out wrong: whether, after how many, by what."""
+    """Run with `bug`, at most RUNS times, until one run fails: whether, after how many, and by what."""
     bench = Bench(scratch, bug)
     try:
         for number in range(1, RUNS + 1):
@@ -160,7 +160,7 @@ def search(scratch: Path, bug: str, draw: Callable[[], tuple[Drawn, tuple[str, .
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """What processes that are started in here print is lost: a supervisor of its own, whose plan ends it, says what it does."""
+    """Discard the output of processes started in the context, such as a separate supervisor that its plan kills."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -172,13 +172,13 @@ def unheard() -> Iterator[None]:
 
 
 def _clear(root: Path) -> None:
-    """Nothing of the run in `root` is left, whatever became of it."""
+    """Remove everything of the run in `root`."""
     processes.sweep(processes.of_run(root))
     shutil.rmtree(root, ignore_errors=True)
 
 
 def _mute(line: str) -> None:
-    """A trial says nothing: its record does."""
+    """Log nothing: the trial's record suffices."""
 
 
 def _judged(found: Run, root: Path, reference: Path, config: RunConfig, alike: bool) -> None:
@@ -210,7 +210,7 @@ def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, s
 
 
 def struck(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
-    """[kind, moment] of each entry that was typed, and whether all that it stands for has struck: of the plan, several entries may be one."""
+    """[kind, moment] of each typed entry, and whether everything it stands for happened: one entry may be several of the plan."""
     found, first = [], 0
     for entry in typed_entries(config.failure):
         meant = parts(entry, config)
@@ -221,7 +221,7 @@ def struck(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], b
 
 
 def ending(layout: RunLayout) -> str:
-    """The digests of the final state, read here and not by the judge: a second pair of eyes."""
+    """The digests of the final state, read independently of `verify`."""
     finals = [layout.attempt(attempt).final for attempt in layout.attempts()]
     document: dict[str, str] = next((json.loads(final.read_text(encoding="utf-8")) for final in finals if final.exists()), {})
     return " ".join(str(document.get(f"{part}_digest")) for part in ("parameters", "buffers", "optimizer", "rng"))

@@ -1,4 +1,4 @@
-"""No decision looks at a clock or an mtime: read off the source of the modules that decide."""
+"""Checks by source analysis that no decision depends on a clock or an mtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DECIDES = (ast.Compare, ast.BoolOp)
 
 
 def offences(source: str) -> list[str]:
-    """Where `source` looks at a file's times, or a clock's answer takes part in a comparison or a condition."""
+    """Places where `source` reads a file's times, or uses a clock value in a comparison or a condition."""
     tree, found = ast.parse(source), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in _NEVER:

@@ -1,4 +1,4 @@
-"""The same story under clocks that lie and with every mtime scrambled: what is kept, chosen and named must not change."""
+"""The same history under wrong clocks and scrambled mtimes: what is kept, chosen and named must not change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NONCE = re.compile(r"\.[0-9a-f]{8}(?=\.|$)")
 
 
 class LyingTime:
-    """Stands in for the module `time` where the house reads its clocks: honest for a while, then as `jump` says."""
+    """Replaces the module `time` where the product reads clocks: correct for a while, then as `jump` says."""
 
     CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
 
@@ -51,7 +51,7 @@ class LyingTime:
 
 
 def story(folder: Path, seed: int, layout: str, jump: str, rng: random.Random, store_kind: type[CheckpointStore] = CheckpointStore) -> dict[str, Any]:
-    """Five saves with retention, damage to the newest, a recovery: every decision taken on the way."""
+    """Five saves with retention, damage to the newest, and a recovery: returns every decision taken."""
     run = RunLayout(folder)
     folder.mkdir()
     with patch.object(clock, "time", LyingTime(jump, rng)), closing(store_kind(run.checkpoints, config("atomic_dirsync"), Unsynced())) as store:

@@ -1,7 +1,7 @@
-"""An old writer stands still between two calls of its save; a newer attempt claims the store, recovers and commits; the old one goes on.
+"""An old writer is suspended between two calls of its save; a newer attempt claims the store, recovers and commits; the old one continues.
 
-`fence`: the newer one claims, as a supervisor's next attempt does. `publish`: both are of one attempt, and neither claims: only the name
-that both want stands between them.
+`fence`: the newer one claims, as a supervisor's next attempt does. `publish`: both belong to one attempt and neither claims: only the name that
+both want protects them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ecrl_cli.errors import CheckpointConflict, EcrlError, Fenced
 from ecrl_cli.studies.frame.study import Trial
 from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, History, InterleavingFs, Kind, Unsynced, content, image, judge
 
-# What the newer writer does: claims only; saves the same state at the old one's step; another state there; a later step.
+# What the newer writer does: only claims; saves the same state at the old one's step; another state there; a later step.
 FENCE, PUBLISH = ("claim", "same", "other", "later"), ("same", "other")
-# Calls on a descriptor that no other writer's action can change the answer of: nothing is gained by standing still before them.
+# Calls on a descriptor whose result no other writer can change: suspending before them tests nothing.
 _PRIVATE = ("close", "read_at", "set_direct")
 ATOMIC = tuple(mode for mode in WRITE_MODES if mode != "unsafe")
 
 
 def trials(history: History, seed: int, scratch: Path, every: int = 1) -> list[Trial]:
-    """Every call of a save (or each `every`-th), by write mode, layout and what the newer writer does."""
+    """One trial per call of a save (or each `every`-th), by write mode, layout and action of the newer writer."""
     found = []
     for mode in WRITE_MODES:
         for layout in LAYOUTS:
@@ -39,7 +39,7 @@ def trials(history: History, seed: int, scratch: Path, every: int = 1) -> list[T
 
 
 def calls_of(history: History, seed: int, scratch: Path, mode: str, layout: str) -> tuple[str, ...]:
-    """The calls of one undisturbed save, pointers and retention included."""
+    """The calls of an undisturbed save, pointers and retention included."""
     watched = InterleavingFs(Unsynced())
     with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, mode, watched)) as store:
         one = image(seed, OLD, layout)
@@ -48,13 +48,13 @@ def calls_of(history: History, seed: int, scratch: Path, mode: str, layout: str)
 
 
 def points(calls: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Where to stand still: number and name of the call. Of the looks at an open file only the first: the others see the same file."""
+    """Where to suspend: number and name of the call. Of consecutive fstats of an open file only the first: the others see the same file."""
     repeated = {at for at, call in enumerate(calls) if call == "fstat" and calls[at - 1] == "fstat"}
     return [(at, call) for at, call in enumerate(calls) if call not in _PRIVATE and at not in repeated]
 
 
 def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT) -> dict[str, Any]:
-    """One interleaving: how both ended, and what recovery finds."""
+    """One interleaving: how both writers ended, and what recovery finds."""
     with history.copied(facts["layout"], folder) as root:
         meeting = _Meeting(root, facts, seed, kind)
         watched = InterleavingFs(Unsynced(), facts["at"], meeting.newer)
@@ -74,7 +74,7 @@ class _Meeting:
     kind: Kind
     ends: dict[str, str] = field(default_factory=dict)
     saved: dict[str, Saved] = field(default_factory=dict)
-    steps: dict[str, tuple[int, int]] = field(default_factory=dict)  # who -> (seed, step)
+    steps: dict[str, tuple[int, int]] = field(default_factory=dict)  # writer -> (seed, step)
     seen: str | None = None  # the commit that the newer one recovered from
 
     @property
@@ -115,7 +115,7 @@ class _Meeting:
             self.ends[who] = f"untyped: {type(error).__name__}"
 
     def zombie(self) -> bool:
-        """The old writer acknowledged a checkpoint that the newer attempt, which owned the store by then, knows nothing of."""
+        """Whether the old writer acknowledged a checkpoint unknown to the newer attempt, which already owned the store."""
         if not self.fenced or "newer" not in self.ends or "old" not in self.saved:
             return False
         sha, newer = self.saved["old"].commit_sha256, self.saved.get("newer")
@@ -133,7 +133,7 @@ class _Meeting:
 
 
 def sound(found: dict[str, Any], facts: dict[str, Any]) -> bool:
-    """Whether an interleaving ended as promised: nothing acknowledged was lost, and whoever was not first was told so."""
+    """Whether an interleaving ended as promised: no acknowledged save lost, and the later writer got an error."""
     typed = not any(str(found[who]).startswith("untyped") for who in ("old", "newer"))
     both = found["old"] == found["newer"] == "saved" and facts["newer"] == "other"
     return typed and found["outcome"] == "new" and not found["zombie"] and not both

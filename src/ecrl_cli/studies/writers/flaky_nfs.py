@@ -1,4 +1,4 @@
-"""A file system as it may be across a network: a name appears late, a handle is stale once, an answer is lost and the call sent again."""
+"""A file system with network faults: a name appears late, a handle is stale once, a reply is lost and the call repeated."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, A
 
 T = TypeVar("T")
 LOOKUPS = ("open", "open_at", "stat", "listdir")
-# Calls that a server may carry out twice, and what the second one answers.
+# Calls that a server may execute twice, and the second one's reply.
 REPEATED = {"rename": errno.ENOENT, "mkdir": errno.EEXIST, "unlink": errno.ENOENT, "symlink": errno.EEXIST}
 FAULTS = ("absent", "stale", "delivered twice")
 MODE = "atomic_dirsync"
 
 
 class FlakyNfs(FsWrapper):
-    """The call numbered `at` among those that `fault` concerns goes wrong, once."""
+    """Fails once: at call number `at` among those that `fault` concerns."""
 
     def __init__(self, fs: Fs, fault: str = "", at: int = -1) -> None:
         super().__init__(fs)
@@ -46,7 +46,7 @@ class FlakyNfs(FsWrapper):
 
 
 def trials(history: History, seed: int, scratch: Path) -> list[Trial]:
-    """Every call that a fault concerns, in a save and in a recovery."""
+    """One trial per call that a fault concerns, in a save and in a recovery."""
     found = []
     for layout in LAYOUTS:
         for phase in ("save", "recovery"):
@@ -60,7 +60,7 @@ def trials(history: History, seed: int, scratch: Path) -> list[Trial]:
 
 
 def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT) -> dict[str, Any]:
-    """One fault; the outcome class of what recovery then finds, and whether the next save goes through."""
+    """One fault; the outcome class of what recovery then finds, and whether the next save succeeds."""
     with history.copied(facts["layout"], folder) as root:
         remote = FlakyNfs(Unsynced(), facts["fault"], facts["at"])
         said, acks = _act(root, seed, facts["layout"], facts["phase"], remote, kind)
@@ -74,7 +74,7 @@ def sound(found: dict[str, Any]) -> bool:
 
 
 def _act(root: Path, seed: int, layout: str, phase: str, fs: Fs, kind: Kind) -> tuple[str, list[Ack]]:
-    """The save of OLD, then, in the phase `recovery`, a recovery of a later attempt: through `fs` only what the phase names."""
+    """Save OLD, then, in the phase `recovery`, recover in a later attempt; only the named phase goes through `fs`."""
     acks = [Ack(FIRST, "", content(seed, FIRST, layout))]
     saving = fs if phase == "save" else Unsynced()
     try:
@@ -102,7 +102,7 @@ def _recover(root: Path, fs: Fs, kind: Kind, newest: Ack) -> str:
 
 
 def _next_save(root: Path, seed: int, layout: str) -> str:
-    """The next attempt on a file system that behaves: the step at which the fault was, and one after it."""
+    """The next attempt on a healthy file system: saves the step of the fault and a later one."""
     try:
         with closing(PRODUCT.open(root, MODE)) as store:
             store.claim(2)

@@ -1,7 +1,7 @@
-"""One of two supervisors that want the same run directory: told where, it waits at a gate, tries, and says how it went. A program.
+"""One of two supervisors that contend for a run directory, as a program: waits at a gate, tries to lock, and reports the result.
 
-A line in, a line out (JSON). `race`: wait until the gate shows `round`, then try; `try`: at once; `note`: say which attempt runs;
-`release`: let go. The end of its input is its end.
+One JSON line in, one out. `race`: wait until the gate shows `round`, then try; `try`: at once; `note`: record which attempt runs; `release`:
+release the lock. It ends with its input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two supervisors start on one run directory at the same instant: one wins, the other is told who did, and a death lets go."""
+"""Two supervisors start on one run directory at the same instant: one gets the lock, the other is told the owner, and a death releases it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from ecrl_cli.supervision.launch.child_environment import child_environment
 
-# What a predecessor may have left in the lock's file.
+# Content that a predecessor may have left in the lock file.
 STALE = {
     "nothing": None,
     "empty": b"",
@@ -23,11 +23,11 @@ STALE = {
     "a lie": b'{"pid": "\\u001b[31m", "host": "nowhere", "attempt": 99}',
 }
 ATTEMPT = 7
-KILLED_EVERY = 10  # trials: so often the winner dies instead of letting go
+KILLED_EVERY = 10  # trials in which the winner dies instead of releasing
 
 
 class Races:
-    """Two contestants that live as long as the study; one that was killed is replaced."""
+    """Two contenders that live as long as the study; a killed one is replaced."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._gate = scratch, scratch / "gate"
@@ -35,7 +35,7 @@ class Races:
         self._shown: mmap.mmap | None = None
 
     def run(self, number: int) -> dict[str, Any]:
-        """One race, from what a predecessor left to the loser's turn."""
+        """One race, from a predecessor's leftover to the loser's second try."""
         rivals, root = self._both(), self._scratch / "raced"
         root.mkdir()
         stale = STALE[stale_of(number)]
@@ -99,7 +99,7 @@ def stale_of(number: int) -> str:
 
 
 def sound(found: dict[str, Any]) -> bool:
-    """One winner; the loser left with exit code 8, was told who holds it, and got it when the holder let go or died."""
+    """One winner; the loser exited with code 8, was told the owner, and got the lock when the owner released it or died."""
     told = found["names_holder"] and found["names_attempt"]
     return bool(found["winners"] == 1 and sorted(found["codes"]) == [0, 8] and told and found["freed"])
 

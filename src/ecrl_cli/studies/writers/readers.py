@@ -1,4 +1,4 @@
-"""A reader looks for the newest checkpoint while a writer saves and retires: neither waits for the other, and neither is misled."""
+"""A reader looks for the newest checkpoint while a writer saves and retires: neither blocks nor misleads the other."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ecrl_cli.studies.frame.study import Trial
 from ecrl_cli.studies.writers.fencing import points
 from ecrl_cli.studies.writers.store_fixture import FIRST, PRODUCT, History, InterleavingFs, Kind, Unsynced, image
 
-MODE, BURSTS = "atomic_dirsync", (1, 3)  # three saves retire all that the reader has listed
+MODE, BURSTS = "atomic_dirsync", (1, 3)  # three saves retire everything the reader has listed
 
 
 def trials(history: History, seed: int, scratch: Path, saves: int) -> list[Trial]:
-    """Every call of a look at which the writer saves once or thrice, and one writer of `saves` checkpoints beside a reader, per layout."""
+    """One trial per call of a read at which the writer saves once or three times, and one writer of `saves` checkpoints in parallel with a reader,
+    per layout."""
     found = []
     for layout in LAYOUTS:
         watched = InterleavingFs(Unsynced())
@@ -52,9 +53,9 @@ class _Writer:
 
 
 def _look(root: Path, kind: Kind, watched: InterleavingFs, writer: _Writer) -> str:
-    """Nothing, or how the reader was misled: by an exception, a refusal, or something older than what was acknowledged before it looked.
+    """How the reader was misled: by an exception, a rejection, or a checkpoint older than the acknowledged one; empty if not.
 
-    A single file whose sidecar is still on its way may be refused: it does not count yet.
+    A single file whose sidecar is not yet there may be rejected: it does not count yet.
     """
     before = writer.acked
     try:
@@ -70,7 +71,7 @@ def _look(root: Path, kind: Kind, watched: InterleavingFs, writer: _Writer) -> s
 
 
 def _beside(root: Path, writer: _Writer, saves: int, kind: Kind) -> dict[str, Any]:
-    """As often as it goes while a thread saves."""
+    """Read as often as possible while a thread saves."""
     thread, looks, misled = threading.Thread(target=writer.save, args=(saves,)), 0, ""
     thread.start()
     while thread.is_alive() and not misled:

@@ -1,4 +1,4 @@
-"""What the arms of the study share: small checkpoints, a folder with a history, a back end that lets somebody else act between two calls."""
+"""Shared by the study's arms: small checkpoints, a folder with a history, and a file system that lets another writer act between two calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Wrap = Callable[[Fs], Fs]
 
 
 class Unsynced(PosixFs):
-    """The real file system without syncs: here nobody loses power, and the order of everything else is the same."""
+    """The real file system without syncs: there is no power loss here, and the order of the other calls is unchanged."""
 
     def fsync(self, fd: int) -> None:
         """Nothing is lost."""
@@ -38,7 +38,7 @@ class Unsynced(PosixFs):
 
 @dataclass(frozen=True)
 class Kind:
-    """A writer as it is built: the product's, or one with a planted bug."""
+    """How a writer is built: the product's, or one with a planted bug."""
 
     store: type[CheckpointStore] = CheckpointStore
     wrap: Wrap = lambda fs: fs
@@ -65,14 +65,14 @@ def content(seed: int, step: int, layout: str) -> Components:
 
 
 class History:
-    """A store with one acknowledged checkpoint, made once and copied for each trial that wants it."""
+    """A store with one acknowledged checkpoint, made once and copied for each trial."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._seed = folder, seed
 
     @contextmanager
     def copied(self, layout: str, target: Path) -> Iterator[Path]:
-        """A fresh copy at `target`, gone afterwards; gives its checkpoints folder."""
+        """A fresh copy at `target`, removed on exit; yields its checkpoints folder."""
         shutil.copytree(self._made(layout), target, symlinks=True)
         try:
             yield target / "checkpoints"
@@ -112,7 +112,7 @@ class InterleavingFs(FsWrapper):
 
 @dataclass(frozen=True)
 class Ack:
-    """An acknowledgement: what the store said it had saved, and what that must contain."""
+    """An acknowledged save, and the content it must have."""
 
     step: int
     commit_sha256: str
@@ -120,7 +120,7 @@ class Ack:
 
 
 def judge(root: Path, mode: str, acks: list[Ack], known: list[tuple[int, Components]]) -> str:
-    """The outcome class: what recovery finds in `root` against what was acknowledged. `known`: every state that anybody tried to save."""
+    """The outcome class: what recovery finds in `root` against the acknowledged saves. `known`: every state that any writer tried to save."""
     with closing(CheckpointStore(root, config(mode))) as store:
         choice = store.newest_valid()
         newest = max(ack.step for ack in acks)

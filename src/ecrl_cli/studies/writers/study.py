@@ -1,4 +1,4 @@
-"""Two writers, clocks and readers: one owner at a time, whoever is late is told so, and no clock decides."""
+"""Concurrent writers, clocks and readers: one owner at a time, late writers get an error, and no clock decides."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _clock(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _honest(context: StudyContext) -> dict[str, dict[str, Any]]:
-    """By layout, what happens under clocks that do not lie."""
+    """The result under correct clocks, by layout."""
     return {}
 
 
@@ -64,7 +64,7 @@ def _story(context: StudyContext, trial: Trial, jump: str) -> dict[str, Any]:
 _ARMS = (
     Arm("race", _race_trials, lambda context, trial: context.shared(_races).run(trial.facts["number"])),
     Arm(
-        "fence",  # and "publish": the two take turns
+        "fence",  # also "publish": the two alternate
         lambda context: fencing.trials(context.shared(_history), context.seed, context.scratch, context.keys.every),
         partial(_on_history, fencing.run),
     ),
