@@ -1,4 +1,4 @@
-"""What ranks exchange together, and keep untouched until all of it has been exchanged."""
+"""A round of collectives between two barriers, whose results are applied only after all of them have finished."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ecrl_cli.checkpoint.capture.tensor_sources import raw
 
 @dataclass
 class Bucket:
-    """One exchange: `own` as it was, `sent` the copy under exchange. The mean over all, or (`led`) what the first of them has."""
+    """One collective: `own` is the unchanged input, `sent` the copy in flight. Averages over all ranks, or (`led`) broadcasts from the first."""
 
     own: torch.Tensor
     led: bool = False
@@ -23,9 +23,9 @@ class Bucket:
 
 @dataclass
 class ExchangeRound:
-    """What all ranks do before they pass a barrier: the gradients of a step and the leader's buffers, or one other exchange.
+    """All collectives before a barrier: the gradients of a step and the first rank's buffers, or one other collective.
 
-    `place` counts the blocks; `done` of its items have been exchanged. `redoes`: whether the survivors of a death bring it to its end.
+    `place`: number of the round; `done`: how many of its buckets have finished. `redoes`: whether the survivors finish it after a death.
     """
 
     place: int
@@ -35,12 +35,12 @@ class ExchangeRound:
 
 
 def gathered(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The bytes of `tensors`, one after another."""
+    """The bytes of `tensors`, concatenated: a uint8 vector."""
     return torch.cat([raw(tensor) for tensor in tensors])
 
 
 def scatter(data: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> None:
-    """Write what `gathered` gave of such tensors into these."""
+    """Write the bytes from `gathered` into `tensors`, which must have the same shapes and dtypes."""
     assert data is not None
     with torch.no_grad():
         for tensor, part in zip(tensors, torch.split(data, [tensor.numel() * tensor.element_size() for tensor in tensors]), strict=True):

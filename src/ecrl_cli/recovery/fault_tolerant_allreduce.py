@@ -1,13 +1,13 @@
-"""A gradient exchange that outlives ranks: stock DDP with a communication hook over a group of our own.
+"""Gradient all-reduce that survives dead ranks: stock DDP with a communication hook over a process group of our own.
 
-DDP itself is given a group of one rank, so that none of its own collectives can break. The hook sends each bucket through the group of those
-who are left; when a rank dies, the others learn it from a failing exchange or from the membership, form a group anew and agree how the
-attempt ends: behind the step under exchange, whose buckets that not all have they do again among themselves (`lossy`), or in front of it.
+DDP itself gets a group of one rank, so none of its own collectives can fail. The hook sends each bucket through the group of surviving ranks.
+When a rank dies, the others notice a failed collective or a new membership, form a new group and agree where the attempt ends: after the
+interrupted step, whose buckets that some rank lacks they reduce again among themselves (`lossy`), or before it.
 
-Three things keep the survivors bit for bit alike. A bucket's own gradients stay untouched until all buckets of the step have been exchanged and
-a barrier has been passed; what is exchanged is a copy, so that nothing a dead exchange still writes can reach them. A rank leaves a block
-only behind its barrier: nobody is more than one block ahead, and who is ahead proves that nothing of the block before is missing anywhere.
-And who leaves writes down in front of which block: whoever has not heard of it in time finds it there.
+Three rules keep the survivors bit-identical. A bucket's own gradients stay unchanged until all buckets of the step are reduced and a barrier is
+passed; collectives work on copies, so an abandoned one cannot overwrite gradients. A rank leaves a round only after its barrier: no rank is more
+than one round ahead, and one that is ahead proves that no rank lacks anything of the previous round. A rank that leaves first writes to the store
+from which round on it takes no part, so that ranks that missed the failure find it there.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from ecrl_cli.recovery.exchange_round import Bucket, ExchangeRound, gathered, sc
 from ecrl_cli.recovery.group_rendezvous import CollectiveFailed, GroupRendezvous, translate_gloo_error
 from ecrl_cli.recovery.membership import Membership
 
-STILL_GOING = "Operation timed out!"  # what a wait says that came to its end before the exchange did; gloo's own timeouts say it otherwise
-TICK = timedelta(milliseconds=20)  # how often a waiting rank looks whether another has gone
+STILL_GOING = "Operation timed out!"  # the error when a wait ends before the collective does; gloo's own timeouts have another text
+TICK = timedelta(milliseconds=20)  # how often a waiting rank checks the membership
 _END = "end"
-_ABANDONED_GROUPS: list[tuple[Any, list[Any]]] = []  # groups that are left, never taken apart, with what their threads may still write to
+_ABANDONED_GROUPS: list[tuple[Any, list[Any]]] = []  # groups never destroyed, with the tensors that their threads may still write to
 
 
 class PeersLost(Exception):
-    """Ranks have died: this attempt has no further block. Everyone who is left is told so in front of the same one."""
+    """Peers died; raised on every survivor before the same round."""
 
 
 class _Ended(Exception):
-    """Another rank has left, and said in front of which block."""
+    """Another rank has left and written from which round on."""
 
 
 class FaultTolerantGroup:
-    """One rank's end of the exchange, for one attempt. Use: in each step `begin`, `hook` for each bucket in backward, `finish`.
+    """One rank's side of the all-reduce, for one attempt. Use: in each step `begin`, `hook` for each bucket in backward, `finish`.
 
-    `store` must outlive every rank and have a `clone`. `patience_s`: how long a failing exchange may stay without a death that explains it.
-    `parameters`: by bucket, the parameters whose gradients it holds. `redone`: what deaths changed. Each call may raise Bereaved.
+    `store` must outlive every rank and have a `clone`. `patience_s`: seconds to wait after a failed collective for a death that explains it.
+    `parameters`: by bucket, the parameters whose gradients it holds. `redone`: what deaths changed. Each call may raise PeersLost.
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, membership: Membership, timeout: timedelta, *, lossy: bool) -> None:
@@ -55,9 +55,9 @@ class FaultTolerantGroup:
         self._rank, self._membership, self._lossy = rank, membership, lossy
         self.patience_s = 10.0
         self._round = ExchangeRound(0)
-        self._end: int | None = None  # no block from this one on
+        self._end: int | None = None  # no round from this one on
         self._step = 0
-        self._before: tuple[tuple[int, ...], float] | None = None  # lost, and how long it took, on the account of the next block
+        self._before: tuple[tuple[int, ...], float] | None = None  # lost ranks and seconds, to be recorded with the next round
         self.parameters: dict[int, list[torch.Tensor]] = {}
         self.redone: list[RedoneStep] = []
         self.epoch, self.alive = membership.epoch, membership.alive
@@ -65,7 +65,7 @@ class FaultTolerantGroup:
         self._room: dict[int, torch.Tensor] = {}
 
     def form(self, ranks: int) -> None:
-        """Meet the others: all `ranks` of the attempt."""
+        """Form the group with all `ranks` of the attempt. PeersLost if one has died."""
         try:
             if len(self.alive) == ranks:
                 self._group = self._form()
@@ -75,14 +75,14 @@ class FaultTolerantGroup:
         self._give_up(0)
 
     def begin(self, global_step: int) -> None:
-        """The step begins: what `hook` is given from now on belongs to it."""
+        """Begin a step: buckets passed to `hook` belong to it from now on."""
         if not self._lossy and self._membership.epoch != self.epoch:
-            self._give_up(self._round.place + 1)  # the step would be given up in any case
+            self._give_up(self._round.place + 1)  # the step would be aborted anyway
         self._next_round(redoes=self._lossy)
         self._step = global_step
 
     def hook(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Begin the exchange of one bucket. The future is ready at once: what DDP takes for the result is replaced in `finish`."""
+        """Start the all-reduce of one bucket. The future is ready at once: `finish` replaces the value that DDP takes as the result."""
         own, index = bucket.buffer(), bucket.index()
         assert index == len(self._round.buckets), "buckets come in order"
         self.parameters[index] = bucket.parameters()
@@ -92,9 +92,9 @@ class FaultTolerantGroup:
         return future
 
     def finish(self, buffers: Sequence[torch.Tensor] = ()) -> None:
-        """Wait until every bucket holds the mean over those who took part and `buffers` are the first rank's, on every survivor.
+        """Wait until, on every survivor, each bucket holds the mean over the participating ranks and `buffers` are those of the first rank.
 
-        EcrlError where an exchange fails and nobody has died: a restart may cure that.
+        EcrlError if a collective fails though no rank has died: a restart may help.
         """
         buckets = len(self._round.buckets)
         if self._before:
@@ -121,13 +121,13 @@ class FaultTolerantGroup:
         return rows
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        """What `source` has, on every rank: in `tensor`, whose size all know."""
+        """Broadcast `tensor` from rank `source`; it must have the same size on all ranks."""
         self._next_round()
         self._once(lambda: self._group.broadcast(tensor, self.alive.index(source)))
         return tensor
 
     def leave(self) -> None:
-        """There are no further blocks; who is still in the last one may go too."""
+        """Leave: there are no further rounds, and ranks still in the last one may leave too."""
         self._tell(self._round.place + 1)
         self._mark_dead()
 
@@ -142,7 +142,7 @@ class FaultTolerantGroup:
         self._exchange(len(self._round.buckets) - 1)
 
     def _once(self, begin: Callable[[], Any]) -> None:
-        """A block of one exchange that is not done again."""
+        """A round of one collective, which is not redone after a death."""
         try:
             self._wait(translate_gloo_error(begin))
         except CollectiveFailed as cause:
@@ -151,7 +151,7 @@ class FaultTolerantGroup:
             self._complete(0)
 
     def _complete(self, buckets: int) -> None:
-        """Bring the block's exchanges to their end and pass the barrier behind them, whoever dies meanwhile."""
+        """Finish the round's collectives and its barrier, despite deaths meanwhile."""
         block = self._round
         while True:
             try:
@@ -165,12 +165,12 @@ class FaultTolerantGroup:
                     return
 
     def _after(self, cause: CollectiveFailed, buckets: int) -> bool:
-        """What follows an exchange that broke: the block is whole as it is (True), it is to be done again, or Bereaved."""
+        """Handle a failed collective: True if the round is already complete, False if it is to be redone; else PeersLost."""
         began, before = monotonic(), self.alive
         furthest = self._regroup(cause)
         lost, seconds = tuple(rank for rank in before if rank not in self.alive), monotonic() - began
         assert self._end is not None
-        if self._round.place < furthest:  # another rank has passed the barrier: nothing of this block is missing anywhere
+        if self._round.place < furthest:  # another rank has passed the barrier: no rank lacks anything of this round
             self._before = (lost, seconds)
             return True
         if self._round.place >= self._end:
@@ -179,7 +179,7 @@ class FaultTolerantGroup:
         return False
 
     def _note(self, first: int, buckets: int, lost: tuple[int, ...], seconds: float) -> None:
-        """A death in the middle of an agreement may have let some agree twice, others once: the same is put on record of both."""
+        """Record a redone step. A death during the agreement can make some ranks agree twice, others once; merge the entries so that all are equal."""
         new = RedoneStep(self._step, first, buckets, lost, self.alive, seconds)
         if self.redone and self.redone[-1].first == first:
             last = self.redone.pop()
@@ -187,7 +187,7 @@ class FaultTolerantGroup:
         self.redone.append(new)
 
     def _exchange(self, place: int) -> None:
-        """Where nothing broke, what was sent last time has room for what is sent now: fresh memory costs as much as the copy."""
+        """Start the collective of a bucket. The buffer of the last step is reused: allocating costs as much as the copy."""
         item = self._round.buckets[place]
         if item.led:
             item.sent = sent = item.own.clone()
@@ -201,7 +201,7 @@ class FaultTolerantGroup:
             item.work = None
 
     def _wait(self, work: Any) -> None:
-        """Until the exchange has ended, well; Interrupted where it failed, or where a death says that it will not come to its end."""
+        """Wait for a collective. CollectiveFailed if it failed, or if a death means that it cannot finish."""
         while work is not None:
             try:
                 work.wait(TICK)
@@ -214,7 +214,7 @@ class FaultTolerantGroup:
         raise CollectiveFailed("a rank has died")
 
     def _regroup(self, cause: CollectiveFailed) -> int:
-        """Form the group of who is left and agree where the attempt ends; gives the furthest block that anyone is in."""
+        """Form the group of survivors and agree where the attempt ends; returns the furthest round that any rank has reached."""
         while True:
             self._mark_dead()
             try:
@@ -229,7 +229,7 @@ class FaultTolerantGroup:
                 return self._end
 
     def _await_news(self, cause: CollectiveFailed) -> None:
-        """Of what explains the failure: a death, or that another has left (_Ended)."""
+        """Wait for a death that explains the failure; _Ended if another rank has left, EcrlError after `patience_s`."""
         deadline = monotonic() + self.patience_s
         while not self._membership.wait_beyond(self.epoch, 0.02):
             if self._store.check([_END]):
@@ -257,13 +257,13 @@ class FaultTolerantGroup:
         raise PeersLost
 
     def _tell(self, end: int) -> tuple[int, ...]:
-        """Gives who was left as the first one said so: whoever dies while the others leave is left by the word of all, or of none."""
+        """Write the end to the store; returns the survivors as the first rank wrote them, so that all ranks agree on a rank that dies meanwhile."""
         return _parsed(self._store.compare_set(_END, "", " ".join(map(str, (end, *self._membership.alive)))))[1]
 
     def _mark_dead(self) -> None:
         for _, written in _ABANDONED_GROUPS:
             written[:] = [(work, sent) for work, sent in written if not work.is_completed()]
-        self._room = {}  # a dead exchange may still write there
+        self._room = {}  # an abandoned collective may still write there
         _ABANDONED_GROUPS.append((self._group, [(item.work, item.sent) for item in self._round.buckets if item.work is not None]))
 
     def _form(self) -> Any:
@@ -277,13 +277,13 @@ class FaultTolerantGroup:
 
 
 def _parsed(said: bytes) -> tuple[int, tuple[int, ...]]:
-    """In front of which block a rank has left, and who was left then."""
+    """The round from which on a rank has left, and the survivors at that time."""
     end, *alive = map(int, said.split())
     return end, tuple(alive)
 
 
 def group_of_one() -> Any:
-    """The group that DDP itself is given, made of this rank alone: the process's default one."""
+    """The process's default group, of this rank alone, for DDP itself."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     return dist.group.WORLD

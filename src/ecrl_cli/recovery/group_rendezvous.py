@@ -1,4 +1,4 @@
-"""How a group is formed among ranks that may die meanwhile."""
+"""Forms a process group among ranks that may die meanwhile."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _LOOK_S = 0.001
 
 
 class CollectiveFailed(Exception):
-    """What will not come to its end: a member has died."""
+    """A collective that failed or cannot finish because a member has died."""
 
 
 class GroupRendezvous:
-    """Where the ranks of an attempt meet: in `store`, under `prefix`."""
+    """Rendezvous of an attempt's ranks in `store`, under `prefix`."""
 
     def __init__(self, store: Any, prefix: str, timeout: timedelta) -> None:
         self._store, self._prefix, self._timeout = store, prefix, timeout
 
     def form(self, scope: str, rank: int, alive: tuple[int, ...], look: Callable[[], None]) -> Any:
-        """The group of `alive`, made anew in `scope`; `look` is called again and again meanwhile, and raises where it is no use any more.
+        """Form the group of `alive` under the key prefix `scope`. `look` is polled meanwhile and raises to abort; CollectiveFailed if gloo fails.
 
-        Everyone says that it is there first; and the group is made beside, on a connection of its own, for neither a wait for one who has
-        died on the way nor its hold on the connection comes to an end by itself.
+        All ranks first announce themselves. Then a separate thread creates the group over its own store connection: waiting for a rank that
+        died cannot be interrupted, and it would block the connection.
         """
         here = PrefixStore(scope, PrefixStore(self._prefix, self._store))
         here.set(f"here{rank}", "1")
@@ -59,7 +59,7 @@ def _outcome(given: tuple[Any, ...]) -> Any:
 
 
 def translate_gloo_error(begin: Callable[[], Any]) -> Any:
-    """What `begin` gives; Interrupted where gloo refuses."""
+    """The result of `begin`; a RuntimeError from gloo becomes CollectiveFailed."""
     try:
         return begin()
     except RuntimeError as error:

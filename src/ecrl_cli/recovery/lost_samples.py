@@ -1,7 +1,7 @@
-"""The lost-sample ledger: which samples of a mini-batch have no influence, or more than their share, on which layers. Torch-free.
+"""The lost-sample record: which samples of a mini-batch have no influence, or more than their share, on which layers. Torch-free.
 
-A recovery that does not roll back to a consistent state gives up "exactly once". What it gives up stands here, a line per failure and effect;
-everything else must still have been applied exactly once, and `verify.ledger` checks that against what was applied.
+A recovery that does not roll back to a consistent state gives up "exactly once". Each exception is recorded here, one line per failure and effect;
+all other samples must have been applied exactly once, which `verify.sample_accounting` checks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from ecrl_cli.records.survivor_records import LOST, REPEATED, LostSamples
 
 
 def lost(global_step: int, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LostSamples]:
-    """The line that says so; none where nothing was lost."""
+    """The record of lost samples: one line, or none if nothing was lost."""
     return _line(global_step, LOST, samples, layers, ranks, cause)
 
 
 def repeated(global_step: int, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LostSamples]:
-    """The line that says so; none where nothing was repeated."""
+    """The record of repeated samples: one line, or none if nothing was repeated."""
     return _line(global_step, REPEATED, samples, layers, ranks, cause)
 
 

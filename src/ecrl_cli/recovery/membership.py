@@ -1,4 +1,4 @@
-"""Who is left of an attempt, read from the board: the supervisor, who sees processes die, writes it there."""
+"""The surviving ranks of an attempt, read from the heartbeat table: the supervisor, which sees processes die, writes them there."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LOOK_S = 0.0005
 
 
 class Membership(Protocol):
-    """`epoch` rises with each death."""
+    """The surviving ranks. `epoch` rises with each death."""
 
     @property
     def epoch(self) -> int: ...
     @property
     def alive(self) -> tuple[int, ...]:
-        """Ascending, as of `epoch` or later."""
+        """The surviving ranks, ascending, as of `epoch` or later."""
 
     def wait_beyond(self, epoch: int, seconds: float) -> bool:
-        """Wait until `epoch` has passed, at most `seconds`; whether it has."""
+        """Wait at most `seconds` until the membership's epoch exceeds `epoch`; returns whether it does."""
 
 
 class HeartbeatMembership:
@@ -41,5 +41,5 @@ class HeartbeatMembership:
         while self._heartbeats.epoch <= epoch:
             if monotonic() >= deadline:
                 return False
-            time.sleep(_LOOK_S)  # a death is told within milliseconds, and nothing else can be done meanwhile
+            time.sleep(_LOOK_S)  # a death is reported within milliseconds, and there is nothing else to do meanwhile
         return True

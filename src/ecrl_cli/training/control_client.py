@@ -1,4 +1,4 @@
-"""A rank's line to its supervisor: JSON lines over the run directory's control socket."""
+"""A rank's connection to its supervisor: JSON lines over the run directory's control socket."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, 
 __all__ = ["Control", "NullControl", "die_with_parent"]
 
 _FD = struct.Struct("i")
-_FDS = 1 + FILES  # the board's, the snapshots'
+_FDS = 1 + FILES  # heartbeat table, snapshots
 _LINE_BYTES = 65536
 
 
 class Control:
-    """Connected on construction and introduced by a Hello (a spare: Standby); Fenced (exit 9) where no supervisor listens: then nobody counts."""
+    """Connects and sends `first` on construction: a Hello, or a spare's SpareReady. Fenced (exit code 9) if no supervisor listens."""
 
     heartbeats: HeartbeatTable | None = None
     snapshots: SnapshotPair | None = None
@@ -35,7 +35,7 @@ class Control:
         self._send(first)
 
     def attach(self) -> None:
-        """Take the board, and the memory for snapshots, that the supervisor's answer to the Hello brings, if it has one; waits for the answer."""
+        """Wait for the supervisor's answer to the Hello; take the descriptors of heartbeat table and snapshots that come with it, if any."""
         try:
             answer, ancillary, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(_FDS * _FD.size), socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
@@ -49,7 +49,7 @@ class Control:
                 self.snapshots = SnapshotPair(snapshots) if snapshots else None
 
     def progress(self, progress: Progress) -> None:
-        """For the eyes only: dropped rather than waited for when the supervisor is slow to read."""
+        """Report progress for display; dropped instead of blocking when the supervisor reads too slowly."""
         try:
             self._socket.send(line_of(progress), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -58,16 +58,16 @@ class Control:
             raise _gone() from error
 
     def trouble(self, trouble: RankError) -> None:
-        """Tell why this rank is about to end; with the supervisor when this returns."""
+        """Report why this rank is about to exit; returns once the message is sent."""
         self._send(trouble)
 
     def leave(self, left: LeftAttempt) -> Assignment | None:
-        """Tell that this rank has outlived its attempt; gives what it is to do next."""
+        """Report that this rank survived its attempt; returns its next assignment, None if there is none."""
         self._send(left)
         return self.assignment()
 
     def assignment(self) -> Assignment | None:
-        """Wait for the supervisor's word; None where it has hung up instead: there is nothing more to do."""
+        """Wait for the supervisor's next assignment; None if it closed the connection: there is nothing more to do."""
         data = b""
         while not data.endswith(b"\n"):
             try:
@@ -96,16 +96,16 @@ class Control:
 
 
 class NullControl(Control):
-    """A rank on another machine than its supervisor has no line to it. Its last words are printed: the agents' output is the supervisor's."""
+    """For a rank on another machine than its supervisor: no connection. Errors go to stderr, which the launch agents pass on to the supervisor."""
 
     def __init__(self) -> None:
         """Nothing to connect to."""
 
     def attach(self) -> None:
-        """No board reaches another machine: the rank is not watched, and not asked to stop."""
+        """No heartbeat table across machines: the rank is not watched and cannot be asked to stop."""
 
     def progress(self, progress: Progress) -> None:
-        """Rank 0, which speaks for all, is never here."""
+        """Only rank 0 reports progress, and it is always on the supervisor's machine."""
 
     def trouble(self, trouble: RankError) -> None:
         sys.stderr.write(f"rank {trouble.rank}: {visible(trouble.text)}\n")
@@ -115,7 +115,7 @@ class NullControl(Control):
 
 
 def _connect(layout: RunLayout) -> socket.socket:
-    """Through /proc/self/fd, because the path of a Unix socket is at most 108 bytes long."""
+    """Connect through /proc/self/fd, because the path of a Unix socket is limited to 108 bytes."""
     folder = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,8 +1,8 @@
 """DistributedDataParallel whose gradient buckets are the same in every attempt.
 
-Stock DDP puts gradients into buckets by the order of the parameters, and anew, by the order in which gradients arrived, after its first iteration.
-A restarted process does its first iteration in the middle of the run: with three or more ranks it would add up gradients in another order than the
-run that it continues. So each process does one iteration over nothing before its first step: every real step then uses the rebuilt buckets.
+Stock DDP first builds its buckets in parameter order, then rebuilds them after its first iteration in the order in which gradients arrived.
+A restarted process does its first iteration in the middle of the run: with three or more ranks it would sum gradients in another order than an
+uninterrupted run. So each process does one iteration on zeros before its first step: every real step then uses the rebuilt buckets.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.training.optimization import autocast
 
-_SAMPLES = 2  # the order in which gradients arrive does not depend on how many; BatchNorm needs two
+_SAMPLES = 2  # the batch size does not change the order in which gradients arrive; BatchNorm needs two
 _NAMED = 3
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What the iteration over nothing needs: the `shape` of one sample, where it is computed and in which precision."""
+    """Settings of the warm-up iteration: the `shape` of one sample, device and precision."""
 
     shape: tuple[int, ...]
     device: torch.device
@@ -37,10 +37,10 @@ class WarmUp:
 
 
 def wrap(model: torch.nn.Module, warm_up: WarmUp, **options: Any) -> DistributedDataParallel:
-    """`model` in DDP (`options` are DDP's own), its buckets settled. Collective.
+    """Wrap `model` in DDP (`options` are DDP's own) with its final buckets. Collective.
 
-    Call it before the generators are seeded or restored: the iteration draws from them. Parameters, gradients and buffers are left as they were.
-    With `ddp.find_unused_parameters` DDP never rebuilds its buckets and nothing is done.
+    Call it before the RNGs are seeded or restored: the warm-up iteration draws from them. Parameters, gradients and buffers stay as they were.
+    With `ddp.find_unused_parameters` DDP never rebuilds its buckets, so no warm-up is done.
     """
     unused = warm_up.find_unused_parameters
     ddp = DistributedDataParallel(model, find_unused_parameters=unused, **options)
@@ -50,7 +50,7 @@ def wrap(model: torch.nn.Module, warm_up: WarmUp, **options: Any) -> Distributed
 
 
 def _iterate(ddp: DistributedDataParallel, warm_up: WarmUp) -> None:
-    """Forward and backward once. ConfigError where a parameter gets no gradient: DDP would fail at its next iteration."""
+    """One forward and backward pass. ConfigError if a parameter gets no gradient: DDP would fail at its next iteration."""
     model = ddp.module
     before = [buffer.clone() for buffer in model.buffers()]
     with warm_up.precision:

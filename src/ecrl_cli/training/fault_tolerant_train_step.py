@@ -1,4 +1,4 @@
-"""The learner of a rank that may outlive others: DDP over this rank alone, and an exchange that can be given up or finished by who is left."""
+"""Train step that survives the death of peers: DDP over this rank alone, with an all-reduce that survivors can abort or finish."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOSS = struct.Struct("<d")
 
 @dataclass
 class FaultTolerantTrainStep(DataParallelTrainStep):
-    """`model` is the bare one. It serves attempt after attempt, each time from another `seat`."""
+    """`model`: not wrapped in DDP. The object is reused across attempts; `seat` assigns it to each."""
 
     warm_up: WarmUp = field(kw_only=True)
 
@@ -29,22 +29,22 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
         self._bare = self.model
         self._buffers = [buffer for buffer in self._bare.buffers() if buffer.numel()]
         self._states: dict[str, torch.Tensor] = {}
-        # DDP with the buckets of every other run and nobody to talk to: all ranks build the same weights, or receive them.
+        # DDP with its usual buckets over a group of one; no initial broadcast: all ranks build the same weights, or receive them.
         self.model = wrap(self._bare, self.warm_up, process_group=group_of_one(), gradient_as_bucket_view=True, init_sync=False)
         self.model.register_comm_hook(None, lambda state, bucket: self._peers.hook(bucket))  # other annotations than DDP's would be refused
         self._bare.register_forward_pre_hook(lambda *given: self.heartbeat.work())
 
     def seat(self, peers: FaultTolerantGroup, pulse: HeartbeatWriter, keep: Keep) -> None:
-        """Take part among `peers`; `keep` puts what it is given where it outlives this rank."""
+        """Join the group `peers`; `keep` stores bytes for a step where they survive this rank."""
         self._peers, self.heartbeat, self._keep = peers, pulse, keep
 
     def keep_state(self, global_step: int, loss: float) -> None:
-        """What this rank is behind `global_step` and no other knows: its last loss, and its generators."""
+        """Store this rank's own state after `global_step`, its loss and RNG states."""
         self._states = capture_rng(self.device)
         self._keep(global_step, _LOSS.pack(loss) + packed(self._states))
 
     def run(self, batch: Batch, global_step: int) -> StepResult:
-        """Bereaved where the step is given up: this rank is then what it was in front of it."""
+        """PeersLost if the step is aborted: this rank's state is then rolled back to before the step."""
         self._peers.begin(global_step)
         before = [buffer.clone() for buffer in self._buffers]
         try:
@@ -54,7 +54,7 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
             raise
 
     def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
-        """Behind backward nothing more is drawn in this step: what its generators are now, they are behind the step."""
+        """Finish the all-reduce. The RNG states are stored first: nothing is drawn after the backward pass, so they are those after the step."""
         behind = self._states
         self.keep_state(global_step, float(loss.item()))
         try:
@@ -70,12 +70,12 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
 
 
 def put_back(buffers: Iterable[torch.Tensor], before: Iterable[torch.Tensor]) -> None:
-    """Make `buffers` what they were."""
+    """Restore `buffers` from the copies `before`."""
     with torch.no_grad():
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
 
 
 def remembered(kept: bytes, device: torch.device) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and generators, from what `remember` kept."""
+    """Loss and RNG states, from the bytes that `keep_state` stored."""
     return _LOSS.unpack_from(kept)[0], unpacked(kept[_LOSS.size :], device)

@@ -1,4 +1,4 @@
-"""A rank's own slot on the board: where it is, for whoever watches it; and the word to stop, for all ranks behind the same step."""
+"""A rank's slot in the heartbeat table: its step and phase for the hang detector, and the agreed stop step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ecrl_cli.records.heartbeat_table import HeartbeatTable
 
 
 class HeartbeatWriter:
-    """`board` None: on another machine than its supervisor, a rank is not watched and not asked."""
+    """`board` None: the supervisor is on another machine, so the rank is not watched and cannot be asked to stop."""
 
     def __init__(self, board: HeartbeatTable | None, rank: int) -> None:
         self._table, self._rank = board, rank
@@ -16,13 +16,13 @@ class HeartbeatWriter:
         self._since: float | None = None
 
     def step(self, global_step: int) -> None:
-        """The rank begins to work on `global_step`."""
+        """Begin work on `global_step`."""
         self._global_step, self._worked_s = global_step, 0.0
         self.work()
         self.phase("forward")
 
     def phase(self, phase: str) -> None:
-        """One of `board.PHASES`."""
+        """Enter `phase`, one of `heartbeat_table.PHASES`."""
         if phase == "backward":
             self.wait()
             self._own_s = self._worked_s
@@ -30,24 +30,24 @@ class HeartbeatWriter:
         self.again()
 
     def work(self) -> None:
-        """From here to `wait`, or to the backward pass, the rank does its own work, and waits for nobody."""
+        """Start counting the rank's own work, until `wait` or the backward pass: it waits for no other rank."""
         self._since = monotonic()
 
     def wait(self) -> None:
-        """From here to `work` it may be waiting for others."""
+        """Stop counting, until `work`: the rank may be waiting for others."""
         if self._since is not None:
             self._worked_s += monotonic() - self._since
             self._since = None
 
     def again(self) -> None:
-        """Still in the same phase, and getting on with it."""
+        """Write a heartbeat in the current phase: the rank makes progress."""
         if self._table is not None:
             self._table.write(self._rank, self._global_step, self._phase, self._own_s)
 
     def stop_behind(self, global_step: int) -> int | None:
-        """The step behind which all ranks stop, or None. Every rank asks at each boundary, `global_step` being done; rank 0 chooses the next.
+        """The step after which all ranks stop, or None. Every rank calls it after each step; rank 0 answers a stop request with the next step.
 
-        Nobody can pass that step without having seen the word: it was written before rank 0 gave any gradient of it away.
+        No rank can pass that step unaware: rank 0 writes it before it contributes any gradient of that step.
         """
         if self._table is None:
             return None

@@ -1,4 +1,4 @@
-"""A rank that outlives others: it leaves its attempt with its state in memory, and takes part in the next one."""
+"""Session of a rank under in-place recovery: when peers die it leaves its attempt with its state in memory and joins the next one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep
 
 @dataclass(frozen=True)
 class WarmTrainer:
-    """`pack`: the state that `learner` trains, whoever's it is."""
+    """A train step that has run at least once, its sampler, and `pack`, the state that it trains."""
 
     train_step: TrainStep
     sampler: ResumableGlobalBatchSampler
@@ -52,8 +52,8 @@ class WarmTrainer:
 
 
 class CarriedState:
-    """What a process keeps from one attempt to the next. `loop`: the one that it left with its state; None: it has no state. `ready`: what it has
-    trained with before, or a spare has warmed up, to load a state into. Making that anew takes longer than loading."""
+    """What a process keeps from one attempt to the next. `loop`: the loop that it left, with its state; None: it has no state. `ready`: the trainer
+    of an earlier attempt, or one that a spare has warmed up, to load a state into: building a new one takes longer than loading."""
 
     def __init__(self, address: TcpStoreAddress, timeout_s: float) -> None:
         allow_descriptors()
@@ -65,14 +65,14 @@ class CarriedState:
 
 
 class InPlaceSession(Session):
-    """One rank in one attempt. `kept` is what its process has from before, and has afterwards."""
+    """One rank in one attempt. `kept`: what its process carries from attempt to attempt."""
 
     kept: CarriedState
     peers: FaultTolerantGroup
-    pack: TrainState | None = None  # as soon as it is the state that this attempt goes on from
+    pack: TrainState | None = None  # set once it holds the state that this attempt starts from
 
     def take_part(self, kept: CarriedState) -> LeftAttempt | None:
-        """As `train`; gives what is to be said where the attempt ended because others died."""
+        """Run `train`; returns the message for the supervisor if the attempt ended because peers died, else None."""
         self.kept = kept
         if not self.carried_over:
             kept.loop = None
@@ -89,7 +89,7 @@ class InPlaceSession(Session):
 
     @property
     def carried_over(self) -> bool:
-        """Whether this rank comes with the state that the attempt goes on from."""
+        """Whether this rank already has the state that the attempt starts from."""
         return self.order.memory == SURVIVORS and self.rank not in self.order.joined
 
     def settle(self) -> torch.device:
@@ -111,7 +111,7 @@ class InPlaceSession(Session):
         return self.peers
 
     def seated(self) -> TrainState:
-        """The state that this process has, as this attempt's rank."""
+        """This process's state, with the rank and world size of this attempt."""
         before = self.kept.loop
         assert before is not None
         return TrainState(*_parts(before.pack), self.rank, self.world_size)
@@ -144,14 +144,14 @@ class InPlaceSession(Session):
         return replace(resumed, loss=loss)
 
     def inherited(self) -> bytes | None:
-        """What was kept of the rank whose place this newcomer takes; read before any rank keeps anything anew."""
+        """The stored rank state (loss, RNG) of the rank that this new rank replaces, or None; read before any rank overwrites it."""
         origin, board = self.order.origins[self.rank], self.control.heartbeats
         if self.carried_over or origin < 0 or board is None:
             return None
         return board.load_rank_state(origin, self.order.resume_step)
 
     def broadcast_state(self, pack: TrainState) -> Restored:
-        """The lowest rank that has the state gives it to those who have joined."""
+        """The lowest rank that has the state broadcasts it to the ranks that joined. Returns this rank's position."""
         before, mine = self.kept.loop, None
         if before is not None:
             mine = replace(before.progress(), line_chain="")
@@ -178,7 +178,10 @@ class InPlaceSession(Session):
         return loop
 
     def leave_attempt(self) -> LeftAttempt:
-        """Close what belongs to this attempt, say how it ended, keep the rest."""
+        """Close what belongs to this attempt, write the survivor report, keep the rest for the next attempt.
+
+        EcrlError if recovery is from memory and this rank had no state yet.
+        """
         self.injector.disarm()
         from_memory = recovery_of(self.config).from_memory
         if self.pack is None and from_memory:
@@ -197,20 +200,20 @@ class InPlaceSession(Session):
         return LeftAttempt(self.rank, os.getpid(), self.order.attempt, step, said.alive)
 
     def leave(self, loop: TrainLoop) -> None:
-        """All is done and on record: whoever dies now, or has died, changes nothing for this rank."""
+        """Everything is done and recorded: a peer's death no longer matters."""
         with suppress(PeersLost):
             super().leave(loop)
             self.peers.leave()
 
 
 def refuse_cuda(config: RunConfig) -> None:
-    """Where the machine decides: what else would be refused before anything starts."""
+    """ConfigError if device=auto finds CUDA. Checked on the rank, because it depends on the machine; all else is checked before the launch."""
     if config.device == "auto" and torch.cuda.is_available():
         raise ConfigError("device", "ranks that outlive others work on the CPU only so far, and device=auto found CUDA", "set device=cpu")
 
 
 def allow_descriptors() -> None:
-    """As many as the machine lets this process have: with each death it outlives it leaves a group, and that keeps its sockets."""
+    """Raise the soft limit of open files to the hard limit: each abandoned group keeps its sockets open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -224,7 +227,7 @@ def build_train_step(
 
 
 def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
-    """What a spare can do before it is needed: imports, the data set, what a rank trains with, and a first forward and backward, the slow ones."""
+    """What a spare prepares before it is needed: imports, data set, model, optimizer, and a first (slow) forward and backward pass."""
     kept = CarriedState(address, config.supervision.collective_timeout_s)
     device = make_deterministic(config, 0)
     dataset = build_dataset(config.dataset)
@@ -240,7 +243,7 @@ def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
 
 
 def warm_up_model(model: torch.nn.Module, config: RunConfig, record: DatasetRecord) -> None:
-    """Forward and backward once, over nothing: kernels are chosen, and memory is there. It leaves `model` as it was."""
+    """One forward and backward pass on zeros, to select kernels and allocate memory. Leaves `model` as it was."""
     before = [buffer.clone() for buffer in model.buffers()]
     with autocast(config.precision, torch.device("cpu")):
         said = model(torch.zeros(config.global_batch // config.world_size, *record.shape))
@@ -250,5 +253,5 @@ def warm_up_model(model: torch.nn.Module, config: RunConfig, record: DatasetReco
 
 
 def _parts(pack: TrainState) -> tuple[torch.nn.Module, torch.optim.Optimizer, Stateful, Stateful | None, Sampler]:
-    """What it is made of, whoever's it is."""
+    """Components without rank and peers."""
     return pack.model, pack.optimizer, pack.scheduler, pack.scaler, pack.sampler

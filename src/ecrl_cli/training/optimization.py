@@ -23,17 +23,17 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
 
 
 def build_scheduler(config: OptimizerConfig, optimizer: torch.optim.Optimizer, target_steps: int) -> LRScheduler:
-    """A cosine from `lr` to `min_lr` over `target_steps`, to be stepped after every step."""
-    # fp16's scaler leaves out an optimizer step whose gradients overflowed, often the first one: no mistake in the order of calls.
+    """Cosine annealing from `lr` to `min_lr` over `target_steps`, stepped after every step."""
+    # fp16's scaler skips an optimizer step whose gradients overflowed, often the first one: the calls are in the right order.
     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)` before", category=UserWarning)
     return CosineAnnealingLR(optimizer, T_max=target_steps, eta_min=config.min_lr)
 
 
 def build_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """The loss scaler of fp16; for other precisions one that passes everything through and has no state."""
+    """The gradient scaler for fp16; disabled and without state for other precisions."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """The context of the forward pass; may be entered again and again."""
+    """The context of the forward pass; reusable."""
     return torch.autocast(device.type, dtype=AUTOCAST_TYPES[precision]) if precision in AUTOCAST_TYPES else nullcontext()

@@ -1,4 +1,4 @@
-"""Where a rank prints."""
+"""Redirects a rank's output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def print_to(path: Path) -> None:
-    """Standard output and error go to the attempt's log from now on."""
+    """Append standard output and error to the file `path` from now on."""
     sys.stdout.flush()
     sys.stderr.flush()
     output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)

@@ -1,4 +1,4 @@
-"""How the ranks of one attempt find each other: what a launcher hands to `training.worker.run_rank`."""
+"""How the ranks of one attempt find each other: what a launcher passes to `training.worker.run_rank`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TcpStoreAddress:
-    """A TCPStore that outlives the ranks, and the prefix under which one attempt keeps its keys."""
+    """Address of a TCPStore that outlives the ranks, and the key prefix of one attempt."""
 
     host: str
     port: int
@@ -17,9 +17,9 @@ class TcpStoreAddress:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """A rank's place. `store` None: rank, world size and store come from the environment that torchrun sets ("env://").
+    """A rank, the world size and the store. `store` None: torch takes them from the environment that torchrun sets ("env://").
 
-    `attended`: whether the supervisor is on this machine, and its sockets can be reached. `before`: how many ranks sit on the machines before.
+    `attended`: whether the supervisor is on this machine, so that its sockets can be reached. `before`: number of ranks on lower-numbered nodes.
     """
 
     rank: int
@@ -34,10 +34,10 @@ class Rendezvous:
 
 
 def from_environment(environment: Mapping[str, str]) -> Rendezvous:
-    """The place of a rank that torchrun started.
+    """The rendezvous of a rank that torchrun started.
 
-    On several nodes rank 0 must be where the supervisor and its writer are: the number that srun gave the node (ECRL_NODE, 0 for the
-    supervisor's) decides. The group is formed in the store that the agents share.
+    On several nodes rank 0 must be on the node of the supervisor and its writer: ranks are numbered by ECRL_NODE, the node's number from
+    srun (0: the supervisor's). The group is formed in the store that the agents share.
     """
     world_size, node = int(environment["WORLD_SIZE"]), environment.get("ECRL_NODE")
     if node is None:

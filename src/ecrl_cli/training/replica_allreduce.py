@@ -1,8 +1,8 @@
-"""What ranks tell each other in a step of fixed replicas: the sums of the tree nodes that each holds whole; all of them then have the root.
+"""All-reduce for fixed replicas: ranks exchange the sums of their complete tree nodes; afterwards every rank has the root.
 
-Every rank gets its slice of each node from every other rank, completes the tree for that slice, and hands the result round. An addition of two
-slices is the same additions, element by element, as that of the whole; so the bits do not depend on how many ranks there are. A rank sends
-its nodes once and a slice of the result once: two times the model for one node per rank, what a ring all-reduce sends too.
+Every rank receives its slice of each node from every other rank (all-to-all), completes the tree for that slice, and the slices of the result are
+gathered on all ranks (all-gather). Adding slices does the same element-wise additions as adding whole vectors, so the bits do not depend on the
+number of ranks. A rank sends its nodes once and a slice of the result once: with one node per rank twice the model, as a ring all-reduce does.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ecrl_cli.training.tree_reduce import TreeReduce, whole_nodes
 
 class Exchange(Protocol):
     def __call__(self, tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
-        """The sum of all leaves, on every rank, from what this rank's `tree` holds: vectors of one length and type. Collective."""
+        """The sum of all leaves, on every rank, from this rank's `tree` of vectors of equal length and dtype. Collective."""
 
 
 def alone(tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
-    """One process holds all leaves."""
+    """The exchange for a world size of 1: one process holds all leaves."""
     return tree.root
 
 
 class ReplicaAllreduce:
-    """The exchange of `rank` with the others of the default process group."""
+    """The exchange of `rank` with all ranks of the default process group."""
 
     def __init__(self, replicas: int, rank: int, world_size: int) -> None:
         self._replicas, self._rank, self._world_size = replicas, rank, world_size
@@ -42,7 +42,7 @@ class ReplicaAllreduce:
         return root[:length]
 
     def _received(self, vectors: list[torch.Tensor], piece: int) -> torch.Tensor:
-        """This rank's slice, `piece` long, of every rank's nodes, one after another."""
+        """This rank's slice (`piece` elements) of every rank's nodes, concatenated."""
         send = vectors[0].new_zeros(self._world_size, len(vectors), piece)
         for number, vector in enumerate(vectors):
             for rank, part in enumerate(torch.split(vector, piece)):

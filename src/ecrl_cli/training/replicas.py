@@ -1,8 +1,8 @@
-"""World-size-invariant training: the window is V fixed micro-shards (replicas), and no number depends on which rank computes which of them.
+"""World-size-invariant training: the window is V fixed micro-shards (replicas), and no result depends on which rank computes which of them.
 
-A rank computes its replicas one after another: each begins with the buffers that the step began with, and with streams of its own. What it gives
-(its gradients, what its forward pass made of the buffers, its loss) is one vector; the mean of the V vectors is formed in the order of
-one tree (`tree.py`), whatever the ranks are (`exchange.py`), and every rank then does the same update.
+A rank computes its replicas one after another: each starts from the buffers at the beginning of the step and has its own RNG streams. Its result
+(gradients, buffers after the forward pass, loss) is one vector; the mean of the V vectors is summed in the order of one tree (`tree_reduce.py`),
+whatever the number of ranks (`replica_allreduce.py`), and every rank then does the same update.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ecrl_cli.training.tree_reduce import TreeReduce
 
 
 class ReplicaGradient:
-    """How what a replica gives lies in one vector: loss, which parameters have a gradient, gradients, float buffers, which of their elements moved.
+    """Packs a replica's result into one vector: loss, which parameters have a gradient, gradients, float buffers, which of their elements changed.
 
-    The vector's type is float32, or wider where the model's is. Buffers of other types (BatchNorm's counter) are no means of anything: they are
-    what any one replica makes of them.
+    Its dtype is float32, or wider where the model's is. Buffers of other dtypes (BatchNorm's counter) are not averaged: each rank keeps the values
+    of its last replica.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -38,25 +38,25 @@ class ReplicaGradient:
         self._dtype = reduce(torch.promote_types, (tensor.dtype for tensor in floats), torch.float32)
 
     def _buffers(self) -> list[torch.Tensor]:
-        """Looked up each time: a forward pass may put another tensor in a buffer's place."""
+        """Looked up each time: a forward pass may replace a buffer's tensor."""
         found = {id(buffer): buffer for holder, key in self._places if (buffer := holder[key]) is not None}
         return list(found.values())
 
     def _floats(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The buffers that have a mean, each with what it was before."""
+        """The float buffers, which are averaged, each with its value at the beginning of the step."""
         return [(buffer, before) for buffer, before in zip(self._buffers(), self._before, strict=True) if buffer.is_floating_point()]
 
     def begin(self) -> None:
-        """Keep the buffers with which each replica of this step begins."""
+        """Store the buffers from which each replica of this step starts."""
         self._before = [buffer.clone() for buffer in self._buffers()]
 
     def rewind(self) -> None:
-        """Before each replica: the buffers are those of the step's beginning."""
+        """Restore the buffers to the beginning of the step, before each replica."""
         for buffer, before in zip(self._buffers(), self._before, strict=True):
             buffer.copy_(before)
 
     def vector(self, loss: torch.Tensor) -> torch.Tensor:
-        """What the replica that was just computed gives."""
+        """The result of the replica that was just computed, as one vector."""
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         present = torch.tensor([p.grad is not None for p in self.parameters], device=loss.device)
         floats = self._floats()
@@ -64,7 +64,7 @@ class ReplicaGradient:
         return torch.cat([piece.reshape(-1).to(self._dtype) for piece in pieces])
 
     def take(self, mean: torch.Tensor) -> torch.Tensor:
-        """The mean of all vectors becomes the gradients and the buffers; gives the mean loss. Without a gradient in any, there is none."""
+        """Set gradients and buffers from the mean of all vectors; returns the mean loss. A gradient that no replica has stays None."""
         floats, count = self._floats(), len(self.parameters)
         sizes = [buffer.numel() for buffer, _ in floats]
         loss, present, *rest = torch.split(mean, [1, count, *(p.numel() for p in self.parameters), *sizes, *sizes])
@@ -78,7 +78,7 @@ class ReplicaGradient:
 
 @dataclass(frozen=True)
 class ReplicaTrainStep:
-    """`owned`: the replicas of this rank, out of `replicas`. `model` is not wrapped: nothing but `exchange` speaks to other ranks."""
+    """`owned`: the replicas of this rank, out of `replicas`. `model` is not wrapped in DDP: only `exchange` communicates with other ranks."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -94,7 +94,7 @@ class ReplicaTrainStep:
     contribution: ReplicaGradient
 
     def run(self, batch: Batch, global_step: int) -> StepResult:
-        """Every owned replica, the exchange, the update. Leaves the same streams behind on every rank."""
+        """Compute every owned replica, exchange, update. Afterwards the RNG state is the same on every rank."""
         tree: TreeReduce[torch.Tensor] = TreeReduce(self.replicas, torch.Tensor.add_)
         size = len(batch.ids) // len(self.owned)
         self.contribution.begin()
@@ -113,7 +113,7 @@ class ReplicaTrainStep:
         return StepResult(float(loss.item()), tuple(torch.stack(losses).tolist()))
 
     def _compute(self, batch: Batch, part: slice) -> torch.Tensor:
-        """One replica's forward and backward pass; gives its mean loss. It has its samples in memory of its own: where they lie must not matter."""
+        """One replica's forward and backward pass; returns its mean loss. The samples are copied, so that their memory alignment cannot matter."""
         x, y = batch.x[part].to(self.device, copy=True), batch.y[part].to(self.device, copy=True)
         self.contribution.rewind()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""Where random numbers come from: derived from what a stream belongs to, so that nothing needs to be remembered to draw them again."""
+"""RNG seeds derived from what a stream belongs to, so that no stored state is needed to draw the same numbers again."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import random
 import numpy as np
 import torch
 
-_REPLICAS = 0x7265706C  # "repl": streams that no rank draws from
+_REPLICAS = 0x7265706C  # "repl": keeps replica streams apart from rank streams
 
 
 def seed_rank(seed: int, rank: int, step: int) -> None:
-    """Every rank its own streams (dropout must differ between ranks), derived from (seed, rank, the step it begins behind).
+    """Seed this rank's own streams (dropout must differ between ranks) from (seed, rank, the step after which it starts).
 
-    A rank that was there before takes up its old streams afterwards; one that comes, or comes back, with a larger world begins these.
+    A rank with saved RNG state restores it afterwards; one that joins, or rejoins, when the world grows keeps these.
     """
     _seed([seed, rank, step])
 
 
 def seed_replica(seed: int, global_step: int, replica: int) -> None:
-    """The streams of a replica in one step, whichever rank computes it. The number behind the last replica is nobody's: it is left behind."""
+    """Seed the streams of a replica in one step, whichever rank computes it. The number after the last replica sets the state between steps."""
     _seed([seed, global_step, replica, _REPLICAS])
 
 

@@ -1,4 +1,4 @@
-"""What a rank sets up around the loop: determinism, the group, data, model, state; and what it leaves behind."""
+"""What a rank sets up around the training loop: determinism, process group, data, model, state; and the final record."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep
 
 
 class Session:
-    """One rank in one attempt, from the group's first handshake to the final record."""
+    """One rank in one attempt, from rendezvous to final record."""
 
     def __init__(self, config: RunConfig, layout: RunLayout, order: AttemptSpec, rendezvous: Rendezvous, clock: SpanClock, control: Control) -> None:
         self.config, self.layout, self.order, self.rendezvous = config, layout, order, rendezvous
@@ -67,7 +67,7 @@ class Session:
         self.loop: TrainLoop | None = None
 
     def train(self) -> None:
-        """Join, load, run to the end; at the target record the final state; leave."""
+        """Join the group, load, train to the end; at the target record the final state; leave."""
         self.device = self.settle()
         self.clock.switch("rendezvous")
         self.heartbeat.phase("rendezvous")
@@ -98,7 +98,7 @@ class Session:
         return dataset, describe(dataset)
 
     def load(self) -> TrainLoop:
-        """Everything the loop needs, restored from the checkpoint that the supervisor chose; the RNG comes last."""
+        """Build the training loop, restored from the state that the supervisor chose; the RNG comes last."""
         config = self.config
         dataset, record = self.data()
         self.agree_on(record)
@@ -125,11 +125,11 @@ class Session:
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
             digests=DigestSchedule(config, self.layout, self.order.resume_step, pack),
-            owed=self.order.memory == SNAPSHOT,  # chosen because nothing durable is as new
+            owed=self.order.memory == SNAPSHOT,  # chosen because no checkpoint is as new
         )
 
     def state(self, record: DatasetRecord) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
-        """What is restored or begins from the seed, and is trained."""
+        """Train step, sampler and state, initialised from the seed (to be restored, if the run resumes)."""
         config = self.config
         model = self.model(record)
         optimizer = build_optimizer(config.optimizer, model.parameters())
@@ -150,13 +150,13 @@ class Session:
     def train_step(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]
     ) -> DataParallelTrainStep | ReplicaTrainStep:
-        """Plain data parallelism, or `elastic.replicas` fixed replicas. `shape`: of one sample."""
+        """A step with plain data parallelism, or with `elastic.replicas` fixed replicas. `shape`: of one sample."""
         config, device = self.config, self.device
         scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
         cast, count = autocast(config.precision, device), config.elastic.replicas
         if not count:
             ddp = wrap(model, WarmUp.of(config, shape, device), device_ids=[device.index] if device.type == "cuda" else None)
-            model.register_forward_pre_hook(lambda *given: self.heartbeat.work())  # what DDP does before it is a wait for others
+            model.register_forward_pre_hook(lambda *given: self.heartbeat.work())  # before it DDP waits for others
             return DataParallelTrainStep(ddp, optimizer, scheduler, scaler, device, cast, self.heartbeat)
         return ReplicaTrainStep(
             model=model,
@@ -178,13 +178,13 @@ class Session:
         return make_strategy(inputs)
 
     def store_under(self, root: Path, config: StoreConfig) -> CheckpointStore:
-        """The store that this rank writes through, on the board at each call."""
+        """The store that this rank writes through; each file-system call writes a heartbeat."""
         store = store_for(root, config, self.layout, self.order.pending)
         store.fs = HeartbeatFs(store.fs, self.heartbeat.again)
         return store
 
     def restore(self, pack: TrainState) -> Restored:
-        """Restore `pack` where there is something to resume from; gives where this rank stands."""
+        """Restore `pack` if there is something to resume from; returns this rank's position."""
         if self.order.memory == SNAPSHOT:
             assert self.control.snapshots is not None
             loaded = load_snapshot(self.control.snapshots, self.order.resume_step, self.order.snapshot_sha256)
@@ -195,7 +195,7 @@ class Session:
         return pack.restore(path, self.order.resume_from.commit_sha256, self.config.checkpoint.finite)
 
     def record_restored(self, loop: TrainLoop) -> None:
-        """Put down what this rank now holds, where that came from somewhere: the judge holds it against what was saved."""
+        """Record digests of the restored state, if this rank resumed: verify compares them with what was saved."""
         order = self.order
         if not order.restored_digests or not (order.resume_from or order.memory):
             return
@@ -204,7 +204,7 @@ class Session:
         write_json(self.logs.restored(self.rank), encode(restored), durable=False)
 
     def agree_on(self, record: DatasetRecord) -> None:
-        """Write dataset.json once; refuse a data set of another size later: the windows would not match."""
+        """Write dataset.json once. ConfigError if the data set changed since: the batches would not match."""
         path = self.layout.dataset
         if not path.exists():
             if self.rank == 0:
@@ -217,12 +217,12 @@ class Session:
             )
 
     def report(self, global_step: int, phase: str, loss: float | None = None) -> None:
-        """Tell the supervisor how far the run is; rank 0 speaks for all."""
+        """Report progress to the supervisor; only rank 0 does."""
         if self.rank == 0:
             self.control.progress(Progress(global_step, phase, monotonic(), loss))
 
     def finish(self, loop: TrainLoop, loss: float) -> None:
-        """The end of the goodput clock, then the final digests: only a run that has this record reached its target."""
+        """Stop the goodput clock, then write the final digests: only a run with this record reached its target."""
         at, time = self.clock.switch("idle"), wall()
         self.heartbeat.phase("done")
         digests, ranks = loop.pack.digests(), loop.pack.rank_states(loop.progress())
@@ -243,15 +243,18 @@ class Session:
         self.report(loop.global_step, "done", loss)
 
     def leave(self, loop: TrainLoop) -> None:
-        """Everything is durable: close the books and go."""
+        """Everything is durable: close strategy and clock, then wait at the last barrier."""
         self.clock.switch("idle")
         loop.strategy.close()
         self.clock.close()
-        self.peers.barrier()  # nobody goes while another may still speak to it; the process then ends without taking the group apart
+        self.peers.barrier()  # no rank exits while another may still send to it; the process then exits without destroying the group
 
 
 def make_deterministic(config: RunConfig, rank: int) -> torch.device:
-    """Fix what decides the bits: threads, algorithms, the seed of the initial weights. Gives the device of the machine's rank `rank`."""
+    """Set threads, deterministic algorithms and the seed of the initial weights. Returns the device of local rank `rank`.
+
+    ConfigError if CUDA is asked for and not available, or has too few devices.
+    """
     torch.set_num_threads(config.threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -270,7 +273,7 @@ def make_deterministic(config: RunConfig, rank: int) -> torch.device:
 
 
 def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) -> None:
-    """Form the process group; NCCL for CUDA with gloo beside it, gloo for CPU, and for CUDA too where it was asked for by name."""
+    """Form the process group: NCCL for CUDA tensors with gloo for CPU tensors; gloo alone on the CPU or with backend=gloo."""
     if config.backend == "nccl" and device.type != "cuda":
         raise ConfigError("backend", "nccl needs CUDA, this rank has none", "leave it out")
     timeout = timedelta(seconds=config.supervision.collective_timeout_s)
@@ -285,5 +288,5 @@ def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) 
 
 
 def process_ids(peers: Collectives) -> list[int]:
-    """Of all ranks, in order; collective."""
+    """The process ids of all ranks, in rank order. Collective."""
     return [int(pid) for pid in peers.all_gather(torch.tensor([os.getpid()]))]

@@ -1,7 +1,7 @@
-"""What a rank's threads are doing, written down when the supervisor asks: by a signal, so that a rank that is stuck can still answer.
+"""Dumps the stacks of a rank's threads when the supervisor sends a signal, so that a hung rank can still answer.
 
-The C handler of `faulthandler` takes no lock, neither Python's own: one that holds it for ever answers too. It writes into a memory file
-without a name, which the supervisor has opened; nothing is left on disk unless there was a hang.
+The C handler of `faulthandler` takes no lock, not even the GIL, so it works while a thread holds that for ever. It writes into an anonymous
+memory file (memfd) that the supervisor has opened; nothing is left on disk unless there was a hang.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TELL = signal.SIGUSR2
 
 
 def answer() -> int:
-    """From now on TELL is answered; gives the number of the descriptor of the memory file."""
+    """Dump all stacks on TELL from now on; returns the memory file's descriptor."""
     memory = os.memfd_create("ecrl-stacks")
     faulthandler.register(TELL, file=memory, all_threads=True, chain=False)
     return memory

@@ -1,8 +1,8 @@
 """How often a rank logs digests of its state: with `state_digests=auto` as often as costs at most 1% of a step, measured once in a run.
 
-All ranks must log them behind the same steps, in every attempt, and the judge must know which were due. So rank 0 measures its first steps, records
-the interval in the run directory, and only then tells the others. In each later attempt rank 0 reads it and tells the others before the first step:
-what another machine reads of a shared folder may be a moment old, and ranks that disagree would wait for each other.
+All ranks must log them after the same steps, in every attempt, and verify must know which were due. So rank 0 measures its first steps, records
+the interval in the run directory, and only then broadcasts it. In each later attempt rank 0 reads it and broadcasts it before the first step:
+other machines may read a stale shared folder, and ranks that disagree would deadlock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ecrl_cli.storage.files import write_json
 
 
 class DigestSchedule:
-    """One rank's, in an attempt that begins behind step `began`. Made, collectively, where all ranks have met and none has begun a step."""
+    """One rank's schedule, in an attempt that starts after step `began`. Construction is collective: after the rendezvous, before the first step."""
 
     def __init__(self, config: RunConfig, layout: RunLayout, began: int, pack: TrainState) -> None:
         self._config, self._layout, self._began = config, layout, began
@@ -32,13 +32,13 @@ class DigestSchedule:
         return digest_due(self._config, self._interval, step, self._began)
 
     def measured(self, step_s: float, digest_s: float) -> None:
-        """What the last step took without its digests, and what these took."""
+        """Record the seconds of the last step without its digests, and those of the digests."""
         if self._interval is None:
             self._step_s.append(step_s)
             self._digest_s.append(digest_s)
 
     def agree(self, pack: TrainState) -> None:
-        """Behind the last of the steps that are measured: record the interval. Collective then, and of no effect otherwise."""
+        """After the last measured step: record the interval; collective then. Otherwise no effect."""
         if self._interval is not None or len(self._step_s) < MEASURED_STEPS:
             return
         own = worked_out(min(self._digest_s[1:]), min(self._step_s[1:]), self._config.checkpoint.every)
@@ -48,7 +48,7 @@ class DigestSchedule:
 
 
 def _told(pack: TrainState, own: DigestInterval | None) -> DigestInterval | None:
-    """What rank 0 has for `own`, on every rank; of the times nobody else needs to know. Collective."""
+    """Rank 0's `own` on every rank, without the measured times. Collective."""
     if pack.world_size == 1:
         return own
     row = torch.tensor([own.every, int(own.at_checkpoints)] if own else [0, 0])
@@ -57,7 +57,7 @@ def _told(pack: TrainState, own: DigestInterval | None) -> DigestInterval | None
 
 
 def _recorded(layout: RunLayout) -> DigestInterval | None:
-    """What an earlier attempt has recorded."""
+    """The interval that an earlier attempt recorded, None if there is none. RecordError if the file cannot be decoded."""
     path = layout.state_digests
     try:
         return decode(DigestInterval, read_json(path)) if path.exists() else None

@@ -1,4 +1,4 @@
-"""What a rank that outlived others puts on record when its attempt ends."""
+"""What a surviving rank records when its attempt ends: its survivor report and the lost samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Layers = tuple[tuple[str, ...], ...]
 def write_survivor_report(
     logs: AttemptLayout, attempt: int, global_step: int, rank: int, peers: FaultTolerantGroup, pack: TrainState | None
 ) -> SurvivorReport:
-    """Write it down, durably. `pack` None: this rank has no state of its own, and goes back to a checkpoint with all others."""
+    """Write the report, durably. `pack` None: this rank keeps no state and goes back to a checkpoint with all others."""
     redone = tuple(peers.redone)
     layers = layers_of(pack.model, peers.parameters) if pack and redone else ()
     digest = pack.state_digest() if pack else ""
@@ -32,13 +32,13 @@ def write_survivor_report(
 
 
 def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) -> Layers:
-    """By bucket, the names of its parameters."""
+    """The parameter names of each bucket, in bucket order."""
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return tuple(tuple(names[parameter] for parameter in buckets[index]) for index in sorted(buckets))
 
 
 def enter(logs: AttemptLayout, said: SurvivorReport, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str) -> None:
-    """The attempt's lost_samples: what the dead had in the mini-batch that was finished without them. `cause`: the recovery that finished it."""
+    """Write the attempt's lost samples: the dead ranks' share of the mini-batch that was finished without them. `cause`: the recovery's name."""
     lines = lost_samples(said.redone, said.layers, sampler, world_size, cause)
     if lines:
         write_whole(logs.ledger(said.rank), b"".join(map(line_of, lines)))
@@ -47,7 +47,7 @@ def enter(logs: AttemptLayout, said: SurvivorReport, sampler: ResumableGlobalBat
 def lost_samples(
     redone: Sequence[RedoneStep], layers: Layers, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str
 ) -> list[LostSamples]:
-    """A line for each of the dead: its samples have no influence from the first bucket on that was done again without it."""
+    """One line for each dead rank: its samples have no influence from the first bucket that was reduced again without it."""
     lines = []
     for number, death in enumerate(redone):
         first = min(each.first for each in redone[number:])

@@ -1,4 +1,4 @@
-"""A step and the loop, readable top to bottom."""
+"""The training loop of one rank."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ecrl_cli.training.train_step import StepResult, TrainStep
 
 
 class Reporter(Protocol):
-    """Whoever hears how far this rank is."""
+    """Receives this rank's progress."""
 
     def __call__(self, global_step: int, phase: str, loss: float | None = None) -> None: ...
 
 
 @dataclass
 class TrainLoop:
-    """One rank's training loop from `global_step` (done already) to the target, or to the step `until` behind which a change of the world size,
-    or the word to stop, ends the attempt."""
+    """One rank's training loop from `global_step` (already done) to the target, or to `until`, the step after which a change of world size or a
+    graceful stop ends the attempt."""
 
     config: RunConfig
     attempt: int
@@ -56,19 +56,19 @@ class TrainLoop:
     loss: float  # the last step's
     until: int | None = None
     digests: DigestSchedule | None = None  # None: no digests of the state are logged
-    owed: bool = False  # whether the step that this attempt began behind has its state in memory, and no checkpoint where one is due
+    owed: bool = False  # whether the step that this attempt continues from is in memory only, so that a checkpoint due at it is missing
 
     @property
     def end(self) -> int:
         return self.config.target_steps if self.until is None else self.until
 
     def run(self) -> float:
-        """Train to the end and wait for everything in flight; gives the last loss. Raises if the last step's checkpoint is due and lost."""
-        if self.global_step:  # what should have struck here is still to come where the run was stopped in between
+        """Train to the end and wait for checkpoints in flight; returns the last loss. Raises if the last step's checkpoint was due and failed."""
+        if self.global_step:  # faults planned at this boundary are still pending if the run was stopped before them
             self.injector.at_boundary(self.global_step, self.flush)
         self.check_stop()
         if prepared := self.owed and self.checkpoint_due():
-            self.clock.global_step = self.global_step  # what the save costs is booked on the step that it is of
+            self.clock.global_step = self.global_step  # the save's time counts for the step that it saves
             self.strategy.prepare()
             self.save(remembered=True)
         while self.global_step < self.end:
@@ -92,7 +92,7 @@ class TrainLoop:
         return self.loss
 
     def save(self, *, remembered: bool = False) -> None:
-        """`remembered`: the memory that this attempt began with has the step; snapshots are of what the attempt did itself."""
+        """Save a checkpoint. `remembered`: an earlier attempt did the step and it is in memory already, so no snapshot is taken."""
         self.report(self.global_step, "saving", self.loss)
         self.heartbeat.phase("saving")
         self.injector.before_save(self.global_step)
@@ -105,21 +105,21 @@ class TrainLoop:
         self.strategy.snapshot(self.progress())
 
     def flush(self) -> None:
-        """Wait for everything in flight, and say so: a wait for the writer is no hang while the writer moves."""
+        """Wait for all checkpoints in flight. In phase `flushing` a rank does not count as hung while the writer makes progress."""
         self.heartbeat.phase("flushing")
         self.strategy.flush()
 
     def check_stop(self) -> None:
-        """Where all ranks are to stop behind a step, that step is this attempt's last.
+        """If all ranks are to stop after a step, make it the last one of this attempt.
 
-        Asked between a step and its checkpoint: a rank that missed the word at the step before sees it here, and all save together.
+        Called between a step and its checkpoint: a rank that missed the request a step earlier sees it here, so that all save together.
         """
         behind = self.heartbeat.stop_behind(self.global_step)
         if behind is not None and behind < self.end:
             self.until = behind
 
     def step(self) -> None:
-        """One committed step: window, shard, update, the line in the log; then the cursor moves."""
+        """One committed step: read this rank's shard, train, advance the cursor, log."""
         began = self.clock.switch("compute")
         self.clock.global_step = self.global_step + 1
         self.heartbeat.step(self.global_step + 1)
@@ -136,13 +136,13 @@ class TrainLoop:
         self.report(self.global_step, "training", self.loss)
 
     def refuse_what_is_not_finite(self) -> None:
-        """Before the step is logged or saved: what it made of the model must not become evidence, or what a later attempt resumes from."""
+        """LossNotFinite before the step is logged or saved: no later attempt may resume from it."""
         if not math.isfinite(self.loss):
             fact = f"is {self.loss} at step {self.global_step + 1} on rank {self.rank}"
             raise LossNotFinite("loss", fact, "if it comes back after a restart, lower optimizer.lr")
 
     def log(self, batch: Batch, epoch: int, cursor: int, began: float, learned: StepResult) -> None:
-        """The evidence of the step: with the kernel before any barrier that precedes a capture."""
+        """Write the step's log line. It is handed to the kernel before any barrier that precedes a capture."""
         now = monotonic()
         due = self.digests is not None and self.digests.due(self.global_step)
         digests = self.pack.rank_digests(self.progress()) if due else None
@@ -180,6 +180,6 @@ class TrainLoop:
         return strategy_of(self.config).snapshots > 0 and self.global_step % self.config.checkpoint.memory_every == 0
 
     def progress(self) -> TrainPosition:
-        """Where the run stands: what the next step will consume."""
+        """The run's position: the window that the next step consumes."""
         loss = self.loss if math.isfinite(self.loss) else None
         return TrainPosition(self.global_step, self.sampler.epoch, self.sampler.cursor_step, self.config.seed, self.line_chain, loss)

@@ -1,4 +1,4 @@
-"""What learns: forward, backward, update of one step. Plain data parallelism; `replicas.py` has the other way."""
+"""One training step: forward, backward, update, with plain data parallelism. `replicas.py` has fixed replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ecrl_cli.training.heartbeat import HeartbeatWriter
 
 @dataclass(frozen=True)
 class StepResult:
-    """`loss`: the step's, as this rank knows it. `logged`: the mean loss of this rank's samples, or of each replica that it computed."""
+    """`loss`: the step's loss on this rank. `logged`: the mean loss of this rank's samples, or of each replica that it computed."""
 
     loss: float
     logged: float | tuple[float, ...]
@@ -42,7 +42,7 @@ class DataParallelTrainStep:
         """Forward, backward (DDP averages the gradients), update."""
         x, y = batch.x.to(self.device), batch.y.to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        self.heartbeat.wait()  # DDP hands rank 0's buffers round before the module's own forward pass begins
+        self.heartbeat.wait()  # DDP broadcasts rank 0's buffers before the module's own forward pass
         with self.autocast:
             loss = F.cross_entropy(self.model(x).float(), y)
         self.heartbeat.phase("backward")
@@ -56,4 +56,4 @@ class DataParallelTrainStep:
         return StepResult(own, own)
 
     def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
-        """Every rank has the mean of all gradients when this returns: DDP saw to it inside backward."""
+        """When this returns, every rank has the mean of all gradients; here DDP has already averaged them inside backward."""

@@ -1,8 +1,8 @@
-"""One binary tree over V leaves, in which sums are formed the same way whoever holds which leaves. Without torch, without processes.
+"""Sums V leaves in the order of one binary tree, however the leaves are spread over ranks. Torch-free, no communication.
 
-A node of level k and index i covers the leaves i * 2^k up to (i + 1) * 2^k, as far as there are leaves. The sum of a node is the sum of its two
-children, left plus right; a node that has no right child is its left child. A holder of neighbouring leaves adds up what lies in whole nodes
-and no more; whoever then has the nodes of all holders, in order, completes the tree with the very additions that one holder of all would make.
+The node at level k with index i covers the leaves from i * 2^k up to (not including) (i + 1) * 2^k, as far as there are leaves. Its sum is left
+child plus right child; a node without a right child equals its left child. A rank with neighbouring leaves sums only within complete nodes;
+merging the nodes of all ranks in order then does exactly the additions that a single rank with all leaves would do.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Node:
         return self.index % 2 == 0
 
     def is_last(self, leaves: int) -> bool:
-        """Whether no node of its level lies to the right of it."""
+        """Whether it is the rightmost node of its level."""
         return (self.index + 1) << self.level >= leaves
 
 
 class TreeReduce(Generic[T]):
-    """Takes values of neighbouring nodes from left to right and holds the fewest sums that they make. At most two per level of the tree wait.
+    """Takes values of neighbouring nodes from left to right and merges them as far as possible; at most two per level stay unmerged.
 
-    `add(left, right)` may change and give back its left argument: a value that was pushed is the tree's.
+    `add(left, right)` may modify and return its left argument: the tree owns pushed values.
     """
 
     def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
@@ -43,7 +43,7 @@ class TreeReduce(Generic[T]):
         self._waiting: list[tuple[Node, T]] = []
 
     def push(self, node: Node, value: T) -> None:
-        """Take the sum of `node`, which lies right behind the one before."""
+        """Add the sum of `node`, the right neighbour of the node pushed before."""
         self._waiting.append((node, value))
         while self._rise():
             pass
@@ -53,19 +53,19 @@ class TreeReduce(Generic[T]):
 
     @property
     def sums(self) -> list[tuple[Node, T]]:
-        """The largest whole nodes of what was pushed, from left to right."""
+        """The largest complete nodes of what was pushed, from left to right."""
         return list(self._waiting)
 
     @property
     def root(self) -> T:
-        """The sum of all leaves, once all are there."""
+        """The sum of all leaves; ValueError unless all were pushed."""
         node, value = self._waiting[0]
         if len(self._waiting) > 1 or node.index or not node.is_last(self._leaves):
             raise ValueError(f"{node} is not the root of {self._leaves} leaves")
         return value
 
     def _rise(self) -> bool:
-        """One step up at the right end: two siblings become their parent, or a left child without a sibling takes its place."""
+        """Merge once at the right end: two siblings into their parent, or a left child without a sibling into its parent. False if nothing merges."""
         node, value = self._waiting[-1]
         if node.is_left:
             if node.is_last(self._leaves) and node.index:
@@ -80,7 +80,7 @@ class TreeReduce(Generic[T]):
 
 
 def whole_nodes(owned: Iterable[int], leaves: int) -> list[Node]:
-    """The largest nodes that the neighbouring leaves `owned` fill, from left to right: what their holder has to give to others."""
+    """The largest complete nodes over the neighbouring leaves `owned`, from left to right: what their rank sends to others."""
     tree: TreeReduce[None] = TreeReduce(leaves, lambda left, right: None)
     for index in owned:
         tree.push_leaf(index, None)

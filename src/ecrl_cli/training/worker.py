@@ -1,7 +1,7 @@
-"""One rank's process: says hello, joins the group, loads, trains to the target, leaves its final state on record.
+"""One rank's process: connects to the supervisor, joins the group, loads, trains to the target, records its final state.
 
 `python -m ecrl_cli.training.worker RUN_DIR ATTEMPT` under torch.distributed.run; `run_rank` in a rank forked by the zygote.
-The run directory is its only argument beside the attempt: configuration and orders are read from there.
+Configuration and attempt specification are read from the run directory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.span_clock import SpanClock
 
-STARTED = monotonic()  # before torch is imported, so that importing it is on the account
+STARTED = monotonic()  # before torch is imported, so that its import time counts
 
 from ecrl_cli.config.codec import decode  # noqa: E402
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay  # noqa: E402
-from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError  # noqa: E402 - after the first instant
+from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError  # noqa: E402 - after STARTED
 from ecrl_cli.failures.injector import Injector  # noqa: E402
 from ecrl_cli.records.attempt_spec import AttemptSpec  # noqa: E402
 from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """A rank's place in an attempt, and since when its process works for it. `kept`: what that process has from attempts before."""
+    """A rank's place in an attempt. `started`: when its process began to work for it. `kept`: what the process carries from earlier attempts."""
 
     attempt: int
     rendezvous: Rendezvous
@@ -47,12 +47,12 @@ class RankAssignment:
 
 
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
-    """The whole life of a rank; gives its exit code. Expected errors are told to the supervisor in one line."""
+    """Run a rank to its end; returns its exit code. Expected errors are reported to the supervisor in one line."""
     return _serve(RunLayout(run_dir), RankAssignment(attempt, rendezvous, started))
 
 
 def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
-    """The whole life of a warm spare, which is a rank as soon as it is needed. Nothing in it is on any account before."""
+    """Run a warm spare, which becomes a rank when it is needed; its time counts only from then on. Returns its exit code."""
     del started
     layout = RunLayout(run_dir)
     from ecrl_cli.training.in_place_session import warmed_up
@@ -67,7 +67,7 @@ def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
 
 
 def _serve(layout: RunLayout, seat: RankAssignment) -> int:
-    """Take part in attempt after attempt; gives the exit code."""
+    """Take part in attempt after attempt; returns the exit code."""
     memory = stack_dump_handler.answer()
     try:
         following: RankAssignment | int = seat
@@ -79,7 +79,7 @@ def _serve(layout: RunLayout, seat: RankAssignment) -> int:
 
 
 def _take_part(layout: RunLayout, seat: RankAssignment, memory: int) -> RankAssignment | int:
-    """Where the process sits next, if others died and it did not; else its exit code."""
+    """Run one attempt; returns the next assignment if the rank survived others' deaths, else the exit code."""
     rank = seat.rendezvous.rank
     hello = Hello(rank, os.getpid(), seat.attempt, seat.started, stacks=memory)
     control = Control(layout, hello) if seat.rendezvous.attended else NullControl()
@@ -88,7 +88,7 @@ def _take_part(layout: RunLayout, seat: RankAssignment, memory: int) -> RankAssi
         assignment = control.leave(departed[0]) if departed else None
         return _next(layout, assignment, seat.rendezvous.store, departed[1]) if departed and assignment else 0
     except (EcrlError, OSError) as raised:
-        if isinstance(raised, (ConnectionError, TimeoutError)):  # of a peer, which a restart may cure
+        if isinstance(raised, (ConnectionError, TimeoutError)):  # a peer's; a restart may help
             control.trouble(_unexpected(rank, raised))
             raise
         error = raised if isinstance(raised, EcrlError) else StorageError.of("rank", raised.filename or layout.root, raised)
@@ -107,7 +107,7 @@ def _unexpected(rank: int, error: Exception) -> RankError:
 
 
 def _train(layout: RunLayout, seat: RankAssignment, control: Control) -> tuple[LeftAttempt, CarriedState] | None:
-    """Gives what is to be said, and what to keep, where the attempt ended because others died."""
+    """Train one attempt; returns the message for the supervisor and the state to carry over if the attempt ended because peers died, else None."""
     logs, rank = layout.attempt(seat.attempt), seat.rendezvous.rank
     clock = SpanClock(Journal(logs.spans(rank)), seat.attempt, seat.started, "rendezvous" if seat.kept else "import")
     order = decode(AttemptSpec, read_json(logs.launch))
@@ -118,7 +118,7 @@ def _train(layout: RunLayout, seat: RankAssignment, control: Control) -> tuple[L
         control.progress(Progress(order.resume_step, "importing", monotonic()))
     config = read_run_config(layout).config
     if survivors_stay(config):
-        from ecrl_cli.training.in_place_session import CarriedState  # torch: its import is a span of its own and follows the hello
+        from ecrl_cli.training.in_place_session import CarriedState  # imports torch, which is timed separately and comes after the Hello
 
         assert seat.rendezvous.store is not None, "only ranks that share a store outlive others"
         kept = seat.kept or CarriedState(seat.rendezvous.store, config.supervision.collective_timeout_s)
@@ -132,7 +132,7 @@ def _train(layout: RunLayout, seat: RankAssignment, control: Control) -> tuple[L
 
 
 def _next(layout: RunLayout, assignment: Assignment, store: TcpStoreAddress | None, kept: CarriedState) -> RankAssignment:
-    """The place that the supervisor gives; what is printed from now on belongs to its attempt."""
+    """The rank's next place, as the supervisor assigned it; redirects output to the log of that attempt."""
     assert store is not None
     logs = layout.attempt(assignment.attempt)
     print_to(logs.output)
@@ -150,4 +150,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # the destructors of a process group now and then abort a process whose work is done and on record
+    os._exit(code)  # the destructors of a process group sometimes abort a process whose work is already done and recorded
