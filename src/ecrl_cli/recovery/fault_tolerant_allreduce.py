@@ -179,7 +179,7 @@ class FaultTolerantGroup:
         return False
 
     def _note(self, first: int, buckets: int, lost: tuple[int, ...], seconds: float) -> None:
-        """Record a redone step. A death during the agreement can make some ranks agree twice, others once; merge the entries so that all are equal."""
+        """Record a redone step. If a death makes some ranks agree twice and others once, the entries are merged so that all are equal."""
         new = RedoneStep(self._step, first, buckets, lost, self.alive, seconds)
         if self.redone and self.redone[-1].first == first:
             last = self.redone.pop()

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt ask of each other beside the exchange of gradients."""
+"""The collectives that ranks use besides the gradient all-reduce."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 
 class Collectives(Protocol):
-    """Each call is collective. Not asked by a rank that is alone."""
+    """Barrier and all-gather; not called with a world size of 1."""
 
     def barrier(self) -> None:
-        """Nobody leaves before all have come."""
+        """Return once every rank has called it."""
 
     def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """`own` of every rank, in order."""
+        """`own` of every rank, in rank order."""
 
 
 class DefaultGroup:

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's tensors: each byte once, hashed as it is read, believed only if it is what was committed. Never unpickles."""
+"""Loads a checkpoint's tensors: each byte is read once, hashed while it is read and used only if it is what was committed. Never unpickles."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.safe_read import PIECE, fill
 
-# Whose files they are and how large was the guard's business; here the expected commit pins every byte.
+# The integrity check has already checked owner and size; here the expected commit pins every byte.
 _PINNED = IntegrityConfig(max_bytes=2**62, trust_owner=True)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The tensors by name (they share the file's memory: copy, do not keep) and what train.json says."""
+    """The tensors by name (views of the memory that was read: copy, do not keep) and the content of train.json."""
 
     tensors: dict[str, torch.Tensor]
     train: dict[str, Any]
@@ -42,9 +42,10 @@ class LoadedCheckpoint(Loaded):
 
 
 def load_checkpoint(path: Path, commit_sha256: str | None = None, finite: str = "all") -> LoadedCheckpoint:
-    """Read the checkpoint at `path`; StorageError, naming the layer, unless it is whole and (if given) committed as `commit_sha256`.
+    """Read the checkpoint at `path`; StorageError, naming the layer, unless it is complete and (if given) committed as `commit_sha256`.
 
-    Every layer of the guard holds, except that the file's hash stands for those of its tensors (see onepass). `finite`: checkpoint.finite.
+    Applies every layer of the integrity check, except that a file's hash stands for the hashes of its tensors (see `store.integrity_one_pass`).
+    `finite`: checkpoint.finite.
     """
     fs, found = PosixFs(), OpenCheckpoint()
     try:
@@ -64,8 +65,8 @@ def load_checkpoint(path: Path, commit_sha256: str | None = None, finite: str = 
 
 
 def load_snapshot(snapshots: SnapshotPair, global_step: int, sha256: str) -> Loaded:
-    """The snapshot of `global_step` whose content has that hash. An error that a restart may cure where it is not there any more, or is another:
-    it is withdrawn then, so that the next attempt does without it."""
+    """The snapshot of `global_step` whose content has that hash; EcrlError if there is none. One of that step with another hash is withdrawn, so that
+    the next attempt does not choose it."""
     for snapshot in snapshots.whole():
         if snapshot.global_step == global_step:
             if snapshot.content().sha256 == sha256:
@@ -94,7 +95,7 @@ def _read_part(fs: Fs, name: str, found: OpenCheckpoint, finite: str) -> dict[st
 
 
 def tensor_at(memory: Any, place: TensorPlace) -> torch.Tensor:
-    """The tensor that lies at `place` in `memory`, sharing it, with a storage of just its own bytes."""
+    """The tensor at `place` in `memory`: a view whose storage covers just its own bytes."""
     dtype = dtype_of(place.spec)
     if not place.spec.nbytes:
         return torch.empty(place.spec.shape, dtype=dtype)

@@ -1,8 +1,9 @@
-"""Snapshots in memory: two memory files (memfd) that the supervisor holds, each with room for one. They outlive every rank. Torch-free.
+"""Snapshots in memory: two memory files (memfd) held by the supervisor, each for one snapshot. They outlive every rank. Torch-free.
 
-A file: the image (as a checkpoint's parts lie in a slot), its table of tensors, train.json, and in the last block the record, whose first word
-is the step plus one, or 0 while the file is no whole snapshot. It is set to 0 before anything else changes and written last, so that whoever dies
-in between leaves the other file's snapshot. Nobody reads while somebody writes: ranks are dead, or wait for each other, before others read.
+Layout of a file: the image (a checkpoint's parts, as in a staging buffer), its table of tensors, train.json, and in the last block the record. The
+record's first word is the step plus one, or 0 while the file holds no complete snapshot. It is set to 0 before anything else changes and written
+last, so that a writer that dies in between leaves the other file's snapshot intact. Reads and writes never overlap: before a read all ranks are
+dead or wait for each other.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from ecrl_cli.checkpoint.writer.protocol import decode_parts, encode_parts
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.writing import BLOCK
 
-FILES = 2  # one is being written, the other is whole
+FILES = 2  # one is being written, the other is complete
 _WORD = struct.Struct("<Q")
-_RECORD = struct.Struct("<QQQQQ32s")  # the step plus one; attempt; where the table begins; its bytes; train.json's; SHA-256 of all that
+_RECORD = struct.Struct("<QQQQQ32s")  # step plus one; attempt; offset of the table; bytes of the table; bytes of train.json; SHA-256 (`_sum`)
 
 
 class InvalidSnapshot(Exception):
-    """Why a snapshot that says it is whole may not be gone on with."""
+    """Why a complete snapshot may not be resumed from."""
 
 
 @dataclass(frozen=True)
 class SnapshotContent:
-    """What a snapshot holds, by hash. `sha256`: every tensor and train.json. `state_digest`: parameters, buffers and optimizer, in the definition of
-    a rank's line. `state`: each component, see `saved_state`."""
+    """Hashes of a snapshot's content. `sha256`: every tensor and train.json. `state_digest`: parameters, buffers and optimizer, defined as in a
+    rank's log line. `state`: each component, see `saved_state`."""
 
     sha256: str
     state_digest: str
@@ -47,7 +48,7 @@ class SnapshotContent:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A whole one, in file `number`: the state behind `global_step`, as `attempt` had it. `memory` is that file, shared, not copied."""
+    """A complete snapshot in file `number`: the state after `global_step` in `attempt`. `memory` maps that file, without a copy."""
 
     number: int
     global_step: int
@@ -57,7 +58,7 @@ class Snapshot:
     memory: mmap.mmap = field(repr=False)
 
     def content(self) -> SnapshotContent:
-        """Read every byte."""
+        """Hash the content; reads every byte."""
         with ThreadPoolExecutor(workers()) as pool:
             sums = pool.map(lambda place: tensor_sha256(place.spec.dtype, place.spec.shape, self._bytes(place)), self.tensors)
             found = sorted([place.spec.name, sha] for place, sha in zip(self.tensors, sums, strict=True))
@@ -67,7 +68,7 @@ class Snapshot:
         return SnapshotContent(digest([hashlib.sha256(self.train).hexdigest(), found]), digest(state), saved)
 
     def refuse_what_is_not_finite(self, setting: str = "all") -> None:
-        """Unsound, naming the tensor: what checkpoint.finite=`setting` forbids in a checkpoint is forbidden here too."""
+        """InvalidSnapshot, naming the tensor, if one holds a NaN or infinity that checkpoint.finite=`setting` forbids."""
         for place in self.tensors:
             if must_be_finite(place.spec.name, setting) and not all_finite(place.spec.dtype, self._bytes(place)):
                 raise InvalidSnapshot(f"{place.spec.name} holds a NaN or an infinity")
@@ -77,29 +78,30 @@ class Snapshot:
 
 
 class SnapshotPair:
-    """The two memory files, by descriptor. Each process that has them may map them; one at a time writes."""
+    """The two memory files, by descriptor. Every process that has them may map them; only one writes at a time."""
 
     def __init__(self, fds: Sequence[int]) -> None:
-        """Owns the descriptors from now on."""
+        """Takes ownership of the descriptors."""
         self.fds = tuple(fds)
 
     @classmethod
     def create(cls) -> SnapshotPair:
-        """Without room yet: who knows how much is needed makes it."""
+        """New, empty files; `make_room` sizes them."""
         return cls([os.memfd_create("ecrl-snapshot") for _ in range(FILES)])
 
     def whole(self) -> list[Snapshot]:
-        """Newest first; what is torn, or was never written, is not among them."""
+        """The complete snapshots, newest first."""
         found = [snapshot for number in range(len(self.fds)) if (snapshot := self._read(number))]
         return sorted(found, key=lambda snapshot: (snapshot.global_step, snapshot.attempt), reverse=True)
 
     def free(self) -> list[int]:
-        """The files that may be written next: those without a whole snapshot, or the one with the older."""
+        """The files that may be written next: those without a complete snapshot, else the one with the older snapshot."""
         whole = [snapshot.number for snapshot in self.whole()]
         return [number for number in range(len(self.fds)) if number not in whole] or whole[-1:]
 
     def make_room(self, number: int, nbytes: int) -> int:
-        """See that file `number` has `nbytes` at least; gives how many it has. It never shrinks: others may have mapped it."""
+        """Grow file `number` to at least `nbytes`; returns its size in bytes. It never shrinks: other processes may have mapped it. StorageError if
+        there is not enough memory."""
         fd = self.fds[number]
         if (size := os.fstat(fd).st_size) >= nbytes:
             return size
@@ -111,7 +113,7 @@ class SnapshotPair:
         return nbytes
 
     def withdraw(self, number: int) -> None:
-        """The file holds no whole snapshot any more."""
+        """Mark file `number` as holding no complete snapshot."""
         if (size := os.fstat(self.fds[number]).st_size) >= BLOCK:
             os.pwrite(self.fds[number], _WORD.pack(0), size - BLOCK)
 
@@ -135,7 +137,7 @@ class SnapshotPair:
 
 
 class SnapshotRecord:
-    """The records of one memory file while it is mapped for writing: `view` is all of it, the image ends at `end`."""
+    """Writes table, train.json and record of one memory file: `view` is all of it, the image ends at `end`."""
 
     def __init__(self, view: memoryview, end: int, parts: tuple[PartPlace, ...]) -> None:
         self._view, self._start, self._at = view, end, len(view) - BLOCK
@@ -148,7 +150,7 @@ class SnapshotRecord:
         _WORD.pack_into(self._view, self._at, 0)
 
     def commit(self, global_step: int, attempt: int, train: bytes) -> None:
-        """The image is whole: say so. The word comes last."""
+        """Mark the image as complete: table, train.json and record, the record's first word last."""
         texts, word = self._table + train, global_step + 1
         self._view[self._start : self._start + len(texts)] = texts
         sha256 = _sum(word, attempt, self._start, self._table, train)
@@ -162,7 +164,7 @@ def table_of(parts: tuple[PartPlace, ...]) -> bytes:
 
 
 def room(image: int, parts: tuple[PartPlace, ...], train: bytes) -> int:
-    """Bytes of a file for an image of so many bytes; train.json may grow to twice its size."""
+    """Bytes of a file for an image of `image` bytes; train.json may grow to twice its size."""
     return round_up(image + len(table_of(parts)) + 2 * len(train) + BLOCK, BLOCK) + BLOCK
 
 

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import torch
 
-# Python: 625 words of state, whether a second Gaussian is kept, that number. NumPy: 624 words, position, the same two.
+# Python: 625 words of state, whether a second Gaussian is cached, its value. NumPy: 624 words, position, the same two.
 _PYTHON = struct.Struct("<625I?d")
 _NUMPY = struct.Struct("<624II?d")
 
@@ -28,7 +28,7 @@ def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def restore_rng(states: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Set every generator; a state taken on another kind of device leaves that device's generator alone."""
+    """Set every generator. The CUDA state is restored only if it was captured and `device` is CUDA."""
     *words, has_gauss, gauss = _PYTHON.unpack(states["python"].numpy().tobytes())
     random.setstate((3, tuple(words), gauss if has_gauss else None))
     *key, position, has_cached, cached = _NUMPY.unpack(states["numpy"].numpy().tobytes())
@@ -39,7 +39,7 @@ def restore_rng(states: dict[str, torch.Tensor], device: torch.device) -> None:
 
 
 def packed(states: dict[str, torch.Tensor]) -> bytes:
-    """As one string of bytes, for `unpacked` on the same kind of device."""
+    """The states concatenated into one byte string, for `unpacked` on the same kind of device."""
     return torch.cat([*states.values()]).numpy().tobytes()
 
 

@@ -20,7 +20,7 @@ class Memory:
 
     @classmethod
     def create(cls, nbytes: int) -> Memory:
-        """New memory, every page present. The first touch of a page costs seven times a copy into it."""
+        """New memory with every page allocated: first touching a page costs seven times a copy into it. StorageError if there is not enough."""
         fd = os.memfd_create("ecrl-slot", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)
@@ -30,7 +30,7 @@ class Memory:
             raise StorageError.of("allocate", f"a snapshot slot of {nbytes} bytes", error) from error
 
     def close(self) -> None:
-        """Unmap, unless tensors still look into it; the memory goes when its last user does."""
+        """Unmap, unless tensors still refer to it; the memory is freed with its last user."""
         os.close(self.fd)
         with suppress(BufferError):
             self.view.release()

@@ -1,6 +1,6 @@
-"""Slots: shared memory laid out as the files a checkpoint becomes, and the copy of live tensors into it.
+"""Staging buffers: shared memory laid out as the files of a checkpoint, into which live tensors are copied.
 
-One memory copy is all that the training thread pays: the layout is planned once and built again only if the state's structure changes.
+The training thread pays for one memory copy only: the layout is planned once, and again only if the state's structure changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ecrl_cli.storage.writing import BLOCK
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """How the state lies in a slot. `suffix`: of the single file (empty: a group); with `.pt` the serialised file follows the tensors."""
+    """Layout of the state in a staging buffer. `suffix`: of the single file (empty: a group); with `.pt` the serialised file follows the tensors."""
 
     plan: ImagePlan
     suffix: str
@@ -54,7 +54,7 @@ def plan_layout(sources: list[TensorSource], gathered: RankStates, suffix: str) 
 
 
 class StagingBuffer:
-    """One snapshot's memory with a tensor view for every place in it."""
+    """The memory of one snapshot, with a view for every tensor in it."""
 
     def __init__(self, memory: Memory, layout: BufferLayout, device: torch.device) -> None:
         self.memory, self.layout, self._device = memory, layout, device
@@ -66,7 +66,7 @@ class StagingBuffer:
             self._pin()
 
     def capture(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Copy; afterwards the slot shares nothing with `tensors`."""
+        """Copy `tensors` into the buffer; returns once the copies are finished."""
         targets = [self._views[name] for name in tensors]
         with torch.no_grad():
             if self._stream is None:
@@ -75,11 +75,11 @@ class StagingBuffer:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
                 torch._foreach_copy_(targets, list(tensors.values()), non_blocking=True)
-            # the next optimizer step must not overtake the copies, and the slot is handed over as a finished image
+            # the next optimizer step must not overtake the copies, and the buffer is handed over as a finished image
             self._stream.synchronize()
 
     def serialize(self, train: bytes) -> int:
-        """format=torch: the captured tensors and train.json as one torch.save file behind the image; gives its length."""
+        """format=torch: write the captured tensors and train.json as one torch.save file after the image; returns its length in bytes."""
         file = _MemoryFile(self.memory.view[self.layout.plan.nbytes :])
         torch.save({"tensors": self._views, "train": train.decode()}, cast(IO[bytes], file))
         return file.length
@@ -91,8 +91,8 @@ class StagingBuffer:
         self.memory.close()
 
     def _pin(self) -> None:
-        """Register the memory with CUDA: copies into it are asynchronous and run at the speed of the link."""
-        torch.cuda.set_device(self._device)  # slots are made on the receiving thread
+        """Pin the memory for CUDA: copies into it are asynchronous and run at full link speed. StorageError if CUDA refuses."""
+        torch.cuda.set_device(self._device)  # buffers are made on the receiving thread
         self._address = torch.frombuffer(self.memory.view, dtype=torch.uint8).data_ptr()
         status = _cudart().cudaHostRegister(self._address, self.memory.nbytes, 0)
         if int(status) != 0:
@@ -105,7 +105,7 @@ def _cudart() -> Any:
 
 
 class _MemoryFile(io.RawIOBase):
-    """What torch.save writes to: a file that is a stretch of memory."""
+    """A writable file object over a memory range, for torch.save."""
 
     def __init__(self, view: memoryview) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class _MemoryFile(io.RawIOBase):
 
 
 class CapturePlanner:
-    """What both strategies share on rank 0: the layout, kept up to date, and the tensors to capture."""
+    """The current buffer layout and the tensors to capture, for strategies on rank 0."""
 
     def __init__(self, pack: TrainState, suffix: str) -> None:
         self.pack, self._suffix = pack, suffix
@@ -132,7 +132,7 @@ class CapturePlanner:
         self.found: dict[str, torch.Tensor] = {}
 
     def refresh(self, gathered: RankStates) -> BufferLayout:
-        """Look up the live tensors (they are in `found`, to be captured); gives the layout, planned again if it does not fit them."""
+        """Look up the live tensors (into `found`); returns the layout, planned again if it does not fit them."""
         if self._layout is None or self._signature != self.pack.signature():
             self._plan(gathered)
         self._look_up(gathered)

@@ -1,4 +1,4 @@
-"""A rank's state as two messages, for one who has none: what it is (JSON), and its tensors' bytes one after another."""
+"""Transfers a rank's state to a rank that has none, in two messages: a JSON header and the bytes of all tensors, concatenated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.format.image import TensorSpec
 
 
 def pack_state(pack: TrainState, progress: TrainPosition) -> tuple[bytes, torch.Tensor]:
-    """The state of `pack`, generators and line chains excepted: these are each rank's own."""
+    """Header and bytes of the state in `pack`, without RNG states and line chains, which belong to each rank."""
     tensors = {source.name: source.find() for source in pack.sources()}
     table = [[name, spec.dtype, list(spec.shape)] for name, tensor in tensors.items() for spec in [spec_of(name, tensor)]]
     header = canonical_json({"train": parse(pack.train_document(progress, [])), "tensors": table})
@@ -22,12 +22,12 @@ def pack_state(pack: TrainState, progress: TrainPosition) -> tuple[bytes, torch.
 
 
 def size_of(header: bytes) -> int:
-    """Of the second message, in bytes."""
+    """Size in bytes of the second message, from the first."""
     return sum(spec.nbytes for spec in _specs(parse(header)))
 
 
 def unpack_state(pack: TrainState, header: bytes, data: torch.Tensor) -> TrainPosition:
-    """Become what the messages say; gives where this rank stands."""
+    """Load the two messages into `pack`; returns this rank's position."""
     document = parse(header)
     specs = _specs(document)
     parts = torch.split(data, [spec.nbytes for spec in specs])

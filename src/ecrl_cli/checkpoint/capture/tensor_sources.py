@@ -1,4 +1,4 @@
-"""Where the live tensors of a model and its optimizer are found again at every capture, by name, without building a state_dict."""
+"""Finds the live tensors of a model and its optimizer by name at every capture, without building a state_dict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrl_cli.errors import ConfigError
 
 @dataclass(frozen=True)
 class TensorSource:
-    """A tensor by name; `find` looks it up, because training may put another one in its place."""
+    """A tensor by name; `find` looks it up each time, because training may replace it."""
 
     name: str
     find: Callable[[], torch.Tensor]
@@ -34,7 +34,7 @@ def model_sources(model: torch.nn.Module) -> list[TensorSource]:
 
 
 def parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, str]:
-    """Every parameter of the optimizer, by the model's name for it."""
+    """The model's name of every parameter in the optimizer; `parameterN` if the model has none for it."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {parameter: names.get(parameter, f"parameter{index}") for index, parameter in enumerate(parameters)}
@@ -63,7 +63,7 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes, in the host's memory; the tensor's own memory where that is possible."""
+    """The tensor's bytes as a uint8 vector in host memory; a view where possible."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -73,5 +73,5 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
 
 
 def signature(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """Changes when the optimizer's state gains or loses an entry."""
+    """Number of parameters with state and of state entries: changes when the optimizer's state gains or loses an entry."""
     return len(optimizer.state), sum(map(len, optimizer.state.values()))

@@ -1,4 +1,4 @@
-"""How far a rank is: what the next step will consume. Torch-free, so that everyone may hold it."""
+"""A rank's position in the run: which window the next step consumes. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainPosition:
-    """`global_step` steps are done; `epoch` and `cursor_step` name the next window; `line_chain` is this rank's running SHA-256.
+    """`global_step`: steps done; `epoch` and `cursor_step`: the next window; `line_chain`: this rank's running SHA-256 over its log lines.
 
-    `loss` is the last step's, None where there is none or it is not finite: a run that resumes at its target has no other.
+    `loss`: that of the last step, None if there is none or it is not finite. A run that resumes at its target reports it as its last loss.
     """
 
     global_step: int

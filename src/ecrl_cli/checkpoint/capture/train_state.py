@@ -1,4 +1,4 @@
-"""StatePack: everything a step depends on, and how it is named, gathered, digested and put back."""
+"""TrainState: everything a step depends on, and how it is named, gathered, digested and restored."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class RankStates:
-    """What every rank contributes: its generators (`rng.rankR.*`; `rng.shared.*` where all ranks' are the same) and its line chain.
-    Gathering it is a barrier."""
+    """Each rank's own state: RNG states (`rng.rankR.*`; `rng.shared.*` if equal on all ranks) and line chains. Gathering it is a barrier."""
 
     rng: dict[str, torch.Tensor]
     line_chain: list[str]
@@ -49,7 +48,7 @@ class RankStates:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What a step leaves for the next one beside the tensors: the learning rate; of a gradient scaler, its scale and growth tracker."""
+    """The settings of the next step: learning rate; with a gradient scaler, its scale and growth tracker."""
 
     lr: float
     loss_scale: float | None = None
@@ -66,8 +65,8 @@ class StateDigests:
 
 @dataclass
 class TrainState:
-    """The live objects of one rank. `model` is the unwrapped one; `peers` are the ranks of its attempt.
-    `shared_rng`: every rank's generators are in the same state whenever it is gathered; it is kept once, whatever the number of ranks.
+    """The live objects of one rank. `model`: not wrapped in DDP; `peers`: the collectives of its attempt.
+    `shared_rng`: all ranks have the same RNG state whenever it is gathered, so it is saved once, whatever the world size.
     """
 
     model: torch.nn.Module
@@ -83,18 +82,18 @@ class TrainState:
     def __post_init__(self) -> None:
         self._names = parameter_names(self.model, self.optimizer)
         self._known: tuple[tuple[int, int], list[TensorSource]] | None = None
-        self._departed: list[str] = []  # the line chains of the ranks that left with a smaller world, carried along for the judge
+        self._departed: list[str] = []  # line chains of ranks dropped when the world shrank, carried along for verify
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def sources(self) -> list[TensorSource]:
-        """Where model and optimizer keep their tensors now."""
+        """The tensors that model and optimizer have now."""
         return model_sources(self.model) + optimizer_sources(self.optimizer, self._names)
 
     def signature(self) -> tuple[int, int]:
         return signature(self.optimizer)
 
     def gather(self, progress: TrainPosition) -> RankStates:
-        """Every rank's generators and line chain, on every rank, by one collective: nobody leaves before all have come."""
+        """RNG states and line chain of every rank, on every rank, by one all-gather, which is also a barrier."""
         own = capture_rng(self.device)
         chain = torch.tensor(list(progress.line_chain.ljust(_CHAIN, "\0").encode()), dtype=torch.uint8)
         row = torch.cat([*own.values(), chain])
@@ -110,7 +109,7 @@ class TrainState:
             self.peers.barrier()
 
     def train_document(self, progress: TrainPosition, line_chain: list[str]) -> bytes:
-        """train.json: all that is no tensor."""
+        """The bytes of train.json: all state that is not a tensor. ConfigError if some of it is not JSON."""
         document = {
             "schema_version": FORMAT_VERSION,
             "world_size": self.world_size,
@@ -134,7 +133,7 @@ class TrainState:
         }
 
     def digests(self) -> Components:
-        """The digests of the state as it is now, in the manifest's definition. Collective: every rank calls it."""
+        """The digests of the current state, defined as in the manifest. Collective."""
         gathered = self.gather(TrainPosition(0, 0, 0, 0, ""))
         return components_of(self._tensor_digests() | {name: _sha256(name, tensor) for name, tensor in gathered.rng.items()})
 
@@ -143,7 +142,7 @@ class TrainState:
         return StepSettings(float(self.optimizer.param_groups[0]["lr"]), scaler.get("scale"), scaler.get("_growth_tracker"))
 
     def rank_digests(self, progress: TrainPosition) -> StateDigests:
-        """Of this rank's state as it is now. No collective. The tensors are looked up anew only where the optimizer's state has gained entries."""
+        """Digests of this rank's current state. Not collective. Tensors are looked up again only if the optimizer's `signature` has changed."""
         signature = self.signature()
         if self._known is None or self._known[0] != signature:
             self._known = signature, self.sources()
@@ -158,7 +157,7 @@ class TrainState:
         return StateDigests(digest(sorted(tensors.items())), rank)
 
     def rank_states(self, progress: TrainPosition) -> tuple[RankState, ...]:
-        """The digests of every rank, in order. Collective."""
+        """The digests of every rank, in rank order. Collective."""
         own = self.rank_digests(progress).rank
         if self.world_size == 1:
             return (own,)
@@ -169,14 +168,14 @@ class TrainState:
         return tuple(RankState(rank, *(text[i : i + width] for i in range(0, len(text), width))) for rank, text in enumerate(hexes))
 
     def state_digest(self) -> str:
-        """One digest of parameters, buffers and optimizer on this rank: equal on all ranks as long as they agree. No collective."""
+        """One digest of parameters, buffers and optimizer on this rank; equal on all ranks in sync. Not collective."""
         return digest(sorted(self._tensor_digests().items()))
 
     def restore(self, path: Path, commit_sha256: str, finite: str = "all") -> TrainPosition:
-        """Become what the checkpoint at `path` holds, bit for bit, generators last; gives where this rank stands.
+        """Restore the checkpoint at `path` bit for bit, RNG last; returns this rank's position.
 
         Every byte is read once and hashed as it is read. StorageError if it is not the checkpoint that was committed as
-        `commit_sha256`; ConfigError if it is the state of another model or optimizer.
+        `commit_sha256`; ConfigError if it holds the state of another model or optimizer.
         """
         loaded = load_checkpoint(path, commit_sha256, finite)
         try:
@@ -185,7 +184,7 @@ class TrainState:
             raise StorageError("restore", f"{path.name}: train.json lacks what is needed ({error})", "resume from another checkpoint") from error
 
     def become(self, tensors: dict[str, torch.Tensor], train: dict[str, Any]) -> TrainPosition:
-        """Take up a state whose tensors have these names and of which `train_document` said `train`; gives where this rank stands."""
+        """Load a state from its `tensors` by name and its `train_document`, parsed; returns this rank's position."""
         self._restore_model(tensors)
         self._restore_optimizer(tensors, train["optimizer"])
         self.scheduler.load_state_dict(train["scheduler"])
@@ -234,7 +233,7 @@ class TrainState:
         prefix = "rng.shared." if self.shared_rng else f"rng.rank{self.rank}."
         states = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         chain = train["line_chain"]
-        if states:  # a rank that was not there when the checkpoint was taken keeps the seed of its own
+        if states:  # a rank that did not exist when the checkpoint was taken keeps its own seed
             restore_rng(states, self.device)
         self._departed = chain[self.world_size :]
         own = chain[self.rank] if self.rank < len(chain) else ""

@@ -1,4 +1,4 @@
-"""Canonical JSON, written and read strictly: one value has one spelling, and what another hand wrote is bounded before it is believed."""
+"""Canonical JSON, written and read strictly: each value has one encoding, and untrusted input is checked against limits before it is parsed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def digest(value: Any) -> str:
 
 
 def parse(data: bytes) -> Any:
-    """The JSON value of `data`; ValueError unless it is strict UTF-8, not deeper than MAX_DEPTH, without duplicate keys, NaN or huge integers."""
+    """The JSON value of `data`; ValueError unless it is strict UTF-8, at most MAX_DEPTH deep, without duplicate keys, NaN or huge integers."""
     text = bytes(data).decode("utf-8", "strict")
     _refuse_depth(text)
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_int=_integer, parse_float=_finite)
 
 
 def parse_canonical(data: bytes) -> Any:
-    """As `parse`, and `data` must be the canonical form of what it says."""
+    """As `parse`; ValueError also if `data` is not in canonical form."""
     value = parse(data)
     if canonical_json(value) != data:
         raise ValueError("not in canonical form")
@@ -40,9 +40,9 @@ def parse_canonical(data: bytes) -> Any:
 
 
 def _refuse_depth(text: str) -> None:
-    """ValueError for brackets outside strings that nest too deeply; found by scanning, so that no parser has to recurse first.
+    """ValueError if brackets outside strings nest too deeply; found by scanning, before the recursive parser runs.
 
-    Token by token: one pattern for a whole string would keep a state per letter of it.
+    Scans token by token: one regular expression for a whole string would keep a state per character.
     """
     depth, in_string = 0, False
     for match in _TOKEN.finditer(text):

@@ -1,4 +1,4 @@
-"""Are all numbers in these raw bytes finite? Without torch."""
+"""Checks raw tensor bytes for NaN and infinity. Torch-free."""
 
 from __future__ import annotations
 

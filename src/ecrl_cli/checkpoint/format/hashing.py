@@ -1,4 +1,4 @@
-"""The hashes of a checkpoint in memory, computed by threads beside the write (hashlib and zlib release the interpreter's lock)."""
+"""Hashes of a checkpoint in memory, computed by threads during the write (hashlib and zlib release the GIL)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ecrl_cli.storage.fs import Buffer
 
 
 def workers() -> int:
-    """How many threads are worth having: one per core this process may use, at most eight."""
+    """Number of hashing threads: one per core that this process may use, at most eight."""
     return min(8, len(os.sched_getaffinity(0)))
 
 
 def tensor_prefix(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What a tensor's SHA-256 begins with."""
+    """The bytes hashed before a tensor's data: dtype and shape."""
     return f"{dtype}{shape}".encode()
 
 
@@ -40,7 +40,7 @@ def document_entry(data: bytes) -> PartEntry:
 
 
 class ImageHasher:
-    """Starts hashing every part of an image at once; `entries` waits for the results."""
+    """Starts hashing all parts of an image in parallel; `entries` waits for the results."""
 
     def __init__(self, image: CheckpointImage, pool: ThreadPoolExecutor) -> None:
         self._image = image

@@ -1,7 +1,7 @@
-"""A checkpoint in memory, as the files it becomes: where each part and each tensor lies. Torch-free.
+"""A checkpoint in memory, laid out as its files: the place of each part and each tensor. Torch-free.
 
-A safetensors part is its header (8 bytes of length, JSON, spaces up to ALIGN) and then the tensors without gaps, widest type first, so
-that each lies aligned. Every part starts at a multiple of BLOCK: the writer streams it to disk as it stands.
+A safetensors part is its header (8 bytes of length, JSON, spaces up to ALIGN) and then the tensors without gaps, widest dtype first, so
+that each is aligned. Every part starts at a multiple of BLOCK, so the writer streams it to disk unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that is to be captured."""
+    """Name, dtype (as torch spells it) and shape of a tensor."""
 
     name: str
     dtype: str
@@ -53,7 +53,7 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class PartPlace:
-    """A file's place in the image. The tensors of a part that is not safetensors lie elsewhere in it (format=torch)."""
+    """A file's place in the image. With format=torch the tensors lie outside of the part's own bytes."""
 
     name: str
     offset: int
@@ -63,7 +63,7 @@ class PartPlace:
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """All parts, the bytes of the image, and the headers with the offsets at which they stand."""
+    """All parts, the image's size in bytes, and the headers with their offsets."""
 
     parts: tuple[PartPlace, ...]
     nbytes: int
@@ -76,7 +76,7 @@ class ImagePlan:
 
 @dataclass(frozen=True)
 class CheckpointMeta:
-    """Whose state it is and when: what the manifest says beside the parts."""
+    """Run, step, position, seed and world size: what the manifest says besides the parts."""
 
     run_id: str
     global_step: int
@@ -88,7 +88,7 @@ class CheckpointMeta:
 
 @dataclass(frozen=True)
 class CheckpointImage:
-    """A finished capture: nothing in it changes any more. `documents` are the small JSON parts by file name."""
+    """A finished, immutable capture. `documents`: the small JSON parts by file name."""
 
     stamp: CheckpointMeta
     memory: memoryview
@@ -101,7 +101,7 @@ class CheckpointImage:
 
 
 def plan_image(parts: dict[str, list[TensorSpec]]) -> ImagePlan:
-    """Lay out safetensors files with these tensors, in the order given."""
+    """Lay out safetensors files with these tensors, files in the given order."""
     places, headers, offset = [], [], 0
     for name, specs in parts.items():
         ordered = sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][1], spec.name))
@@ -118,7 +118,7 @@ def plan_image(parts: dict[str, list[TensorSpec]]) -> ImagePlan:
 
 
 def header_of(specs: list[TensorSpec]) -> bytes:
-    """The safetensors header of `specs` in this order, its length field included, padded to a multiple of ALIGN."""
+    """The safetensors header of `specs` in this order, including its length field, padded to a multiple of ALIGN."""
     entries, offset = {}, 0
     for spec in specs:
         entries[spec.name] = {"dtype": DTYPES[spec.dtype][0], "shape": list(spec.shape), "data_offsets": [offset, offset + spec.nbytes]}

@@ -1,4 +1,4 @@
-"""MANIFEST and COMMIT: what they say, how they are made, and how they are read from a hand that is not trusted."""
+"""The records MANIFEST and COMMIT: their content, how they are made, and how untrusted ones are read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class PartEntry:
-    """One file: its size, its SHA-256, a zlib.crc32 per CHUNK bytes (says where damage is), its tensors (none in a JSON part)."""
+    """One file: its size, its SHA-256, a zlib.crc32 per CHUNK bytes (locates damage), its tensors (none in a JSON part)."""
 
     bytes: int
     sha256: str
@@ -41,7 +41,7 @@ class PartEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of. `epoch` and `cursor_step` name the window that the next step consumes."""
+    """The parts of a checkpoint. `epoch` and `cursor_step` name the window that the next step consumes."""
 
     schema_version: int
     run_id: str
@@ -61,7 +61,7 @@ class Manifest:
 class Commit:
     """The commit record. `self_sha256` is over the canonical body without that key, and is the checkpoint's identity everywhere else.
 
-    `hmac_sha256`: only where the run has a key; over the canonical body without the two sums. Without a key the record has no such key.
+    `hmac_sha256`: only if the run has an HMAC key; over the canonical body without the two hashes. Otherwise the record has no such field.
     """
 
     manifest_sha256: str
@@ -91,7 +91,7 @@ class Components:
 
 
 def make_commit(manifest: Manifest, manifest_sha256: str, previous: str | None, key: bytes = b"") -> Commit:
-    """The commit record of `manifest`, with a MAC if there is a `key`."""
+    """The commit record of `manifest`, with a MAC if `key` is not empty. `previous`: identity of the preceding commit."""
     body: dict[str, Any] = {
         "manifest_sha256": manifest_sha256,
         "run_id": manifest.run_id,
@@ -105,9 +105,9 @@ def make_commit(manifest: Manifest, manifest_sha256: str, previous: str | None, 
 
 
 def read_commit(data: bytes, key: bytes = b"") -> Commit:
-    """Raises ValueError, saying why, unless `data` is a commit record that matches itself and, where there is a `key`, its MAC.
+    """The commit record in `data`; ValueError unless it matches its own hash and, given a `key`, its MAC.
 
-    Without a key a MAC is not looked at: who lacks the key may still read.
+    Without a key the MAC is ignored: readers do not need the key.
     """
     value = _document(data, MAX_COMMIT)
     commit: Commit = _decoded(Commit, value)
@@ -126,7 +126,7 @@ def read_commit(data: bytes, key: bytes = b"") -> Commit:
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """Raises ValueError, saying why, unless `data` is a manifest within the caps. Its hash must have been checked before."""
+    """The manifest in `data`; ValueError unless it is valid and within the limits. Its hash must have been checked before."""
     value = _document(data, MAX_MANIFEST)
     version = value.get("schema_version")
     if type(version) is not int or version != FORMAT_VERSION:
@@ -146,13 +146,13 @@ def read_manifest(data: bytes) -> Manifest:
 
 
 def components(manifest: Manifest) -> Components:
-    """The digests of `manifest`'s components."""
+    """The component digests of `manifest`."""
     tensors = {name: entry.sha256 for part in manifest.parts.values() for name, entry in part.tensors.items()}
     return components_of(tensors)
 
 
 def components_of(tensors: dict[str, str]) -> Components:
-    """The digests of the components, from each tensor's name (its first word is the component) and SHA-256."""
+    """The component digests, from each tensor's name (its first word is the component) and SHA-256."""
     pairs: dict[str, list[list[str]]] = {component: [] for component in COMPONENTS}
     for name in sorted(tensors):
         pairs[name.partition(".")[0]].append([name, tensors[name]])

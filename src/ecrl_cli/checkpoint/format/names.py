@@ -1,4 +1,4 @@
-"""The names of the checkpoint protocol: files, parts, layers of the guard, and the points at which a writer may be killed."""
+"""The names of the checkpoint protocol: files, parts, layers of the integrity check, and the points at which a writer may be killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safet
 COMPONENTS = ("parameters", "buffers", "optimizer", "rng")
 PART_OF = {"parameters": MODEL, "buffers": MODEL, "optimizer": OPTIMIZER, "rng": RNG}
 
-# checkpoint.finite: the components whose numbers must all be finite in a checkpoint that is to be loaded.
+# checkpoint.finite: the components that may hold neither NaN nor infinity in a checkpoint to be loaded.
 FINITE = {
     "all": ("parameters", "buffers", "optimizer"),
     "model": ("parameters", "buffers"),
@@ -32,7 +32,7 @@ CHUNK = 64 * 1024  # bytes per CRC in the manifest
 
 
 def must_be_finite(tensor: str, setting: str) -> bool:
-    """Whether `checkpoint.finite=setting` forbids NaN and infinity in the tensor of that name."""
+    """Whether `checkpoint.finite=setting` forbids NaN and infinity in the tensor `tensor`."""
     return tensor.partition(".")[0] in FINITE[setting]
 
 
@@ -40,11 +40,11 @@ def step_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-# The guard's layers, in the order in which they look: a rejection names one of them.
+# The layers of the integrity check, in order: a rejection names one of them.
 LAYERS = ("file", "commit", "manifest", "parts", "hash", "schema", "tensors", "finite")
 
-# Where `failures.media` and the crash-point study may kill the writer; {part} runs over the parts. A single-file checkpoint has one
-# sidecar for manifest and commit: there the points of the manifest do not occur, and between_renames does.
+# Where the injector and the crash-point study may kill the writer; {part} runs over the parts. A single-file checkpoint has one
+# sidecar for manifest and commit: it has no points of the manifest, but between_renames.
 CRASH_POINTS = (
     "before_stage",
     "half_part:{part}",

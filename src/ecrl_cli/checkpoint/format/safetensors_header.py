@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read without trusting it: what stands where, and nothing that the manifest does not name."""
+"""Reads an untrusted safetensors header: the place of each tensor, accepted only if it agrees with the manifest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_HEADER = 100 * 2**20  # the cap of the safetensors library
 
 
 def header_length(first: bytes, file_bytes: int) -> int:
-    """The JSON's length from the first 8 bytes; ValueError where it cannot be."""
+    """The JSON's length from the first 8 bytes; ValueError if it is impossible for a file of `file_bytes`."""
     length = int.from_bytes(first, "little")
     if len(first) != 8 or length > MAX_HEADER or 8 + length > file_bytes:
         raise ValueError(f"a header of {length} bytes in a file of {file_bytes}")
@@ -20,12 +20,12 @@ def header_length(first: bytes, file_bytes: int) -> int:
 
 
 def longest_header(part: PartEntry) -> int:
-    """Bytes that a header of the tensors of `part` can need: a longer one is not worth reading."""
+    """Most bytes that a header for the tensors of `part` can have: a longer one is not read."""
     return 4096 + sum(6 * len(name) + 24 * len(entry.shape) + 160 for name, entry in part.tensors.items())
 
 
 def places(header: bytes, part: PartEntry) -> list[TensorPlace]:
-    """Where each tensor lies in the file, in file order. ValueError unless header, manifest and file size agree exactly."""
+    """The place of each tensor in the file, in file order. ValueError unless header, manifest and file size agree exactly."""
     value = parse(header)
     if not isinstance(value, dict) or value.keys() != part.tensors.keys():
         raise ValueError("header and manifest name different tensors")

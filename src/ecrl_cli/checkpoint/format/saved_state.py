@@ -1,4 +1,4 @@
-"""What a checkpoint or a snapshot holds, as one digest per component: what a rank that resumes from it must hold. Torch-free."""
+"""The state in a checkpoint or snapshot as one digest per component: what a rank must hold after it resumes from it. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def tensor_digests(manifest: Manifest) -> dict[str, str]:
 
 
 def saved_state(tensors: Mapping[str, str], train: Mapping[str, Any]) -> dict[str, str]:
-    """parameters, buffers, optimizer; rng.rankN for each rank's generators (rng.shared where all ranks' are the same); train, where train.json
-    has all of it. In the definitions of `records.rank_state.RankState`. `tensors`: SHA-256 by name."""
+    """Digests of parameters, buffers, optimizer; rng.rankN for each rank's RNG state (rng.shared if equal on all ranks); train, if train.json
+    has all of it. Defined as in `records.rank_state.RankState`. `tensors`: SHA-256 by name; `train`: the content of train.json."""
     found = components_of(dict(tensors))
     saved = {"parameters": found.parameters, "buffers": found.buffers, "optimizer": found.optimizer}
     generators: dict[str, dict[str, str]] = {}
@@ -31,8 +31,8 @@ def saved_state(tensors: Mapping[str, str], train: Mapping[str, Any]) -> dict[st
 
 
 def due_on_rank(saved: Mapping[str, str], rank: int) -> dict[str, str]:
-    """What `rank` holds once it has restored `saved`, by component. Without rng where the rank was not there when it was saved: it then begins
-    with a seed of its own."""
+    """The digests that `rank` must have after it restored `saved`, by component. Without rng if the rank did not exist when it was saved: it then
+    starts from its own seed."""
     due = {name: value for name, value in saved.items() if not name.startswith("rng.")}
     rng = saved.get(f"rng.rank{rank}", saved.get(_SHARED))
     return due | ({"rng": rng} if rng else {})

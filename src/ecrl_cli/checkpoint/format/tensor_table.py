@@ -1,4 +1,4 @@
-"""Where the tensors of a part lie, whatever its format: the file's own table, held against the manifest."""
+"""The places of a part's tensors, in either format: the file's own table, checked against the manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TENSOR_FILES = (".safetensors", ".pt")
 
 
 def tensor_table(read: Read, name: str, entry: PartEntry, train: bytes) -> list[TensorPlace]:
-    """In file order. ValueError where the table of file `name` does not agree with the manifest's `entry`. `train`: the text of train.json."""
+    """The tensors' places in file order. ValueError unless the table of file `name` agrees with the manifest's `entry`. `train`: train.json."""
     if name.endswith(".pt"):
         return torch_places(read, entry, train)
     if entry.bytes < 8:

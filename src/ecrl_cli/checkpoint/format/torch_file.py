@@ -1,8 +1,8 @@
-"""A `.pt` file of ours, read without torch and without unpickling: where each tensor lies in it. Used by guard, scrub and loader alike.
+"""Reads the tensors' places in one of our `.pt` files, without torch and without unpickling. For integrity check, scrub and loader.
 
 torch.save writes a zip file whose entries are not compressed: `data.pkl` names the tensors, `data/N` holds the bytes of storage N. The pickle is
-read by an interpreter of the few opcodes that such a file consists of. It builds plain data only: no class is looked up, no function is called.
-What it accepts is exactly what `Slot.serialize` writes: {"tensors": {name: tensor}, "train": text}, each tensor contiguous with a storage of its own.
+read by an interpreter of the few opcodes that such a file uses. It builds plain data only: no class is looked up, no function is called.
+It accepts exactly what `StagingBuffer.serialize` writes: {"tensors": {name: tensor}, "train": text}, each tensor contiguous with its own storage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STORAGES = {
 
 @dataclass(frozen=True)
 class _Global:
-    """A name of a class or function in the pickle. It stays a name."""
+    """The name of a class or function in the pickle; never resolved."""
 
     name: str
 
@@ -60,7 +60,7 @@ class _Tensor:
 
 
 def torch_places(read: Read, entry: PartEntry, train: bytes) -> list[TensorPlace]:
-    """Where each tensor of the manifest's `entry` lies in the file, in file order. ValueError unless file, manifest and `train` agree exactly."""
+    """The place of each tensor of the manifest's `entry`, in file order. ValueError unless file, manifest and `train` agree exactly."""
     archive = _Archive(read, entry, _longest_pickle(entry, train))
     tensors, text = _content(archive.pickle)
     if text.encode() != train:
@@ -79,7 +79,7 @@ def torch_places(read: Read, entry: PartEntry, train: bytes) -> list[TensorPlace
 
 
 def _longest_pickle(entry: PartEntry, train: bytes) -> int:
-    """Bytes that a pickle of these tensors can need: a longer one is not read."""
+    """Most bytes that a pickle of these tensors can have: a longer one is not read."""
     return 4096 + len(train) + sum(512 + 4 * len(name) + 32 * len(tensor.shape) for name, tensor in entry.tensors.items())
 
 
@@ -105,7 +105,7 @@ class _Archive:
             self._open(window, longest)
         except ValueError:
             raise
-        except Exception as error:  # whatever zipfile makes of bytes that are no zip file
+        except Exception as error:  # zipfile raises many types for damaged files
             raise ValueError(f"not a zip file as torch.save writes it ({type(error).__name__}: {str(error)[:80]})") from error
 
     def _open(self, window: _Window, longest: int) -> None:
@@ -132,7 +132,7 @@ class _Archive:
             raise ValueError(f"entry {info.filename[:80]!r} is compressed or encrypted")
 
     def place(self, spec: TensorSpec, key: str) -> TensorPlace:
-        """Where the storage `key` lies, which must have the size of `spec`. Entry and directory of the zip must name it alike."""
+        """The place of the storage `key`, which must have the size of `spec`. The zip's local entry and directory must have the same name for it."""
         info = self.storages[key]
         header = self._read(info.header_offset, _LOCAL_HEADER)
         name_bytes, extra_bytes = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
@@ -146,7 +146,7 @@ class _Archive:
 
 
 class _Window(io.RawIOBase):
-    """The file as zipfile wants it: no more than `limit` bytes of it are read in all."""
+    """A file object for zipfile that reads at most `limit` bytes in total; ValueError beyond."""
 
     def __init__(self, read: Read, size: int, limit: int) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class _Window(io.RawIOBase):
 
 
 def _content(data: bytes) -> tuple[dict[str, _Tensor], str]:
-    """What the pickle says: the tensors by name, and the text of train.json."""
+    """The content of the pickle: the tensors by name, and the text of train.json."""
     try:
         value = _Interpreter().run(data)
         tensors, train = value["tensors"], value["train"]
@@ -196,7 +196,7 @@ _MARK = object()
 
 
 class _Interpreter:
-    """Runs the opcodes of torch.save's pickle (protocol 2) on plain data. Any other opcode, and any other class or function, is an error."""
+    """Runs the opcodes of torch.save's pickle (protocol 2) on plain data. ValueError for any other opcode, class or function."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -279,7 +279,7 @@ def _storage(value: Any) -> _Storage:
 
 
 def _called(function: Any, arguments: Any) -> Any:
-    """What the two functions that a checkpoint's pickle may name would make."""
+    """The result of the two functions that a checkpoint's pickle may call, as plain data."""
     name = function.name if isinstance(function, _Global) else ""
     if name == "collections OrderedDict" and arguments == ():
         return {}

@@ -1,4 +1,4 @@
-"""train.json: all of a training's state that is no tensor. Torch-free, so that the judge can read it."""
+"""train.json: all training state that is not a tensor. Torch-free, so that verify can read it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, parse
 
-# What must be the same on all ranks and in every run that ends alike. The rest of train.json is one rank's (loss) or about the records (line_chain).
+# Equal on all ranks, and in all runs that end in the same state. The rest of train.json is one rank's (loss) or about its log lines (line_chain).
 TRAIN_STATE = ("global_step", "sampler", "scheduler", "scaler", "optimizer")
 
-# What a restore reads, and of what kind it must be.
+# What a restore reads, with the required types.
 _RESTORED: dict[str, type | tuple[type, ...]] = {
     "global_step": int,
     "line_chain": list,
@@ -22,17 +22,17 @@ _RESTORED: dict[str, type | tuple[type, ...]] = {
 
 
 def train_digest(document: Mapping[str, Any]) -> str:
-    """One digest of the state in train.json; KeyError where a part of it is missing."""
+    """One digest of the state in train.json; KeyError if a part of it is missing."""
     return digest({name: document[name] for name in TRAIN_STATE})
 
 
 def rng_digest(tensors: Mapping[str, str]) -> str:
-    """One digest of a rank's generators, from the name (python, numpy, torch, cuda) and the SHA-256 of each."""
+    """One digest of a rank's RNG states, from the name (python, numpy, torch, cuda) and the SHA-256 of each."""
     return digest(sorted(tensors.items()))
 
 
 def check_train_document(data: bytes) -> dict[str, Any]:
-    """train.json as a document that a rank can restore from; ValueError, naming what it lacks, where it cannot."""
+    """train.json, parsed; ValueError, naming what is missing, unless a rank can restore from it."""
     document = parse(data)
     if not isinstance(document, dict):
         raise ValueError("train.json is not an object")

@@ -1,8 +1,8 @@
-"""Which single bit was flipped? CRC-32 is linear: the sums of two texts of one length differ by a value (the syndrome) that depends
-on the differing bits alone, and for one bit only on its distance from the end.
+"""Finds a single flipped bit. CRC-32 is linear: the checksums of two texts of equal length differ by a value (the syndrome) that depends
+only on the differing bits, and for one bit only on its distance from the end.
 
-A byte b that is k bytes before the end has the syndrome T[b] advanced over k zero bytes (T: the table of the reflected polynomial). Walking
-back a zero byte at a time until T[1 << bit] appears finds the place; x^m is different for each m below 2^32 - 1, so it is the only one.
+A difference b in the byte k bytes before the end has the syndrome T[b] advanced over k zero bytes (T: the table of the reflected polynomial).
+Walking back one zero byte at a time until T[1 << bit] appears finds the bit; x^m is different for each m below 2^32 - 1, so it is the only one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _POLYNOMIAL = 0xEDB88320  # of zlib.crc32, bits reflected
 
 @dataclass(frozen=True)
 class BitFlip:
-    """A bit that is the wrong way round: byte `offset` of its file, `bit` 0 being the lowest."""
+    """A flipped bit: byte `offset` of its file, `bit` 0 being the lowest."""
 
     offset: int
     bit: int
@@ -34,7 +34,7 @@ _SINGLE = {_TABLE[1 << bit]: bit for bit in range(8)}
 
 
 def single_flip(is_crc: int, should_be: int, length: int) -> BitFlip | None:
-    """The one bit whose flip makes `should_be` into `is_crc` in a text of `length` bytes; None where no single bit does."""
+    """The one bit whose flip turns the CRC `should_be` into `is_crc` in a text of `length` bytes; None if there is none."""
     syndrome = is_crc ^ should_be
     for from_end in range(length):
         bit = _SINGLE.get(syndrome)
@@ -50,7 +50,7 @@ def flipped(data: bytes, flip: BitFlip) -> bytes:
 
 
 def search_by_hash(data: bytes, sha256: str) -> BitFlip | None:
-    """The one bit of `data` whose flip gives it this SHA-256. Hashes 4 n^2 bytes for n: for small texts."""
+    """The one bit of `data` whose flip gives it this SHA-256, or None. Hashes about 4 n^2 bytes for n bytes: for small texts only."""
     before = hashlib.sha256()
     for offset, byte in enumerate(data):
         behind = data[offset + 1 :]
@@ -65,6 +65,6 @@ def search_by_hash(data: bytes, sha256: str) -> BitFlip | None:
 
 
 def search(data: bytes, is_right: Callable[[bytes], bool]) -> BitFlip | None:
-    """The one bit of `data` whose flip `is_right` accepts."""
+    """The first bit of `data` whose flip `is_right` accepts, or None."""
     flips = (BitFlip(offset, bit) for offset in range(len(data)) for bit in range(8))
     return next((flip for flip in flips if is_right(flipped(data, flip))), None)

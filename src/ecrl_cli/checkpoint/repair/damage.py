@@ -1,4 +1,4 @@
-"""Where one part differs from what the manifest says: the chunks by their CRC-32, the bits by its syndrome, the SHA-256 to confirm."""
+"""Locates the damage in one part: chunks by their CRC-32, flipped bits by the CRC's syndrome, confirmed by the SHA-256."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip, flipped, single_fli
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.safe_read import RefusedFile, fill, pieces
 
-MAX_FLIPS = 64  # damaged chunks that are tried for a single bit each: beyond, it is no flipped bits
-NAMED = 3  # tensors, ranges and bits that a text lists before it only counts
+MAX_FLIPS = 64  # most damaged chunks that are searched for one flipped bit each: more are not bit flips
+NAMED = 3  # tensors, ranges and bits that a text lists; the rest is counted
 
 _ZEROS = re.compile(rb"\0{32,}")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with one file. `flips` make it right if `repairable`: the corrected bytes match the hash that is kept of them."""
+    """The damage of one file. If `repairable`, undoing `flips` repairs it: the corrected bytes match their recorded hash."""
 
     file: str
     text: str
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass
 class _Seen:
-    """One pass over a part: its hash, the chunks that differ with the sums that they have, the longest run of zeros in them."""
+    """One pass over a part: its hash, the damaged chunks with their actual CRCs, the longest run of zeros in them."""
 
     state: hashlib._Hash = field(default_factory=hashlib.sha256)
     bad: dict[int, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class _Seen:
 
 
 def find_damage(fs: Fs, fd: int, size: int, name: str, entry: PartEntry) -> Finding | None:
-    """What is wrong with the open part `name`, which has `size` bytes; None if nothing is. Raises as reading does."""
+    """The damage of the open part `name`, which has `size` bytes; None if there is none. Raises the errors of reading."""
     whole = entry.bytes if size >= entry.bytes else size // CHUNK * CHUNK
     seen = _look(fs, fd, whole, entry)
     matches = whole == entry.bytes and seen.state.hexdigest() == entry.sha256
@@ -72,7 +72,7 @@ def find_damage(fs: Fs, fd: int, size: int, name: str, entry: PartEntry) -> Find
 
 
 def corrected(piece: memoryview, start: int, flips: tuple[BitFlip, ...]) -> bytes | memoryview:
-    """`piece`, which lies at `start`, with the flips that fall into it undone."""
+    """`piece`, which begins at byte `start` of its file, with the flips inside it undone."""
     inside = [flip for flip in flips if start <= flip.offset < start + len(piece)]
     if not inside:
         return piece
@@ -83,7 +83,7 @@ def corrected(piece: memoryview, start: int, flips: tuple[BitFlip, ...]) -> byte
 
 
 def expected_places(entry: PartEntry) -> list[TensorPlace]:
-    """Where the tensors of a part lie if it is laid out as `image.plan_image` does, by the manifest alone. Only a header that was read proves it."""
+    """The tensors' places by the manifest alone, if the part is laid out as by `image.plan_image`. Only the header can confirm them."""
     specs = [TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in entry.tensors.items()]
     if any(spec.dtype not in DTYPES for spec in specs):
         return []
@@ -109,7 +109,7 @@ def _look(fs: Fs, fd: int, whole: int, entry: PartEntry) -> _Seen:
 
 
 def _flips(bad: dict[int, int], entry: PartEntry) -> tuple[BitFlip, ...]:
-    """A flipped bit for each damaged chunk, or none at all."""
+    """One flipped bit for each damaged chunk; empty unless every chunk has one."""
     if len(bad) > MAX_FLIPS:
         return ()
     found = []
@@ -136,7 +136,7 @@ def _size_fact(size: int, entry: PartEntry) -> str:
 
 
 class _Where:
-    """Says in words where in a part something is."""
+    """Describes positions in a part in words."""
 
     def __init__(self, entry: PartEntry, laid_out: list[TensorPlace]) -> None:
         self.entry, self.laid_out = entry, laid_out
@@ -167,7 +167,7 @@ class _Where:
         return f" (in {', '.join(name[:80] for name in names[:NAMED])}{more})" if names else ""
 
     def tensors(self, ranges: list[tuple[int, int]]) -> tuple[str, ...]:
-        """What lies in the byte `ranges` (in order, apart): "the header", tensors in file order; nothing where the layout is not known."""
+        """What the byte `ranges` (sorted, disjoint) hit: "the header", tensors in file order; empty if the layout is unknown."""
         if not self.laid_out or not ranges:
             return ()
         found, at = ["the header"] if ranges[0][0] < self.laid_out[0].offset else [], 0
@@ -180,14 +180,14 @@ class _Where:
 
 
 def _spans(chunks: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Neighbours joined: first and last of each range."""
+    """First and last chunk of each contiguous range."""
     begins = [chunk for number, chunk in enumerate(chunks) if number == 0 or chunks[number - 1] != chunk - 1]
     ends = [chunk for number, chunk in enumerate(chunks) if number == len(chunks) - 1 or chunks[number + 1] != chunk + 1]
     return zip(begins, ends, strict=True)
 
 
 def _places(fs: Fs, fd: int, entry: PartEntry) -> list[TensorPlace]:
-    """As the header says where it can be believed (it agrees with the manifest in all), else as the layout has them."""
+    """The tensors' places: from the header if it agrees with the manifest, else the expected ones."""
     try:
         length = header_length(bytes(fill(fs, fd, memoryview(bytearray(8)), 0)), entry.bytes)
         return places(bytes(fill(fs, fd, memoryview(bytearray(length)), 8)), entry)

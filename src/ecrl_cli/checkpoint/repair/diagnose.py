@@ -1,7 +1,7 @@
-"""What is wrong with a refused checkpoint: which file, chunk, byte and bit, as far as its own records say. Changes nothing, never raises.
+"""Diagnoses a rejected checkpoint: which file, chunk, byte and bit is damaged, as far as its records tell. Changes nothing, never raises.
 
-The records are mended first (in memory), each by the hash that is kept of it: COMMIT by its own, MANIFEST by the one in COMMIT.
-A manifest that cannot be mended says nothing about the parts.
+The records are repaired first (in memory), each by its hash: COMMIT by its own, MANIFEST by the one in COMMIT.
+Without a repairable manifest nothing is known about the parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PARTS = (MODEL, OPTIMIZER, RNG, TRAIN)
 
 @dataclass(frozen=True)
 class Source:
-    """A file of the repaired copy: the first `bytes` of the damaged one with `flips` undone."""
+    """A file of the repaired copy: the first `bytes` bytes of the damaged one, with `flips` undone."""
 
     name: str
     bytes: int
@@ -39,19 +39,19 @@ class Source:
 
 @dataclass
 class Diagnosis:
-    """Everything found; `sources` are the files of a repaired copy."""
+    """All findings; `sources`: the files of a repaired copy."""
 
     findings: list[Finding] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
 
     @property
     def repairable(self) -> bool:
-        """Is everything that is wrong known to the bit? Whether the copy is a checkpoint, the guard decides."""
+        """Whether all damage is known to the bit. The integrity check still has to pass the repaired copy."""
         return bool(self.findings) and all(finding.repairable for finding in self.findings)
 
 
 def diagnose(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> Diagnosis:
-    """Look for the damage in the checkpoint at `path`, which the guard refused."""
+    """Find the damage in the checkpoint at `path`, which the integrity check rejected."""
     made, fs = Diagnosis(), fs or PosixFs()
     match = STEP_NAME.match(path.name)
     if match is None:
@@ -68,7 +68,7 @@ def diagnose(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = 
 
 
 def line(report: IntegrityReport, diagnosis: Diagnosis | None) -> str:
-    """The guard's answer and what was found, in one line."""
+    """The result of the integrity check and the findings, in one line."""
     if report.ok:
         return f"{report.path.name}: ok"
     texts = [f"refused by {report.layer}: {report.reason}"]
@@ -81,7 +81,7 @@ def line(report: IntegrityReport, diagnosis: Diagnosis | None) -> str:
 
 
 class _Search:
-    """Looks at one checkpoint's files in its open folder."""
+    """Examines one checkpoint's files in its open folder."""
 
     def __init__(self, fs: Fs, folder: int, config: IntegrityConfig, made: Diagnosis) -> None:
         self.fs, self.folder, self.config, self.made = fs, folder, config, made
@@ -115,7 +115,7 @@ class _Search:
             self.part(name, mended.value.parts[name], self.config.max_bytes)
 
     def found(self, name: str, mended: RepairedRecord[Any] | None, oracle: str) -> None:
-        """Note how a record is; `oracle` is what its corrected bytes match."""
+        """Add the finding and the source of a record; `oracle`: what its corrected bytes match."""
         if mended is None:
             return
         if mended.value is None:
@@ -129,7 +129,7 @@ class _Search:
         self.made.sources.append(Source(name, mended.bytes, mended.flips))
 
     def record(self, name: str, limit: int) -> bytes | None:
-        """The bytes of a record; None, on the list, where it cannot be read."""
+        """The bytes of a record; None, with a finding, if it cannot be read."""
         try:
             with self.opened(name) as (fd, size):
                 return read_small(self.fs, fd, size, limit)
@@ -143,7 +143,7 @@ class _Search:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[tuple[int, int]]:
-        """Descriptor and size of a file; raises StorageError and RefusedFile."""
+        """Descriptor and size of a file. StorageError or RefusedFile if it cannot be opened."""
         fd, size = open_regular(self.fs, self.folder, name, trust_owner=self.config.trust_owner)
         try:
             yield fd, size

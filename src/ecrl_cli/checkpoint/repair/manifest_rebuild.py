@@ -1,6 +1,6 @@
-"""What a manifest should say about its parts, made again from the parts: how a manifest that is too large to try every bit of is mended.
+"""Rebuilds a manifest's entries from the parts, to repair a manifest that is too large to try every bit.
 
-Nothing of it is believed: whoever uses it compares the SHA-256 of the manifest that comes out with the one in COMMIT.
+The result is not trusted: the SHA-256 of the rebuilt manifest must match the one in COMMIT.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.safe_read import fill, pieces, read_small
 
-MAX_DIFFERENCES = 512  # bits: what differs in more has not been flipped
-MAX_HASHED = 4 * 2**30  # bytes that a search may hash: some seconds
+MAX_DIFFERENCES = 512  # bits: more differences are not bit flips
+MAX_HASHED = 4 * 2**30  # most bytes that a search may hash: some seconds
 _OPEN, _CLOSE = b'"parts":', b',"run_id":'  # around the parts in a canonical manifest
 _TORCH = {short: dtype for dtype, (short, _) in DTYPES.items()}
 
@@ -30,8 +30,8 @@ Entries = Callable[[], dict[str, PartEntry]]
 
 
 def rebuild_manifest(data: bytes, sha256: str, entries: Entries) -> tuple[BitFlip, ...]:
-    """The bits of the manifest `data` that are wrong: those where its parts differ from `entries`, or a single one outside of them.
-    None where that does not give the `sha256`; ValueError and worse where the parts cannot be read."""
+    """The flipped bits of the manifest `data`: those where its parts differ from `entries`, and at most one outside of them.
+    Empty if undoing them does not give `sha256`; raises what `entries` raises if the parts cannot be read."""
     begin, end = data.find(_OPEN) + len(_OPEN), data.rfind(_CLOSE)
     if begin < len(_OPEN) or end < begin:
         return ()
@@ -52,7 +52,7 @@ def rebuild_manifest(data: bytes, sha256: str, entries: Entries) -> tuple[BitFli
 
 
 def rebuild_entry(fs: Fs, fd: int, size: int, name: str, limit: int) -> PartEntry:
-    """The entry of an open part as it is now. ValueError where its tensors cannot be told."""
+    """The manifest entry of an open part as it is now. ValueError if its tensors cannot be read."""
     if not name.endswith(".safetensors"):
         if name.endswith(".pt"):
             raise ValueError("the tensors of a torch file are not read here")
@@ -73,7 +73,7 @@ def _tensors(fs: Fs, fd: int, size: int) -> dict[str, TensorEntry]:
         raise ValueError("not an object")
     specs = {name: _spec(name, item) for name, item in header.items()}
     if sum(end - begin for _, begin, end in specs.values()) > size:
-        raise ValueError("tensors overlap")  # and would be hashed again and again
+        raise ValueError("tensors overlap")  # and would be hashed many times
     return {name: _tensor(fs, fd, spec, 8 + length + begin, 8 + length + end) for name, (spec, begin, end) in specs.items()}
 
 

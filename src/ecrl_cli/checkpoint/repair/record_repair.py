@@ -1,6 +1,6 @@
-"""Mending the records of a checkpoint in memory: one flipped bit is found by trying, with a hash that is kept of the record as the judge.
+"""Repairs the records of a checkpoint in memory: tries every bit until the record matches its hash.
 
-MANIFEST grows with the checkpoint, and trying every bit of it with its square: a large one is made again from the parts.
+MANIFEST grows with the checkpoint, and the search with its square: a large one is rebuilt from the parts instead.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ecrl_cli.checkpoint.repair.manifest_rebuild import Entries, rebuild_manifes
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.safe_read import RefusedFile
 
-MAX_SEARCH = 16 * 1024  # bytes of a text whose every bit is tried: a few seconds
-MAX_COMMIT_SEARCH = 2 * 1024  # each try parses it; a real one has some 400 bytes
+MAX_SEARCH = 16 * 1024  # largest text, in bytes, of which every bit is tried: a few seconds
+MAX_COMMIT_SEARCH = 2 * 1024  # bytes; each try parses the record; a real one has some 400 bytes
 
 _T = TypeVar("_T")
 _SIDECAR = (b'{"commit":', b',"manifest":', b',"train":', b"}")
@@ -28,7 +28,7 @@ _SIDECAR = (b'{"commit":', b',"manifest":', b',"train":', b"}")
 
 @dataclass(frozen=True)
 class RepairedRecord(Generic[_T]):
-    """A record of `bytes` bytes: what it says (None: it cannot be mended), and the bits that had to be flipped for it."""
+    """A record of `bytes` bytes: its value (None: it cannot be repaired) and the bits that had to be flipped."""
 
     value: _T | None
     bytes: int
@@ -36,13 +36,13 @@ class RepairedRecord(Generic[_T]):
 
 
 def repair_commit(data: bytes) -> RepairedRecord[Commit]:
-    """COMMIT vouches for itself."""
+    """Repair COMMIT, which carries its own hash."""
     flip = None if _is_commit(data) or len(data) > MAX_COMMIT_SEARCH else search(data, _is_commit)
     return RepairedRecord(_commit(flipped(data, flip) if flip else data), len(data), _moved(flip, 0))
 
 
 def repair_manifest(data: bytes, sha256: str, entries: Entries) -> RepairedRecord[Manifest]:
-    """COMMIT vouches for MANIFEST, by `sha256`; `entries` makes its parts again from the files."""
+    """Repair MANIFEST, whose `sha256` is in COMMIT; `entries` rebuilds its part entries from the files."""
     flips: tuple[BitFlip, ...] = ()
     if hashlib.sha256(data).hexdigest() != sha256:
         flips = _moved(search_by_hash(data, sha256) if len(data) <= MAX_SEARCH else None, 0)
@@ -58,8 +58,8 @@ def repair_manifest(data: bytes, sha256: str, entries: Entries) -> RepairedRecor
 
 
 def repair_sidecar(data: bytes, entry: Entries) -> RepairedRecord[Manifest]:
-    """A sidecar holds commit, manifest and the text of train.json, each with its own hash: the damaged one is searched alone.
-    `entry` makes the entry of the one file again."""
+    """Repair a sidecar: commit, manifest and the text of train.json each have a hash, so only the damaged one is searched.
+    `entry` rebuilds the entry of the data file."""
     spans = _split(data)
     if spans is None:
         flip = search(data, lambda changed: _manifest_of(changed) is not None) if len(data) <= MAX_SEARCH else None
@@ -79,7 +79,7 @@ def repair_sidecar(data: bytes, entry: Entries) -> RepairedRecord[Manifest]:
 
 
 def _split(data: bytes) -> tuple[tuple[int, bytes], ...] | None:
-    """Offset and bytes of the three values of a canonical sidecar; None where its frame is damaged."""
+    """Offset and bytes of the three values of a canonical sidecar; None if the JSON around them is damaged."""
     first, second, third, last = _SIDECAR
     middle, end = data.find(second), data.rfind(third)
     if not (data.startswith(first) and data.endswith(last) and 0 <= middle < end):
@@ -89,7 +89,7 @@ def _split(data: bytes) -> tuple[tuple[int, bytes], ...] | None:
 
 
 def _manifest_of(data: bytes) -> Manifest | None:
-    """The manifest of a sidecar without any damage, or None."""
+    """The manifest of an undamaged sidecar, else None."""
     spans = _split(data)
     if spans is None:
         return None

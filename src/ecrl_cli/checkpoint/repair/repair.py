@@ -1,4 +1,4 @@
-"""A repaired copy of a damaged checkpoint: in a new folder, never in place, and only if the guard then passes it."""
+"""Writes a repaired copy of a damaged checkpoint: into a new folder, never in place, and only if the copy passes the integrity check."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ecrl_cli.storage.safe_read import RefusedFile, open_regular, pieces
 
 
 def check_folder(out: Path, keep_out: Path) -> None:
-    """RunDirectoryError unless `out` is new or empty, and outside of `keep_out`, where the damaged ones lie."""
-    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(keep_out)):  # a loop of links, too, has a place
+    """RunDirectoryError unless `out` is new or empty, and outside of `keep_out`, the folder of the damaged checkpoints."""
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(keep_out)):  # realpath also handles loops of links
         raise RunDirectoryError(shown(str(out)), "lies among the checkpoints that are looked at", "name a folder elsewhere")
     if not out.parent.is_dir():
         raise RunDirectoryError(shown(str(out.parent)), "does not exist", "make it, or name another folder")
@@ -28,10 +28,10 @@ def check_folder(out: Path, keep_out: Path) -> None:
 
 
 def repair(path: Path, diagnosis: Diagnosis, out: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> Path:
-    """Write the checkpoint at `path`, with everything that `diagnosis` found put right, under its name into `out` (made if it is not
-    there); gives the copy.
+    """Write a copy of the checkpoint at `path`, with the damage in `diagnosis` repaired, under its name into `out` (created if missing);
+    returns the copy's path.
 
-    The copy gets its name when all of it is durable and the guard passes it: StorageError, and nothing stays, where that fails.
+    The copy gets its name once it is durable and passes the integrity check; StorageError, leaving nothing behind, if that fails.
     """
     fs, config = fs or PosixFs(), config or IntegrityConfig(trust_owner=True)
     if not diagnosis.repairable:
@@ -57,7 +57,7 @@ def repair(path: Path, diagnosis: Diagnosis, out: Path, config: IntegrityConfig 
 
 
 def _names(path: Path) -> tuple[Path, ...]:
-    """What has to be renamed for the checkpoint at `path` to have its name; a sidecar, which makes it count, last."""
+    """The files to rename for the checkpoint at `path`, in order; the sidecar, which commits it, last."""
     return (path, sidecar_of(path)) if path.suffix else (path,)
 
 
@@ -77,7 +77,7 @@ def _write(fs: Fs, path: Path, stage: Path, sources: list[Source], config: Integ
 
 
 def _copy(fs: Fs, folder: int, source: Source, target: Path, config: IntegrityConfig) -> None:
-    """Piece by piece, whatever the size; synced."""
+    """Copy one file in pieces with its flips undone, and sync it."""
     try:
         fd, size = open_regular(fs, folder, source.name, trust_owner=config.trust_owner)
     except RefusedFile as error:
@@ -104,7 +104,7 @@ def _write_all(fs: Fs, fd: int, view: memoryview) -> None:
 
 
 def _remove(fs: Fs, stage: Path) -> None:
-    """The stage, with whatever is left in it."""
+    """Remove the stage with all that is left in it."""
     for name in fs.listdir(stage):
         try:
             fs.unlink(stage / name)

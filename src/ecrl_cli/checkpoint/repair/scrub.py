@@ -1,4 +1,4 @@
-"""Scrubbing: look at the checkpoints that lie somewhere, newest first, and say of each whether it could still be loaded. Changes nothing."""
+"""Scrubbing: checks the checkpoints in a folder, newest first, for whether each could still be loaded. Changes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OURS = (LATEST, LATEST_OK, LEASE)
 
 @dataclass(frozen=True)
 class ScrubConfig:
-    """`sample`: how many are looked at while all of those are good (0: all). `deep`: tensor by tensor, as recovery does. Whoever owns the files."""
+    """`sample`: how many are checked as long as all of them are valid (0: all). `deep`: also tensor by tensor. By default any owner is trusted."""
 
     sample: int = 0
     deep: bool = False
@@ -39,7 +39,7 @@ class ScrubConfig:
 
 @dataclass(frozen=True)
 class ScrubResult:
-    """One checkpoint: the guard's answer and, for a refused one, what is wrong with it."""
+    """One checkpoint: the integrity report and, if it was rejected, the diagnosis."""
 
     report: IntegrityReport
     diagnosis: Diagnosis | None
@@ -51,8 +51,8 @@ class ScrubResult:
 
 @dataclass(frozen=True)
 class Scrub:
-    """What a scrub found. `looked` newest first; `total` counts what was there; `spread`: a bad one in the sample made it look at all.
-    `pointers` says what is wrong with latest.json and latest_ok, `aside` are names that count for nothing."""
+    """The result of a scrub. `looked`: newest first; `total`: how many there are; `spread`: a rejected one in the sample led to checking all.
+    `pointers`: what is wrong with latest.json and latest_ok; `aside`: rejected, staged and trashed names, which do not count."""
 
     folder: Path
     looked: tuple[ScrubResult, ...]
@@ -67,15 +67,15 @@ class Scrub:
 
 
 def holds_checkpoints(folder: Path) -> bool:
-    """Does anything in `folder` have a name of the checkpoint protocol?"""
+    """Whether anything in `folder` has a name of the checkpoint protocol."""
     return any(
         STEP_NAME.match(path.name) or _SIDECAR.match(path.name) or path.name in _OURS or path.name.startswith(_ASIDE) for path in folder.iterdir()
     )
 
 
 def scrub(folder: Path, names: Sequence[str] | None = None, config: ScrubConfig | None = None, fs: Fs | None = None) -> Scrub:
-    """Look at the checkpoints in `folder`: all with its pointers, or those of these `names` alone. A writer may be at work meanwhile.
-    StorageError where it cannot be listed, or where this process lacks what it takes to look (descriptors, memory)."""
+    """Check the checkpoints in `folder`: all and the pointers, or only those named in `names`. A writer may be at work meanwhile.
+    StorageError if the folder cannot be listed, or if this process lacks descriptors or memory."""
     config, fs = config or ScrubConfig(), fs or PosixFs()
     entries = [entry for entry in _entries(fs, folder) if names is None or entry.path.name in names]
     sample = sampled(entries, config.sample)
@@ -92,7 +92,7 @@ def scrub(folder: Path, names: Sequence[str] | None = None, config: ScrubConfig 
 
 
 def _entries(fs: Fs, folder: Path) -> list[CheckpointEntry]:
-    """As `catalog.entries`, and single files of which only the sidecar is left."""
+    """As `catalog.entries`, plus single files of which only the sidecar is left."""
     found = catalog.entries(fs, folder)
     stems = {entry.path.stem for entry in found}
     lost = [name for name in fs.listdir(folder) if _SIDECAR.match(name) and Path(name).stem not in stems]
@@ -101,16 +101,16 @@ def _entries(fs: Fs, folder: Path) -> list[CheckpointEntry]:
 
 
 def sampled(entries: list[CheckpointEntry], count: int) -> list[CheckpointEntry]:
-    """The newest of `entries` and others evenly spread down to the oldest, `count` in all (0: every one)."""
+    """`count` of the `entries`, evenly spread from newest to oldest (0: all)."""
     if count <= 0 or count >= len(entries):
         return entries
     return [entries[number * (len(entries) - 1) // max(1, count - 1)] for number in range(count)]
 
 
 def _look(entries: list[CheckpointEntry], config: ScrubConfig, fs: Fs) -> dict[CheckpointEntry, ScrubResult]:
-    """What each is, without those that are gone when they have been looked at: retired, which is no damage."""
+    """The result for each entry, without those that were retired meanwhile, which is no damage."""
     ask = verify_checkpoint if config.deep else examine_once
-    with ThreadPoolExecutor(workers()) as pool:  # while the parts of one are read, those of another are hashed
+    with ThreadPoolExecutor(workers()) as pool:  # reads of one checkpoint overlap with hashing of another
         reports = list(pool.map(lambda entry: ask(entry.path, config.integrity, fs), entries))
     for report in reports:
         if report.unread is not None and report.unread.errno in catalog.PASSING:
@@ -125,9 +125,9 @@ def _in_order(entries: list[CheckpointEntry], looked: dict[CheckpointEntry, Scru
 
 
 def _pointers(fs: Fs, folder: Path, refused: set[str]) -> tuple[str, ...]:
-    """What is wrong with the pointers that are there. Recovery does not need them; a person or a script that reads them does.
+    """Errors in the existing pointers. Recovery does not use them, but people and scripts do.
 
-    The folder is listed once more after each was read: it may name a checkpoint that was committed during the look.
+    The folder is listed again after each is read: it may name a checkpoint committed meanwhile.
     """
     found = []
     for name, target_of in ((LATEST, _named_in_latest), (LATEST_OK, _named_by_link)):

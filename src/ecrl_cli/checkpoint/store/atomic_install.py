@@ -1,7 +1,7 @@
-"""How a checkpoint in memory becomes files with a name: the part of the protocol before the acknowledgement.
+"""Writes a checkpoint in memory to files under their final names: the commit protocol up to the acknowledgement.
 
-Group: a folder, built in `.stage_*` and renamed whole. Single: one file and its sidecar, each renamed; the sidecar is the commit.
-Without `mode.atomic` the files are written where they will lie, and the commit record, written last, is all that makes them count.
+Group: a folder, built in `.stage_*` and renamed as a whole. Single: one file and its sidecar, each renamed; the sidecar is the commit.
+Without `mode.atomic` the files are written under their final names, and only the commit record, written last, makes them count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Points = Callable[[str], None]
 
 @dataclass
 class CommitJob:
-    """One save on its way: what it needs, and what it has made so far."""
+    """One save in progress: its inputs, and its results so far."""
 
     fs: Fs
     root: Path
@@ -60,7 +60,7 @@ class CommitJob:
         self.points(f"after_part:{name}")
 
     def hashed(self, hasher: ImageHasher) -> dict[str, PartEntry]:
-        """The entries of the files, which are written; waits for their hashes."""
+        """The entries of the written files; waits for their hashes."""
         self.files_at = monotonic()
         return hasher.entries()
 
@@ -84,9 +84,9 @@ def _always() -> bool:
 
 
 class Installer(Protocol):
-    """`build` writes the files under names that do not count yet; `install` gives them their names; `undo` gives the space back.
+    """`build` writes the files under names that do not count yet; `install` renames them to their final names; `undo` removes them.
 
-    What already has its final name is removed by `undo` only if the store is still `ours`: a newer attempt may have taken the name.
+    `undo` removes what already has its final name only if the store is still `ours`: a newer attempt may have taken the name.
     """
 
     @property
@@ -144,7 +144,7 @@ class SingleInstaller:
         stage = work.root / work.stage_name
         self.names = [(stage.with_name(stage.name + path.suffix) if work.mode.atomic else path, path) for path in (self.target, self.sidecar)]
         self._made: list[Path] = []
-        self._inode = 0  # of the data file, once it is about to get its name
+        self._inode = 0  # of the data file, once it is about to be renamed
 
     def build(self) -> None:
         work, (data_path, sidecar_path) = self.work, [temporary for temporary, _ in self.names]
@@ -180,7 +180,7 @@ class SingleInstaller:
                     self.work.fs.unlink(path)
 
     def _is_still_mine(self, path: Path, ours: Callable[[], bool]) -> bool:
-        """Whether a final name still stands for what this save made: another writer may have set it aside and put its own there."""
+        """Whether a final name still refers to this save's file: another writer may have quarantined it and installed its own."""
         return ours() and (not self._inode or self.work.fs.stat(path).st_ino == self._inode)
 
 
@@ -190,7 +190,7 @@ def sidecar_of(path: Path) -> Path:
 
 
 def remove_group(fs: Fs, folder: Path) -> None:
-    """Remove a checkpoint's folder, the commit first, so that no half of it can count; what is gone already is no error."""
+    """Remove a checkpoint's folder, the commit first, so that a partly removed one never counts."""
     for name in sorted(fs.listdir(folder), key=lambda name: name != COMMIT):
         fs.unlink(folder / name)
     fs.rmdir(folder)

@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds, newest first, and which of it may be loaded."""
+"""Lists the checkpoints in a folder, newest first, and chooses one to resume from."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.writing import TEMPORARY
 
 _STALE = (errno.ENOENT, errno.ESTALE)
-PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)  # trouble of this process, not of a checkpoint
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)  # errors of this process, not of a checkpoint
 _LATE = tuple(errno.errorcode[number] for number in _STALE)  # how a StorageError's text begins
-_LOOKS, _LATE_NAMES = 8, 16  # how often the folder is looked through anew, and how many names may be late
+_LOOKS, _LATE_NAMES = 8, 16  # most searches of a changing folder; most rejected names that are checked again
 
 
 @dataclass(frozen=True)
 class CheckpointEntry:
-    """A name that claims to be a checkpoint."""
+    """A file or folder with the name of a checkpoint, not yet checked."""
 
     global_step: int
     path: Path
@@ -37,13 +37,13 @@ class CheckpointEntry:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The names in the checkpoint folder that belong to it, the one that makes it count first."""
+        """Its paths in the checkpoint folder, the one with the commit first."""
         return (sidecar_of(self.path), self.path) if self.single else (self.path,)
 
 
 @dataclass(frozen=True)
 class MemorySnapshotChoice:
-    """A snapshot in memory to go on with: of which attempt, behind which step, what it holds."""
+    """A snapshot in memory to resume from: its attempt, step and content."""
 
     attempt: int
     global_step: int
@@ -52,7 +52,7 @@ class MemorySnapshotChoice:
 
 @dataclass(frozen=True)
 class ResumeChoice:
-    """The newest checkpoint that passed the guard, if any, and the newer ones that did not. `recalled`: the snapshot in memory that is newer."""
+    """The newest checkpoint that passed the integrity check, if any, and the newer ones that failed. `recalled`: a newer snapshot in memory."""
 
     report: IntegrityReport | None
     rejected: tuple[Rejected, ...]
@@ -61,7 +61,7 @@ class ResumeChoice:
 
 
 def entry_of(path: Path) -> CheckpointEntry:
-    """The entry that `path` names; ValueError where it is no checkpoint's name."""
+    """The entry for `path`; ValueError if it is not the name of a checkpoint."""
     match = STEP_NAME.match(path.name)
     if match is None:
         raise ValueError(f"{path.name} is not a checkpoint's name")
@@ -69,23 +69,23 @@ def entry_of(path: Path) -> CheckpointEntry:
 
 
 def entries(fs: Fs, root: Path) -> list[CheckpointEntry]:
-    """Newest first by the step in the name; none where the folder is missing."""
+    """All entries, newest first by the step in the name; empty if the folder is missing."""
     return [entry_of(root / name) for name in _listed(fs, root)]
 
 
 def _listed(fs: Fs, root: Path) -> list[str]:
-    """The names of `entries`, in its order: a crowd of names costs less than as many paths."""
+    """The names of `entries`, in its order: cheaper than paths if there are many."""
     try:
         names = _names(fs, root)
     except StorageError as error:
         if error.errno == errno.ENOENT:
             return []
         raise
-    return sorted((name for name in names if STEP_NAME.match(name)), reverse=True)  # steps have one width: by name is by step
+    return sorted((name for name in names if STEP_NAME.match(name)), reverse=True)  # steps have a fixed width, so name order is step order
 
 
 def _names(fs: Fs, root: Path) -> list[str]:
-    """What `root` holds, asked twice where a network file system may answer from an old view (ENOENT, ESTALE)."""
+    """The names in `root`; listed again after ENOENT or ESTALE, which may come from a network file system's stale cache."""
     try:
         return fs.listdir(root)
     except StorageError as error:
@@ -95,11 +95,11 @@ def _names(fs: Fs, root: Path) -> list[str]:
 
 
 def newest_valid(fs: Fs, root: Path, examine: Callable[[Path], IntegrityReport]) -> ResumeChoice:
-    """Examine from the newest down until one passes. Changes nothing.
+    """Examine checkpoints from the newest down until one passes. Changes nothing.
 
-    A writer may be at work meanwhile: where something is refused and the folder has changed, the look begins anew. What a network
-    file system may only be late with (ENOENT, ESTALE) is looked at once more before it counts as refused. StorageError where this
-    process lacks what it takes to look (descriptors, memory): to pass over a good checkpoint would lose it.
+    A writer may be at work meanwhile: if one is rejected and the folder has changed, the search restarts. A file that a network file
+    system may only be late to show (ENOENT, ESTALE) is checked again before it counts as rejected. StorageError if this process lacks
+    descriptors or memory: skipping a valid checkpoint for that would lose it.
     """
     for _ in range(_LOOKS):
         listed = _listed(fs, root)
@@ -122,7 +122,7 @@ def _first_valid(listed: Iterable[CheckpointEntry], root: Path, examine: Callabl
 
 
 def _looked_again(choice: ResumeChoice, root: Path, examine: Callable[[Path], IntegrityReport]) -> ResumeChoice:
-    """`choice`, or a newer checkpoint that was refused for a file that was not to be found and now is."""
+    """`choice`, or a newer checkpoint that was rejected because a file was missing and passes now."""
     for index, refused in enumerate(choice.rejected[:_LATE_NAMES]):
         if refused.reason.startswith(_LATE):
             report = examine(root.parent / refused.path)
@@ -132,7 +132,7 @@ def _looked_again(choice: ResumeChoice, root: Path, examine: Callable[[Path], In
 
 
 def quarantine(fs: Fs, entry: CheckpointEntry, prefix: str = REJECTED_PREFIX) -> tuple[Path, ...]:
-    """Rename what belongs to `entry` out of the way, the commit first; gives the new names. The caller syncs the folder."""
+    """Rename the files of `entry` out of the way, the commit first; returns the new paths. The caller syncs the folder."""
     mark = secrets.token_hex(4)
     moved = []
     for path in entry.files:
@@ -148,7 +148,7 @@ def quarantine(fs: Fs, entry: CheckpointEntry, prefix: str = REJECTED_PREFIX) ->
 
 
 def discard(fs: Fs, paths: tuple[Path, ...]) -> None:
-    """Remove files and checkpoint folders. What does not go counts for nothing and costs only its space: it stays."""
+    """Remove files and checkpoint folders. Errors are ignored: what remains does not count and only costs space."""
     for path in paths:
         with suppress(StorageError):
             _remove(fs, path)
@@ -164,5 +164,5 @@ def _remove(fs: Fs, path: Path) -> None:
 
 
 def leftovers(fs: Fs, root: Path) -> tuple[Path, ...]:
-    """Stages, trash and temporary files that a dead writer left."""
+    """Stages, trash and temporary files left by a dead writer."""
     return tuple(root / name for name in fs.listdir(root) if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY)))

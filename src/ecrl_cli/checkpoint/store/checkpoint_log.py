@@ -1,4 +1,4 @@
-"""The lines of checkpoint_rank0.jsonl, as rank 0 and the writer put them down. Torch-free."""
+"""Writes the lines of checkpoint_rank0.jsonl, for rank 0 and the background writer. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ecrl_cli.records.layout import RunLayout
 
 @dataclass(frozen=True)
 class SaveTimes:
-    """Seconds of a save: writing the files, waiting for their hashes, everything else up to the acknowledgement. Of a failed one all are writing."""
+    """Seconds of a save: writing the files, waiting for their hashes, all else up to the acknowledgement. A failed save counts as writing only."""
 
     write_s: float = 0.0
     hash_s: float = 0.0
@@ -25,8 +25,8 @@ class SaveTimes:
 
 
 class CheckpointLog:
-    """One attempt's checkpoint journal. `failure`: the first save that it was told has failed, in words; empty while all is well.
-    `last_save`: the seconds of the save that was told last."""
+    """One attempt's checkpoint journal. `failure`: the first failed save that was logged, in words; empty if none.
+    `last_save`: the seconds of the save that was logged last."""
 
     def __init__(self, journal: Journal, layout: RunLayout, attempt: int) -> None:
         self._journal, self._layout, self._attempt = journal, layout, attempt
@@ -63,7 +63,7 @@ class CheckpointLog:
             self.write("retired", checkpoint.global_step, path=self._layout.relative(checkpoint.path), commit_sha256=checkpoint.commit_sha256)
 
     def confirm(self, global_step: int, *, curable: bool) -> None:
-        """Raise if `global_step` is on record as submitted and not as committed: StorageError, unless a restart may cure it."""
+        """Raise if `global_step` was logged as submitted but not as committed: StorageError, or EcrlError if `curable` by a restart."""
         events = read_journal(self._layout.attempt(self._attempt).checkpoints, CheckpointLine).events
         found = {line.event: line for line in events if line.global_step == global_step}
         if "submitted" not in found or "committed" in found:
@@ -77,7 +77,7 @@ class CheckpointLog:
 
 
 def submitted(layout: RunLayout, order: AttemptSpec) -> bool:
-    """Whether a checkpoint of the step behind which `order` goes on was handed over already, in the attempts that it continues."""
+    """Whether an attempt that `order` continues has already submitted a checkpoint of the step from which `order` resumes."""
     before = order.continues
     while before is not None:
         logs = layout.attempt(before)

@@ -1,4 +1,4 @@
-"""Who may commit: the newest attempt that has claimed the store. An older one that wakes up late is fenced."""
+"""Fencing: only the newest attempt that has claimed the store may commit; an older one that is still running is fenced off."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LIMIT = 1024
 
 
 class FencingToken:
-    """The attempt's number in a file beside the checkpoints."""
+    """The number of the owning attempt, in a file beside the checkpoints."""
 
     def __init__(self, fs: Fs, root: Path) -> None:
         self._fs, self._root = fs, root
 
     def claim(self, attempt: int) -> None:
-        """From now on `attempt` may commit and older ones may not; Fenced if a newer one has claimed already.
+        """Let `attempt` commit and older ones no longer; Fenced if a newer one has already claimed the store.
 
-        Durable whatever the write mode: that is about what a checkpoint may lose, and a lost lease would lift the fence.
+        Durable in every write mode: losing the token would let older attempts commit again.
         """
         if self.check(attempt) == attempt:
             return
@@ -32,13 +32,13 @@ class FencingToken:
         self._fs.fsyncdir(self._root)
 
     def check(self, attempt: int) -> int:
-        """The number on file (-1: none); Fenced if it is newer than `attempt`."""
+        """The recorded attempt number (-1: none); Fenced if it is higher than `attempt`."""
         try:
             holder = self._read()
         except StorageError:
-            holder = self._read()  # it may have been replaced between opening and looking: then it is whole now
+            holder = self._read()  # it may have been replaced between opening and reading
         if holder < 0:
-            holder = self._read()  # a network file system may be late with a name
+            holder = self._read()  # a network file system may show a new name late
         if holder > attempt:
             raise Fenced("checkpoints", f"attempt {holder} owns the store, this is attempt {attempt}", "nothing was committed; stop this process")
         return holder

@@ -1,6 +1,6 @@
-"""The integrity guard: may this checkpoint be loaded? Torch-free; never follows a link, never unpickles, never raises.
+"""The integrity check: whether a checkpoint may be loaded. Torch-free; never follows a link, never unpickles, never raises.
 
-It looks in the order of `protocol.LAYERS` and parses nothing that it has not hashed, the commit record excepted.
+It checks the layers in the order of `names.LAYERS` and parses nothing before its hash matches, except the commit record.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, fill, open_regular, pieces, read_small
 
 MAX_TRAIN = 16 * 2**20
-_WORTH_THREADS = 2**20  # bytes; below, starting threads takes longer than hashing
+_WORTH_THREADS = 2**20  # bytes; below that, starting threads takes longer than hashing
 MAX_SIDECAR = MAX_COMMIT + MAX_MANIFEST + 2 * MAX_TRAIN
 
 
 @dataclass(frozen=True)
 class IntegrityConfig:
-    """`run_id`: whose checkpoint it must be (empty: anyone's). `contents` False looks at names, sizes and records only.
+    """`run_id`: the run that it must belong to (empty: any). `contents` False: check names, sizes and records only.
 
-    `hmac_key`: the key under which the commit record must carry a MAC (empty: a MAC is not looked at). `finite`: checkpoint.finite, which
-    tensors may hold neither NaN nor infinity. `restorable`: train.json must have what a rank restores from, as that of a training has.
+    `hmac_key`: the key of the commit record's required MAC (empty: a MAC is ignored). `finite`: checkpoint.finite, which tensors may hold
+    neither NaN nor infinity. `restorable`: train.json must have all fields that a rank restores from.
     """
 
     run_id: str = ""
@@ -48,9 +48,9 @@ class IntegrityConfig:
 
 @dataclass(frozen=True)
 class IntegrityReport:
-    """`layer` and `reason` say what a refused checkpoint failed at; the other fields are as far as they are known.
+    """`layer` and `reason`: why a checkpoint was rejected; the other fields are set as far as they are known.
 
-    `unread`: what the file system said where it would not show a file, which need not be the checkpoint's fault. `train`: train.json.
+    `unread`: the file system's error if it rejected the checkpoint, which need not mean damage. `train`: train.json.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class IntegrityReport:
 
 
 class CheckpointRejected(Exception):
-    """`layer` refuses the checkpoint, for `reason`."""
+    """The checkpoint fails at `layer`, for `reason`."""
 
     def __init__(self, layer: str, reason: str) -> None:
         self.layer, self.reason = layer, reason
@@ -76,7 +76,7 @@ class CheckpointRejected(Exception):
 
 @dataclass
 class OpenCheckpoint:
-    """A checkpoint whose records are read and checked; `files` are its open part files. Closed by `opened`."""
+    """A checkpoint whose records have been read and checked; `files`: descriptors of its parts, closed by `opened`."""
 
     commit: Commit | None = None
     manifest: Manifest | None = None
@@ -85,7 +85,7 @@ class OpenCheckpoint:
 
 
 def verify_checkpoint(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
-    """Look at the checkpoint at `path` (a group's folder or a single file), layer by layer."""
+    """Check the checkpoint at `path` (a group's folder or a single file) layer by layer, including every tensor's hash."""
     found = OpenCheckpoint()
     config, fs = config or IntegrityConfig(), fs or PosixFs()
     try:
@@ -99,7 +99,7 @@ def verify_checkpoint(path: Path, config: IntegrityConfig | None = None, fs: Fs 
 
 @contextmanager
 def opened(path: Path, config: IntegrityConfig, fs: Fs, found: OpenCheckpoint) -> Iterator[OpenCheckpoint]:
-    """Open the files of a checkpoint with records and sizes checked; raises Refused, also for errors of the file system."""
+    """Open the files of a checkpoint and check records and sizes; CheckpointRejected, also for errors of the file system."""
     with ExitStack() as stack, layer("file"):
         match = STEP_NAME.match(path.name)
         if match is None:
@@ -118,7 +118,7 @@ def opened(path: Path, config: IntegrityConfig, fs: Fs, found: OpenCheckpoint) -
 
 @contextmanager
 def layer(name: str) -> Iterator[None]:
-    """Whatever goes wrong inside is a refusal by layer `name`: a damaged checkpoint must never stop the one who looks at it."""
+    """Turn errors inside into CheckpointRejected by layer `name`: a damaged checkpoint must never crash the check."""
     try:
         yield
     except CheckpointRejected:
@@ -138,7 +138,7 @@ class _Reader:
         self.fs, self.folder, self.config, self.found, self.stack = fs, folder, config, found, stack
 
     def read_group(self, names: list[str]) -> None:
-        """COMMIT, MANIFEST, then the parts of a group: exactly the four of the format, and no other file."""
+        """Read COMMIT and MANIFEST, then open the parts of a group: exactly the four of the format, and no other file."""
         with layer("commit"):
             self.take_commit(self.small(COMMIT, MAX_COMMIT))
         with layer("manifest"):
@@ -152,7 +152,7 @@ class _Reader:
             self.found.train = self.hashed_small(TRAIN)
 
     def read_single(self, name: str) -> None:
-        """The sidecar (commit, manifest and the text of train.json in one canonical document), then the one file."""
+        """Read the sidecar (commit, manifest and the text of train.json in one canonical document), then open the data file."""
         with layer("commit"):
             value = parse_canonical(self.small(name.partition(".")[0] + ".json", MAX_SIDECAR))
             if not isinstance(value, dict) or value.keys() != {"commit", "manifest", "train"} or not isinstance(value["train"], str):
@@ -224,7 +224,7 @@ class _Reader:
 
 
 def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig) -> None:
-    """Hash every part, then read headers and tensors; one thread per part, as many at once as there are cores."""
+    """Hash every part, then check headers and tensors, in parallel threads unless the checkpoint is small."""
     assert found.manifest is not None
     entries = found.manifest.parts
     small = sum(entry.bytes for entry in entries.values()) < _WORTH_THREADS
@@ -255,13 +255,13 @@ def tensor_files(found: OpenCheckpoint) -> list[tuple[str, int]]:
 
 
 def tensor_places(fs: Fs, name: str, fd: int, entry: PartEntry, train: bytes) -> list[TensorPlace]:
-    """Where the tensors of a part lie whose hash has been checked; Refused where the file's own table does not agree with the manifest."""
+    """The tensors' places in a part whose hash has been checked; CheckpointRejected if the file's own table disagrees with the manifest."""
     with layer("schema"):
         return tensor_table(lambda offset, count: bytes(fill(fs, fd, memoryview(bytearray(count)), offset)), name, entry, train)
 
 
 def _check_tensor(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, finite: str) -> None:
-    # numpy costs a tenth of a second, which the writer need not wait for at its start
+    # importing numpy takes 0.1 s, which the writer's start need not pay
     from ecrl_cli.checkpoint.format.finite import all_finite
 
     spec = place.spec
@@ -283,7 +283,7 @@ def _expect_hash(name: str, sha256: str, entry: PartEntry) -> None:
 
 
 def report_of(path: Path, found: OpenCheckpoint, refused: CheckpointRejected | None = None) -> IntegrityReport:
-    """What is known of the checkpoint, and why it is refused if it is."""
+    """The report on a checkpoint; `refused`: why it was rejected, None if it passed."""
     commit = found.commit
     return IntegrityReport(
         path=path,

@@ -1,10 +1,10 @@
-"""The guard's answer at the price of one look at each byte: what a scrub of many checkpoints asks, and a restart.
+"""The integrity check with a single pass over each byte, for scrubs of many checkpoints and for restarts.
 
-`guard.examine` hashes twice, each file and each tensor. Here the file's SHA-256 stands for both: bytes that match a MANIFEST that matches its
-COMMIT are the bytes that the writer hashed tensor by tensor. (Only `examine` would see a writer whose memory changed between the two.) All other
-layers are the guard's: names, records, sizes, hashes, headers, NaN and infinities. The numbers are looked at while they are hashed, where by the
-manifest they must lie; the header, which is parsed only after its hash is known, has to confirm that, else they are read again. So are those of a
-`.pt` file, whose layout the manifest does not tell.
+`integrity.verify_checkpoint` hashes twice, each file and each tensor. Here the file's SHA-256 stands for both: bytes that match a MANIFEST that
+matches its COMMIT are the bytes that the writer hashed tensor by tensor. (Only `verify_checkpoint` would detect a writer whose memory changed
+between the two.) All other layers are the same: names, records, sizes, hashes, headers, NaN and infinities. Numbers are checked for NaN and
+infinity while they are hashed, at the places that the manifest implies; the header, parsed only after its hash is known, must confirm these
+places, else the numbers are read again. So are those of a `.pt` file, whose layout the manifest does not imply.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ecrl_cli.storage.safe_read import pieces
 
 
 def examine_once(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
-    """As `guard.examine`, without the digests of the tensors."""
+    """As `integrity.verify_checkpoint`, without the hashes of the tensors."""
     found = OpenCheckpoint()
     config, fs = config or IntegrityConfig(), fs or PosixFs()
     try:
@@ -63,7 +63,7 @@ def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig) -> N
 
 
 def _look(fs: Fs, name: str, fd: int, entry: PartEntry, finite: str) -> dict[TensorPlace, bool]:
-    """Hash a part; gives, for each place where the manifest lets expect numbers that must be finite, whether all are."""
+    """Hash a part; returns, for each expected place of a tensor that must be finite, whether it is."""
     state, start = hashlib.sha256(), 0
     expected = expected_places(entry) if name.endswith(".safetensors") else []
     numbers = _Numbers([place for place in expected if must_be_finite(place.spec.name, finite) and _aligned(place)])
@@ -78,7 +78,7 @@ def _look(fs: Fs, name: str, fd: int, entry: PartEntry, finite: str) -> dict[Ten
 
 
 class _Numbers:
-    """Looks at the numbers at `expected`, in file order, while their file passes by in pieces."""
+    """Checks the numbers at the places `expected` (in file order) for NaN and infinity while their file is read in pieces."""
 
     def __init__(self, expected: list[TensorPlace]) -> None:
         self.expected, self._at = expected, 0
@@ -96,15 +96,15 @@ class _Numbers:
 
 
 def _all_finite(place: TensorPlace, piece: memoryview, start: int) -> bool:
-    """Are the numbers of `place` that lie in `piece`, which begins at byte `start`, finite?"""
-    from ecrl_cli.checkpoint.format.finite import all_finite  # numpy costs a tenth of a second
+    """Whether the numbers of `place` inside `piece`, which begins at byte `start`, are finite."""
+    from ecrl_cli.checkpoint.format.finite import all_finite  # importing numpy takes 0.1 s
 
     first, last = max(place.offset, start), min(place.offset + place.spec.nbytes, start + len(piece))
     return first >= last or all_finite(place.spec.dtype, piece[first - start : last - start])
 
 
 def _aligned(place: TensorPlace) -> bool:
-    """So that no number is cut in two between pieces."""
+    """Whether the place is aligned to its element size, so that no number is split between pieces."""
     return place.offset % DTYPES[place.spec.dtype][1] == 0
 
 
@@ -117,7 +117,7 @@ def _check_finite(fs: Fs, fd: int, wanted: list[TensorPlace], seen: dict[TensorP
 
 
 def _read_finite(fs: Fs, fd: int, place: TensorPlace) -> bool:
-    """Where the file is laid out in another way than ours."""
+    """Read a tensor again that was not at its expected place; whether all its numbers are finite."""
     start, finite = place.offset, True
     for piece in pieces(fs, fd, place.offset, place.offset + place.spec.nbytes):
         finite = finite and _all_finite(place, piece, start)

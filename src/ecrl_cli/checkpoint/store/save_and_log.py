@@ -1,4 +1,4 @@
-"""One save from image to journal, the same for the rank that writes itself and for the background writer. Torch-free."""
+"""One save from image to log line, for a rank that writes itself and for the background writer. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from ecrl_cli.linux.clock import monotonic
 
 
 def save_and_record(store: CheckpointStore, image: CheckpointImage, attempt: int, log: CheckpointLog) -> bool:
-    """Commit `image` and write how it ended: `committed`, or `failed` with the reason. Gives whether it is committed.
+    """Commit `image` and log the outcome: `committed`, or `failed` with the reason. Returns whether it is committed.
 
-    A refusal by the file system does not raise: `log.failure` has it, and `checkpoint.on_error` decides what follows. Fenced does,
-    after it is on record. Trouble with the pointers or with retention makes no committed checkpoint a failed one; the next save tries
-    both again.
+    StorageError is not raised: `log.failure` has it, and `checkpoint.on_error` decides what follows. Fenced is logged and raised.
+    Errors with pointers or retention do not make a committed checkpoint a failed one; the next save tries both again.
     """
     step, began = image.stamp.global_step, monotonic()
     try:
@@ -27,9 +26,9 @@ def save_and_record(store: CheckpointStore, image: CheckpointImage, attempt: int
         if isinstance(error, Fenced):
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _retire(store, log)  # what an earlier save could not remove is the space that the next one needs
+            _retire(store, log)  # the disk is full: remove what an earlier save could not
         return False
-    except Exception as error:  # a defect here must not leave a submitted checkpoint without an end
+    except Exception as error:  # a bug here must not leave a submitted checkpoint without an outcome
         log.failed(step, EcrlError("save", f"{type(error).__name__}: {error}", "report this"), monotonic() - began)
         return False
     log.committed(step, saved)

@@ -1,7 +1,7 @@
-"""The checkpoint store of one run: commits what is handed to it, chooses, retires. Torch-free; one writer at a time.
+"""The checkpoint store of one run: commits images, chooses a checkpoint to resume from, retires old ones. Torch-free; one writer at a time.
 
-The protocol, step by step and with its reasons, is docs/decisions/commit-protocol.md. Nothing here looks at a clock or an mtime to
-decide: order is by the step in the name, and validity is the guard's.
+docs/decisions/commit-protocol.md explains the protocol step by step. No decision depends on a clock or an mtime: order is by the step in
+the name, validity by the integrity check.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.throttled_fs import ThrottledFs
 from ecrl_cli.storage.writing import WriteMode, replace_link, replace_small
 
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what a damaged checkpoint may itself be the cause of
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # errors that a damaged checkpoint itself may cause
 
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """`keep`: how many verified checkpoints retention leaves, at least two. `bytes_per_s`: at most so many are written; 0: as fast as it goes."""
+    """`keep`: how many verified checkpoints retention keeps, at least two. `bytes_per_s`: limit of the write rate; 0: none."""
 
     mode: WriteMode = field(default_factory=WriteMode)
     keep: int = 3
@@ -63,8 +63,8 @@ class StoreConfig:
 
 @dataclass(frozen=True)
 class Saved:
-    """A committed checkpoint: durable as the write mode promises. Seconds: writing the files, waiting for their hashes, and everything else up to
-    the acknowledgement; together all of `save`."""
+    """A committed checkpoint, as durable as the write mode promises. Seconds: `write_s` writing the files, `hash_s` waiting for their hashes,
+    `commit_s` all else up to the acknowledgement; their sum is the duration of `save`."""
 
     path: Path
     commit_sha256: str
@@ -84,11 +84,11 @@ class Retired:
 
 
 def _no_point(name: str) -> None:
-    """Where nobody wants to interfere."""
+    """The default crash hook: does nothing."""
 
 
 class CheckpointStore:
-    """All writing and choosing under one `checkpoints/` folder. `points` is called at each of `protocol.CRASH_POINTS`."""
+    """Writes and chooses checkpoints under one `checkpoints/` folder. `points` is called at each of `names.CRASH_POINTS`."""
 
     def __init__(self, root: Path, config: StoreConfig | None = None, fs: Fs | None = None, points: Points = _no_point) -> None:
         self.root, self.config, self.points = root, config or StoreConfig(), points
@@ -96,22 +96,22 @@ class CheckpointStore:
         self._fencing = FencingToken(self.fs, root)
         self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
         self._verified: dict[str, str] = {}
-        self.pointer_error: StorageError | None = None  # why the last `settle` could not move the pointers
+        self.pointer_error: StorageError | None = None  # why the last `update_pointers_and_retire` could not move the pointers
 
     def claim(self, attempt: int) -> None:
-        """Make the folder, own it for `attempt` (Fenced if a newer one does), remove what dead writers left."""
+        """Create the folder, claim it for `attempt` (Fenced if a newer one has), remove leftovers of dead writers."""
         try:
             self.fs.mkdir(self.root)
         except StorageError as error:
             if error.errno != errno.EEXIST:
                 raise
-        self.fs.fsyncdir(self.root.parent)  # also where it exists: who made it may have died before this
+        self.fs.fsyncdir(self.root.parent)  # even if it exists: its creator may have died before this
         self._fencing.claim(attempt)
         self.sweep_leftovers()
 
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
-        """Commit `image`: returning is the acknowledgement. Raises StorageError (nothing counts, the space is given back),
-        CheckpointConflict (a different valid checkpoint holds the name) or Fenced; saving the same state again is no error."""
+        """Commit `image`: returning is the acknowledgement. Raises StorageError (nothing was committed, the space is freed),
+        CheckpointConflict (a different valid checkpoint has the name) or Fenced; saving the same state again is no error."""
         began = monotonic()
         self._fencing.check(attempt)
         previous, key = self._previous(image.stamp.global_step), self.config.integrity.hmac_key
@@ -132,7 +132,7 @@ class CheckpointStore:
                 installer.install()
             self._sync_installed(installer.target, attempt)
         except StorageError:
-            self._fencing.check(attempt)  # a newer attempt that has swept our stage away is the better explanation
+            self._fencing.check(attempt)  # prefer Fenced if a newer attempt has removed our stage
             raise
         finally:
             with suppress(StorageError):
@@ -145,18 +145,18 @@ class CheckpointStore:
         return Saved(installer.target, work.commit.self_sha256, image.nbytes, write_s, commit_s, hash_s)
 
     def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
-        """After the acknowledgement: the pointers, then retention. Errors here make no saved checkpoint a failed one."""
+        """After the acknowledgement: update the pointers, then apply retention. Errors here do not make the saved checkpoint a failed one."""
         self.points("before_pointer")
         self.pointer_error = None
         try:
             self.point(saved.path, {"epoch": image.stamp.epoch, "global_step": image.stamp.global_step, "world_size": image.stamp.world_size})
-        except StorageError as error:  # a hint; and a disk that is full for it is one where retention must go on
+        except StorageError as error:  # pointers are only hints, and on a full disk retention must still run
             self.pointer_error = error
         self.points("after_pointer")
         return self.retire()
 
     def point(self, path: Path, facts: dict[str, int]) -> None:
-        """Let latest.json and latest_ok name `path`. They are hints: recovery lists the folder."""
+        """Point latest.json and latest_ok to `path`. They are hints: recovery lists the folder."""
         document = {"path": path.name, **facts, "timestamp": wall()}
         text = (json.dumps(document, sort_keys=True) + "\n").encode()
         replace_small(self.fs, self.root / LATEST, text, self.config.mode, lambda: self.points("before_pointer_rename"))
@@ -166,8 +166,8 @@ class CheckpointStore:
         self._sync(self.root)
 
     def retire(self) -> tuple[Retired, ...]:
-        """Remove what is older than the newest `keep` verified checkpoints: with fewer verified ones nothing goes.
-        What cannot be removed stays; gives what did go."""
+        """Remove checkpoints older than the newest `keep` verified ones; with fewer verified ones nothing is removed.
+        What cannot be removed stays; returns what was removed."""
         verified, retired = 0, []
         for entry in self.entries():
             if verified >= max(2, self.config.keep):
@@ -180,47 +180,47 @@ class CheckpointStore:
         return tuple(retired)
 
     def entries(self) -> list[CheckpointEntry]:
-        """What claims to be a checkpoint, newest first."""
+        """All files and folders with a checkpoint's name, newest first."""
         return catalog.entries(self.fs, self.root)
 
     def verify(self, path: Path) -> IntegrityReport:
         return verify_checkpoint(path, self.config.integrity, self.fs)
 
     def examine_once(self, path: Path) -> IntegrityReport:
-        """As `examine`, each byte looked at once: the hash of a file stands for those of its tensors too."""
+        """As `verify`, with one pass over each byte: the hash of a file stands for the hashes of its tensors."""
         return examine_once(path, self.config.integrity, self.fs)
 
     def newest_valid(self) -> ResumeChoice:
-        """The newest checkpoint that passes the guard, and what it refused on the way. Changes nothing."""
+        """The newest checkpoint that passes the integrity check, and the newer rejected ones. Changes nothing."""
         return catalog.newest_valid(self.fs, self.root, self.verify)
 
     def quarantine(self, path: Path) -> tuple[Path, ...]:
-        """Rename a refused checkpoint to `.rejected_*`, so that a replay can pass its step again; gives the new names."""
+        """Rename a rejected checkpoint to `.rejected_*`, so that its step can be saved again; returns the new paths."""
         moved = catalog.quarantine(self.fs, entry_of(path))
         self._verified.pop(path.name, None)
         self._sync(self.root)
         return moved
 
     def reconcile(self, global_step: int, attempt: int) -> IntegrityReport | None:
-        """The valid checkpoint of that step that `attempt` wrote, or None: for closing the books on a writer that died."""
+        """The valid checkpoint of `global_step` that `attempt` wrote, or None: to reconcile the log after a writer died."""
         reports = (self.verify(entry.path) for entry in self.entries() if entry.global_step == global_step)
         return next((report for report in reports if report.ok and report.attempt == attempt), None)
 
     def sweep_leftovers(self) -> None:
-        """Remove stages, trash and temporary files of dead writers. Only for the owner of the store."""
+        """Remove stages, trash and temporary files of dead writers. Only the owner of the store may call it."""
         catalog.discard(self.fs, catalog.leftovers(self.fs, self.root))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
 
     def _already(self, work: CommitJob, target: Path) -> Saved | None:
-        """What holds the name: the same state counts as saved, another valid one is a conflict, anything else is set aside."""
+        """If the name is taken: the same state counts as saved, another valid one raises CheckpointConflict, anything else is quarantined."""
         entry = entry_of(target)
         if not any(self._exists(path) for path in entry.files):
             return None
         report = self.verify(target)
         if report.unread is not None and report.unread.errno not in _MISSING:
-            raise report.unread  # an acknowledged checkpoint may lie there: unread is not damaged
+            raise report.unread  # it may be an acknowledged checkpoint: unreadable is not damaged
         if report.manifest is None or not report.ok:
             self.quarantine(target)
             return None
@@ -240,14 +240,14 @@ class CheckpointStore:
         return True
 
     def _previous(self, step: int) -> str | None:
-        """The commit that the next one names as its predecessor: the newest older one that at least has its records in order."""
+        """The commit to name as predecessor: that of the newest older checkpoint with valid records and sizes, or None."""
         for entry in self.entries():
             if entry.global_step < step and (sha := self._records(entry)) is not None:
                 return sha
         return None
 
     def _is_verified(self, entry: CheckpointEntry) -> bool:
-        """Examined in full when first seen (what this store wrote itself counts as seen), then by its records and sizes."""
+        """Whether it is valid: fully verified the first time (not if this store wrote it), afterwards by its records and sizes."""
         known = self._verified.get(entry.path.name)
         if known is not None:
             return self._records(entry) == known
@@ -278,7 +278,7 @@ class CheckpointStore:
         return True
 
     def _sync_installed(self, target: Path, attempt: int) -> None:
-        """Make the name durable. Where that fails, take it away again: what is on record as failed must not be resumed from."""
+        """Make the name durable. If that fails, remove it again: a checkpoint logged as failed must not be resumed from."""
         try:
             self._sync(self.root)
         except StorageError:
@@ -293,7 +293,7 @@ class CheckpointStore:
 
 
 def same_state(report: IntegrityReport, work: CommitJob) -> bool:
-    """Do both hold the same tensors? train.json may differ: it names the attempt's own log lines."""
+    """Whether both hold the same tensors. train.json may differ: it covers the attempt's own log lines."""
     assert report.manifest is not None and work.manifest is not None
     return _tensors(report) == {name: entry for part in work.manifest.parts.values() for name, entry in part.tensors.items()}
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are no training's: their content is a function of (seed, step), so that a checker needs no reference file. Torch-free."""
+"""Synthetic checkpoints: their content is a function of (seed, step), so that a checker needs no reference file. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN, step_
 
 RUN_ID = "5" * 64
 _PIECE = 64 * 2**20
-_RNG_BYTES = 5056  # what torch's generator on the CPU has
+_RNG_BYTES = 5056  # size of torch's CPU generator state
 
 
 def synthetic_plan(model_bytes: int, optimizer_bytes: int, *, single: bool = False) -> ImagePlan:
-    """The layout: a float32 matrix and a counter in the model, one vector in the optimizer, one rank's generator."""
+    """The layout: a float32 vector and a counter in the model, one vector in the optimizer, one rank's RNG state."""
     model = [TensorSpec("parameters.weight", "torch.float32", (model_bytes // 4,)), TensorSpec("buffers.steps", "torch.int64", ())]
     optimizer = [TensorSpec("optimizer.weight.momentum_buffer", "torch.float32", (optimizer_bytes // 4,))]
     rng = [TensorSpec("rng.rank0.torch", "torch.uint8", (_RNG_BYTES,))]
@@ -26,7 +26,7 @@ def synthetic_plan(model_bytes: int, optimizer_bytes: int, *, single: bool = Fal
 
 
 def synthetic_image(seed: int, step: int, plan: ImagePlan, run_id: str = RUN_ID, *, restorable: bool = False) -> CheckpointImage:
-    """The snapshot of `step`. `restorable`: its train.json has all that a rank restores from, as the store of a run demands."""
+    """The image of `step`. `restorable`: its train.json has all fields that a rank restores from, as a run's store requires."""
     memory = memoryview(mmap.mmap(-1, plan.nbytes))
     for offset, header in plan.headers:
         memory[offset : offset + len(header)] = header
@@ -47,7 +47,7 @@ def synthetic_image(seed: int, step: int, plan: ImagePlan, run_id: str = RUN_ID,
 
 
 def _drawn(generator: random.Random, nbytes: int) -> bytearray:
-    """Random bytes, piece by piece: one call can draw 256 MiB at most."""
+    """Random bytes, drawn in pieces: one call can draw at most 256 MiB."""
     data = bytearray(generator.randbytes(min(nbytes, _PIECE)))
     while len(data) < nbytes:
         data += generator.randbytes(min(nbytes - len(data), _PIECE))
@@ -55,7 +55,7 @@ def _drawn(generator: random.Random, nbytes: int) -> bytearray:
 
 
 def image_components(image: CheckpointImage) -> Components:
-    """The digests that the manifest of this image must have."""
+    """The component digests that the manifest of this image must have."""
     with ThreadPoolExecutor(1) as pool:
         entries = ImageHasher(image, pool).entries()
     return components_of({name: entry.sha256 for part in entries.values() for name, entry in part.tensors.items()})

@@ -1,4 +1,4 @@
-"""The blocking strategy: barrier, capture, write, barrier. Nobody computes until the checkpoint is durable."""
+"""The blocking strategy: barrier, capture, write, barrier. No rank computes until the checkpoint is durable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ecrl_cli.checkpoint.strategies.context import StrategyContext, StrategyInpu
 
 
 class BlockingStrategy:
-    """Rank 0 writes in its own process, from one slot that is the image of the files; the others wait at the barrier."""
+    """Rank 0 writes in its own process, from one staging buffer; the others wait at the barrier."""
 
     def __init__(self, context: StrategyContext, store: CheckpointStore) -> None:
         self._context, self._store = context, store
@@ -45,10 +45,10 @@ class BlockingStrategy:
             context.released(progress.global_step, context.log.last_save)
 
     def snapshot(self, progress: TrainPosition) -> None:
-        """Only what is durable is kept."""
+        """No effect: this strategy keeps no snapshots in memory."""
 
     def flush(self) -> None:
-        """Nothing is ever in flight."""
+        """No effect: nothing is ever in flight."""
 
     def confirm(self, global_step: int) -> None:
         if self._context.writes:
@@ -73,7 +73,7 @@ class BlockingStrategy:
         context.raise_if_save_failed()
 
     def _ready(self, gathered: RankStates) -> StagingBuffer:
-        """The slot, made again if the state's structure has changed."""
+        """The staging buffer, made anew if the state's structure has changed."""
         snapshotter = self._context.snapshotter
         layout = snapshotter.refresh(gathered)
         if self._slot is None or self._slot.layout != layout:

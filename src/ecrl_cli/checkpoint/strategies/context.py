@@ -1,4 +1,4 @@
-"""What every strategy is made from, and what it works with."""
+"""The inputs and the shared context of every strategy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MakeStore = Callable[[Path, StoreConfig], CheckpointStore]
 
 @dataclass(frozen=True)
 class StrategyInputs:
-    """What a strategy of one rank in one attempt is made from. `make_store`: makes the store that the rank itself writes to. `snapshots`: the memory
-    for them, of the supervisor; there for strategies that keep snapshots."""
+    """Inputs of a strategy for one rank in one attempt. `make_store`: makes the store that the rank itself writes to. `snapshots`: the supervisor's
+    memory files, if the strategy keeps snapshots."""
 
     config: RunConfig
     pack: TrainState
@@ -38,7 +38,7 @@ class StrategyInputs:
     snapshots: SnapshotPair | None = None
 
     def context(self) -> StrategyContext:
-        """Opens the attempt's checkpoint log."""
+        """The strategy's context; opens the attempt's checkpoint log."""
         log = CheckpointLog(Journal(self.layout.attempt(self.attempt).checkpoints), self.layout, self.attempt)
         planner = CapturePlanner(self.pack, suffix_of(self.config.checkpoint))
         on_error = self.config.checkpoint.on_error
@@ -50,7 +50,7 @@ class StrategyInputs:
 
 
 def suffix_of(checkpoint: CheckpointConfig) -> str:
-    """What a single file ends in; empty for a group. format=torch is the published single file."""
+    """Suffix of a single-file checkpoint; empty for a group. format=torch always writes a single file."""
     if checkpoint.format == "torch":
         return ".pt"
     return ".safetensors" if checkpoint.layout == "single" else ""
@@ -58,7 +58,7 @@ def suffix_of(checkpoint: CheckpointConfig) -> str:
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """One rank in one attempt: its state, its time account, and the journal (which only rank 0 writes)."""
+    """One rank in one attempt: its state, its span clock, and the checkpoint log (which only rank 0 writes)."""
 
     pack: TrainState
     snapshotter: CapturePlanner
@@ -77,7 +77,7 @@ class StrategyContext:
         return CheckpointMeta(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.pack.world_size)
 
     def capture(self, slot: StagingBuffer, progress: TrainPosition, gathered: RankStates) -> tuple[tuple[PartPlace, ...], bytes]:
-        """Copy the state that was just looked up into `slot`; gives the files that it becomes and the text of train.json."""
+        """Copy the tensors that were just looked up into `slot`; returns the places of the files and the text of train.json."""
         self.clock.switch("snapshot")
         slot.capture(self.snapshotter.found)
         train = self.pack.train_document(progress, gathered.line_chain)
@@ -88,13 +88,13 @@ class StrategyContext:
         return slot.layout.parts(progress.global_step, serialized), train
 
     def raise_if_save_failed(self) -> None:
-        """StorageError if a save of this attempt has failed and `checkpoint.on_error` says stop: no restart would cure it."""
+        """StorageError if a save of this attempt has failed and `checkpoint.on_error` is stop: a restart would not help."""
         if self.log.failure and self.on_error == "stop":
             remedy = "checkpoint.on_error=stop: once the cause is gone, the same command resumes the run"
             raise StorageError("checkpoint", self.log.failure, remedy)
 
     def released(self, global_step: int, save: SaveTimes | None = None) -> None:
-        """The line of a stall that has ended, since the clock was marked: each second in exactly one part. `save`: what was written in it."""
+        """Log the stall since the clock was marked, each second in exactly one part. `save`: the times of the save within it."""
         stall_s, spent = self.clock.lap()
         parts = {name: spent.get(category, 0.0) for name, category in STALL_PARTS.items() if category != "write_wait"}
         if save:
@@ -104,7 +104,7 @@ class StrategyContext:
         self.log.write("released", global_step, enqueue_s=parts.get("enqueue", 0.0), stall_s=stall_s, stall_parts=parts)
 
     def submitted(self, global_step: int, nbytes: int, inflight: int) -> None:
-        """The line that stands in the journal before anything is handed over."""
+        """Log the checkpoint as submitted, before anything is handed over."""
         spent = self.clock.duration
         seconds = {f"{name}_s": spent(name) for name in ("snapshot", "serialize", "backpressure")}
         self.log.write("submitted", global_step, bytes=nbytes, inflight=inflight, **seconds)

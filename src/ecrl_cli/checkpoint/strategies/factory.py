@@ -1,4 +1,4 @@
-"""From configuration to strategy."""
+"""Makes the configured strategy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from ecrl_cli.config.strategies import strategy_of
 
 
 def make_strategy(inputs: StrategyInputs) -> Strategy:
-    """The strategy that `inputs.config.checkpoint` names, for this rank in this attempt."""
+    """The strategy named by `inputs.config.checkpoint`, for this rank in this attempt."""
     made: Strategy = strategy_of(inputs.config).load().make(inputs)
     return made

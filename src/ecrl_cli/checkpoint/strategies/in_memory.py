@@ -1,8 +1,8 @@
 """The in_memory strategy: overlapped checkpoints, and between them a snapshot every few steps into memory that outlives the ranks.
 
-A snapshot costs one collective and, on rank 0, one memory copy. There is no barrier behind the copy: no other rank writes rank 0's state, and
-none can finish the next step without rank 0's gradients, so that they may begin it meanwhile. What the collective sees to is that every rank has
-logged the step before rank 0 can copy it: a whole snapshot never stands for a step that a rank has no line of.
+A snapshot costs one collective and, on rank 0, one memory copy. No barrier is needed after the copy: no other rank writes rank 0's state, and none
+can finish the next step without rank 0's gradients, so the others may begin it meanwhile. The collective ensures that every rank has logged the
+step before rank 0 copies it: there is never a complete snapshot of a step that some rank has not logged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
 
 
 class MappedSnapshot:
-    """One memory file, mapped: the slot to copy into, and its records."""
+    """One mapped memory file: the staging buffer to copy into, and its record."""
 
     def __init__(self, memory: Memory, layout: BufferLayout, slot: StagingBuffer) -> None:
         self.layout, self.slot = layout, slot
@@ -28,7 +28,7 @@ class MappedSnapshot:
 
 
 class InMemoryStrategy(OverlappedStrategy):
-    """Rank 0 copies into `snapshots`, the older of the two each time."""
+    """Rank 0 copies into the two files of `snapshots` in turn, so that the newer snapshot stays complete."""
 
     def __init__(self, context: StrategyContext, max_inflight: int, snapshots: SnapshotPair) -> None:
         super().__init__(context, max_inflight)
@@ -43,7 +43,7 @@ class InMemoryStrategy(OverlappedStrategy):
         return cls(inputs.context(), inputs.config.checkpoint.max_inflight, inputs.snapshots)
 
     def prepare(self) -> None:
-        """The memory of both snapshots now: the first touch of a page costs seven times a copy into it."""
+        """Allocate the snapshot memory ahead of time: first touching a page costs seven times a copy into it."""
         super().prepare()
         context = self._context
         gathered = context.pack.gather(NOWHERE)
@@ -79,7 +79,7 @@ class InMemoryStrategy(OverlappedStrategy):
         self._next = 1 - self._next
 
     def _desk(self, number: int, layout: BufferLayout, train: bytes) -> MappedSnapshot:
-        """File `number`, mapped; anew where the state's structure has changed or train.json has outgrown it."""
+        """File `number`, mapped; mapped anew if the state's structure has changed or train.json no longer fits."""
         desk = self._desks.get(number)
         if desk is not None and desk.layout == layout and desk.page.fits(train):
             return desk

@@ -1,4 +1,4 @@
-"""No checkpoints: for the arm without failures that prices the others."""
+"""The strategy without checkpoints: the baseline that the overhead of the others is measured against."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ecrl_cli.checkpoint.strategies.context import StrategyInputs
 
 
 class NoneStrategy:
-    """Does nothing, at no cost."""
+    """Does nothing."""
 
     @classmethod
     def make(cls, inputs: StrategyInputs) -> Self:

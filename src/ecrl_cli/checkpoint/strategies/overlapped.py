@@ -1,7 +1,7 @@
 """The overlapped strategy: barrier, capture, enqueue, barrier. A background process writes while the ranks compute.
 
-The training thread pays for gathering the generators, one memory copy and a small message. At most `max_inflight` snapshots are in
-flight: each needs a slot, and there are so many; then the next one waits (backpressure).
+The training thread pays for gathering the RNG states, one memory copy and a small message. At most `max_inflight` checkpoints are in
+flight, one per staging buffer; the next one waits for a free buffer (backpressure).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ecrl_cli.errors import StorageError
 
 
 class OverlappedStrategy:
-    """Rank 0 copies into shared memory that the writer owns. Without a writer a save fails, on record, and the next one looks again."""
+    """Rank 0 copies into shared memory that the writer owns. Without a writer a save fails, is logged, and the next one tries to connect again."""
 
     def __init__(self, context: StrategyContext, max_inflight: int) -> None:
         self._context, self._max_inflight = context, max_inflight
@@ -51,10 +51,10 @@ class OverlappedStrategy:
             context.released(progress.global_step)
 
     def snapshot(self, progress: TrainPosition) -> None:
-        """Only what is durable is kept."""
+        """No effect: this strategy keeps no snapshots in memory."""
 
     def flush(self) -> None:
-        """Wait until the writer has ended all that was submitted. If it dies meanwhile, the supervisor closes the books."""
+        """Wait until the writer has finished every submitted checkpoint. If it dies meanwhile, the supervisor reconciles the log."""
         if self._client is not None:
             self._context.clock.switch("write_wait")
             try:
@@ -97,7 +97,7 @@ class OverlappedStrategy:
         self._heed_failures()
 
     def _heed_failures(self) -> None:
-        """Raise if a save has failed, here or at the writer, and training is to stop for that."""
+        """StorageError if a save has failed, here or in the writer, and checkpoint.on_error is stop."""
         self._hear_failure()
         self._context.raise_if_save_failed()
 
@@ -106,7 +106,7 @@ class OverlappedStrategy:
             self._context.log.failure = self._context.log.failure or self._client.failure
 
     def _ready(self, gathered: RankStates) -> WriterClient:
-        """The connection, made again if the writer was lost or the state's structure has changed."""
+        """The connection to the writer, made anew if the writer has ended or the state's structure has changed. WriterGone if there is no writer."""
         layout = self._context.snapshotter.refresh(gathered)
         if self._client is not None and self._client.gone:
             self._drop()

@@ -1,4 +1,4 @@
-"""Rank 0's end of the connection to the background writer: slots come in by themselves, snapshots go out as a slot number."""
+"""Rank 0's connection to the background writer: it receives staging buffers as they become free and submits images by buffer number."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ecrl_cli.records.layout import RunLayout
 
 
 class WriterGone(Exception):
-    """The writer has ended, or nobody listens."""
+    """The writer has ended, or there is none."""
 
 
 class WriterClient:
-    """A receiving thread maps the memory that the writer grants, so that the training thread finds slots ready; it waits only if all
-    are in flight (backpressure)."""
+    """A receiving thread maps the memory that the writer grants, so that the training thread finds staging buffers ready; it waits only
+    if all are in flight (backpressure)."""
 
     def __init__(self, layout: RunLayout, make_slot: Callable[[Memory], StagingBuffer]) -> None:
         try:
@@ -42,7 +42,7 @@ class WriterClient:
         self._thread.start()
 
     def open(self, attempt: int, nbytes: int, slots: int, parts: tuple[PartPlace, ...]) -> None:
-        """Ask for `slots` slots of `nbytes` and hand over the table of tensors."""
+        """Request `slots` staging buffers of `nbytes` bytes each, and send the table of parts and tensors."""
         self._send({"kind": "open", "attempt": attempt, "nbytes": nbytes, "slots": slots, "parts": encode_parts(parts)})
 
     @property
@@ -51,23 +51,23 @@ class WriterClient:
 
     @property
     def gone(self) -> bool:
-        """Whether the writer at the other end has ended: a new one does not know this connection."""
+        """Whether the writer of this connection has ended; a new writer needs a new connection."""
         return self._gone
 
     @property
     def failure(self) -> str:
-        """The first save over this connection that the writer has reported as failed, in words; empty while all is well."""
+        """The first failed save that the writer has reported over this connection, in words; empty if none."""
         return self._failure
 
     def take(self) -> tuple[int, StagingBuffer]:
-        """A free slot and its number; waits while there is none. The slots of a writer that has ended are of no use."""
+        """A free staging buffer and its number; waits while there is none. WriterGone if the writer has ended."""
         with self._changed:
             self._wait(lambda: bool(self._free) and not self._gone)
             number = self._free.popleft()
             return number, self._slots[number]
 
     def submit(self, number: int, image: CheckpointImage) -> None:
-        """Hand over the slot: from now on it is the writer's."""
+        """Hand the staging buffer over to the writer, which owns it until it grants it again."""
         with self._changed:
             self._in_flight += 1
         parts = [[part.name, part.offset, part.nbytes] for part in image.parts]
@@ -75,7 +75,7 @@ class WriterClient:
         self._send({"kind": "save", "slot": number, "stamp": encode(image.stamp), "parts": parts, "documents": documents})
 
     def wait_idle(self) -> None:
-        """Return when all that was submitted has ended."""
+        """Return when every submitted save has ended. WriterGone if the writer has ended before."""
         with self._changed:
             self._wait(lambda: self._in_flight == 0)
 
@@ -108,8 +108,8 @@ class WriterClient:
         except EcrlError as error:
             self._refuse(error)
         except OSError:
-            pass  # the connection broke: the same as its end
-        except Exception as error:  # whatever it was (CUDA, say), nobody may wait for this thread any more
+            pass  # a broken connection is treated like a closed one
+        except Exception as error:  # for instance from CUDA; the training thread must not wait for ever
             self._refuse(StorageError("slot", f"{type(error).__name__}: {error}", "resume the run"))
         finally:
             with self._changed:

@@ -1,10 +1,10 @@
-"""What rank 0 and the background writer say to each other: JSON lines over a Unix socket, memory by descriptor. Torch-free.
+"""The protocol between rank 0 and the background writer: JSON lines over a Unix socket, memory by descriptor. Torch-free.
 
 rank 0 -> writer    open   {attempt, nbytes, slots, parts}: the table of parts and tensors, once per connection
-                    save   {slot, stamp, parts, documents}: the slot holds a finished image
+                    save   {slot, stamp, parts, documents}: staging buffer `slot` holds a finished image
                     drain  {}: answer when everything received is done
-writer -> rank 0    grant  {slot, nbytes, memory}: the slot is free; with `memory`, its descriptor comes along (the first time)
-                    ended  {global_step, failure}: a save has ended, well or badly; the first failure of this connection, or nothing
+writer -> rank 0    grant  {slot, nbytes, memory}: the staging buffer is free; with `memory`, its descriptor is attached (the first time)
+                    ended  {global_step, failure}: a save is committed or failed; `failure`: the first of this connection, or empty
                     refused {code, key, fact, remedy}: why nothing can be saved
                     drained {}
 """
@@ -30,7 +30,7 @@ _FD = struct.Struct("i")
 
 @contextmanager
 def short_address(path: Path) -> Iterator[str]:
-    """An address for `path` that fits into the 107 bytes of a Unix socket's name, however deep it lies."""
+    """An address for `path` that fits into the 107 bytes of a Unix socket's name, however long the path is."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -39,7 +39,7 @@ def short_address(path: Path) -> Iterator[str]:
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at `path`; a dead one's name is replaced."""
+    """A listening socket at `path`; replaces an old socket file."""
     path.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     with short_address(path) as address:
@@ -49,7 +49,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path) -> socket.socket:
-    """Raises OSError where nobody listens."""
+    """A socket connected to `path`; OSError if no process listens."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         with short_address(path) as address:
@@ -61,7 +61,7 @@ def connect(path: Path) -> socket.socket:
 
 
 class Channel:
-    """One end of a connection. Messages come out whole and in order, each descriptor with the message that announces one."""
+    """One end of a connection. Messages are received complete and in order, each descriptor with the message that announces it."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -77,7 +77,7 @@ class Channel:
         self.socket.sendall(data[sent:])
 
     def receive(self, *, wait: bool) -> list[dict[str, Any]] | None:
-        """The messages that are there (with `wait`, at least one); None when the other end has gone and all is read."""
+        """The messages received so far (with `wait`, at least one); None when the other end has closed and all is read."""
         found: list[dict[str, Any]] = []
         while not found:
             try:
@@ -95,7 +95,7 @@ class Channel:
         return found
 
     def _receive(self, flags: int) -> bytes:
-        """Bytes, and descriptors into their queue; not by `socket.recv_fds`, which forgets its flags (CPython 3.11)."""
+        """Receive bytes, and queue descriptors; without `socket.recv_fds`, which ignores its flags in CPython 3.11."""
         data, ancillary, _, _ = self.socket.recvmsg(_RECEIVE, socket.CMSG_LEN(_MAX_FDS * _FD.size), flags)
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -103,13 +103,13 @@ class Channel:
         return data
 
     def take_fd(self) -> int:
-        """The descriptor that came with the oldest message not yet served. StorageError where the system could not hand it over."""
-        if not self._fds:  # the kernel leaves out what this process has no free number for
+        """The oldest descriptor not yet taken. StorageError if the kernel could not pass it on."""
+        if not self._fds:  # the kernel drops descriptors beyond this process's limit
             raise StorageError("slot", "too many open files: memory to save into could not be received", "raise the limit: ulimit -n 1024")
         return self._fds.pop(0)
 
     def shutdown(self) -> None:
-        """End both directions: a thread that waits in `receive` comes back."""
+        """Shut down both directions: a thread that waits in `receive` returns."""
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 

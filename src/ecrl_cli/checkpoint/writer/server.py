@@ -1,7 +1,7 @@
-"""The background writer, whose program is `supervision.writer_main`. Torch-free, one per run, outlives attempts.
+"""The background writer, run by `supervision.launch.writer_main`. Torch-free, one per run, outlives attempts.
 
-It owns the slots, takes finished images from rank 0, and does file I/O and hashing only. What it has received it finishes, even when
-the rank that sent it is dead. Three threads: the main one reads the sockets, one saves, one provides memory at the start of a connection.
+It owns the staging buffers, takes finished images from rank 0, and does file I/O and hashing only. It finishes every image that it has
+received, even if the rank that sent it is dead. Threads: the main one reads the sockets, one saves, one per new connection provides memory.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
 
-NICE = 19  # training comes first: a step in flight is worth more than an early commit
+NICE = 19  # training has priority: a running step matters more than an early commit
 _PR_SET_PDEATHSIG = 1
 
 
 class WriterConnection:
-    """A connection, and what its `open` said."""
+    """A connection to rank 0, with the values of its `open` message."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -47,7 +47,7 @@ class WriterConnection:
         self._lock = threading.Lock()
 
     def tell(self, message: dict[str, Any], fd: int | None = None) -> None:
-        """Send; a client that has gone is no error."""
+        """Send `message`; a closed connection is no error."""
         with self._lock, contextlib.suppress(OSError):
             self.channel.send(message, fd)
 
@@ -56,7 +56,7 @@ class WriterConnection:
 
 
 class Writer:
-    """Sockets in, checkpoints out."""
+    """Receives images over sockets and saves them as checkpoints."""
 
     def __init__(self, layout: RunLayout, store: CheckpointStore, listener: socket.socket, board: HeartbeatTable | None = None) -> None:
         self._layout, self._store, self._listener, self._board = layout, store, listener, board
@@ -70,7 +70,7 @@ class Writer:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """For ever. Whatever ends it (a journal on a full disk, say), what was received is finished first."""
+        """Serve for ever. If an error ends it (such as a journal on a full disk), received images are saved first."""
         threading.Thread(target=self._work, name="save", daemon=True).start()
         self._selector.register(self._listener, selectors.EVENT_READ)
         try:
@@ -96,7 +96,7 @@ class Writer:
                 self._board.write(self._board.writer, 0, "done")
 
     def _read(self, client: WriterConnection) -> bool:
-        """Handle what `client` has sent; False when there is nothing more for now."""
+        """Handle the messages that `client` has sent; False if there are none at the moment."""
         messages = client.channel.receive(wait=False)
         if messages is None:
             self._selector.unregister(client.channel.socket)
@@ -129,7 +129,7 @@ class Writer:
         self._jobs.put(lambda: self._save(client, number, image))
 
     def _drain(self, client: WriterConnection, message: dict[str, Any]) -> None:
-        """Answer when all that any client has sent up to now is done."""
+        """Answer when everything that any client has sent so far is done."""
         others = [key.data for key in self._selector.get_map().values() if key.data is not None and key.data is not client]
         for other in others:
             while self._read(other):
@@ -151,13 +151,13 @@ class Writer:
         with self._lock:
             del self._busy[number]
             current = self._current
-        # the end before the slot: who takes the slot counts what is in flight, and this save is not any more
+        # `ended` before the grant: the client counts saves in flight when it takes the buffer, and this one has ended
         client.tell({"kind": "ended", "global_step": image.stamp.global_step, "failure": client.log.failure})
         if current is not None and number < current.slots:
             self._provide(current, number)
 
     def _part_with(self, client: WriterConnection) -> None:
-        """The client has gone and all it sent is done."""
+        """Close the connection of a client that has disconnected; all its images are saved."""
         with self._lock:
             if self._current is client:
                 self._current = None
@@ -170,7 +170,7 @@ class Writer:
             self._provide(client, number)
 
     def _provide(self, client: WriterConnection, number: int) -> None:
-        """Grant slot `number` if it is free, making its memory if it has none of the right size."""
+        """Grant staging buffer `number` if it is free; allocates its memory if it has none of the right size."""
         with self._lock:
             if client is not self._current or number in self._busy or number in client.granted:
                 return
@@ -203,6 +203,6 @@ def die_with_parent() -> None:
 
 
 def die_of(failure: threading.ExceptHookArgs) -> None:
-    """A writer without its saving thread would look alive for ever: better dead, and replaced."""
+    """Exit on an uncaught exception in a thread: a writer without its saving thread would look alive for ever; a dead one is replaced."""
     threading.__excepthook__(failure)
     os._exit(1)
