@@ -118,7 +118,7 @@ def _scratch(layout: StudyLayout) -> Iterator[None]:
 
 
 def _torn(root: Path) -> list[Path]:
-    """Temporary file of a JSON file whose writer died before the rename."""
+    """Temporary files of JSON files whose writer died before the rename."""
     return list(root.glob(".*.json.*.tmp"))
 
 

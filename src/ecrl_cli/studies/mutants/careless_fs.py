@@ -77,7 +77,7 @@ class ForgetsUndo(FsWrapper):
 class ForgetsUndoAfterRename(ForgetsUndo):
     """Does not undo a stage once a rename of it was tried."""
 
-    _keep = "\0"  # initially empty
+    _keep = "\0"  # matches no path at first
 
     def rename(self, source: Path, target: Path, *, replace: bool) -> None:
         try:
