@@ -21,10 +21,10 @@ _STEP = re.compile(r"^(\d{1,9})(?:\.([a-z]+))?$")
 @dataclass(frozen=True)
 class AuditKeys:
     """`resume`: words appended to the command from the second attempt on. `elastic`: the command from the second attempt on, for a change
-    of the number of processes. `references`: undisturbed runs (2 show whether the job is deterministic). `failures`: how many are drawn.
+    of the number of processes. `references`: runs without failures (2 show whether the job is deterministic). `failures`: how many are drawn.
     `digests`: every how many steps parameters and optimizer state are digested; 0: never. `order`: declared: the order of the samples is promised;
-    free: only that each comes once; auto: declared where ids are known. `silence_s`: a job that records and prints nothing for so long hangs;
-    `start_timeout_s`: before its first step. `own_dir`: the job writes only where ECRL_ARM_DIR says, and its command needs no {dir}.
+    free: only that each comes once; auto: declared where ids are known. `silence_s`: a job that records and prints nothing for this long is
+    hung; `start_timeout_s`: the same before its first step. `own_dir`: the job writes only to ECRL_ARM_DIR, and its command needs no {dir}.
     """
 
     resume: str = ""

@@ -1,5 +1,5 @@
-"""Tables, figures and the page. Everything heavy (matplotlib, seaborn, pandas) stays in here, so that the command line starts in a blink."""
+"""Tables, figures and the report page. matplotlib, seaborn and pandas are imported only in here, so that the command line starts fast."""
 
 import logging
 
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # before it is imported: a font or a cache folder that it lacks is no news to the user
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # before it is imported: users need no warnings about missing fonts or cache folders

@@ -1,4 +1,4 @@
-"""From run directories and studies to the report: what `ecrl report` calls."""
+"""Builds the report from run directories and studies; called by `ecrl report`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ecrl_cli.storage.links import refuse_links
 class ReportResult:
     """`page`: index.html. `text`: for a terminal. `exit_code`: 0, 1 (a gate failed, a study is incomplete) or 3 (a verdict or result is missing).
 
-    `notes`: what a reader must know of the runs, in sentences.
+    `notes`: remarks on the runs, in sentences.
     """
 
     page: Path
@@ -51,11 +51,11 @@ class ReportResult:
 
 
 def report(dirs: list[Path], out: Path | None = None, other: Path | None = None, judge_anew: bool = False) -> ReportResult:
-    """Write the report on `dirs` (run directories, studies and folders of them) into `out`, and how they stand against the sweep `other`.
-    `judge_anew`: every run is judged now, and no verdict on file is believed.
+    """Writes the report on `dirs` (run directories, studies and folders of them) into `out`, compared with the sweep `other` if given.
+    `judge_anew`: every run is verified again, and verdicts on file are ignored.
 
-    RunDirectoryError where one of them is neither; RecordError for a damaged result of a study; EvidenceMissing where nothing left
-    numbers; StorageError where `out` refuses.
+    RunDirectoryError for a path that is neither run nor study; RecordError for a damaged study result; EvidenceMissing if there are no
+    numbers; StorageError if `out` cannot be written.
     """
     there = find_inputs(dirs)
     shown = compare(parallel_map(partial(read_run, judge_anew=judge_anew), there.runs))
@@ -86,7 +86,7 @@ def _nothing(shown: Comparison, studies: Sequence[StudyResult]) -> EvidenceMissi
 
 
 def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: SweepDiff | None = None) -> dict[str, bytes]:
-    """Every file of the report by its path in the folder; the page last, so that a page never lacks what it links to."""
+    """Every file of the report by its path in the folder; the page last, so that all its links exist."""
     published = replication().publication(shown) if shown.runs else None
     drawn = Figures(run_pictures(shown), {study.ident: study_pictures(study) for study in studies}, sections(shown, published, beside))
     said = _said(shown, studies)
@@ -114,7 +114,7 @@ def _said(shown: Comparison, studies: Sequence[StudyResult]) -> ReportSummary:
 
 
 def _write(folder: Path, files: dict[str, bytes], named: bool) -> None:
-    """`named`: whether the user has said that it shall be this folder, which may then be reached by a link; what is in it never is."""
+    """`named`: the user chose this folder, which may then be a symlink; symlinks inside it are refused always."""
     if not named:
         refuse_links(folder.parent, [folder.name])
     refuse_links(folder, sorted({Path(name).parts[0] for name in files if len(Path(name).parts) > 1}))

@@ -1,4 +1,4 @@
-"""How numbers look to a reader. Plain text; the page turns hyphens in front of digits into minus signs."""
+"""Formats numbers for readers, as plain text; the page replaces hyphens before digits by minus signs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ NONE = "-"
 
 
 def duration(seconds: float | None) -> str:
-    """`seconds` with a unit that keeps three digits."""
+    """`seconds` with a suitable unit, about three digits."""
     if seconds is None:
         return NONE
     size = abs(seconds)
     if size < 5e-7:
         return "0 s"
-    if size < 9.995e-4:  # what rounds to a thousand has the next unit
+    if size < 9.995e-4:  # what rounds to a thousand gets the next unit
         return f"{seconds * 1e6:.0f} us"
     if size < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
@@ -44,7 +44,7 @@ def identical(low: float, high: float) -> bool:
 
 
 def magnitude(value: float | None) -> str:
-    """A distance: an exact zero says so."""
+    """A distance; only an exact zero is shown as 0."""
     return NONE if value is None else "0" if value == 0 else f"{value:.3g}"
 
 
@@ -54,7 +54,7 @@ def share(part: float | None) -> str:
 
 
 def proportion(part: float | None) -> str:
-    """A proportion that was counted: only an exact 0 or 1 is shown as such."""
+    """A counted proportion: only an exact 0 or 1 is shown as 0% or 100%."""
     if part is None:
         return NONE
     percent = part * 100
@@ -66,7 +66,7 @@ def proportion(part: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Any other number: whole ones in full, the rest to four digits."""
+    """Any other number: integers in full, the rest with four digits."""
     if value is None:
         return NONE
     return count(value) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
@@ -109,19 +109,19 @@ def minus(text: str) -> str:
 
 
 def printable(text: object) -> str:
-    """`text` without control characters, which no table and no XML can hold."""
+    """`text` with control characters replaced, which tables and XML cannot hold."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
 
 
 def short(text: str, limit: int = 150) -> str:
-    """`text` cut at `limit` characters."""
+    """`text` cut to `limit` characters."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-# What a browser, a pager or an editor would obey instead of showing it: control characters, marks that turn text around, halves of surrogate pairs.
+# Characters that a browser, pager or editor interprets instead of showing: control characters, bidirectional marks, lone surrogates.
 _OBEYED = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
 
 def harmless(text: str) -> str:
-    """A whole document of ours without what only a record can have brought in: the last sieve behind the escapes of each place."""
+    """Replaces such characters in a whole document: a last safeguard after the escaping of each value."""
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,4 +1,4 @@
-"""A parallel map over forked processes: a worker inherits the items, and is sent nothing but the index of its next one."""
+"""A parallel map over forked processes: workers inherit the items and receive only indices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-FEWEST = 3  # items; for fewer, starting workers takes as long as they save
+FEWEST = 3  # items; with fewer, starting workers takes longer than it saves
 
 _work: Callable[[int], Any] | None = None
 
 
 def parallel_map(function: Callable[[T], R], things: Sequence[T], workers: int | None = None) -> list[R]:
-    """`function` of each of `things`, in order; results come back pickled. What it raises is raised here."""
+    """`function` of each of `things`, in order; results are pickled. Its exceptions are raised here."""
     count = min(workers or os.cpu_count() or 1, len(things))
     if count < 2 or len(things) < FEWEST or _work is not None:
         return [function(thing) for thing in things]
@@ -26,7 +26,7 @@ def parallel_map(function: Callable[[T], R], things: Sequence[T], workers: int |
 
 
 class _inherited:
-    """While entered, forked workers find `work` where `_numbered` looks for it."""
+    """While entered, forked workers inherit `work` through the global that `_numbered` reads."""
 
     def __init__(self, work: Callable[[int], Any]) -> None:
         self._new = work
@@ -45,6 +45,6 @@ def _numbered(number: int) -> Any:
 
 def _pool(workers: int) -> ProcessPoolExecutor:
     with warnings.catch_warnings():
-        # Python warns of forks beside threads; those of the numerical libraries sleep and hold no lock that a worker takes.
+        # Python warns about forking with threads; those of the numerical libraries are idle and hold no lock that a worker needs.
         warnings.simplefilter("ignore", DeprecationWarning)
         return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"))

@@ -1,7 +1,7 @@
-"""Exports each figure as SVG for the page (slimmed, in its colours), PNG and PDF.
+"""Exports each figure as SVG for the page (slimmed, with theme colours), PNG and PDF.
 
-seaborn (`figures.plots`) and matplotlib draw on figures that are made here, never on pyplot's current one: no global state, no window system.
-`set_tooltip` gives an artist the text that the page shows over it.
+seaborn (`figures.plots`) and matplotlib draw on figures created here, never on pyplot's current one: no global state, no window system.
+`set_tooltip` gives an artist its tooltip in the page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDTH = 7.4  # inches
 TITLE_WIDTH = 88  # characters in a line of a title
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it along
+    "font.sans-serif": ["DejaVu Sans"],  # shipped with matplotlib
     "font.size": 9,
     "text.parse_math": False,
     "svg.fonttype": "none",
@@ -57,28 +57,28 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure: its file name, what it shows in a sentence, and its bytes by format."""
+    """A drawn figure: its file name, its title, and its contents by format."""
 
     name: str
     title: str
-    svg: str  # empty where the page draws it itself
+    svg: str  # empty if not shown in the page as SVG
     png: bytes
     pdf: bytes
 
 
 def legend_name(label: str) -> str:
-    """matplotlib leaves labels out that begin with an underscore."""
+    """A legend label; matplotlib drops labels that begin with an underscore, so a zero-width space is put in front of it."""
     return printable(label).replace("_", "\N{ZERO WIDTH SPACE}_", 1) if label.startswith("_") else printable(label)
 
 
 def set_tooltip(artist: Artist, text: str) -> None:
-    """Show `text` over `artist` in the page. Written in hexadecimal into its name in the SVG, so that no text can break out of it."""
+    """Shows `text` as a tooltip over `artist` in the page. It is stored as hexadecimal in the SVG id, so that no text can break out of the markup."""
     artist.set_gid("say-" + minus(printable(text)).encode().hex())
 
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure to be drawn. `draw` gives None where there is nothing to show. `in_page`: its SVG is wanted too."""
+    """A figure to be drawn. `draw` returns None if there is nothing to show. `in_page`: also export SVG."""
 
     name: str
     title: str
@@ -87,8 +87,8 @@ class FigureSpec:
 
 
 def draw_figures(sketches: Sequence[FigureSpec]) -> list[Picture]:
-    """The pictures that there is something to show for, in order, each in the house's style."""
-    import seaborn  # noqa: F401  here, before the work is spread over processes: each of them would import it
+    """Draws the figures that have something to show, in order, in ECRL's style."""
+    import seaborn  # noqa: F401  imported before the fork, so that the worker processes need not
 
     return [made for made in parallel_map(_drawn, sketches) if made]
 
@@ -97,14 +97,14 @@ def _drawn(sketch: FigureSpec) -> Picture | None:
     import seaborn as sns
 
     with sns.axes_style("ticks"), mpl.rc_context(STYLE), warnings.catch_warnings():
-        # A name in a script that the font lacks, more names than there is room for, an axis of one value: drawn as well as it goes.
+        # Missing glyphs, more labels than fit, or an axis with a single value only cause warnings.
         warnings.simplefilter("ignore", UserWarning)
         figure = sketch.draw()
         return picture(sketch.name, sketch.title, figure, in_page=sketch.in_page) if figure else None
 
 
 def picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> Picture:
-    """Draw `figure` in each format under its title; the layout is computed once, and what is there only to be pointed at is in the page alone."""
+    """Renders `figure` in each format under its title; the layout is computed once, and invisible tooltip targets are kept in the SVG only."""
     _head(figure, title)
     engine = figure.get_layout_engine()
     if engine:
@@ -118,18 +118,18 @@ def picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> P
 
 
 def _head(figure: Figure, title: str) -> None:
-    """Put `title` above all axes, in a strip of its own; a figure without a layout engine keeps its axes as large as they are."""
+    """Puts `title` above all axes, in a strip added to the figure; without a layout engine the axes keep their size."""
     text = textwrap.fill(printable(title), TITLE_WIDTH)
     before, strip = figure.get_figheight(), 0.22 * (text.count("\n") + 1)
     figure.set_figheight(before + strip)
     if figure.get_layout_engine() is None:
         kept = before / (before + strip)
         figure.subplots_adjust(top=figure.subplotpars.top * kept, bottom=figure.subplotpars.bottom * kept)
-    place = {} if figure.get_layout_engine() else {"y": 1 - 0.05 / (before + strip)}  # a layout engine makes room only where it places the title
+    place = {} if figure.get_layout_engine() else {"y": 1 - 0.05 / (before + strip)}  # a layout engine makes room for the title only if it places it
     figure.suptitle(text, x=0.01, ha="left", va="top", fontsize=10, fontweight="bold", color=INK.light, **place)
 
 
-# Each back end is called directly: Figure.savefig draws everything once more beforehand, which is a third of the time.
+# Each back end is called directly: Figure.savefig draws the figure an extra time, a third of the total.
 def _svg(figure: Figure) -> bytes:
     file, canvas = io.BytesIO(), FigureCanvasSVG(figure)
     paper, edge, dpi = figure.get_facecolor(), figure.get_edgecolor(), figure.dpi
@@ -158,7 +158,7 @@ def _pdf(figure: Figure) -> bytes:
 
 
 def slim(svg: str, title: str) -> str:
-    """matplotlib's SVG for the inside of a page: no prologue, metadata or styles of its own, short numbers, the palette's variables."""
+    """Slims matplotlib's SVG for embedding in the page: no prologue, metadata or styles, short numbers, colours as CSS variables."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
     body = re.sub(r"<g id=\"(?!say-)[^\"]*\"", "<g", body)
@@ -167,7 +167,7 @@ def slim(svg: str, title: str) -> str:
     body = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), body)
     body = re.sub(r"\s*\n\s*", "\n", body)
     body = themed(body.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
-    return re.sub(r"<g id=\"say-([0-9a-f]*)\"([^>]*)>", _said, body)  # last: what is said stays as it is
+    return re.sub(r"<g id=\"say-([0-9a-f]*)\"([^>]*)>", _said, body)  # last: tooltip texts must not be changed
 
 
 def _said(group: re.Match[str]) -> str:

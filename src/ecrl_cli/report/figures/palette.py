@@ -1,8 +1,8 @@
-"""One colour per variant and per category, the same in every figure, told apart by readers who see few colours.
+"""One colour per variant and per category, the same in every figure, distinguishable with colour blindness.
 
 Variants follow Okabe and Ito; categories come in families (training blue, checkpointing gold, starting rose, replay plum, the rest grey)
-and differ in lightness within one. Each colour is a CSS variable with a light and a dark value; matplotlib draws with the light one and
-`themed` gives the variable back to the SVG.
+with shades of different lightness. Each colour is a CSS variable with a light and a dark value; matplotlib draws with the light one, and
+`themed` replaces it by the variable in the SVG.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OTHER_VARIANTS = (
     Colour("v-5", "#8c6d31", "#c2a266"),
 )
 
-# What a study's series are called again and again: how a trial ended, from harmless to worst, and the write modes.
+# Recurring series names in studies: outcomes of a trial, from harmless to worst, and the write modes.
 KNOWN_SERIES = {
     "new": Colour("o-new", "#2a9d72", "#45c795"),
     "previous": Colour("o-previous", "#8fc9b0", "#2f6b54"),
@@ -98,7 +98,7 @@ _SHADES = {
     "idle": ("#c4c9d0", "#4a525d"),
     "residual": ("#8f979f", "#8a939d"),
 }
-# Every category of the house and the residual, family by family.
+# Every category and the residual, family by family.
 CATEGORY_COLOURS = {name: Colour(f"c-{name}", *_SHADES[name]) for names in FAMILIES.values() for name in names}
 FAMILY_OF = {category: family for family, categories in FAMILIES.items() for category in categories}
 
@@ -110,7 +110,7 @@ def variant_colours(labels: list[str]) -> dict[str, Colour]:
 
 
 def series_colours(labels: list[str]) -> dict[str, Colour]:
-    """A colour for each series of a study's figure; known names always have their own, and the blue that is like one of them stays out."""
+    """A colour for each series of a study's figure; known names have fixed colours, and a blue similar to one of them is then left out."""
     others = [label for label in labels if label not in KNOWN_SERIES]
     spare = OTHER_VARIANTS if len(others) == len(labels) else OTHER_VARIANTS[1:]
     return {label: KNOWN_SERIES.get(label) or spare[others.index(label) % len(spare)] for label in labels}
@@ -126,5 +126,5 @@ def themed(svg: str) -> str:
 
 
 def variables(dark: bool) -> str:
-    """The declarations of one theme."""
+    """The CSS declarations of one theme."""
     return "".join(f"--{colour.name}:{colour.dark if dark else colour.light};" for colour in ALL)

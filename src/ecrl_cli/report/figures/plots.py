@@ -1,7 +1,7 @@
-"""The plots of all figures, by seaborn: from a frame with one row per mark, an artist per mark, so that each has its tooltip.
+"""The plots of all figures, with seaborn: a frame has one row per mark, and each mark is a separate artist with its own tooltip.
 
-seaborn and pandas are imported where a figure is drawn: together they take a second that a refused folder need not wait for.
-Bars and intervals show what `metrics.statistics` computed; seaborn's own intervals are bootstrapped and would be other numbers.
+seaborn and pandas are imported where a figure is drawn: they take a second, and bad input should fail before that.
+Bars and intervals show what `metrics.statistics` computed; seaborn's own intervals are bootstrapped and would differ.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ecrl_cli.report.figures.export import set_tooltip
 if TYPE_CHECKING:
     import pandas as pd
 
-BAR_COLUMNS = ["row", "value", "colour", "says"]  # `row`: counted from the top; `says`: shown over the bar in the page
+BAR_COLUMNS = ["row", "value", "colour", "says"]  # `row`: counted from the top; `says`: the tooltip
 MARK_COLUMNS = ["x", "y", "colour", "says"]
 END_COLUMNS = ["row", "low", "high", "colour"]
 
 
 def bars(axes: Axes, frame: pd.DataFrame, rows: int, thick: float) -> None:
-    """Lying bars, `thick` of a row: `frame` has BAR_COLUMNS. `rows`: how many there are, those without a bar among them."""
+    """Horizontal bars, `thick` rows high: `frame` has BAR_COLUMNS. `rows`: number of rows, including those without a bar."""
     import seaborn as sns
 
     frame = _finite(frame, ["value"])
@@ -44,17 +44,17 @@ def bars(axes: Axes, frame: pd.DataFrame, rows: int, thick: float) -> None:
 
 
 def drawn_bars(axes: Axes) -> list[Rectangle]:
-    """The bars that seaborn drew, one container after the other."""
+    """The bars that seaborn drew, container by container."""
     return [bar for container in axes.containers for bar in container if isinstance(bar, Rectangle)]
 
 
 def middle(bar: Rectangle) -> float:
-    """Where a lying bar lies, in rows."""
+    """The vertical centre of a horizontal bar, in rows."""
     return bar.get_y() + bar.get_height() / 2
 
 
 def marks(axes: Axes, frame: pd.DataFrame, **style: Any) -> None:
-    """A marker per row of `frame`, which has MARK_COLUMNS. Not a scatterplot: its points are one artist, and each of these says its value."""
+    """A marker per row of `frame`, which has MARK_COLUMNS. Not a scatter plot: its points would share one artist and could have no own tooltips."""
     frame = _finite(frame, ["x", "y"])
     frame["line"] = range(len(frame))
     for line, text in zip(_lines(axes, frame, list(frame["colour"]), linestyle="none", **style), frame["says"], strict=True):
@@ -62,7 +62,7 @@ def marks(axes: Axes, frame: pd.DataFrame, **style: Any) -> None:
 
 
 def intervals(axes: Axes, frame: pd.DataFrame, linewidth: float) -> None:
-    """A stroke from `low` to `high` in each row of `frame`, which has END_COLUMNS; a row without an interval has none."""
+    """A line from `low` to `high` for each row of `frame`, which has END_COLUMNS; rows without an interval are skipped."""
     frame = _finite(frame, ["low", "high"])
     frame["line"] = range(len(frame))
     ends = frame.melt(["row", "line"], ["low", "high"], value_name="x").rename(columns={"row": "y"})
@@ -70,7 +70,7 @@ def intervals(axes: Axes, frame: pd.DataFrame, linewidth: float) -> None:
 
 
 def curves(axes: Axes, points: Sequence[Sequence[tuple[float, float]]], colours: Sequence[str], widths: Sequence[float]) -> dict[int, Line2D]:
-    """A curve through each of `points`, by its number: the first one lowest. One without points is left out."""
+    """A curve for each of `points`; returns the lines by index. The first is drawn at the bottom; empty curves are left out."""
     import pandas as pd
 
     tidy = [(number, x, y) for number, curve in enumerate(points) for x, y in curve]
@@ -82,7 +82,7 @@ def curves(axes: Axes, points: Sequence[Sequence[tuple[float, float]]], colours:
 
 
 def _lines(axes: Axes, frame: pd.DataFrame, colours: Sequence[str], **style: Any) -> list[Line2D]:
-    """A line through the rows of `frame` (`line`, `x`, `y`) that have the same number, in the order of their numbers."""
+    """One line per value of `frame["line"]`, through its rows (`x`, `y`), ordered by that value."""
     import seaborn as sns
 
     if frame.empty:
@@ -96,7 +96,7 @@ def _lines(axes: Axes, frame: pd.DataFrame, colours: Sequence[str], **style: Any
 
 
 def _finite(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """A copy of the rows that have a place in the figure."""
+    """A copy of the rows with finite values in `columns`."""
     placed = np.isfinite(frame[columns].astype(float).to_numpy()).all(axis=1)
     found: pd.DataFrame = frame.loc[placed].copy()
     return found
@@ -104,7 +104,7 @@ def _finite(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
 
 @contextmanager
 def _own_frame(axes: Axes) -> Iterator[None]:
-    """seaborn names the axes after the frame's columns and sets the range of rows; the figure's own are put back."""
+    """Restores axis labels and the row range, which seaborn overwrites."""
     labels, rows = (axes.get_xlabel(), axes.get_ylabel()), axes.get_ylim()
     scaled = axes.get_autoscaley_on()
     yield

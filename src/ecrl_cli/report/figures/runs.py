@@ -21,13 +21,13 @@ from ecrl_cli.report.model.contrast import Contrast, by_scope
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.timeline_view import TimelineView, thinned
 
-ROW = 0.30  # inches: a bar
-MOST_POINTS, READINGS = 240, 24  # of a curve: points, and steps that say their values
+ROW = 0.30  # inches per bar
+MOST_POINTS, READINGS = 240, 24  # of a curve: points, and steps with a tooltip
 EFFECTS = "Difference of goodput by pairs of one suite and seed, with 95% intervals"
 
 
 def run_pictures(comparison: Comparison) -> list[Picture]:
-    """Every figure that there is something to show for."""
+    """Every figure that has something to show."""
     if not comparison.arms:
         return []
     effects = by_scope(comparison)
@@ -45,7 +45,7 @@ def run_pictures(comparison: Comparison) -> list[Picture]:
 
 
 def first_seed(comparison: Comparison) -> dict[str, list[Run]]:
-    """By suite, one run per arm: of the seed that most arms have, the first of them in order."""
+    """By suite, one run per arm: all of the seed that most arms have, the first such seed."""
     chosen = {}
     for suite in dict.fromkeys(arm.suite for arm in comparison.arms):
         arms = comparison.of(suite)
@@ -57,7 +57,7 @@ def first_seed(comparison: Comparison) -> dict[str, list[Run]]:
 
 
 def draw_goodput(comparison: Comparison) -> Figure:
-    """A bar per arm; the 95% interval and every run's own point where there is more than one."""
+    """A bar per arm; the 95% interval and a point per run if there is more than one."""
     import pandas as pd
 
     figure, axes, rows = _bars(comparison)
@@ -80,7 +80,7 @@ def draw_goodput(comparison: Comparison) -> Figure:
 
 
 def draw_seconds(comparison: Comparison) -> Figure:
-    """A bar per arm, cut into categories; the mean over its runs where it is averaged."""
+    """A bar per arm, split into categories; the mean over its runs if the arm is averaged."""
     figure, axes, rows = _bars(comparison, extra=0.75)
     used: set[str] = set()
     for y, arm in rows:
@@ -89,7 +89,7 @@ def draw_seconds(comparison: Comparison) -> Figure:
         wall_s = sum(seconds.values())
         for category in CATEGORY_COLOURS if seconds else ():
             width = max(0.0, seconds[category])
-            if width > wall_s / 2000:  # a thinner one cannot be seen
+            if width > wall_s / 2000:  # thinner ones are invisible
                 used.add(category)
                 part = axes.add_patch(Rectangle((left, y - 0.36), width, 0.72, color=CATEGORY_COLOURS[category].light, linewidth=0))
                 set_tooltip(
@@ -106,7 +106,7 @@ def draw_seconds(comparison: Comparison) -> Figure:
 
 
 def draw_effects(found: Sequence[Sequence[Contrast]]) -> Figure:
-    """A point and its interval per suite and over all of them, arm by arm; the band behind each: what equal runs of its suites differ by."""
+    """A point and its interval per suite and over all of them, arm by arm; the band behind each is its noise floor."""
     every = [each for members in found for each in members]
     figure = Figure(figsize=(WIDTH, 0.24 * (len(every) + 1.2 * len(found)) + 0.65), layout="constrained")
     axes = figure.subplots()
@@ -133,7 +133,7 @@ def draw_effects(found: Sequence[Sequence[Contrast]]) -> Figure:
 
 
 def _reach(axes: Axes, found: Sequence[Contrast]) -> None:
-    """Room for the intervals; a floor far beyond them fills the axes without crushing them."""
+    """Sets the x range to fit the intervals; a noise floor far wider than those is cut off instead of compressing them."""
     ends = [abs(end) for each in found if each.pair.mean_of_ratios for end in (each.effect, *(each.interval or ()))]
     widest = max(ends, default=0.0)
     floor = max((each.noise for each in found if each.noise is not None), default=0.0)
@@ -148,7 +148,7 @@ def _band(axes: Axes, y: float, each: Contrast) -> None:
 
 
 def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast]], colours: dict[str, Colour]) -> None:
-    """The means of ratios with their intervals by Student's t; a pooled one is a diamond."""
+    """The means of ratios with their intervals by Student's t; pooled ones are diamonds."""
     import pandas as pd
 
     shown = [(y, each, ratios) for y, each in rows if (ratios := each.pair.mean_of_ratios)]
@@ -167,7 +167,7 @@ def _estimated(each: Contrast) -> str:
 
 
 def draw_losses(comparison: Comparison) -> Figure:
-    """A panel per suite, a curve per arm of one seed; wide under narrow, so that equal curves stay visible."""
+    """A panel per suite, a curve per arm of one seed; wider lines at the bottom, so that equal curves stay visible."""
     chosen = first_seed(comparison)
     columns = min(2, len(chosen))
     rows = -(-len(chosen) // columns)
@@ -189,7 +189,7 @@ def draw_losses(comparison: Comparison) -> Figure:
 
 
 def _readings(axes: Axes, comparison: Comparison, runs: Sequence[Run]) -> None:
-    """Bands that cannot be seen and say the loss of every curve in their middle."""
+    """Invisible bands whose tooltips list the loss of every curve at their central step."""
     curves = {comparison.label(run): dict(_recorded(run)) for run in runs}
     steps = sorted({step for curve in curves.values() for step in curve})
     stride = max(1, -(-len(steps) // READINGS))
@@ -204,7 +204,7 @@ def draw_timelines(comparison: Comparison, runs: Sequence[Run]) -> Figure:
     """A panel per run on one time axis: progress, categories, checkpoints in flight, failures."""
     shown = [(run, run.view) for run in runs if run.view]
     height = 1.15 * max(1, len(shown)) + 0.9
-    figure = Figure(figsize=(WIDTH, height))  # a layout of its own: the axes have numbers for labels, and measuring them takes longer than drawing
+    figure = Figure(figsize=(WIDTH, height))  # no layout engine: the axis labels are numbers, and measuring them takes longer than drawing
     if not shown:
         return figure
     panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.34})
@@ -220,7 +220,7 @@ def draw_timelines(comparison: Comparison, runs: Sequence[Run]) -> Figure:
 
 
 def draw_timeline(axes: Axes, view: TimelineView, colour: Colour) -> None:
-    """One run: y is the step; under zero lie the strip of categories and the checkpoints in flight."""
+    """One run: y is the step; below zero are the band of categories and the checkpoints in flight."""
     target = max(1, view.target_steps)
     for family, family_colour in FAMILY_COLOURS.items():
         stretches = [(strip.start, strip.end - strip.start) for strip in view.bands if strip.family == family]
@@ -238,7 +238,7 @@ def draw_timeline(axes: Axes, view: TimelineView, colour: Colour) -> None:
 
 
 def _bars(comparison: Comparison, extra: float = 0.0) -> tuple[Figure, Axes, list[tuple[int, Arm]]]:
-    """Axes with a row per arm, a gap and a heading per suite; the rows from top to bottom."""
+    """Axes with a row per arm, and a gap and a heading per suite; the rows from top to bottom."""
     rows: list[tuple[int, Arm]] = []
     headings: list[tuple[float, str]] = []
     y = 0
@@ -261,18 +261,18 @@ def _bars(comparison: Comparison, extra: float = 0.0) -> tuple[Figure, Axes, lis
 
 
 def _behind(axes: Axes, x: float, y: float, text: str) -> None:
-    """`text` behind the end of a bar."""
+    """Writes `text` after the end of a bar."""
     axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", color=INK.light)
 
 
 def _room(axes: Axes) -> None:
-    """Space on the right for the numbers behind the bars."""
+    """Leaves space on the right for the numbers after the bars."""
     right = axes.dataLim.x1
     axes.set_xlim(0, right * 1.12 if 0 < right < math.inf else 1)
 
 
 def _spread(summary: Summary | None, form: Callable[[float], str]) -> str:
-    """What a mean is the mean of."""
+    """The number of runs behind a mean, and its interval."""
     if summary is None or summary.low is None or summary.high is None:
         return "one run"
     return f"mean of {plural(summary.n, 'run')}, 95% interval {form(summary.low)} to {form(summary.high)}"

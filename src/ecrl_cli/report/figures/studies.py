@@ -1,4 +1,4 @@
-"""A study's figures, drawn from its result.json as they stand there: bars, stacked bars, distributions, lines."""
+"""The figures of a study, drawn from its result.json: bars, stacked bars, distributions, lines."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ecrl_cli.report.model.study_record import StudyResult, slugs
 from ecrl_cli.report.model.timeline_view import thinned
 from ecrl_cli.studies.frame.result import Figure, Series
 
-ROW, HIGHEST = 0.24, 90.0  # inches: a bar, a figure
+ROW, HIGHEST = 0.24, 90.0  # inches: height of a bar, maximum height of a figure
 MOST_POINTS = 1500
 Colours = dict[str, Colour]
 
 
 def study_pictures(study: StudyResult) -> list[Picture]:
-    """Every figure of one study; none where it has no result."""
+    """Every figure of one study; none if it has no result."""
     figures = study.result.figures if study.result else ()
     named = zip(slugs(figure.name for figure in figures), figures, strict=True)
     return draw_figures([FigureSpec(f"{study.ident}.{name}", short(printable(f.title)), partial(draw, f)) for name, f in named if f.series])
 
 
 def draw(figure: Figure) -> Canvas:
-    """`figure`, with a legend where it has more than one series."""
+    """Draws `figure`, with a legend if it has more than one series."""
     colours = series_colours([series.label for series in figure.series])
     rows = len(figure.categories) * (len(figure.series) if figure.kind == "bars" else 1.25)
     upright = figure.kind in ("cdf", "lines")
@@ -51,7 +51,7 @@ def draw(figure: Figure) -> Canvas:
 
 
 def _bars(axes: Axes, figure: Figure, colours: Colours) -> None:
-    """Lying bars, so that long names can be read: one per series in each category, with its interval."""
+    """Horizontal bars, so that long names are readable: one per series in each category, with its interval."""
     import pandas as pd
     import seaborn as sns
 
@@ -94,24 +94,24 @@ def _stacked(axes: Axes, figure: Figure, colours: Colours) -> None:
 
 
 def _cdf(axes: Axes, figure: Figure, colours: Colours) -> None:
-    """The share of samples at or below each value; the last series lies on top."""
+    """The share of samples at or below each value; the last series is on top."""
     import pandas as pd
     import seaborn as sns
 
     palette = {number: colours[series.label].light for number, series in enumerate(figure.series)}
     tidy = pd.DataFrame([(number, value) for number, series in enumerate(figure.series) for value in series.y], columns=["series", "value"])
     if not tidy.empty:
-        upwards = list(palette)[::-1]  # seaborn draws the last of them first
+        upwards = list(palette)[::-1]  # seaborn draws the last one first
         sns.ecdfplot(tidy, x="value", hue="series", palette=palette, hue_order=upwards, legend=False, linewidth=1.6, ax=axes)
     for line in axes.lines:
         start, *steps = np.asarray(line.get_data(), dtype=float).T.tolist()
         few = thinned(steps, MOST_POINTS)
-        line.set_data([few[0][0], *(x for x, _ in few)], [start[1], *(share for _, share in few)])  # it rises at the first value, not at -inf
+        line.set_data([few[0][0], *(x for x, _ in few)], [start[1], *(share for _, share in few)])  # it starts at the first value, not at -inf
     axes.set_ylim(0, 1.02)
 
 
 def _lines(axes: Axes, figure: Figure, colours: Colours) -> None:
-    """The first series widest and below, so that equal ones stay visible."""
+    """The first series widest and at the bottom, so that equal ones stay visible."""
     along = [series.x or tuple(range(len(series.y))) for series in figure.series]
     points = [thinned(list(zip(xs, series.y, strict=True)), MOST_POINTS) for xs, series in zip(along, figure.series, strict=True)]
     tones = [colours[series.label].light for series in figure.series]
@@ -139,7 +139,7 @@ def _categories(axes: Axes, figure: Figure) -> None:
 
 
 def _logarithmic(axes: Axes, figure: Figure) -> None:
-    """Where a value is not positive, a logarithm would hide it: then the axis stays as it is."""
+    """Makes the x axis logarithmic, unless a value is not positive and would be hidden."""
     values = [value for series in figure.series for value in (series.y if figure.kind == "cdf" else series.x)]
     if not values or min(values) <= 0:
         return

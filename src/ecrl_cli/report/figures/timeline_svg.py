@@ -1,4 +1,4 @@
-"""A run's timeline as SVG: points and paths in boxes that stretch with the page, and what each mark says."""
+"""A run's timeline as SVG: points and paths in boxes that stretch with the page, and the texts of their marks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ecrl_cli.report.model.timeline_view import AttemptView, TimelineView
 
 
 def ticks(longest_s: float, most: int = 6) -> list[float]:
-    """Round instants from 0 to `longest_s`, at most `most` of them after 0."""
+    """Round times from 0 to `longest_s` seconds, at most `most` of them after 0."""
     if longest_s <= 0:
         return [0.0]
     power = 10 ** math.floor(math.log10(longest_s / most))
@@ -20,14 +20,14 @@ def ticks(longest_s: float, most: int = 6) -> list[float]:
 
 
 def progress(view: TimelineView, longest_s: float) -> list[tuple[AttemptView, str]]:
-    """Each attempt that made any progress, with it as SVG points in a box of 1000 x 100, y downwards."""
+    """Each attempt with progress, and its SVG points in a box of 1000 x 100, y downwards."""
     target = max(1, view.target_steps)
     lines = [(a, " ".join(f"{1000 * t / longest_s:.1f},{100 - 100 * step / target:.1f}" for t, step in a.progress)) for a in view.attempts]
     return [(attempt, line) for attempt, line in lines if line]
 
 
 def attempt_text(attempt: AttemptView) -> str:
-    """An attempt in a line."""
+    """A line of text on an attempt."""
     r = attempt.record
     steps = "no step" if r.first_step is None or r.last_step is None else f"steps {count(r.first_step)} to {count(r.last_step)}"
     source = f", resumed from step {count(r.resumed_from_step)}" if r.resumed_from else ""
@@ -35,18 +35,18 @@ def attempt_text(attempt: AttemptView) -> str:
 
 
 def family_seconds(view: TimelineView, family: str) -> float:
-    """Seconds of the strips of `family`."""
+    """Seconds of the bands of `family`."""
     return math.fsum(strip.end - strip.start for strip in view.bands if strip.family == family)
 
 
 def durable_text(view: TimelineView) -> str:
-    """The checkpoints that became durable in a line."""
+    """A line of text on the committed checkpoints."""
     took = [write.end - write.start for write in view.writes if write.outcome == "committed"]
     return f"{plural(len(took), 'durable checkpoint')}, {duration(math.fsum(took) / len(took))} each on average" if took else ""
 
 
 def peak_tps(view: TimelineView) -> float:
-    """The most transfers per second."""
+    """The highest number of transfers per second."""
     return max((rate.tps for rate in view.disk), default=0.0)
 
 
@@ -57,7 +57,7 @@ def disk_points(view: TimelineView) -> str:
 
 
 def strip_paths(view: TimelineView, longest_s: float) -> dict[str, str]:
-    """By family, its stretches as one SVG path in a box of 10000 x 1."""
+    """By family, its bands as one SVG path in a box of 10000 x 1."""
     paths: dict[str, str] = {}
     for strip in view.bands:
         paths[strip.family] = paths.get(strip.family, "") + _block(strip.start, strip.end, longest_s)
@@ -65,7 +65,7 @@ def strip_paths(view: TimelineView, longest_s: float) -> dict[str, str]:
 
 
 def write_path(view: TimelineView, longest_s: float) -> str:
-    """The checkpoints that became durable, from submission to commit, likewise; each at least wide enough to be seen."""
+    """The committed checkpoints, from submission to commit, as one SVG path in a box of 10000 x 1; each at least wide enough to be visible."""
     least = longest_s / 300
     blocks = [(min(w.start, longest_s - least), max(w.end, w.start + least)) for w in view.writes if w.outcome == "committed"]
     return "".join(_block(start, min(end, longest_s), longest_s) for start, end in blocks)
@@ -77,5 +77,5 @@ def _block(start: float, end: float, longest_s: float) -> str:
 
 
 def longest(runs: Sequence[Run]) -> float:
-    """The wall time of the longest run that has a timeline."""
+    """The wall time of the longest run with a timeline."""
     return max([run.view.wall_s for run in runs if run.view], default=0.0)

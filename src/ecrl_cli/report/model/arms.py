@@ -1,4 +1,4 @@
-"""The arms of a suite (runs that differ in the seed alone), their statistics, and the pairs of runs of two arms. The arithmetic is metrics'."""
+"""The arms of a suite (runs that differ only in the seed), their statistics, and the pairs of runs of two arms. `metrics` does the arithmetic."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
 
 @dataclass(frozen=True)
 class Arm:
-    """The runs of a suite that differ in nothing but the seed. `label`: the variant, and the `settings` in which others of its name differ.
+    """The runs of a suite that differ only in the seed. `label`: the variant, and the `settings` in which arms of that variant differ.
 
-    `whole`: every quality gate of the suite passed; only then are its runs averaged.
+    `averaged`: every quality gate of the suite passed; otherwise its runs are not averaged.
     """
 
     suite: str
@@ -50,26 +50,26 @@ class Arm:
         return [m for m in (run.counted for run in self.runs) if m]
 
     def summary(self, measure: str) -> Summary | None:
-        """Mean, sd and interval; None where the arm is not averaged or no run has the measure."""
+        """Mean, standard deviation and interval; None if the arm is not averaged or no run has the measure."""
         values = [value for value in map(MEASURES[measure], self.metrics) if value is not None]
         return summary(values) if values and self.averaged else None
 
     def shown(self, measure: str) -> float | None:
-        """What a bar shows: the mean where the arm is averaged, else the only run's own value, else nothing."""
+        """The value of a bar: the mean if the arm is averaged, else the value of its only run, else None."""
         found = self.summary(measure)
         if found:
             return found.mean
         return MEASURES[measure](self.metrics[0]) if len(self.metrics) == 1 else None
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each category, as `shown` has them."""
+        """Seconds of each category, chosen as in `shown`."""
         if not self.metrics or not (self.averaged or len(self.metrics) == 1):
             return {}
         return {category: summary([m.seconds.get(category, 0.0) for m in self.metrics]).mean for category in self.metrics[0].seconds}
 
 
 def arms_of(runs: Iterable[Run], whole: Callable[[str], bool]) -> list[Arm]:
-    """The arms of the runs that may be compared: suites as they come, variants in the house's order."""
+    """The arms of the runs that may be compared: suites as they come, variants in the order of ORDER."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         if run.counted:
@@ -80,7 +80,7 @@ def arms_of(runs: Iterable[Run], whole: Callable[[str], bool]) -> list[Arm]:
 
 
 def base_of(arm: Arm, arms: Iterable[Arm], base: str) -> Arm | None:
-    """The arm that `base` (a variant or a label) means for `arm`: of its suite, and with its settings as far as they set that variant apart."""
+    """The arm of the same suite that `base` (a variant or a label) means for `arm`: the one with the most settings, all shared with `arm`."""
     others = [other for other in arms if other.suite == arm.suite and other is not arm]
     variants = {other.variant for other in others if base in (other.variant, other.label)}
     namesakes = [other for other in others if other.variant in variants]
@@ -90,7 +90,7 @@ def base_of(arm: Arm, arms: Iterable[Arm], base: str) -> Arm | None:
 
 
 def partners(arm: Arm, base: Arm) -> list[tuple[Run, Run]]:
-    """The runs of `arm` and of `base` that must end in the same state, each with the one of its own sweep: repeats of a sweep are not mixed."""
+    """The pairs of runs of `arm` and `base` that must end in the same state, each within one sweep: repeats of a sweep are not mixed."""
     known = {(run.sweep, m.reference_id): run for run in base.runs if (m := run.counted)}
     return [(run, known[run.sweep, m.reference_id]) for run in arm.runs if (m := run.counted) and (run.sweep, m.reference_id) in known]
 
@@ -106,7 +106,7 @@ def run_versus(run: Run, arms: Sequence[Arm], base: str) -> float | None:
 
 
 def _split(suite: str, variant: str, runs: list[Run], whole: bool) -> list[Arm]:
-    """One arm for each configuration that differs in more than the seed: 10 and 50 steps between checkpoints are two arms."""
+    """One arm for each configuration that differs in more than the seed: checkpoints every 10 and every 50 steps are two arms."""
     by_config: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
         by_config.setdefault(tuple(sorted(flat_config(run.config).items())), []).append(run)
@@ -119,7 +119,7 @@ def _split(suite: str, variant: str, runs: list[Run], whole: bool) -> list[Arm]:
 
 
 def flat_config(config: dict[str, Any]) -> dict[str, str]:
-    """What makes a configuration another one, as dotted keys; the seed and what only names or places a run left out."""
+    """The settings that distinguish configurations, as dotted keys; without the seed and keys that only name or locate a run."""
     found: dict[str, str] = {}
     for key, value in config.items():
         entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}

@@ -1,4 +1,4 @@
-"""Everything that the report shows, joined: runs (each recording once), arms, gates."""
+"""All runs, arms and gates that the report shows, joined; copies of a recording count once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL = "all suites"
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs, in the order found; `gates` by suite. `notes`: which runs are copies or repeats of others, and what was done about it."""
+    """All runs, in the order found; `gates` by suite. `notes`: which runs are copies or repeats of others, and how they are counted."""
 
     runs: tuple[Run, ...]
     gates: dict[str, tuple[Gate, ...]]
@@ -30,7 +30,7 @@ class Comparison:
 
     @cached_property
     def left_out(self) -> tuple[Run, ...]:
-        """Runs that take part in no comparison; each has its reason."""
+        """Runs excluded from comparisons; each has its reason."""
         return tuple(run for run in self.runs if not run.counted)
 
     @property
@@ -49,19 +49,19 @@ class Comparison:
 
     @cached_property
     def why_not_pooled(self) -> str:
-        """Why the suites that passed are not pooled, in words: two machines, versions or scales; empty where they are alike."""
+        """Why the suites that passed are not pooled, in words (machine, versions or scale differ); empty if nothing does."""
         firsts = [next(run for run in self.counted if run.suite == suite) for suite in self.passed]
         found = [(run.suite, what) for run in firsts[1:] if (what := pooling_obstacles(firsts[0], run))]
         return f"{found[0][0]} has another {listed(found[0][1])} than {firsts[0].suite}" if found else ""
 
     @property
     def pooled_suites(self) -> tuple[str, ...]:
-        """The suites that are pooled: those that passed, where there are several and all of one machine, code and scale."""
+        """The suites that are pooled: those that passed, if there are several, all of the same machine, code and scale."""
         return tuple(self.passed) if len(self.passed) > 1 and not self.why_not_pooled else ()
 
     @cached_property
     def pooled_arms(self) -> tuple[Arm, ...]:
-        """The arms of one label over the suites that are pooled, as one arm."""
+        """The arms of each label over the pooled suites, as one arm."""
         members: dict[str, list[Arm]] = {}
         for arm in self.arms:
             if arm.suite in self.pooled_suites:
@@ -71,17 +71,17 @@ class Comparison:
 
     @property
     def scopes(self) -> list[tuple[str, tuple[str, ...]]]:
-        """What numbers are given for: each suite, and where suites are pooled, those together."""
+        """The scopes of the statistics: each suite, and the pooled suites together."""
         each: list[tuple[str, tuple[str, ...]]] = [(suite, (suite,)) for suite in self.suites]
         return [*each, (ALL, self.pooled_suites)] if self.pooled_suites else each
 
     @property
     def overall(self) -> list[tuple[str, tuple[str, ...]]]:
-        """What stands for the whole: the suites together where they are pooled, else each that passed."""
+        """The scopes that represent the whole report: the pooled suites together, else each suite that passed."""
         return [(ALL, self.pooled_suites)] if self.pooled_suites else [(suite, (suite,)) for suite in self.passed]
 
     def scale(self, suites: Sequence[str] | None = None) -> str:
-        """The scales of the runs of `suites` (None: all), in words; and where ranks had no GPU of their own, that."""
+        """The scales of the runs of `suites` (None: all), in words; with a remark if ranks shared a GPU."""
         runs = [run for run in self.counted if run.metrics and (suites is None or run.suite in suites)]
         return listed(list(dict.fromkeys(run.metrics.scale + " (ranks share a GPU over gloo)" * shares_gpu(run) for run in runs if run.metrics)))
 
@@ -101,7 +101,7 @@ class Comparison:
 
 
 def compare(found: Sequence[Run]) -> Comparison:
-    """The runs compared suite by suite, each recording once."""
+    """Compares the runs suite by suite; copies of a recording count once."""
     runs, notes = without_copies(found)
     suites = list(dict.fromkeys(run.suite for run in runs))
     gates = {suite: gates_of([run for run in runs if run.suite == suite], runs) for suite in suites}
@@ -109,10 +109,10 @@ def compare(found: Sequence[Run]) -> Comparison:
 
 
 def without_copies(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
-    """`runs` with each recording once, and what was done about the others, in sentences.
+    """`runs` without copies of a recording, and sentences on the others.
 
-    Copies are known by the start of their first supervisor, on two clocks. Alike in every record: the first stays. Not alike: somebody changed one
-    of them, or went on with both, and none is counted. Two recordings of one run id and suite, begun at different times, are repeats: both count.
+    Copies have the same start of their first supervisor, on two clocks. If all records are equal, the first is kept. If not, one was changed or
+    both were continued, and none is counted. Two recordings of one run id and suite with different starts are repeats: both count.
     """
     groups: dict[object, list[Run]] = {}
     for run in runs:

@@ -1,4 +1,4 @@
-"""One arm against another over pairs of runs of one suite and seed, and the noise between runs that are the same. The arithmetic is metrics'."""
+"""Compares two arms over pairs of runs of one suite and seed, and the noise between equal runs. `metrics` does the arithmetic."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ecrl_cli.report.model.suite_gates import environment_changes
 AGAIN, SAME = "ref2 against ref", "equal runs of different suites"
 NO_FLOOR = "no A/A arm: add variant=...,ref2"
 ARM_PAIRS = (("ovl", "blk"), ("blk", "ref"), ("ovl", "ref"), ("ref", "clean"), ("blk", "clean"), ("ovl", "clean"), ("ref2", "ref"))
-_BASES = ("clean", "ref", "blk", "ovl")  # for an arm of another name
+_BASES = ("clean", "ref", "blk", "ovl")  # for an arm with another name
 _DIGESTS = ("parameters_digest", "buffers_digest", "optimizer_digest")
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """What the same configuration, run twice, shows. `source`: AGAIN, or where there is no such arm SAME (further apart in time).
+    """Differences between runs of the same configuration. `source`: AGAIN, or without such an arm SAME (further apart in time).
 
-    `relative`: of a / b - 1 over the `pairs`; `largest`: of the larger over the smaller - 1, whichever came first. `alike`, `differing`: how
-    many pairs ended bit for bit in the same state, how many did not.
+    `relative`: of a / b - 1 over the `pairs`; `largest`: of the larger over the smaller - 1. `alike`, `differing`: how
+    many pairs ended in bit-identical states, and how many did not.
     """
 
     source: str
@@ -38,20 +38,20 @@ class NoiseFloor:
     differing: int
 
     def of_mean(self, pairs: int) -> float:
-        """How far the mean over so many pairs of equal runs may lie from zero (95%): what the mean of an effect has to exceed.
+        """How far the mean over `pairs` pairs of equal runs may be from zero (95%): what the mean of an effect has to exceed.
 
-        |mean| + t(n - 1) * sd * sqrt(1/pairs + 1/n) of the n pairs seen, the prediction interval for a mean to come. The largest difference
-        seen would grow with every pair that is looked at. It stands in where one pair alone was seen.
+        |mean| + t(n - 1) * sd * sqrt(1/pairs + 1/n) of the n pairs seen, the prediction interval for a future mean. The largest difference seen is
+        not used, because it grows with the number of pairs, except where only one pair was seen.
         """
         return abs(self.relative.mean) + prediction(self.relative, pairs) if self.relative.sd is not None else self.largest
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """`arm` against `base` by one measure, over pairs of runs.
+    """`arm` compared with `base` by one measure, over pairs of runs.
 
-    `scope`: the suite of the pairs, ALL, or empty where it needs no name; `suites`: all suites that have a pair. `floor`: the noise of those
-    suites; None where nothing ran twice. `published`: the same pairs on the published clock, beside goodput.
+    `scope`: the suite of the pairs, ALL, or empty if not needed; `suites`: all suites that have a pair. `floor`: the noise of those
+    suites; None if nothing ran twice. `published`: the same pairs on the published clock, for goodput.
     """
 
     arm: str
@@ -71,12 +71,12 @@ class Contrast:
 
     @property
     def effect(self) -> float:
-        """The mean of ratios, which the interval is of, less 1; 0 where the measure has no ratio."""
+        """The mean of ratios, to which the interval belongs, minus 1; 0 if the measure has no ratio."""
         return self.pair.mean_of_ratios.mean if self.pair.mean_of_ratios else 0.0
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% interval of the effect by Student's t; None where there is a single pair."""
+        """The 95% interval of the effect by Student's t; None for a single pair."""
         found = self.pair.mean_of_ratios
         return None if found is None or found.low is None or found.high is None else (found.low, found.high)
 
@@ -87,19 +87,19 @@ class Contrast:
 
     @property
     def noise(self) -> float | None:
-        """How far the mean over as many pairs of equal runs may lie from zero."""
+        """How far the mean over as many pairs of equal runs may be from zero; None without a floor."""
         return self.floor.of_mean(self.pair.n) if self.floor else None
 
     @cached_property
     def above_floor(self) -> bool | None:
-        """Whether the whole interval lies outside of what equal runs differ by. None where there is no floor or no ratio."""
+        """Whether the whole interval is outside the noise floor. None without a floor or a ratio."""
         if self.noise is None or self.pair.mean_of_ratios is None:
             return None
         return self.interval is not None and (self.interval[0] > self.noise or self.interval[1] < -self.noise)
 
     @property
     def against_floor(self) -> str:
-        """`above_floor` in words; empty where the measure has no ratio."""
+        """`above_floor` in words; empty if the measure has no ratio."""
         if self.pair.mean_of_ratios is None:
             return ""
         if self.floor is None:
@@ -108,7 +108,7 @@ class Contrast:
 
     @property
     def distinguishable(self) -> bool:
-        """Whether the effect may be claimed: its interval excludes zero, and lies above the noise floor where there is one."""
+        """Whether the effect may be claimed: its interval excludes zero, and is outside the noise floor if there is one."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1] and self.above_floor is not False
 
     @property
@@ -118,7 +118,7 @@ class Contrast:
 
 
 def contrast(comparison: Comparison, arm: str, base: str, measure: str = "goodput", suites: Sequence[str] | None = None) -> Contrast | None:
-    """The contrast of two arms (labels) over the pairs of `suites` (None: all) that passed; None where no pair has the measure."""
+    """The contrast of two arms (labels) over the pairs of `suites` (None: all) that passed; None if no pair has the measure."""
     found = pairs(comparison, arm, base, suites)
     pair = paired_runs(found, measure)
     if pair is None:
@@ -137,7 +137,7 @@ def contrasts(comparison: Comparison, scope: str, suites: Sequence[str], measure
 
 
 def by_scope(comparison: Comparison) -> list[tuple[Contrast, ...]]:
-    """The contrasts of goodput, arm by arm: over all suites first, then suite by suite. A repeated reference is the floor and no contrast."""
+    """The contrasts of goodput, arm by arm: over all suites first, then suite by suite. ref2 against ref is the noise floor, not a contrast."""
     scopes = sorted(comparison.scopes, key=lambda scope: scope[0] != ALL)
     found: dict[tuple[str, str], list[Contrast]] = {
         labels: [] for labels in compared_arms(comparison) if not (labels[0].startswith("ref2") and labels[1].startswith("ref"))
@@ -150,7 +150,7 @@ def by_scope(comparison: Comparison) -> list[tuple[Contrast, ...]]:
 
 
 def overlaps(comparison: Comparison, suites: Sequence[str] | None = None) -> list[tuple[str, str, Overlap]]:
-    """Every overlapped arm and its blocking one, by label, and what it saved over the pairs of `suites` (None: all)."""
+    """Every overlapped arm and its blocking one, by label, and what overlapping saved over the pairs of `suites` (None: all)."""
     labels = {arm.label: arm.variant for arm in comparison.arms}
     wanted = [(a, b) for a in labels if labels[a] == "ovl" for b in labels if labels[b] == "blk"]
     found = [(a, b, pairs(comparison, a, b, suites)) for a, b in wanted]
@@ -167,7 +167,7 @@ def _costs(m: Metrics) -> RunCosts:
 
 
 def versus(comparison: Comparison, arm_label: str, base_label: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
-    """One arm against another over the pairs of `suites` (None: all) that passed their gates; None where no pair has the measure."""
+    """One arm compared with another over the pairs of `suites` (None: all) that passed their gates; None if no pair has the measure."""
     return paired_runs(pairs(comparison, arm_label, base_label, suites), measure)
 
 
@@ -178,7 +178,7 @@ def pairs(comparison: Comparison, arm_label: str, base_label: str, suites: Seque
 
 
 def compared_arms(comparison: Comparison, suites: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """The comparisons that have a pair, as labels: the house's own first, then arms of other names against each base."""
+    """The comparisons that have a pair, as labels: ARM_PAIRS first, then arms with other names against each base."""
     arms = [arm for arm in comparison.arms if suites is None or arm.suite in suites]
     labels = {label: next(arm.variant for arm in arms if arm.label == label) for label in dict.fromkeys(arm.label for arm in arms)}
     known = {name for both in ARM_PAIRS for name in both}
@@ -188,7 +188,7 @@ def compared_arms(comparison: Comparison, suites: Sequence[str] | None = None) -
 
 
 def noise_floor(comparison: Comparison, measure: str, suites: Sequence[str] | None = None) -> NoiseFloor | None:
-    """The floor of `measure`: of the A/A arm where there is one, else of equal runs in different suites; None: nothing was run twice."""
+    """The noise floor of `measure`: of the A/A arm if there is one, else of equal runs in different suites; None if nothing ran twice."""
     return next(iter(floors(comparison, measure, suites)), None)
 
 
@@ -205,7 +205,7 @@ def _of_suite(arms: Sequence[Arm], arm_label: str, base_label: str) -> list[tupl
 
 
 def _repeated(comparison: Comparison, suites: Sequence[str] | None) -> dict[str, list[tuple[Run, Run]]]:
-    """By source, the pairs of runs that differ in nothing but their name, at least one of each pair in `suites`."""
+    """By source, the pairs of equal runs, with at least one run of each pair in `suites`."""
     wanted = [suite for suite in comparison.passed if suites is None or suite in suites]
     arms = [(arm, comparison.of(suite)) for suite in wanted for arm in comparison.of(suite) if arm.variant == "ref2"]
     again = [pair for arm, others in arms for pair in _of_suite(others, arm.label, "ref")]
@@ -233,13 +233,13 @@ def _ended_alike(a: Run, b: Run) -> bool:
 
 
 def _values(found: Iterable[tuple[Run, Run]], measure: str) -> list[tuple[float, float]]:
-    """The measure of both runs of each pair; a pair in which one lacks it is left out."""
+    """The measure of both runs of each pair; pairs without it are left out."""
     read = MEASURES[measure]
     both = [(read(a.metrics), read(b.metrics)) for a, b in found if a.metrics and b.metrics]
     return [(x, y) for x, y in both if x is not None and y is not None]
 
 
 def paired_runs(found: Iterable[tuple[Run, Run]], measure: str) -> Paired | None:
-    """The statistics of pairs of runs; None where no pair has the measure."""
+    """The statistics of pairs of runs; None if no pair has the measure."""
     values = _values(found, measure)
     return paired([a for a, _ in values], [b for _, b in values]) if values else None

@@ -1,4 +1,4 @@
-"""The run directories and studies that the paths on the command line name, and the folder of the report."""
+"""Finds the run directories and studies named on the command line, and the report's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrl_cli.records.safe_read import read_whole
 
 @dataclass(frozen=True)
 class RunInput:
-    """A run that the report must show: its folder, its name there, and what the sweep's manifest says of it."""
+    """A run to report on: its folder, its name, and its row in the sweep's manifest."""
 
     layout: RunLayout
     name: str
@@ -23,7 +23,7 @@ class RunInput:
 
 @dataclass(frozen=True)
 class StudyInput:
-    """A study that the report must show."""
+    """A study to report on."""
 
     layout: StudyLayout
     name: str
@@ -31,7 +31,7 @@ class StudyInput:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the folders given hold, each once, in order."""
+    """The runs and studies in the given folders, without duplicates, in order."""
 
     runs: tuple[RunInput, ...]
     studies: tuple[StudyInput, ...]
@@ -48,7 +48,7 @@ def is_study(folder: Path) -> bool:
 
 
 def find_inputs(dirs: list[Path]) -> Inputs:
-    """Every run and study of `dirs`; RunDirectoryError where one holds neither."""
+    """Every run and study in `dirs`; RunDirectoryError for a folder with neither."""
     studies = [StudyInput(StudyLayout(path), path.resolve().name) for folder in dirs for path in _studies(folder)]
     unique = {place.layout.root.resolve(): place for place in studies}
     runs = [folder for folder in dirs if not _studies(folder) or _has_runs(folder)]
@@ -56,7 +56,7 @@ def find_inputs(dirs: list[Path]) -> Inputs:
 
 
 def run_inputs(dirs: list[Path]) -> list[RunInput]:
-    """Every run of `dirs`, once, in order; RunDirectoryError where one is neither a run nor a sweep."""
+    """Every run in `dirs`, without duplicates, in order; RunDirectoryError for a folder that is neither a run nor a sweep."""
     listed = [place for folder in dirs for place in _places(folder)]
     unique = {place.layout.root.resolve(): place for place in listed}
     if not unique:
@@ -65,7 +65,7 @@ def run_inputs(dirs: list[Path]) -> list[RunInput]:
 
 
 def _studies(folder: Path) -> list[Path]:
-    """`folder` itself where it is a study, else the studies in it."""
+    """`folder` itself if it is a study, else the studies in it."""
     if is_study(folder):
         return [folder]
     return sorted(item for item in folder.iterdir() if item.is_dir() and is_study(item)) if folder.is_dir() else []
@@ -91,7 +91,7 @@ def _places(folder: Path) -> list[RunInput]:
 
 
 def _manifest(sweep: SweepLayout) -> list[dict[str, str]]:
-    """The rows of manifest.csv that name a folder of the sweep itself."""
+    """The rows of manifest.csv that name a folder in the sweep."""
     if not sweep.manifest.exists():
         return []
     text = io.StringIO(read_whole(sweep.manifest).decode("utf-8", "replace"), newline="")
@@ -103,14 +103,14 @@ def _manifest(sweep: SweepLayout) -> list[dict[str, str]]:
 
 
 def _named_apart(found: list[RunInput]) -> list[RunInput]:
-    """Names that occur twice get their parent's name in front."""
+    """Prefixes duplicate names with the name of the parent folder."""
     names = [place.name for place in found]
     twice = {name for name in names if names.count(name) > 1}
     return [RunInput(p.layout, f"{p.layout.root.resolve().parent.name}/{p.name}", p.manifest_row) if p.name in twice else p for p in found]
 
 
 def destination(dirs: list[Path], out: Path | None) -> Path:
-    """`out`, or report/ in the one folder given; several folders have no place of their own, so that theirs must be named."""
+    """`out`, or report/ in the only folder given; ConfigError for several folders without `out`."""
     if out is not None:
         return out
     if len(dirs) == 1:

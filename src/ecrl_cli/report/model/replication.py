@@ -1,4 +1,4 @@
-"""What a replication of published work adds to a report: tables, figures and files. The report finds it by name, and imports none."""
+"""What a replication of published work adds to a report: tables, figures and files. Found by name, not imported by the report."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _REPLICATIONS = Registry("replication", "ecrl.replications", {"published": "ecrl
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """`ident`: as in the file names (`table5`, `exp1`). The table's title names the scale, its note what is wrong in the published numbers.
+    """`ident`: as in the file names (`table5`, `exp1`). The table's title names the scale, its note the errors in the published numbers.
 
-    `setting`: what differs between the published setting and the measured one.
+    `setting`: how the published setting differs from the measured one.
     """
 
     ident: str
@@ -27,7 +27,7 @@ class PublishedTable:
 
 @dataclass(frozen=True)
 class Publication:
-    """`files`: contents by path in the report's folder, the pictures' included. Empty where no published experiment was repeated."""
+    """`files`: contents by path in the report's folder, including the figures. Empty if no published experiment was repeated."""
 
     files: dict[str, bytes]
     tables: tuple[PublishedTable, ...]
@@ -35,13 +35,13 @@ class Publication:
 
 
 class Replication(Protocol):
-    """What an entry point of the group `ecrl.replications` stands for."""
+    """The interface of entry points in the group `ecrl.replications`."""
 
     def publication(self, comparison: Any) -> Publication:
         """Tables, figures and files for the runs of a `report.model.comparison.Comparison`."""
 
     def experiment(self, suite: str) -> str:
-        """The published experiment that a suite of this name is part of; empty where it is of none."""
+        """The published experiment that this suite belongs to; empty if none."""
 
     def arms(self, experiment: str) -> Sequence[str]:
         """The variants that a published experiment compares."""

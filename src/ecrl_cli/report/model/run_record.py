@@ -1,4 +1,4 @@
-"""One run as the report shows it: its metrics, verdict, timeline and records. A run that cannot be read is kept with the reason."""
+"""One run as the report shows it: metrics, verdict, timeline and records. A run that cannot be read is kept with the reason."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from ecrl_cli.verify.verify_run import named, verify_run
 
 T = TypeVar("T")
 CHECKPOINT_TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "stall_s")
-MOST_NAMED = 1000  # ranks of an attempt whose logs are looked for
+MOST_NAMED = 1000  # ranks of an attempt whose logs are checked for existence
 CHECKPOINT_KEYS = ("submitted", *CHECKPOINT_ENDS, "bytes", *CHECKPOINT_TIMES)
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a report shows of `metrics_document`."""
+    """The fields of `metrics_document` that the report shows."""
 
     schema_version: int
     run_id: str
@@ -72,23 +72,24 @@ class Metrics:
 
     @property
     def wall_published_clock_s(self) -> float | None:
-        """Seconds from rank 0's first line to its last, as the published clock has them; None where that clock has no goodput."""
+        """Seconds from rank 0's first line to its last (the published clock); None if there is no goodput on that clock."""
         return self.committed_steps / self.goodput_published_clock if self.goodput_published_clock else None
 
     @property
     def stall_per_checkpoint_s(self) -> float | None:
-        """Stall over all submitted checkpoints, by checkpoint; None where none was submitted."""
+        """Stall seconds per submitted checkpoint; None if none was submitted."""
         return self._per_checkpoint("stall_s")
 
     @property
     def write_per_checkpoint_s(self) -> float | None:
-        """Seconds of writing over all submitted checkpoints, whatever became of them, by checkpoint; None where none was submitted."""
+        """Write seconds per submitted checkpoint, whatever its end; None if none was submitted."""
         return self._per_checkpoint("write_s")
 
     @property
     def durable_write_s(self) -> float:
-        """What the published experiments call writing: from the beginning of serialising until the checkpoint is durable, wherever it was spent.
-        It leaves out pointers and retention, which come behind."""
+        """Write time as in the published experiments: from the start of serialising until the checkpoint is durable, on any thread or process.
+        Excludes the pointer updates and retention that follow.
+        """
         return math.fsum(self.checkpoints.get(key, 0.0) for key in ("serialize_s", "write_s", "hash_s", "commit_s"))
 
     @property
@@ -97,7 +98,7 @@ class Metrics:
         return self.durable_write_s / submitted if submitted else None
 
     def stalled(self, part: str) -> float | None:
-        """Seconds of all stalls in that part; None in records that do not say."""
+        """Seconds of this part of all stalls; None in records without it."""
         return self.checkpoints.get(f"stalled_{part}_s")
 
     def _per_checkpoint(self, key: str) -> float | None:
@@ -115,8 +116,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict; `missing` where the run was not verified, or not as it is now: `why`. `reference`: the run that it was compared with, or empty.
-    `problem`: why the distances to it, which were written with the verdict, are not shown; empty where they are or there are none."""
+    """A verdict; `missing` if the run was not verified, or has changed since: `why`. `reference`: the run it was compared with, or empty.
+    `problem`: why the distances to it, written with the verdict, are not shown; empty if they are or there are none.
+    """
 
     status: str
     findings: tuple[Finding, ...] = ()
@@ -125,13 +127,13 @@ class Verdict:
     problem: str = ""
 
 
-Judged = tuple[Verdict, dict[str, Any] | None]  # with the distances to its reference, where there is one
+Judged = tuple[Verdict, dict[str, Any] | None]  # with the distances to its reference, if there is one
 NOT_JUDGED: Judged = (Verdict(UNKNOWN), None)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """`start`: boot, monotonic and wall time at which the first supervisor began. `content`: the fingerprint of all records."""
+    """`start`: boot id, monotonic and wall time of the first supervisor's start. `content`: the fingerprint of all records."""
 
     run_id: str
     start: tuple[str, float, float]
@@ -140,9 +142,9 @@ class Recording:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run. `reason`: why it takes part in no comparison; empty if it does. `saves`: every submitted checkpoint, once.
+    """One run. `reason`: why it is excluded from comparisons; empty if it is not. `saves`: every submitted checkpoint, once.
 
-    `missing`: records that a run leaves and this one lacks. `troubles`: records that could not be read, and what metrics.json says otherwise.
+    `missing`: expected records that do not exist. `problems`: records that could not be read, and contradictions in metrics.json.
     """
 
     input: RunInput
@@ -172,22 +174,22 @@ class Run:
 
     @cached_property
     def sweep(self) -> Path:
-        """The folder that the run lies in: with its pairs, and apart from those of another sweep of the same matrix."""
+        """The run's parent folder: runs are paired within it, and kept apart from another sweep of the same matrix."""
         return self.input.layout.root.resolve().parent
 
     @property
     def counted(self) -> Metrics | None:
-        """The run's numbers if it may be compared."""
+        """The run's metrics if it may be compared."""
         return None if self.reason else self.metrics
 
 
 def read_run(place: RunInput, judge_anew: bool = False) -> Run:
-    """The run at `place`; never raises for what its records lack. `judge_anew`: verdict and divergence are made now, what is on file is not read."""
+    """Reads the run at `place`; missing or damaged records never raise. `judge_anew`: verify now and ignore the verdict and divergence on file."""
     return _Reader(place, judge_anew).run()
 
 
 class _Reader:
-    """Reads one run directory; what cannot be read, and what contradicts the records, is noted in `troubles`."""
+    """Reads one run directory; unreadable records and contradictions are collected in `troubles`."""
 
     def __init__(self, place: RunInput, judge_anew: bool) -> None:
         self.place, self.layout, self.judge_anew = place, place.layout, judge_anew
@@ -196,7 +198,7 @@ class _Reader:
     def attempt(self, read: Callable[[], T], otherwise: T) -> T:
         try:
             return read()
-        except Exception as error:  # whatever one run's records do, the others are shown
+        except Exception as error:  # whatever is wrong with one run's records, the others are shown
             self.troubles.append(error.line() if isinstance(error, EcrlError) else f"{type(error).__name__}: {error}")
             return otherwise
 
@@ -237,13 +239,13 @@ class _Reader:
 
 
 def metrics_from_records(records: RunRecords) -> dict[str, Any]:
-    """The numbers of a run, as its records have them; metrics.json is not asked."""
+    """The metrics of a run, computed from its records without metrics.json."""
     document: dict[str, Any] = json.loads(json.dumps(metrics_document(records)))
     return document
 
 
 def _file_differs(layout: RunLayout, document: dict[str, Any], records: RunRecords | None) -> list[str]:
-    """What metrics.json says otherwise than the records. What is shown is what the records say."""
+    """Differences between metrics.json and the records; the report shows the records' numbers."""
     if not layout.metrics.exists():
         completed = records and records.supervisor and records.supervisor.terminal_status == "completed"
         return ["metrics.json is missing"] if completed else []
@@ -256,7 +258,7 @@ def _file_differs(layout: RunLayout, document: dict[str, Any], records: RunRecor
 
 
 def _missing(layout: RunLayout, supervisor: SupervisorRecord | None) -> list[str]:
-    """The records of a finished run that are not there, relative to its folder."""
+    """The expected records of a finished run that do not exist, relative to its folder."""
     wanted = [layout.config, layout.environment, layout.dataset, layout.failures, layout.supervisor]
     for a in supervisor.attempts if supervisor else ():
         logs = layout.attempt(a.attempt)
@@ -305,7 +307,7 @@ def _status(supervisor: SupervisorRecord | None) -> str:
 
 
 def verdict_on_file(layout: RunLayout) -> Judged:
-    """What is on file. A stale verdict is shown as none, with the reason. RecordError, OSError, KeyError, TypeError for a file that is no verdict."""
+    """The verdict on file; a stale one counts as missing, with the reason. RecordError, OSError, KeyError or TypeError for an invalid file."""
     if not layout.verdict.exists():
         return Verdict("missing"), None
     value, stale = read_verdict(layout)
@@ -317,7 +319,7 @@ def verdict_on_file(layout: RunLayout) -> Judged:
 
 
 def judge_again(layout: RunLayout) -> Judged:
-    """Whatever is on file. What `judge` raises."""
+    """Verifies the run, ignoring any verdict on file. Raises what `verify_run` raises."""
     said = verify_run(layout.root)
     findings = tuple(Finding(f.promise, f.status, f.message, list(f.evidence)) for f in said.findings)
     beside = load(RunLayout(named(layout.root).parent / said.reference)) if said.reference else None
@@ -325,14 +327,14 @@ def judge_again(layout: RunLayout) -> Judged:
 
 
 def status_of(findings: Sequence[Finding]) -> str:
-    """The worst of the findings, as the judge has it, whatever stands beside them; unknown for a word that it does not know."""
+    """The worst of the findings, whatever overall status the file states; unknown for an unknown status."""
     known = all(finding.status in (VALID, INVALID, UNKNOWN, NOT_CHECKED) for finding in findings)
     found = worst(finding.status for finding in findings) if findings and known else UNKNOWN
     return UNKNOWN if found == NOT_CHECKED else found
 
 
 def recording_of(records: RunRecords) -> Recording | None:
-    """Which recording the run is: by its first supervisor's start, which no two of them share."""
+    """Identifies the recording by the start of its first supervisor, which is unique; None if there is none."""
     sessions = records.supervisor.sessions if records.supervisor else ()
     if not sessions:
         return None

@@ -1,4 +1,4 @@
-"""A study's result.json, checked strictly: it may come from anybody."""
+"""A study's result.json, checked strictly: it may come from an untrusted source."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ecrl_cli.studies.frame.result import KINDS, SCHEMA_VERSION, Figure, Series,
 from ecrl_cli.studies.frame.study import Skip
 
 FIGURE_KINDS = ("bars", "stacked", "cdf", "lines")
-# What a page can hold; a study stays far below each.
+# Limits of what a page can show; studies stay far below them.
 MOST_BYTES, MOST_CELLS, MOST_ITEMS, MOST_POINTS, MOST_BARS, LARGEST = 64 * 2**20, 1_000_000, 200, 1_000_000, 600, 1e60
 
 
 @dataclass(frozen=True)
 class Result:
-    """The keys of result.json."""
+    """The content of result.json."""
 
     name: str
     study_id: str
@@ -41,7 +41,7 @@ class Result:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """One study. `ident`: its name in file names and anchors, unlike any other's. `result`: None where there is no result.json."""
+    """One study. `ident`: its unique name in file names and anchors. `result`: None if there is no result.json."""
 
     input: StudyInput
     ident: str
@@ -62,14 +62,14 @@ class StudyResult:
 
     @property
     def exit_code(self) -> int:
-        """0; 1 where a gate failed or trials are missing; 3 where there is no result."""
+        """0; 1 if a gate failed or trials are missing; 3 if there is no result."""
         if self.result is None:
             return 3
         return 1 if self.failed or not self.result.complete else 0
 
 
 def read_studies(places: Sequence[StudyInput]) -> list[StudyResult]:
-    """The studies at `places`. RecordError, naming the file and the key, for a result.json that is damaged or of another version."""
+    """The studies at `places`. RecordError, naming file and key, for a result.json that is damaged or of another version."""
     results = [_result(place) for place in places]
     names = [result.name if result else place.name for place, result in zip(places, results, strict=True)]
     idents = [slug(place.name if names.count(name) > 1 else name) for place, name in zip(places, names, strict=True)]
@@ -78,12 +78,12 @@ def read_studies(places: Sequence[StudyInput]) -> list[StudyResult]:
 
 
 def slug(text: str) -> str:
-    """`text` as a part of a file name, whatever it holds."""
+    """`text` as a safe part of a file name."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:80] or "unnamed"
 
 
 def slugs(names: Iterable[str]) -> list[str]:
-    """Each of `names` likewise, told apart by a number where two would be one."""
+    """Each of `names` as a slug, duplicates distinguished by a number."""
     plain = [slug(name) for name in names]
     return [f"{name}-{number}" if plain.count(name) > 1 else name for number, name in enumerate(plain, start=1)]
 
@@ -109,7 +109,7 @@ def _plain(text: str) -> str:
 
 
 def _checked(document: Any) -> Result:
-    """The result that `document` is; ValueError, TypeError or KeyError with the reason where it is none."""
+    """Decodes and checks `document`; ValueError, TypeError or KeyError with the reason if it is invalid."""
     if not isinstance(document, dict):
         raise TypeError("is no JSON object")
     if document.get("schema_version") != SCHEMA_VERSION:
@@ -127,7 +127,7 @@ def _checked(document: Any) -> Result:
 
 
 def _check_config(config: dict[str, Any]) -> None:
-    """The keys beside the study's and the study's own: scalars and lists of them."""
+    """Checks that all keys, the study's own included, hold scalars or lists of scalars."""
     inner = config.get("study", {})
     _refuse(not isinstance(inner, dict), "config.study is no object")
     for key, value in (*config.items(), *inner.items()):
@@ -171,7 +171,7 @@ def _check_series(figure: Figure, series: Series, where: str) -> None:
 
 
 def _finite(values: Iterable[float], where: str) -> None:
-    """NaN compares false, so that it is refused too."""
+    """ValueError for values that are too large or not finite; NaN fails every comparison and is refused too."""
     _refuse(not all(-LARGEST <= value <= LARGEST for value in values), f"{where} holds a number that is not finite or absurdly large")
 
 
@@ -181,7 +181,7 @@ def _refuse(wrong: bool, fact: str) -> None:
 
 
 def _environment(place: StudyInput) -> dict[str, Any]:
-    """environment.json, or nothing: no number depends on it."""
+    """environment.json, or nothing if it cannot be read: no number depends on it."""
     path = place.layout.environment
     try:
         return known_environment(json.loads(path.read_bytes())) if path.stat().st_size <= MOST_BYTES else {}

@@ -1,6 +1,6 @@
-"""The quality gates of each suite: four over its numbers, and four that only a look at all runs together and at their folders can answer.
+"""The quality gates of each suite: some from the metrics, and four that need all runs and their folders.
 
-That a report was written is none of them: whoever reads the gates reads them in it. One that cannot be written is an error (exit code 5).
+Whether the report can be written is no gate: failing that is an error (exit code 5).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ecrl_cli.supervision.attempts.restart_policy import restarts
 
 
 def gates_of(runs: Sequence[Run], every: Sequence[Run] = ()) -> tuple[Gate, ...]:
-    """The gates of one suite's runs, which are some of `every`."""
+    """The gates of one suite's `runs`, a subset of `every` run."""
     documents = {run.name: run.document for run in runs}
     verdicts = {run.name: _verdict(run) for run in runs if run.verdict.status != "missing" or run.verdict.why}
     judged = quality_gates(documents, verdicts)
@@ -33,12 +33,12 @@ def all_passed(gates: Sequence[Gate]) -> bool:
 
 
 def only_unverified(gates: Sequence[Gate], runs: Sequence[Run]) -> bool:
-    """Whether nothing failed except that a verdict is missing or unknown."""
+    """Whether the only gate that failed is `verified`, and no verdict is invalid."""
     return all(gate.passed or gate.name == "verified" for gate in gates) and all(run.verdict.status != "invalid" for run in runs)
 
 
 def _arms(runs: Sequence[Run], every: Sequence[Run]) -> Gate:
-    """Every arm has every seed that any arm has; no arm is missing, and nothing that the sweep planned."""
+    """Every arm has every seed that any arm has; no arm and no planned run is missing."""
     unfinished = [f"{run.name}: {run.reason}" for run in runs if run.reason]
     arms = {arm.label: {run.seed for run in arm.runs} for arm in arms_of(runs, lambda suite: False)}
     seeds = {seed for held in arms.values() for seed in held}
@@ -47,7 +47,7 @@ def _arms(runs: Sequence[Run], every: Sequence[Run]) -> Gate:
 
 
 def _absent(runs: Sequence[Run], every: Sequence[Run]) -> list[str]:
-    """Arms without a run: of the published experiment that the suite repeats, and those of its neighbours in the sweep."""
+    """Arms without a run: those of the published experiment that the suite repeats, and those of related suites in the sweep."""
     published = replication()
     told = []
     for sweep in dict.fromkeys(run.sweep for run in runs):
@@ -64,7 +64,7 @@ def _by_value(seed: str) -> tuple[int, str]:
 
 
 def _artifacts(runs: Sequence[Run]) -> Gate:
-    """What a number is made of is there to be looked at: whatever no gate above has already missed."""
+    """The records of every counted run exist; other runs already fail a gate above."""
     missing = [f"{run.name} lacks {listed(list(names))}" for run in runs if run.counted and (names := run.missing)]
     return gate("artifacts", missing, "the records of every run are there")
 
@@ -94,26 +94,26 @@ def _disagreements(run: Run) -> list[str]:
 
 
 def _environment(runs: Sequence[Run]) -> Gate:
-    """Numbers of two machines or two versions are not averaged."""
+    """All runs are of one machine and one set of versions; others are not averaged."""
     known = [run for run in runs if run.metrics]
     others = [f"{run.name}: {listed(found)}" for run in known if (found := [f"another {key}" for key in environment_changes(known[0], run)])]
     return gate("environment", others, "one machine, one set of versions, one source")
 
 
 def pooling_obstacles(a: Run, b: Run) -> list[str]:
-    """What keeps the suites of two runs from being pooled: another machine, version, source or scale. Suites may lie on different file systems."""
+    """Why the suites of two runs cannot be pooled: another machine, version, source or scale. The file system may differ."""
     found = [key for key in environment_changes(a, b) if key != "file_system"]
     ours, theirs = (run.metrics.scale if run.metrics else "" for run in (a, b))
     return found + (["scale"] if (ours, shares_gpu(a)) != (theirs, shares_gpu(b)) else [])
 
 
 def shares_gpu(run: Run) -> bool:
-    """Gloo asked for by name on a machine with GPUs is how ranks share one, which NCCL refuses."""
+    """Whether ranks share a GPU: gloo named explicitly on a machine with GPUs (NCCL refuses to share)."""
     return bool(run.config.get("device") != "cpu" and run.environment.get("gpus") and run.config.get("backend") == "gloo")
 
 
 def environment_changes(a: Run, b: Run) -> list[str]:
-    """What differs between the environments of two runs; the revision counts only where a digest of the source is missing."""
+    """The differences between the environments of two runs; the git revision counts only if a source digest is missing."""
     ours, theirs = a.environment, b.environment
     ignored = {"git_revision"} if "source_sha256" in ours and "source_sha256" in theirs else {"source_sha256"}
     return [key for key in sorted({*ours, *theirs} - ignored) if ours.get(key) != theirs.get(key)]

@@ -1,4 +1,4 @@
-"""Two sweeps side by side (two machines, two commits): which run of one stands against which of the other, and what differs around them."""
+"""Compares two sweeps (two machines, two commits): pairs their runs, and lists what differs between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ecrl_cli.report.model.run_record import Run, read_run
 
 @dataclass(frozen=True)
 class Match:
-    """A run and its counterpart. `label`: the arm on our side. `differing`: the settings in which the two differ; none if the run ids are equal."""
+    """A run and its counterpart. `label`: the arm on our side. `differing`: settings in which the two differ; none if the run ids are equal."""
 
     label: str
     ours: Run
@@ -29,7 +29,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not the same around the two sweeps: a dotted key of environment.json and its values, each once."""
+    """A difference between the environments of two sweeps: a dotted key of environment.json and its distinct values on each side."""
 
     key: str
     ours: tuple[str, ...]
@@ -38,9 +38,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class SweepDiff:
-    """`ours` against `theirs`: relative differences are ours / theirs - 1. `ours_name`, `theirs_name`: the folders.
-
-    `alone`: by side (0: ours), the runs without a counterpart. Only suites that passed their gates on both sides are averaged.
+    """`ours` compared with `theirs`: relative differences are ours / theirs - 1. `ours_name`, `theirs_name`: the folders.
+    `unmatched`: by side (0: ours), the runs without a counterpart. Only suites that passed their gates on both sides are averaged.
     """
 
     ours_name: str
@@ -56,7 +55,7 @@ class SweepDiff:
 
     @property
     def failed(self) -> list[str]:
-        """Suites with counterparts that failed a gate on one side or on both."""
+        """Suites with counterparts that failed a gate on either side."""
         return [suite for suite in dict.fromkeys(match.ours.suite for match in self.matched) if suite not in self.passed]
 
     @property
@@ -77,14 +76,14 @@ class SweepDiff:
 
     @property
     def differences(self) -> list[Difference]:
-        """What differs between the two environments, as the counted runs recorded them."""
+        """The differences between the two environments, as recorded by the counted runs."""
         a, b = _environments(self.ours.counted), _environments(self.theirs.counted)
         return [Difference(key, a.get(key, ()), b.get(key, ())) for key in sorted({*a, *b}) if set(a.get(key, ())) != set(b.get(key, ()))]
 
     def contrast(self, label: str, measure: str, scope: str = "", suites: Sequence[str] | None = None) -> Contrast | None:
-        """One arm of ours against its counterpart over the pairs of `suites` (None: all) that passed; None where no pair has the measure.
+        """One of our arms compared with its counterpart over the pairs of `suites` (None: all) that passed; None if no pair has the measure.
 
-        Its floor is the larger of the two sides'; None where one side has none: its noise is not known.
+        Its floor is the larger of the two sides'; None if either side has none.
         """
         chosen = [suite for suite in self.passed if suites is None or suite in suites]
         runs = [(match.ours, match.theirs) for match in self.matched if match.label == label and match.ours.suite in chosen]
@@ -102,7 +101,7 @@ class SweepDiff:
         return [found for each in wanted if (found := self.contrast(*each))]
 
     def effects(self, measure: str = "goodput") -> list[tuple[Contrast, Contrast]]:
-        """Each comparison of two arms that both sides have, ours and theirs, suite by suite and over all."""
+        """Each comparison of two arms that exists on both sides, ours and theirs, suite by suite and over all."""
         found = []
         for scope, suites in self.scopes:
             for ours in contrasts(self.ours, scope, suites, [measure]):
@@ -112,9 +111,9 @@ class SweepDiff:
 
 
 def read_sweep_diff(ours: Comparison, dirs: Sequence[Path], other: Path, judge_anew: bool = False) -> SweepDiff:
-    """`ours`, the runs of `dirs`, against those of `other`.
+    """`ours`, the runs of `dirs`, compared with those of `other`.
 
-    RunDirectoryError where that is no run and no sweep; ConfigError where the two have nothing in common.
+    RunDirectoryError if `other` is neither run nor sweep; ConfigError if no run has a counterpart.
     """
     theirs = compare([read_run(place, judge_anew) for place in run_inputs([other])])
     made = sweep_diff(ours, theirs, *_folders([folder.resolve() for folder in dirs], other.resolve()))
@@ -125,7 +124,7 @@ def read_sweep_diff(ours: Comparison, dirs: Sequence[Path], other: Path, judge_a
 
 
 def _folders(dirs: Sequence[Path], other: Path) -> tuple[str, str]:
-    """A name for each side; with the folder above where the two would be the same."""
+    """A name for each side; with the parent folder if they would be equal."""
     if len(dirs) > 1:
         return "these runs", other.name
     alike = dirs[0].name == other.name
@@ -133,7 +132,7 @@ def _folders(dirs: Sequence[Path], other: Path) -> tuple[str, str]:
 
 
 def sweep_diff(ours: Comparison, theirs: Comparison, ours_name: str = "ours", theirs_name: str = "theirs") -> SweepDiff:
-    """The counterparts: of equal suite and run id; else of equal suite, arm, seed and scale."""
+    """Pairs counterparts: equal suite and run id; else equal suite, arm, seed and scale."""
 
     def name(side: Comparison, run: Run) -> tuple[str, str, str, str]:
         return run.suite, side.label(run), run.seed, run.metrics.scale if run.metrics else ""
@@ -158,7 +157,7 @@ def _differing(a: Run, b: Run) -> tuple[str, ...]:
 
 
 def _environments(runs: Iterable[Run]) -> dict[str, tuple[str, ...]]:
-    """By dotted key, the values that any run recorded, each once."""
+    """By dotted key, the distinct values that the runs recorded."""
     found: dict[str, list[str]] = {}
     for run in runs:
         for key, value in _dotted(run.environment).items():

@@ -1,6 +1,6 @@
-"""What a run's timeline shows, in seconds of the goodput clock: attempts, categories, progress, checkpoints in flight, failures.
+"""The data of a run's timeline, in seconds of the goodput clock: attempts, categories, progress, checkpoints in flight, failures.
 
-The records, thinned to what a picture can hold.
+Thinned to what a figure can show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ At = Callable[[int, float], float]
 
 @dataclass(frozen=True)
 class TimeBand:
-    """A stretch in which most of the time went to one family of categories."""
+    """A time span in which one family of categories took the most time."""
 
     start: float
     end: float
@@ -32,7 +32,7 @@ class TimeBand:
 
 @dataclass(frozen=True)
 class WriteBar:
-    """A checkpoint from its submission to its end; `outcome`: committed, failed, lost, or open where no end is on record."""
+    """A checkpoint from its submission to its end; `outcome`: committed, failed, lost, or open if no end is recorded."""
 
     start: float
     end: float
@@ -52,7 +52,7 @@ class FaultMark:
 
 @dataclass(frozen=True)
 class AttemptView:
-    """An attempt on the clock, its progress as (seconds, step), and the seconds of the phases of its start."""
+    """An attempt: its progress as (seconds, step), and the seconds of the phases of its start."""
 
     record: Attempt
     start: float
@@ -63,7 +63,7 @@ class AttemptView:
 
 @dataclass(frozen=True)
 class TimelineView:
-    """One run's picture. `absent_s`: seconds between two supervisors, on no clock. `disk`: what the disk did, where it was sampled."""
+    """One run's timeline. `absent_s`: seconds between two supervisors, not on the clock. `disk`: disk activity, if sampled."""
 
     wall_s: float
     absent_s: float
@@ -76,7 +76,7 @@ class TimelineView:
 
 
 def timeline_view(records: RunRecords, disk: Sequence[DiskLine] = (), account: Timeline | None = None) -> TimelineView:
-    """The picture of `records`, whose supervisor.json is there, and of the lines of disk.jsonl. `account`: their timeline, if it is known."""
+    """The timeline of `records` and of the lines of disk.jsonl; ValueError without supervisor.json. `account`: the time account, if known."""
     supervisor = records.supervisor
     if supervisor is None:
         raise ValueError("no supervisor.json")
@@ -96,19 +96,19 @@ def timeline_view(records: RunRecords, disk: Sequence[DiskLine] = (), account: T
 
 
 def recorded_at(sessions: Sequence[SupervisorSession]) -> float | None:
-    """Wall time of a run's first supervisor."""
+    """Wall time at which a run's first supervisor started."""
     return sessions[0].time if sessions else None
 
 
 def thinned(points: Sequence[T], most: int) -> tuple[T, ...]:
-    """Every k-th of `points`, the last included."""
+    """Every k-th of `points`, at most about `most`, including the last."""
     stride = max(1, -(-len(points) // most))
     kept = list(points[::stride])
     return tuple(kept if not points or kept[-1] is points[-1] else [*kept, points[-1]])
 
 
 def _clock(attempts: Sequence[Attempt], windows: Sequence[tuple[float, float]]) -> At:
-    """(attempt, monotonic) -> seconds of the goodput clock, which stands still between two supervisors."""
+    """(attempt, monotonic time) -> seconds of the goodput clock, which is stopped between two supervisors."""
     session_of = {a.attempt: a.session for a in attempts}
     before = [sum(end - start for start, end in windows[:number]) for number in range(len(windows))]
 
@@ -121,7 +121,7 @@ def _clock(attempts: Sequence[Attempt], windows: Sequence[tuple[float, float]]) 
 
 
 def disk_rates(lines: Sequence[DiskLine], sessions: Sequence[SupervisorSession], windows: Sequence[tuple[float, float]]) -> tuple[DiskRate, ...]:
-    """The rates within each supervisor's stay, on the goodput clock. Wall time tells two boots apart whose monotonic clocks overlap."""
+    """The disk rates within each supervisor session, on the goodput clock. Where monotonic times of two boots overlap, wall time decides."""
     mine: list[list[DiskLine]] = [[] for _ in windows]
     for line in lines:
         around = [number for number, (start, end) in enumerate(windows) if start <= line.at <= end]
@@ -137,7 +137,7 @@ def disk_rates(lines: Sequence[DiskLine], sessions: Sequence[SupervisorSession],
 
 
 def _strips(pieces: Sequence[TimelineSlice], wall_s: float, at: At) -> tuple[TimeBand, ...]:
-    """The family that has most of each of BINS bins, neighbours of one family joined."""
+    """The family with the most time in each of BINS bins, neighbours of one family merged."""
     if not pieces or wall_s <= 0:
         return ()
     width = wall_s / BINS
@@ -155,7 +155,7 @@ def _strips(pieces: Sequence[TimelineSlice], wall_s: float, at: At) -> tuple[Tim
 
 
 def _pour(held: list[dict[str, float]], family: str, start: float, end: float) -> None:
-    """Add the stretch `start` to `end` (in bins) to the bins that it touches."""
+    """Distributes the span `start` to `end` (in bins) over the bins it overlaps."""
     number = int(start)
     while start < end and number < len(held):
         until = min(end, number + 1)

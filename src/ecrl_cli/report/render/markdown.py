@@ -22,7 +22,7 @@ ALONE, AMONG_OTHERS, IN_MARKDOWN = 24, 8, 60  # rows of a study's table
 
 
 def terminal(comparison: Comparison, page: Path) -> str:
-    """The runs of every suite, the arms compared, what was left out and which gates failed, and where the page is."""
+    """The runs of every suite, the arms compared, excluded runs, failed gates, and the page's path."""
     lines: list[str] = []
     for suite in comparison.suites:
         scale = f"; scale {comparison.scale([suite])}" if any(run.counted for run in comparison.runs if run.suite == suite) else ""
@@ -37,7 +37,7 @@ def terminal(comparison: Comparison, page: Path) -> str:
 
 
 def terminal_study(study: StudyResult, most: int = ALONE) -> list[str]:
-    """One line on the study, its failed gates, its skips and its main table, `most` rows of it."""
+    """One line on the study, its failed gates, its skips and the first `most` rows of its main table."""
     lines = [f"{study.name}: {progress(study)}"]
     lines += [f"  gate failed: {printable(gate.name)}: {short(printable(gate.message))}" for gate in study.failed]
     lines += [f"  skipped: {printable(skip.arm)}: {short(printable(skip.reason))}" for skip in (study.result.skips if study.result else ())]
@@ -48,7 +48,7 @@ def terminal_study(study: StudyResult, most: int = ALONE) -> list[str]:
 
 
 def markdown(comparison: Comparison, said: ReportSummary, figures: Sequence[str]) -> str:
-    """The runs in report.md."""
+    """The runs' part of report.md."""
     lines = [f"# {escaped(said.headline)}", "", *(f"- {escaped(sentence)}" for sentence in said.sentences), ""]
     for suite in comparison.suites:
         scale = f"Scale {escaped(comparison.scale([suite]) or 'unknown')}."

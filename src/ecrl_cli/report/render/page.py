@@ -1,4 +1,4 @@
-"""The page: one HTML file that asks the network for nothing."""
+"""The page: one HTML file that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from ecrl_cli.report.text.summary import ReportSummary
 
 HERE = Path(__file__).parent
 MOST_CHECKPOINTS = 40
-MOST_OPEN = 60  # rows of a study's table: a longer one is folded
-MOST_LINES = 16  # of a table of runs: a longer one scrolls in its own box
+MOST_OPEN = 60  # rows of a study's table: longer ones are folded
+MOST_LINES = 16  # of a table of runs: longer ones scroll
 COSTS = ("stall_s", "snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s")
 BADGES = {
     "valid": ("good", "\N{CHECK MARK}", "valid"),
@@ -50,7 +50,7 @@ BADGES = {
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures: of the runs, and of each study by its ident. `parts`: what stands between the figures and the list of runs."""
+    """The figures of the runs, and of each study by its ident. `parts`: the sections between the figures and the list of runs."""
 
     runs: Sequence[Picture]
     studies: Mapping[str, Sequence[Picture]]
@@ -62,7 +62,7 @@ class Figures:
 
 
 def render(comparison: Comparison, studies: Sequence[StudyResult], said: ReportSummary, drawn: Figures) -> str:
-    """The whole page. Every name in it came from a record and is escaped; only our own SVG, style and script are not."""
+    """The whole page. Names come from records and are escaped; only our own SVG, style and script are not."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return (
         _environment()
@@ -87,7 +87,7 @@ def render(comparison: Comparison, studies: Sequence[StudyResult], said: ReportS
 
 
 def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
-    """What the sections of the runs show; empty tables where there is nothing to compare."""
+    """The template variables of the runs' sections; empty tables if there is nothing to compare."""
     suites = [(suite, runs.in_order(comparison, suite)) for suite in comparison.suites]
     anchors = {id(run): f"run-{number}" for number, run in enumerate(run for _, members in suites for run in members)}
     contrasts = by_scope(comparison)
@@ -113,12 +113,12 @@ def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
 
 
 def _facets(comparison: Comparison, run: Run) -> dict[str, str]:
-    """What the filter knows of a run."""
+    """The values of a run that the page's filter uses."""
     return {"suite": run.suite, "arm": comparison.label(run), "seed": run.seed, "verdict": run.verdict.status}
 
 
 def _choices(comparison: Comparison) -> dict[str, list[str]]:
-    """What the filter can choose from: the values of each word that tell runs apart."""
+    """The choices of the filter: for each facet that distinguishes runs, its values."""
     of = [_facets(comparison, run) for run in comparison.runs]
     found = {key: list(dict.fromkeys(known[key] for known in of)) for key in ("suite", "arm", "seed", "verdict")}
     found["seed"].sort(key=lambda seed: (len(seed), seed))
@@ -172,7 +172,7 @@ def _environment() -> Environment:
 
 
 def _typeset(form: Any) -> Any:
-    """`form` with a true minus sign, and a dash where there is nothing."""
+    """`form` with true minus signs, and a dash for a missing value."""
 
     def typeset(*values: Any) -> str:
         text = str(form(*values))
@@ -182,12 +182,12 @@ def _typeset(form: Any) -> Any:
 
 
 def checkpoint_columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The times that any of `rows` spent."""
+    """The times that are not zero in all `rows`."""
     return [key for key in COSTS if any(row[key] for row in rows)]
 
 
 def checkpoint_rows(run: Run) -> tuple[list[dict[str, Any]], int]:
-    """One row per submitted checkpoint, and how many committed ones were left out to keep the page small (the first and last stay)."""
+    """One row per submitted checkpoint, and how many committed ones were left out to keep the page small (the first and last are kept)."""
     rows: dict[tuple[int, int], dict[str, Any]] = {}
     for line in run.checkpoints:
         if line.event == "submitted":
@@ -204,7 +204,7 @@ def checkpoint_rows(run: Run) -> tuple[list[dict[str, Any]], int]:
 
 
 def _merge(row: dict[str, Any], line: CheckpointLine) -> None:
-    """What `line` adds to its checkpoint's row; a value that several lines repeat counts once."""
+    """Merges `line` into its checkpoint's row; a value repeated on several lines counts once."""
     for key in ("bytes", *COSTS):
         row[key] = max(row.get(key, 0), getattr(line, key))
     if line.event in ("committed", "failed", "lost"):
@@ -212,6 +212,6 @@ def _merge(row: dict[str, Any], line: CheckpointLine) -> None:
 
 
 def _when(comparison: Comparison) -> str:
-    """The day of the first run, by its own record."""
+    """The date of the first run, from its record."""
     times = [at for at in (recorded_at(run.supervisor.sessions) for run in comparison.runs if run.supervisor) if at]
     return datetime.fromtimestamp(min(times), UTC).strftime("%-d %B %Y") if times else ""

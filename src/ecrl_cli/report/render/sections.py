@@ -1,4 +1,4 @@
-"""The sections of the page behind the figures: all statistics, the published experiments beside the measured ones, another sweep."""
+"""The sections of the page after the figures: statistics, published experiments beside the measured ones, comparison with another sweep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ecrl_cli.report.tables.table import Table
 
 @dataclass(frozen=True)
 class Section:
-    """A section: `ident` as in the address. `folded`: its tables open when asked to. `files`: where more of it stands."""
+    """A section: `ident` is its anchor. `folded`: its tables are closed at first. `files`: files with more data."""
 
     ident: str
     title: str
@@ -30,14 +30,14 @@ class Section:
 
 
 def sections(comparison: Comparison, published: Publication | None = None, beside: SweepDiff | None = None) -> list[Section]:
-    """The sections that have something to show."""
+    """The sections that have a table."""
     found = [_against(beside)] if beside else []
     found += [_published(published)] if published else []
     return [part for part in [*found, _statistics(comparison)] if part.tables]
 
 
 def _statistics(comparison: Comparison) -> Section:
-    """Every number of comparisons.csv and its neighbours that a table can hold, over all suites in one table each."""
+    """The statistics of comparisons.csv and its neighbours, over all scopes in one table each."""
     scopes = [(scope, suites) for scope, suites in reversed(comparison.scopes) if set(suites) <= set(comparison.passed)]
     arms = [measures_table(comparison, scope, suites) for scope, suites in scopes]
     compared = [compared_table(comparison, scope, suites, SHORT if n else tuple(MEASURES)) for n, (scope, suites) in enumerate(scopes)]
@@ -51,7 +51,7 @@ def _statistics(comparison: Comparison) -> Section:
 
 
 def _joined(tables: Sequence[Table], title: str) -> list[Table]:
-    """The same table of several scopes as one, with the scope, which each has hidden in front."""
+    """Joins the same table of several scopes, and shows the scope, which each hides in its first column."""
     if not tables:
         return []
     columns = (replace(tables[0].columns[0], hidden=False), *tables[0].columns[1:])
@@ -59,9 +59,9 @@ def _joined(tables: Sequence[Table], title: str) -> list[Table]:
 
 
 def _published(published: Publication) -> Section:
-    """The published tables with the measured numbers beside the printed ones, and its figures.
+    """The published tables with measured numbers beside the published ones, and their figures.
 
-    The setting is long and mostly the same: it stands under the first table that has it.
+    The text on the setting is long and mostly the same: it is printed under the first table only.
     """
     lead = "What was published, as printed, beside what was measured here on another machine and at another scale; each table says what differs."
     files = sorted(name for name in published.files if "/" not in name and name.endswith(".md"))
@@ -75,6 +75,6 @@ def _published(published: Publication) -> Section:
 
 
 def _against(beside: SweepDiff) -> Section:
-    """This sweep against another one."""
+    """This sweep compared with another one."""
     title, lead = f"Against {beside.theirs_name}", " ".join(against_sentences(beside))
     return Section("against", title, lead, against_tables(beside), files=("against.md", "against_effects.csv"))

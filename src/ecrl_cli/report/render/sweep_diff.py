@@ -1,4 +1,4 @@
-"""Two sweeps side by side as CSV, JSON, Markdown and for a terminal."""
+"""Renders the comparison of two sweeps as CSV, JSON, Markdown and for a terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _brief(each: Contrast) -> Record:
 
 
 def against_document(found: SweepDiff) -> dict[str, Any]:
-    """The part of report.json."""
+    """The comparison's part of report.json."""
     return {
         "ours": found.ours_name,
         "theirs": found.theirs_name,
@@ -65,7 +65,7 @@ def against_document(found: SweepDiff) -> dict[str, Any]:
 
 
 def against_sentences(found: SweepDiff) -> list[str]:
-    """What stands against what, whether the two differ, and what differs around them."""
+    """What is compared, whether the arms differ, and what differs between the sweeps."""
     pairs, suites = plural(len(found.matched), "pair"), plural(len({m.ours.suite for m in found.matched}), "suite")
     told = [FOUND.format(ours=found.ours_name, theirs=found.theirs_name, pairs=pairs, suites=suites, scale=found.ours.scale())]
     whole = [scope for scope in found.scopes if scope[0] == ALL] or found.scopes
@@ -121,7 +121,7 @@ def against_markdown(found: SweepDiff) -> str:
 
 
 def against_tables(found: SweepDiff) -> list[Table]:
-    """What Markdown and the page show; without empty tables."""
+    """The tables for Markdown and the page, without empty ones."""
     around = Table(
         "What differs around them",
         (Column("key"), Column(found.ours_name), Column(found.theirs_name)),
@@ -132,7 +132,7 @@ def against_tables(found: SweepDiff) -> list[Table]:
 
 
 def _arms_table(found: SweepDiff) -> Table:
-    """All measures where all suites are pooled, or there is one; else the chief ones."""
+    """All measures for a scope that covers everything; otherwise the main ones."""
     whole = {scope for scope, _ in found.scopes if scope == ALL or len(found.scopes) == 1}
     shown = [
         each

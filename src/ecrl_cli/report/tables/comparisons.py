@@ -1,4 +1,4 @@
-"""The tables that set arms against each other: the contrasts, the noise between equal runs, what overlapping saved."""
+"""The tables that compare arms: contrasts, noise between equal runs, savings by overlapping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ecrl_cli.report.model.contrast import Contrast, NoiseFloor, contrasts, floo
 from ecrl_cli.report.tables.runs import ARM, KINDS, NAMES, SUITE, measures_table, restarts_table, stalls_table, where
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, interval_cell, mean_cell, signs_cell
 
-SHORT = ("goodput", "goodput_published_clock", "wall_s", "stall_s")  # what each suite's table of comparisons shows; all is in comparisons.csv
+SHORT = ("goodput", "goodput_published_clock", "wall_s", "stall_s")  # measures in each suite's table; all are in comparisons.csv
 PAIR_COLUMNS = (
     *(Column("pairs", "count"), Column("ratio of means", "change"), Column("BCa", "change", "95% interval of the ratio of means")),
     *(Column("mean of ratios", "change"), Column("95% t", "change"), Column("BCa of ratios", "change")),
@@ -27,7 +27,7 @@ _BRIEF = ("comparison", "measure", "pairs", "ratio of means", "mean of ratios", 
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """Everything that Markdown shows, all suites together first; tables without rows are left out."""
+    """All tables for Markdown, the pooled suites first; empty ones are left out."""
     found = []
     for scope, suites in sorted(comparison.scopes, key=lambda scope: scope[0] != ALL):
         if set(suites) <= set(comparison.passed):
@@ -38,7 +38,7 @@ def tables(comparison: Comparison) -> list[Table]:
 
 
 def brief(comparison: Comparison) -> list[Table]:
-    """What a terminal shows where arms were compared over several pairs: goodput, then the overlap and the restarts, each over everything."""
+    """The tables for a terminal if arms were compared over several pairs: goodput, overlap and restarts, each over everything."""
     compared = [compared_table(comparison, scope, suites, SHORT[:2]) for scope, suites in comparison.overall]
     pairs = COMPARED.index(PAIR_COLUMNS[0])
     if not any(row[pairs] != 1 for table in compared for row in table.rows):
@@ -52,14 +52,14 @@ def brief(comparison: Comparison) -> list[Table]:
 
 
 def compared_table(comparison: Comparison, scope: str, suites: Sequence[str], measures: Sequence[str]) -> Table:
-    """Arm against base, pair by pair; what is zero on both sides is left out."""
+    """Arm against base, pair by pair; measures that are zero on both sides are left out."""
     found = [each for each in contrasts(comparison, scope, suites, measures) if each.pair.difference.mean or each.pair.signs.positive]
     rows = tuple((scope, Cell(each.title, arm=each.arm), *contrast_cells(each)) for each in found)
     return Table(f"{scope}: arms compared, pair by pair (scale {comparison.scale(suites)})", COMPARED, rows, file="comparisons.csv")
 
 
 def contrast_cells(contrast: Contrast) -> Row:
-    """A contrast from `measure` to `noise floor`."""
+    """The cells of a contrast, from `measure` to `noise floor`."""
     pair, ratios, kind = contrast.pair, contrast.pair.mean_of_ratios, KINDS[contrast.measure]
     floor = Cell(contrast.against_floor, small=share(contrast.noise) if contrast.noise is not None else "") if contrast.against_floor else None
     return (
@@ -77,7 +77,7 @@ def ratio_cells(pair: Paired) -> tuple[Value, Value]:
 
 
 def wins_table(comparison: Comparison, found: Sequence[Sequence[Contrast]]) -> Table:
-    """Each arm against each other over all suites: by how much and how surely. `found`: of each pair of arms, the pooled first."""
+    """Arm against arm over all suites, with intervals. `found`: per pair of arms its contrasts, the pooled one first."""
     columns = (
         *(ARM, Column("pairs", "count")),
         Column("goodput", "change", "ratio of means, with its 95% interval by BCa bootstrap over the pairs"),
@@ -105,7 +105,7 @@ def _win(contrast: Contrast, suite: str) -> Row:
 
 
 def floor_note(floor: NoiseFloor | None) -> str:
-    """Where the floor comes from, and how many of its pairs ended in the same state."""
+    """The source of the floor, and how many of its pairs ended in the same state."""
     if floor is None:
         return "Nothing ran twice, so that there is no noise floor; the variant ref2 repeats ref."
     ended = f"{floor.alike} of {plural(floor.alike + floor.differing, 'pair')} ended bit for bit alike"
@@ -113,7 +113,7 @@ def floor_note(floor: NoiseFloor | None) -> str:
 
 
 def noise_table(comparison: Comparison) -> Table:
-    """What equal runs differ by: the measure below which no difference says anything."""
+    """Differences between equal runs: smaller effects mean nothing."""
     rows = [
         (scope, floor.source, NAMES[measure], floor.pairs, floor.relative.mean, floor.relative.sd, floor.largest, alike(floor))
         for scope, suites in comparison.scopes
@@ -130,12 +130,12 @@ def noise_table(comparison: Comparison) -> Table:
 
 
 def alike(floor: NoiseFloor) -> Cell:
-    """How many of the pairs of equal runs ended in the same state."""
+    """How many pairs of equal runs ended in the same state."""
     return Cell(floor.alike, text=f"{floor.alike} of {floor.alike + floor.differing}")
 
 
 def overlap_table(comparison: Comparison) -> Table:
-    """Where the stall went that overlapping saved, and what one write costs."""
+    """Stall and wall time saved by overlapping, and the cost of a write."""
     rows = [
         (scope, Cell(f"{arm} against {base}", arm=arm), *_saved(saved))
         for scope, suites in comparison.scopes

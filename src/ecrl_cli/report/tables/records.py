@@ -1,4 +1,4 @@
-"""The records of every CSV, and report.json, which has the statistics too. Keys are contracts; values are as recorded, in full precision."""
+"""The rows of every CSV, and report.json, which adds the statistics. Keys are contracts; values are as recorded, in full precision."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _SIZES = (
 )
 _PLAIN = ("goodput", "goodput_published_clock", "wall_s", "stall_per_checkpoint_s", *_SIZES)
 
-SNAPSHOT_KEYS = ("taken", "copy_s", "sync_s", "per_snapshot_s")  # in memory, of runs that take any
+SNAPSHOT_KEYS = ("taken", "copy_s", "sync_s", "per_snapshot_s")  # of snapshots in memory
 _RECOVERY = ("attempt", "way", "resumed_from_step", "joined", "lost_samples", "given_up_steps", "seconds")
 
 
 def run_row(run: Run, comparison: Comparison) -> Record:
-    """One row of runs.csv; the numbers of a run without metrics are empty, its `left_out` says why."""
+    """One row of runs.csv; without metrics its numbers are empty, and `left_out` gives the reason."""
     m = run.metrics
     row: Record = {
         "run": run.name,
@@ -62,7 +62,7 @@ def run_row(run: Run, comparison: Comparison) -> Record:
 
 
 def divergence_cells(run: Run) -> Record:
-    """How far the run ended from its reference; empty where it was not compared."""
+    """How far the run's final state is from its reference's; empty if not compared."""
     document = run.divergence or {}
     loss, state = document.get("loss") or {}, document.get("state") or {}
     cells = {"reference": document.get("reference")}
@@ -77,7 +77,7 @@ def run_rows(comparison: Comparison) -> list[Record]:
 
 
 def checkpoint_rows(comparison: Comparison) -> list[Record]:
-    """checkpoints.csv: every checkpoint that was submitted, once, whatever became of it."""
+    """checkpoints.csv: every submitted checkpoint, once, whatever its end."""
     return [
         _of(run, comparison)
         | {"attempt": save.attempt, "global_step": save.global_step, "end": save.end, "bytes": save.bytes, "inflight": save.inflight}
@@ -88,7 +88,7 @@ def checkpoint_rows(comparison: Comparison) -> list[Record]:
 
 
 def restart_rows(comparison: Comparison) -> list[Record]:
-    """restarts.csv: every restart, and what it cost phase by phase."""
+    """restarts.csv: every restart, with its cost by phase."""
     return [
         _of(run, comparison)
         | {"attempt": r.attempt, "after": r.after, "resumed_from_step": r.resumed_from_step, "replayed_steps": r.replayed}
@@ -100,7 +100,7 @@ def restart_rows(comparison: Comparison) -> list[Record]:
 
 
 def recovery_rows(comparison: Comparison) -> list[Record]:
-    """recoveries.csv: every recovery, whichever way it went, and what it cost from the failure to the first new step."""
+    """recoveries.csv: every recovery of any kind, with its cost from the failure to the first new step."""
     return [
         _of(run, comparison)
         | {"recovery": recovery_of(run)}
@@ -112,7 +112,7 @@ def recovery_rows(comparison: Comparison) -> list[Record]:
 
 
 def recovery_of(run: Run) -> str:
-    """How the run was to recover, and with how many spares."""
+    """The configured recovery, and the number of spares."""
     spares = run.config.get("supervision", {}).get("spares", 0)
     name = str(run.config.get("recovery", {}).get("name", "")).replace("_", " ")
     return f"{name}, {plural(spares, 'spare')}" if spares else name
@@ -124,7 +124,7 @@ def _of(run: Run, comparison: Comparison) -> Record:
 
 
 def summary_rows(comparison: Comparison) -> list[Record]:
-    """One row per arm and suite, and per arm over all suites; an arm of a suite that failed a gate has its n and no averages."""
+    """One row per arm and suite, and per arm over the pooled suites; where a suite failed a gate its arms have n but no averages."""
     return [summary_row(arm, comparison.scale([arm.suite])) for arm in comparison.arms] + [
         summary_row(arm, comparison.scale(comparison.passed)) for arm in comparison.pooled_arms
     ]
@@ -138,7 +138,7 @@ def summary_row(arm: Arm, scale: str) -> Record:
 
 
 def summary_cells(name: str, found: Summary | None) -> Record:
-    """Mean, sd, Student's interval and the bootstrap's under `name`; empty where there is none."""
+    """Mean, standard deviation, Student's interval and the bootstrap's under `name`; empty if there are none."""
     values = (found.mean, found.sd, found.low, found.high, found.boot_low, found.boot_high) if found else (None,) * 6
     return {f"{name}_{key}": value for key, value in zip(("mean", "sd", *INTERVALS), values, strict=True)}
 
@@ -155,7 +155,7 @@ def comparison_rows(comparison: Comparison) -> list[Record]:
 
 
 def noise_cells(contrast: Contrast) -> Record:
-    """Where an effect stands to the noise between equal runs."""
+    """The effect compared with the noise between equal runs."""
     return {
         "floor_largest": contrast.floor.largest if contrast.floor else None,
         "floor_of_mean": contrast.noise,
@@ -179,7 +179,7 @@ def pair_cells(pair: Paired) -> Record:
 
 
 def noise_rows(comparison: Comparison) -> list[Record]:
-    """What runs that are the same differ by: per scope, source and measure."""
+    """Differences between equal runs: per scope, source and measure."""
     return [
         {"suite": scope, "source": floor.source, "measure": measure, "scale": comparison.scale(suites), "pairs": floor.pairs}
         | summary_cells("relative", floor.relative)
@@ -191,7 +191,7 @@ def noise_rows(comparison: Comparison) -> list[Record]:
 
 
 def overlap_rows(comparison: Comparison) -> list[Record]:
-    """Stall saved against wall saved, and what a write cost: per scope and overlapped arm."""
+    """Stall and wall time saved, and the cost of a write: per scope and overlapped arm."""
     return [
         {"suite": scope, "arm": arm, "base": base, "scale": comparison.scale(suites), "pairs": saved.pairs}
         | summary_cells("stall_saved_s", saved.stall_saved_s)
@@ -205,7 +205,7 @@ def overlap_rows(comparison: Comparison) -> list[Record]:
 
 
 def restart_cost_rows(comparison: Comparison) -> list[Record]:
-    """What a restart cost on average, phase by phase: per suite and arm, and per arm over all suites; only where the runs are averaged."""
+    """Mean cost of a restart by phase: per suite and arm, and per arm over the pooled suites; only for averaged arms."""
     found = []
     for arm in [*comparison.arms, *comparison.pooled_arms]:
         restarts = [restart for run in arm.runs if run.counted for restart in run.restarts] if arm.averaged else []
@@ -252,7 +252,7 @@ def as_document(comparison: Comparison, headline: str, sentences: Sequence[str])
 
 
 def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become text."""
+    """Converts NaN and infinity, which JSON lacks, to text."""
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

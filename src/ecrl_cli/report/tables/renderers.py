@@ -1,4 +1,4 @@
-"""A table as CSV, as Markdown, for a terminal and for the page. Records may hold anything: each renderer escapes, here and nowhere else."""
+"""Renders a table as CSV, Markdown, for a terminal and for the page. Records may hold any text: escaping is done by the renderers only."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rich.text import Text
 from ecrl_cli.report.formats import NONE, minus, plural, printable
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, scalar, text_of, texts_of
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for one
-MOST_ROWS = 400  # of a table on the page; all of it is in its CSV
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # prefixes that a spreadsheet takes for a formula
+MOST_ROWS = 400  # of a table on the page; its CSV has all of them
 
 
 def csv_of(table: Table) -> bytes:
-    """Every value in full precision under the keys of the columns; empty where it is missing."""
+    """Every value in full precision under the keys of the columns; empty if missing."""
     rows = ([scalar(value) for value in row] for row in table.rows)
     return csv_bytes([column.key or column.label for column in table.columns], rows)
 
 
 def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-    """UTF-8. A spreadsheet shows what others may have written into records, and takes none of it for a formula, the header neither."""
+    """CSV in UTF-8. Cells and headers are escaped, so that a spreadsheet treats no text from records as a formula."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow([_csv_cell(name) for name in header])
@@ -40,14 +40,14 @@ def _csv_cell(value: Any) -> Any:
 
 
 def escaped(text: str) -> str:
-    """`text` as Markdown shows it, whatever it holds."""
+    """`text` escaped for Markdown."""
     plain = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    bare = re.sub(r"(?i)(:)(?=//)|\b(www)(?=\.)", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", plain)  # no link by itself either
+    bare = re.sub(r"(?i)(:)(?=//)|\b(www)(?=\.)", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", plain)  # no automatic links either
     return "".join("\\" + c if c in "\\`*_[]|~" or (c == "#" and not bare.startswith("&", max(at - 1, 0))) else c for at, c in enumerate(bare))
 
 
 def markdown_of(table: Table, most: int | None = None) -> list[str]:
-    """The lines of the grid alone; `most`: rows of it."""
+    """The lines of the table's grid, with at most `most` rows."""
     columns = [column for _, column in table.visible]
     head = [escaped(column.label) for column in columns]
     rule = ["---" if column.is_text else "---:" for column in columns]
@@ -56,7 +56,7 @@ def markdown_of(table: Table, most: int | None = None) -> list[str]:
 
 
 def markdown_section(table: Table, most: int | None = None) -> list[str]:
-    """The table under its title, with its note and where all of it stands; `most`: rows that are shown."""
+    """The table with its title, its note and its data file; at most `most` rows are shown."""
     return [f"## {escaped(table.title)}", "", *markdown_of(table, most), "", *_below(table, most)]
 
 
@@ -66,14 +66,14 @@ def _below(table: Table, most: int | None) -> list[str]:
 
 
 def cut_note(table: Table, most: int | None) -> str:
-    """Where the rest of the rows stands, or all of them."""
+    """Where the omitted rows, or all rows, can be found."""
     if most is not None and len(table.rows) > most:
         return f"{plural(len(table.rows) - most, 'more row')} in {table.file}."
     return f"Data: {table.file}." if table.file else ""
 
 
 def terminal_of(table: Table, most: int | None = None) -> list[str]:
-    """The first `most` rows under their labels, text to the left and numbers to the right, as wide as they are."""
+    """The first `most` rows under their labels, text left-aligned and numbers right-aligned, without wrapping."""
     shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for _, column in table.visible:
         shown.add_column(Text(printable(column.label)), justify="left" if column.is_text else "right", no_wrap=True)
@@ -86,14 +86,14 @@ def terminal_of(table: Table, most: int | None = None) -> list[str]:
 
 
 def _texts(table: Table, most: int | None) -> list[list[str]]:
-    """One line per value; a row that ends early is filled with missing ones."""
+    """One text per value; short rows are padded with missing values."""
     whole = [(*row, *[None] * (len(table.columns) - len(row))) for row in table.rows[:most]]
     return [[text_of(row[at], column) for at, column in table.visible] for row in whole]
 
 
 @dataclass(frozen=True)
 class PageCell:
-    """A cell as the page's template has it: every text still unescaped (jinja does that), `span` the number of columns that it fills."""
+    """A cell for the page's template: texts are unescaped (jinja escapes them), `span` is the number of columns it fills."""
 
     text: str
     small: str
@@ -110,7 +110,7 @@ class PageRow:
 
 
 def page_rows(table: Table) -> list[PageRow]:
-    """What the page's template fills in; the minus signs are true ones."""
+    """The rows for the page's template; with true minus signs."""
     return [PageRow(tuple(_page_cells(table, row)), _facets(table, row)) for row in table.rows[:MOST_ROWS]]
 
 
@@ -124,7 +124,7 @@ def _page_cells(table: Table, row: Row) -> Iterable[PageCell]:
 def _page_cell(value: Value, column: Column, span: int) -> PageCell:
     main, small = (minus(text) for text in texts_of(value, column))
     low, _, high = small.partition(" to ")
-    small = "" if low == high else small  # an interval that is no wider than its digits says nothing more
+    small = "" if low == high else small  # an interval that is empty at the printed precision
     sorted_by = scalar(value)
     key = "" if sorted_by is None else printable(sorted_by) if isinstance(sorted_by, str) else repr(float(sorted_by))
     cell = value if isinstance(value, Cell) else Cell(value)
@@ -132,7 +132,7 @@ def _page_cell(value: Value, column: Column, span: int) -> PageCell:
 
 
 def _facets(table: Table, row: Row) -> dict[str, str]:
-    """What the filter knows of a row; what it does not name is never filtered by."""
+    """The filter values of a row; rows without a value are not filtered by it."""
     found = {}
     for value, column in zip(row, table.columns, strict=False):
         if column.facet:

@@ -1,4 +1,4 @@
-"""The tables of runs: what each run reached and cost, how each recovery went, how far each ended from its reference; and of arms over their runs."""
+"""The tables of runs: results and costs, recoveries, distances from the reference; and of arms over their runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.tables.records import divergence_cells, recovery_of
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, interval_cell, mean_cell
 
-Anchors = Mapping[int, str]  # of the runs' own sections on the page, by id(run)
+Anchors = Mapping[int, str]  # of the runs' sections on the page, by id(run)
 SUITE, ARM, SEED = Column("suite", facet="suite"), Column("arm", facet="arm"), Column("seed", facet="seed")
 _ENDS = ("committed", "failed", "lost")
-# The columns of the runs' table that a terminal and Markdown have room for.
+# The columns of the runs' table that fit in a terminal and Markdown.
 BRIEF = ("arm", "seed", "verdict", "steps", "restarts", "replayed", "goodput", "vs ref", "vs clean", "stall per checkpoint", *_ENDS)
 KINDS = {name: "seconds" if name.endswith("_s") else "rate" if name.startswith("goodput") else "count" for name in MEASURES}
 NAMES = {
@@ -44,13 +44,13 @@ NAMES = {
 
 
 def in_order(comparison: Comparison, suite: str) -> list[Run]:
-    """The runs of a suite, arm by arm, then those that are not compared."""
+    """The runs of a suite, arm by arm, then the excluded ones."""
     compared = [run for arm in comparison.of(suite) for run in arm.runs]
     return compared + [run for run in comparison.runs if run.suite == suite and run not in compared]
 
 
 def runs_table(comparison: Comparison, anchors: Anchors | None = None) -> Table:
-    """Every run, whether it is compared or not."""
+    """Every run, whether compared or not."""
     columns = (
         *(SUITE, ARM, SEED, Column("verdict", facet="verdict"), Column("steps", "count"), Column("goodput", "rate")),
         *(Column(f"vs {base}", "change", "goodput against the run of the same suite and seed") for base in BASES),
@@ -63,7 +63,7 @@ def runs_table(comparison: Comparison, anchors: Anchors | None = None) -> Table:
 
 
 def brief_runs(comparison: Comparison, suite: str) -> Table:
-    """The runs of one suite in the columns that a terminal has room for."""
+    """The runs of one suite with the columns that fit in a terminal."""
     return runs_table(comparison).only(lambda row: row[0] == suite, BRIEF)
 
 
@@ -110,7 +110,7 @@ def _divergence(comparison: Comparison, run: Run, anchors: Anchors) -> Row:
 
 
 def recoveries_table(comparison: Comparison) -> Table:
-    """How the ways to recover compare, a row per run; rows only where a run had spares, or another recovery than a restart."""
+    """Recoveries, one row per run; empty unless a run had spares or a recovery other than a restart."""
     counted = ("recoveries", "survived", "replayed", "given up", "lost samples")
     columns = (
         *(SUITE, ARM, SEED, Column("recovery"), Column("goodput (steps/s)", "rate"), Column("wall", "seconds")),
@@ -143,7 +143,7 @@ def _recovered(run: Run, comparison: Comparison) -> Row:
 
 
 def arms_table(comparison: Comparison) -> Table:
-    """Every arm of every suite: means over seeds with their intervals, and goodput against the arms that others are compared with."""
+    """Every arm of every suite: means over seeds with their intervals, and goodput compared with the base arms."""
     bases = [base for base in BASES if any(arm.variant == base for arm in comparison.arms)]
     labels = {
         "goodput": "goodput",
@@ -174,7 +174,7 @@ def _versus(pair: Paired | None) -> Value:
 
 
 def costs_table(comparison: Comparison) -> Table:
-    """Where the wall time of each arm went, and what one checkpoint and one restart cost."""
+    """The share of each arm's wall time by category, and the cost of a checkpoint and of a restart."""
     columns = (
         *(ARM, Column("runs", "count")),
         *(Column(family, "percent", "share of the wall time, mean over runs") for family in FAMILIES),
@@ -191,7 +191,7 @@ def _cost(arm: Arm, suite: str) -> Row:
     restarts = [restart.total_s for run in arm.runs if run.counted for restart in run.restarts]
     return (
         *(Cell(arm.label + suite, arm=arm.label), len(arm.metrics)),
-        *(round(share.mean, 4) + 0.0 for share in shares),  # not a negative zero
+        *(round(share.mean, 4) + 0.0 for share in shares),  # avoids negative zero
         mean_cell(arm.summary("stall_per_checkpoint_s"), strong=True),
         mean_cell(summary(restarts) if restarts else None, strong=True),
         mean_cell(arm.summary("replayed_steps"), strong=True),
@@ -199,13 +199,13 @@ def _cost(arm: Arm, suite: str) -> Row:
 
 
 def where(comparison: Comparison, suites: Sequence[str]) -> str:
-    """What a table is about, for its title: its suites and their scale."""
+    """The suites and scale of a table, for its title."""
     name = suites[0] if len(suites) == 1 else f"{len(suites)} suites{' pooled' if comparison.pooled_suites else ', one by one'}"
     return f"{name}, scale {comparison.scale(suites)}"
 
 
 def measures_table(comparison: Comparison, scope: str, suites: Sequence[str]) -> Table:
-    """Mean, standard deviation and both intervals of every measure of every arm; what is zero in every run (the restarts of ref) is left out."""
+    """Mean, standard deviation and both intervals of every measure of every arm; measures that are zero in every run are left out."""
     columns = (
         *(Column("suite", facet="suite", hidden=True), ARM, Column("measure"), Column("runs", "count"), Column("mean", "number")),
         *(Column("sd", "number"), Column("95% t", "number"), Column("BCa", "number")),
@@ -222,7 +222,7 @@ def measures_table(comparison: Comparison, scope: str, suites: Sequence[str]) ->
 
 
 def stalls_table(comparison: Comparison) -> Table:
-    """What the stalls consist of: means over runs; arms with a run that does not say are left out."""
+    """The parts of the stalls: means over runs; arms with a run that did not record them are left out."""
     rows: list[Row] = []
     for arm in [*comparison.arms, *comparison.pooled_arms]:
         metrics = arm.metrics if arm.averaged else []
@@ -237,7 +237,7 @@ def stalls_table(comparison: Comparison) -> Table:
 
 
 def restarts_table(comparison: Comparison) -> Table:
-    """What a restart costs, phase by phase: means over restarts."""
+    """The cost of a restart by phase: means over restarts."""
     rows: list[Row] = []
     for arm in [*comparison.arms, *comparison.pooled_arms]:
         restarts = [restart for run in arm.runs if run.counted for restart in run.restarts] if arm.averaged else []

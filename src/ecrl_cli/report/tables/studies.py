@@ -1,4 +1,4 @@
-"""A study's tables: as recorded, for CSV and JSON, and with the two ends of an interval in one column, for readers."""
+"""A study's tables: as recorded, for CSV and JSON, and with the ends of an interval in one column, for readers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _recorded(file: str, table: StudyTable) -> Table:
 
 
 def shown_tables(study: StudyResult) -> list[Table]:
-    """The same with the columns `X_low` and `X_high` that stand side by side joined."""
+    """The recorded tables with adjacent columns `X_low` and `X_high` joined."""
     return [_joined(table) for table in recorded_tables(study)]
 
 
@@ -43,7 +43,7 @@ def _ends(low: Column, high: Column) -> bool:
 
 
 def _value(row: Row, at: int, spans: bool) -> Value:
-    """The value at `at`, or the interval that begins there; half an interval is shown as the end that it has."""
+    """The value at `at`, or the interval that begins there; if one end is missing, the other is shown as text."""
     if not spans or (row[at] is None and row[at + 1] is None):
         return row[at]
     low, high = scalar(row[at]), scalar(row[at + 1])
@@ -51,7 +51,7 @@ def _value(row: Row, at: int, spans: bool) -> Value:
 
 
 def csv_files(study: StudyResult) -> dict[str, bytes]:
-    """One CSV per table, by file name: the columns' keys, every value in full precision."""
+    """One CSV per table, by file name: column keys, and every value in full precision."""
     return {table.file: csv_of(table) for table in recorded_tables(study)}
 
 

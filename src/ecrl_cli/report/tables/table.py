@@ -1,4 +1,4 @@
-"""The one type of all tables: columns that know what their values are, rows of values. Numbers stay numbers; None is a missing value."""
+"""The type of all tables: columns with a kind, rows of values. Numbers stay numbers; None is a missing value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrl_cli.report import formats
 Scalar = str | int | float | bool | None
 
 
-# How the numbers of a kind are written. Every other kind is text. `share` is a counted proportion: it shows 0% and 100% only where they are exact.
+# How numbers of each kind are formatted. Other kinds are text. `share` is a counted proportion: 0% and 100% are shown only if exact.
 FORMATS: dict[str, Callable[[Any], str]] = {
     "count": formats.count,
     "number": formats.number,
@@ -35,10 +35,10 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A value about which there is more to show.
+    """A value with additional information.
 
-    `kind`: where it is another one than the column's. `low`, `high`: its 95% interval, which may stand without a value. `text`: shown in place
-    of the value, which it is still sorted by. `small`: a remark. On the page, `arm` gives it a colour, `anchor` a link, `badge` a verdict's sign.
+    `kind`: if it differs from the column's. `low`, `high`: its 95% interval, possibly without a value. `text`: shown instead of the value, which
+    it is still sorted by. `small`: a remark. On the page, `arm` gives it a colour, `anchor` a link, `badge` a verdict's symbol.
     """
 
     value: Scalar = None
@@ -59,9 +59,9 @@ Row = tuple[Value, ...]
 
 @dataclass(frozen=True)
 class Column:
-    """`kind`: a key of FORMATS, or text. `key`: its name in CSV and JSON, if not the label. `help`: what the label cannot say.
+    """`kind`: a key of FORMATS, or text. `key`: its name in CSV and JSON, if not the label. `help`: explains the label.
 
-    `facet`: the choice of the page's filter that the column answers (suite, arm, seed or verdict). `hidden`: only the filter sees it.
+    `facet`: the facet of the page's filter that the column holds (suite, arm, seed or verdict). `hidden`: used by the filter only.
     """
 
     label: str
@@ -78,7 +78,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """`rows`: as wide as `columns`; one that ends early ends with a reason why nothing follows. `file`: the CSV that has all of it."""
+    """`rows`: as wide as `columns`; a shorter one ends with the reason why the rest is missing. `file`: the CSV with all rows."""
 
     title: str
     columns: tuple[Column, ...]
@@ -91,11 +91,11 @@ class Table:
 
     @property
     def visible(self) -> list[tuple[int, Column]]:
-        """The columns that a reader sees, by their place in a row."""
+        """The visible columns, with their index in a row."""
         return [(at, column) for at, column in enumerate(self.columns) if not column.hidden]
 
     def only(self, keep: Callable[[Row], bool], columns: Sequence[str]) -> Table:
-        """The rows that `keep` holds for, and of those the columns of these labels, in their order; without reasons why nothing follows."""
+        """The rows for which `keep` is true, with only the columns of these labels, in that order; a final reason in a short row is dropped."""
         labels = [column.label for column in self.columns]
         chosen = [labels.index(label) for label in columns]
         whole = [row if len(row) == len(labels) else (*row[:-1], *[None] * (len(labels) - len(row) + 1)) for row in self.rows if keep(row)]
@@ -104,20 +104,20 @@ class Table:
 
 
 def records_table(records: Sequence[Mapping[str, Scalar]], empty: Sequence[str] = ("run",)) -> Table:
-    """Records of equal keys as a table; `empty`: the columns where there is no record."""
+    """Records with equal keys as a table; `empty`: the columns if there is no record."""
     keys = list(records[0]) if records else list(empty)
     return Table("", tuple(Column(key) for key in keys), tuple(tuple(record.get(key) for key in keys) for record in records))
 
 
 def scalar(value: Value) -> Scalar:
-    """What a value is sorted by, and what a CSV has of it."""
+    """The value for sorting and for CSV."""
     if not isinstance(value, Cell):
         return value
     return value.low if value.value is None else value.value
 
 
 def text_of(value: Value, column: Column) -> str:
-    """`value` in one line, as a terminal and Markdown show it."""
+    """`value` in one line, for a terminal and Markdown."""
     main, small = texts_of(value, column)
     if not small:
         return main
@@ -126,7 +126,7 @@ def text_of(value: Value, column: Column) -> str:
 
 
 def texts_of(value: Value, column: Column) -> tuple[str, str]:
-    """`value` and what stands below it in smaller print: its interval, or a remark."""
+    """`value`, and the smaller text below it: its interval, or a remark."""
     cell = value if isinstance(value, Cell) else Cell(value)
     kind = cell.kind or column.kind
     span = "" if cell.low is None or cell.high is None else _span(cell.low, cell.high, kind)
@@ -153,12 +153,12 @@ def mean_cell(found: Summary | None, kind: str = "", *, strong: bool = False) ->
 
 
 def interval_cell(low: float | None, high: float | None, kind: str = "") -> Value:
-    """An interval without what it is of."""
+    """An interval without its value."""
     return None if low is None or high is None else Cell(None, kind, low, high)
 
 
 def signs_cell(signs: Signs) -> Cell:
-    """How many pairs are up; the exact interval of their share and the p of the two-sided sign test."""
+    """How many pairs increased; the exact interval of their share and the p-value of the two-sided sign test."""
     ties = f", {signs.ties} equal" if signs.ties else ""
     text = f"{signs.positive} of {signs.positive + signs.negative} up{ties}"
     if signs.low is None or signs.high is None or signs.p is None:

@@ -1,4 +1,4 @@
-"""What may be claimed of the arms, one sentence each: templates over a Contrast. No winner where it is not statistically distinguishable."""
+"""What may be claimed about the arms, one sentence each: templates over a Contrast. No winner unless statistically distinguishable."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import AGAIN, NO_FLOOR, Contrast, compared_arms, contrast, floors, overlaps, pairs
 
 T = TypeVar("T")
-_MANY = 3  # settings: more have a table, and one sentence
+_MANY = 3  # settings: more are summarized in one sentence
 INDISTINGUISHABLE = "not statistically distinguishable"
 
-# The fields are those of `fields`; {result} says which way it went, {what} what is priced.
+# The placeholders are the keys of `fields`; {result} is the direction of the effect, {what} what is priced.
 NUMBERS = "{effect} (mean of ratios, {interval}, {spread}; ratio of means {ratio}; {signs}{published}), scale {scale}; {noise}."
 STRATEGIES = "{result}: goodput of {arm} against {base}{where} is " + NUMBERS
 PRICE = "{what}{result}: {arm} against {base}{where} " + NUMBERS
@@ -53,7 +53,7 @@ def interval_words(found: Contrast) -> str:
 
 
 def noise_words(found: Contrast) -> str:
-    """Where the effect stands to the noise, and why it is not distinguishable if it is not."""
+    """How the effect compares with the noise, and why it is not distinguishable if it is not."""
     floor = f"the noise floor of {share(found.noise)}" if found.noise is not None else ""
     if found.distinguishable:
         return f"above {floor}" if floor else NO_FLOOR
@@ -65,9 +65,8 @@ def noise_words(found: Contrast) -> str:
 
 
 def claims(comparison: Comparison, arm: str, base: str) -> list[Contrast]:
-    """The contrasts of the variant `arm` with the variant `base`: one, or one per setting that sets arms apart.
-
-    One per suite where suites are not pooled, and where one says the opposite of another or of them all: no winner hides a crossover.
+    """The contrasts of the variant `arm` with the variant `base`: one, or one per setting that distinguishes arms.
+    One per suite if suites are not pooled, or if one has the opposite sign of another or of the pooled effect: no winner may hide a crossover.
     """
     variants = {a.label: a.variant for a in comparison.arms}
     wanted = [(a, b) for a, b in compared_arms(comparison) if (variants[a], variants[b]) == (arm, base)]
@@ -85,12 +84,12 @@ def _claims(comparison: Comparison, arm: str, base: str) -> list[Contrast]:
 
 
 def repeated(comparison: Comparison) -> bool:
-    """Whether anything was compared more than once, so that there is an interval to speak of."""
+    """Whether any comparison has more than one pair, and thus an interval."""
     return any(len(pairs(comparison, arm, base)) > 1 for arm, base in compared_arms(comparison))
 
 
 def winner(comparison: Comparison) -> str:
-    """Which strategy wins, for a headline; empty where the two were not compared over several pairs."""
+    """The winning strategy, for a headline; empty if the two were not compared over several pairs."""
     found = [claim for claim in claims(comparison, "ovl", "blk") if claim.pair.n > 1]
     if not found:
         return ""
@@ -110,7 +109,7 @@ def _counted(found: Sequence[Contrast]) -> str:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """The claims, one sentence each: the strategies, the price of checkpoints, the price of failures, the overlap."""
+    """The claims, one sentence each: strategies, cost of checkpoints, cost of failures, overlap."""
     return [
         *_strategies(comparison),
         *_checkpoints(comparison),
@@ -143,7 +142,7 @@ def _few(found: Sequence[T]) -> Sequence[T]:
 
 
 def _price(claim: Contrast, variant: str) -> str:
-    """ref saves in blocking mode: blk against it is the price of failures, ovl against it what is left of that after overlapping."""
+    """ref saves in blocking mode: blk compared with it is the cost of failures, ovl what remains of that with overlapping."""
     results = {1: " gain goodput", -1: " cost goodput", 0: f": the cost is {INDISTINGUISHABLE} from zero"}
     return PRICE.format(what=PRICED[variant], result=results[claim.sign], **fields(claim))
 
@@ -161,12 +160,12 @@ def _restarts(comparison: Comparison) -> list[str]:
 
 
 def _where(comparison: Comparison, scope: str) -> str:
-    """The suite of a sentence, where there is one for each."""
+    """The suite of a sentence, if there is one sentence per suite."""
     return f" in {scope}" if scope != ALL and len(comparison.overall) > 1 else ""
 
 
 def _efficiency(comparison: Comparison) -> list[str]:
-    """What became of the stall saved; a wall time saved that may be zero is not claimed."""
+    """How much of the saved stall became saved wall time; no claim if the latter may be zero."""
     found = [(_where(comparison, scope), suites, *each) for scope, suites in comparison.overall for each in overlaps(comparison, suites)]
     told = []
     for where, suites, arm, base, saved in _few(found):
@@ -192,7 +191,7 @@ def _between(found: Summary) -> str:
 
 
 def noise(comparison: Comparison) -> str:
-    """How far runs of one configuration lie apart, and whether they ended alike."""
+    """How far runs of one configuration differ, and whether they ended in the same state."""
     found = floors(comparison, "goodput")
     if not found:
         return "How far equal runs lie apart here was not measured: add variant=...,ref2." if repeated(comparison) else ""

@@ -1,4 +1,4 @@
-"""What every word of the report means; the page prints all of it."""
+"""Definitions of the report's terms; the page prints all of them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _WORST_FIRST = ("bad", "doubt", "good")
 
 
 def headline(study: StudyResult) -> tuple[str, str]:
-    """The answer in a line, without the study's name, and its tone."""
+    """The result in one line, without the study's name, and its tone."""
     result = study.result
     if result is None:
         return "no result on record", "doubt"
@@ -42,7 +42,7 @@ def progress(study: StudyResult) -> str:
 
 
 def badge(study: StudyResult) -> tuple[str, str, str]:
-    """Tone, sign and word."""
+    """Tone, symbol and word."""
     tone = headline(study)[1]
     if tone != "doubt":
         return {"good": ("good", "\N{CHECK MARK}", "passed"), "bad": ("bad", "\N{MULTIPLICATION X}", "failed")}[tone]
@@ -50,7 +50,7 @@ def badge(study: StudyResult) -> tuple[str, str, str]:
 
 
 def summarize_studies(studies: Sequence[StudyResult]) -> ReportSummary:
-    """The answer of all studies together: the worst first, then one sentence for each."""
+    """The summary of all studies: the worst result in the headline, then one sentence for each."""
     tones = [headline(study)[1] for study in studies]
     worst = min(tones, key=_WORST_FIRST.index)
     named = listed(list(dict.fromkeys(study.name for study, tone in zip(studies, tones, strict=True) if tone == worst)))
@@ -65,19 +65,19 @@ def summarize_studies(studies: Sequence[StudyResult]) -> ReportSummary:
 
 
 def join_summaries(runs: ReportSummary, studies: ReportSummary) -> ReportSummary:
-    """One answer for runs and studies: the runs speak first, the worse tone counts."""
+    """One summary for runs and studies: the runs first, with the worse tone."""
     tone = min((runs.tone, studies.tone), key=_WORST_FIRST.index)
     title = runs.headline if _WORST_FIRST.index(runs.tone) <= _WORST_FIRST.index(studies.tone) else f"{runs.headline}. {studies.headline}"
     return ReportSummary(title, tone, (*runs.paragraphs, tuple(sentence for part in studies.paragraphs for sentence in part)))
 
 
 def worst_code(codes: Sequence[int]) -> int:
-    """A failed gate outweighs missing evidence."""
+    """The exit code of the report: a failed gate (1) outweighs missing evidence (3)."""
     return next((code for code in (1, 3) if code in codes), 0)
 
 
 def command(study: StudyResult) -> str:
-    """The command that runs the study again, with every key that is not the default."""
+    """The command that runs the study again, with every key that differs from its default."""
     config = study.result.config if study.result else {}
     inner = config.get("study")
     inner = inner if isinstance(inner, dict) else {}
@@ -95,7 +95,7 @@ def _value(value: Any) -> str:
 
 
 def circumstances(study: StudyResult) -> str:
-    """What it ran on and how long its trials took."""
+    """The system it ran on, and how long its trials took."""
     environment = study.environment
     system, processor = environment.get("file_system"), environment.get("cpu")
     system, processor = (part if isinstance(part, dict) else {} for part in (system, processor))

@@ -1,4 +1,4 @@
-"""The headline and the sentences of a report: what ran, how it was judged, what it cost, how far to trust it."""
+"""The headline and sentences of a report: what ran, verdicts, costs, confidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrl_cli.report.text.claims import noise, repeated, sentences, winner
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """`tone`: good, bad or doubt. `paragraphs`: what ran and how it was judged, what it cost, how far to trust it; each in sentences."""
+    """`tone`: good, bad or doubt. `paragraphs`: what ran and its verdicts, costs, confidence; each a tuple of sentences."""
 
     headline: str
     tone: str
@@ -98,7 +98,7 @@ def _recovered(comparison: Comparison) -> str:
 
 
 def _costs(comparison: Comparison) -> list[str]:
-    """Where every comparison is one pair, one sentence per arm; a range where there are several suites."""
+    """If every comparison is a single pair: one sentence per arm, with a range over several suites."""
     told: dict[str, list[tuple[int, str]]] = {}
     for label, base in compared_arms(comparison):
         found = [pair for suite in comparison.passed if (pair := versus(comparison, label, base, "goodput", [suite]))]
@@ -151,10 +151,10 @@ def _gates(comparison: Comparison) -> str:
 
 
 def _went_on(run: Run) -> bool:
-    """Whether the run came back from something: was restarted, or went on with what its ranks had in memory."""
+    """Whether the run recovered: by a restart, or from the state in its ranks' memory."""
     return bool(run.counted and (run.counted.restarts or run.counted.survivals))
 
 
 def _trajectory(run: Run) -> str:
-    """Whether the run was held against an undisturbed one: the status of that promise."""
+    """The status of the promise `same-trajectory`: whether the run was compared with a reference."""
     return next((finding.status for finding in run.verdict.findings if finding.promise == "same-trajectory"), "not checked")
