@@ -220,14 +220,14 @@ def elsewhere(run: RunLayout) -> None:
 
 
 SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
-    "a testimony is gone": (no_file("testimony", 1), ONCE, UNKNOWN, "rank 1 of attempt 0 went on and left no testimony"),
+    "a testimony is gone": (no_file("survivor_report", 1), ONCE, UNKNOWN, "rank 1 of attempt 0 went on and left no testimony"),
     "no testimony at all": (
-        lambda run: [no_file("testimony", rank)(run) for rank in range(2)],
+        lambda run: [no_file("survivor_report", rank)(run) for rank in range(2)],
         ONCE,
         INVALID,
         "attempt 1 goes on behind step 9 of attempt 0, and none who outlived others testifies",
     ),
-    "a last line that not all vouch for": (no_file("testimony", 1), ONCE, UNKNOWN, "the log ends before step 9 of attempt 0 rank 2"),
+    "a last line that not all vouch for": (no_file("survivor_report", 1), ONCE, UNKNOWN, "the log ends before step 9 of attempt 0 rank 2"),
     "a torn testimony": (lambda run: tear(run.attempt(0).survivor_report(1)), ONCE, UNKNOWN, "the testimony of attempt 0 rank 1 is torn"),
     "a damaged testimony": (
         lambda run: run.attempt(0).survivor_report(1).write_text("no json\n"),
@@ -391,7 +391,7 @@ def lossy_rollback(run: RunLayout) -> None:
 
 ROLLED_BACK: dict[str, tuple[Spoil, str, str, str]] = {
     "samples given up": (lossy_rollback, ONCE, INVALID, "went on without the samples of rank 0 in step 15, which its recovery does not allow"),
-    "a last line that nobody vouches for": (no_file("testimony", 1, 1), ONCE, INVALID, "and none who outlived others testifies that it came so far"),
+    "a last line that nobody vouches for": (no_file("survivor_report", 1, 1), ONCE, INVALID, "and none who outlived others testifies that it came so far"),
     "the size did not stay": (
         of_attempt(world_size=1, origins=[0], joined=[]),
         RECORDS,
