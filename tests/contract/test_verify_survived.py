@@ -391,7 +391,12 @@ def lossy_rollback(run: RunLayout) -> None:
 
 ROLLED_BACK: dict[str, tuple[Spoil, str, str, str]] = {
     "samples given up": (lossy_rollback, ONCE, INVALID, "went on without the samples of rank 0 in step 15, which its recovery does not allow"),
-    "a last line that nobody vouches for": (no_file("survivor_report", 1, 1), ONCE, INVALID, "and none who outlived others testifies that it came so far"),
+    "a last line that nobody vouches for": (
+        no_file("survivor_report", 1, 1),
+        ONCE,
+        INVALID,
+        "and none who outlived others testifies that it came so far",
+    ),
     "the size did not stay": (
         of_attempt(world_size=1, origins=[0], joined=[]),
         RECORDS,
