@@ -16,6 +16,7 @@ from tests.runs.builder import build_blk, build_ref
 from tests.runs.hostile import ATTACKS
 
 SECONDS, BYTES = 10, 2**30  # of processor time and of addresses: a judgement takes a tenth, on its own; a slow machine may take longer
+FAR_AWAY = "a launch far away"
 JUDGE = """
 import json, resource, sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from ecrl_cli.cli.verify import verify
 from ecrl_cli.report import build
 drawn = build.run_pictures
 # Pictures are as slow as all else together, and of the same numbers: drawn only where a time is out of all bounds.
-build.run_pictures = lambda comparison: drawn(comparison) if sweep.name == "a launch far away" else []
+build.run_pictures = lambda comparison: drawn(comparison) if sweep.name == "DRAWN" else []
 for sweep in sorted(Path(sys.argv[1]).iterdir()):
     soft = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime + resource.getrusage(resource.RUSAGE_SELF).ru_stime) + SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
@@ -50,7 +51,13 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Statuses, Statuses
         sweep = folder / "sweeps" / f"{number:03d}"
         shutil.copytree(folder / "base", sweep, symlinks=True)
         attack(RunLayout(sweep / "blk"))
-    command = [sys.executable, "-c", JUDGE.replace("SECONDS", str(SECONDS)), str(folder / "sweeps"), str(folder / "at")]
+    command = [
+        sys.executable,
+        "-c",
+        JUDGE.replace("SECONDS", str(SECONDS)).replace("DRAWN", f"{list(ATTACKS).index(FAR_AWAY):03d}"),
+        str(folder / "sweeps"),
+        str(folder / "at"),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=_bounded)
     at = list(ATTACKS)[int((folder / "at").read_text())]
     assert ended.returncode == 0, f"{at}: {ended.returncode}: {ended.stderr[-2000:]}"
