@@ -46,15 +46,15 @@ class SharedLaunchers(LauncherCache):
 SHARED = SharedLaunchers()
 
 
-def ecrl_in_process(folder: Path, *arguments: str, check: int | None = 0, starters: SharedLaunchers = SHARED) -> subprocess.CompletedProcess[str]:
+def ecrl_in_process(folder: Path, *arguments: str, check: int | None = 0, launchers: SharedLaunchers = SHARED) -> subprocess.CompletedProcess[str]:
     """Run `ecrl ARGS...` in `folder`; gives its exit code and text as `run_ecrl` does. `check`: the exit code that is due."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        mock.patch.object(hydra_jobs, "LauncherCache", lambda: starters),
-        mock.patch.object(launcher_cache, "LauncherCache", lambda: starters),  # imported where it is used
+        mock.patch.object(hydra_jobs, "LauncherCache", lambda: launchers),
+        mock.patch.object(launcher_cache, "LauncherCache", lambda: launchers),  # imported where it is used
     ):
         code = main(arguments)
     if check is not None:

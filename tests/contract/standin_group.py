@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.training.control_client import die_with_parent
+from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.training.rendezvous import Rendezvous, from_environment
 from ecrl_cli.training.session import join_group
 

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from ecrl_cli.config.codec import encode
+from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.records.events import FinalState, RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress, RankError
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.training import stack_dump_handler
-from ecrl_cli.training.control_client import Control, die_with_parent
+from ecrl_cli.training.control_client import Control
 from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.rendezvous import Rendezvous
 

@@ -225,9 +225,5 @@ EXCEPTED = {
 }
 
 
-def arguments_of(row: Row) -> list[str]:
-    return list(row.arguments)
-
-
 if __name__ == "__main__":
     sys.stdout.write("\n".join(row.name for row in ROWS) + "\n")

@@ -52,7 +52,7 @@ def spoilt(planted: SharedLaunchers, tmp_path_factory: pytest.TempPathFactory) -
     """Killed, with each bug."""
     folder = tmp_path_factory.mktemp("spoilt")
     named = f"suite_name={','.join(map(suite_of, BUGS))}"
-    ecrl_in_process(folder, "-m", *SHAPE, named, "variant=blk", "run_dir=sweep", starters=planted)
+    ecrl_in_process(folder, "-m", *SHAPE, named, "variant=blk", "run_dir=sweep", launchers=planted)
     return folder / "sweep"
 
 

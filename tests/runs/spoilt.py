@@ -115,11 +115,6 @@ def no_hash(line: dict[str, Any]) -> dict[str, Any]:
     return line | {"commit_sha256": None} if line["event"] == "committed" and line["global_step"] == 12 else line
 
 
-def retired_before(layout: RunLayout) -> None:
-    log = layout.attempt(1).checkpoints
-    append(log, line_at(log, 18) | {"event": "retired"})
-
-
 def forge_the_log_of_step_5(layout: RunLayout) -> None:
     """A whole other line, plausible in itself: only the chain in the checkpoints knows."""
     edit_lines(layout.attempt(0).rank(1), at_step(5, seconds=0.5))

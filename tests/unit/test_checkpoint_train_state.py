@@ -1,4 +1,4 @@
-"""StatePack and the strategies in one process: what is captured is a copy, and what is restored is bit for bit what was captured."""
+"""TrainState and the strategies in one process: what is captured is a copy, and what is restored is bit for bit what was captured."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Net(nn.Module):
 
 
 class Run:
-    """A training in one process, with everything a StatePack holds."""
+    """A training in one process, with everything a TrainState holds."""
 
     def __init__(self, kind: str = "adamw", width: int = 8, seed: int = 7) -> None:
         torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)

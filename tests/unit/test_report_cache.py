@@ -26,7 +26,6 @@ from tests.runs.builder import build_blk, build_ref, flip
 from tests.runs.spoil import at_step, edit_json, edit_lines
 from tests.runs.spoilt_metrics import SPOILT_METRICS
 
-NEWEST = "step_00000024"
 Edit = Callable[[RunLayout], Any]
 FAKES = [name for name, (_, promise, _) in SPOILT_METRICS.items() if promise == "records-consistent"]
 

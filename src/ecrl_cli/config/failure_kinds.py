@@ -24,4 +24,4 @@ BUILTIN = {
 }
 # Not kinds themselves: no failures; kills drawn at random (failures/mtbf.py); a list of failures (failure.entries).
 PLANS = ("none", "mtbf", "listed")
-FAILURE_KINDS = ("none", *BUILTIN, "mtbf", "listed")
+FAILURE_KINDS = (PLANS[0], *BUILTIN, *PLANS[1:])

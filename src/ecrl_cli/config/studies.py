@@ -10,6 +10,7 @@ from typing import Any
 
 from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.recoveries import RECOVERIES
+from ecrl_cli.config.registry import import_attribute
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES, at_least, positive
 
 MOST = 100_000  # of any count: the plan is made before the first trial
@@ -330,6 +331,6 @@ def study_keys(name: str) -> type[Any] | None:
     if name in STUDIES:
         return STUDIES[name]
     for point in entry_points(group="ecrl.studies", name=name):
-        keys: type[Any] = point.load().keys
+        keys: type[Any] = import_attribute("study", name, point.value).keys
         return keys
     return None

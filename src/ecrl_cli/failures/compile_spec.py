@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ecrl_cli.config.elastic import ranks_at, sizes
-from ecrl_cli.config.fault_spec import KEY, Entry, parse
+from ecrl_cli.config.fault_spec import KEY, Entry
 from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
@@ -11,8 +11,6 @@ from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.fault_kind import FaultKind, RefusedFault, Victim
 from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.records.events import PlannedFailure
-
-__all__ = ["KEY", "Entry", "parse", "planned"]
 
 _SHARED = ("forward", "backward", "optimizer")  # moments that take a share
 

@@ -15,7 +15,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.preflight import prepare
 from ecrl_cli.errors import EcrlError, NoProgress, NoValidCheckpoint, RecordError, RunHeld, Stopped, StorageError
 from ecrl_cli.failures.plan import describe
-from ecrl_cli.history.load import load
+from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.metrics.disk import sampled
 from ecrl_cli.metrics.document import metrics_document
@@ -91,7 +91,7 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
         check_run_dir(planned)
     if completed(layout):  # completed, but killed before metrics.json was written
         with run_lock(layout):
-            write_metrics(layout)  # no seal: the records may have been changed since the run ended
+            write_metrics(layout, load(layout))  # no seal: the records may have been changed since the run ended
         return RunResult(0, "completed", "target reached")
     if not planned.checked:
         prepare(planned.config.dataset, say)
@@ -175,18 +175,18 @@ def make_durably(folder: Path) -> None:
 def end_run(layout: RunLayout, say: Callable[[str], None]) -> None:
     """Write metrics and seal, unless another command has taken the run's lock meanwhile: it will write them at its own end."""
     with contextlib.suppress(RunHeld), run_lock(layout):
-        write_metrics(layout)
-        seal_run(layout, say)
+        records = load(layout)
+        write_metrics(layout, records)
+        seal_run(layout, records, say)
 
 
-def write_metrics(layout: RunLayout) -> None:
-    write_json(layout.metrics, metrics_document(load(layout)))
+def write_metrics(layout: RunLayout, records: RunRecords) -> None:
+    write_json(layout.metrics, metrics_document(records))
 
 
-def seal_run(layout: RunLayout, say: Callable[[str], None]) -> None:
+def seal_run(layout: RunLayout, records: RunRecords, say: Callable[[str], None]) -> None:
     """Write seal.json. A failure is printed, not raised: the run has ended all the same, and `ecrl verify` reports that it is not sealed."""
     try:
-        records = load(layout)
         key = read_key(records.stored.config.seal.key_file, "seal.key_file")
         commits = {c.path: c.report.commit_sha256 or "" for c in on_disk(records, contents=False)}
         status = records.supervisor.terminal_status if records.supervisor else ""

@@ -62,7 +62,7 @@ def choose(
     if choice.report is None and kept and recalled is None:
         remedy = "restore them or start a new run; `ecrl verify` tells more, nothing was changed"
         raise NoValidCheckpoint("checkpoints", _refused(choice.rejected, gone), remedy)
-    if choice.report:
+    if choice.report and choice.report.global_step not in kept:  # what is kept is on the log, with this commit
         acknowledge(layout, choice.report)
     return replace(choice, rejected=choice.rejected + gone, recalled=recalled, forgone=forgone)
 

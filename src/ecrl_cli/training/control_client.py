@@ -11,13 +11,10 @@ import sys
 from ecrl_cli.checkpoint.capture.memory_snapshots import FILES, SnapshotPair
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import Fenced, visible
-from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, RankError, SpareReady
-
-__all__ = ["Control", "NullControl", "die_with_parent"]
 
 _FD = struct.Struct("i")
 _FDS = 1 + FILES  # heartbeat table, snapshots

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ecrl_cli.checkpoint.capture.rng import restore_rng
 from ecrl_cli.checkpoint.capture.state_transfer import pack_state, size_of, unpack_state
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition as Restored
+from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import Sampler, Stateful, TrainState
 from ecrl_cli.checkpoint.store.checkpoint_log import submitted
 from ecrl_cli.config.recoveries import recovery_of
@@ -132,7 +132,7 @@ class InPlaceSession(Session):
     def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]) -> DataParallelTrainStep:
         return build_train_step(self.config, model, optimizer, WarmUp.of(self.config, shape, self.device), self.heartbeat)
 
-    def restore(self, pack: TrainState) -> Restored:
+    def restore(self, pack: TrainState) -> TrainPosition:
         if self.order.memory != SURVIVORS:
             return super().restore(pack)
         kept = self.inherited()
@@ -150,7 +150,7 @@ class InPlaceSession(Session):
             return None
         return board.load_rank_state(origin, self.order.resume_step)
 
-    def broadcast_state(self, pack: TrainState) -> Restored:
+    def broadcast_state(self, pack: TrainState) -> TrainPosition:
         """The lowest rank that has the state broadcasts it to the ranks that joined. Returns this rank's position."""
         before, mine = self.kept.loop, None
         if before is not None:

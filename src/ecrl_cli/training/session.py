@@ -12,8 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ecrl_cli.checkpoint.capture.collectives import Collectives, DefaultGroup
 from ecrl_cli.checkpoint.capture.loading import load_snapshot
-from ecrl_cli.checkpoint.capture.train_position import NOWHERE
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition as Restored
+from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.strategies.context import StrategyInputs
@@ -183,7 +182,7 @@ class Session:
         store.fs = HeartbeatFs(store.fs, self.heartbeat.again)
         return store
 
-    def restore(self, pack: TrainState) -> Restored:
+    def restore(self, pack: TrainState) -> TrainPosition:
         """Restore `pack` if there is something to resume from; returns this rank's position."""
         if self.order.memory == SNAPSHOT:
             assert self.control.snapshots is not None

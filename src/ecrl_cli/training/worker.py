@@ -21,13 +21,14 @@ from ecrl_cli.config.codec import decode  # noqa: E402
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay  # noqa: E402
 from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError  # noqa: E402 - after STARTED
 from ecrl_cli.failures.injector import Injector  # noqa: E402
+from ecrl_cli.linux.pdeathsig import die_with_parent  # noqa: E402
 from ecrl_cli.records.attempt_spec import AttemptSpec  # noqa: E402
 from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
 from ecrl_cli.records.layout import RunLayout  # noqa: E402
 from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, RankError, SpareReady  # noqa: E402
 from ecrl_cli.records.run_config import read_run_config  # noqa: E402
 from ecrl_cli.training import stack_dump_handler  # noqa: E402
-from ecrl_cli.training.control_client import Control, NullControl, die_with_parent  # noqa: E402
+from ecrl_cli.training.control_client import Control, NullControl  # noqa: E402
 from ecrl_cli.training.heartbeat import HeartbeatWriter  # noqa: E402
 from ecrl_cli.training.output import print_to  # noqa: E402
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment  # noqa: E402

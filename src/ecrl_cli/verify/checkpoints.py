@@ -10,12 +10,12 @@ from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, Check
 from ecrl_cli.verify.checkpoint_folder import check_folder, writer_died
 from ecrl_cli.verify.checkpoint_lines import check_lines
 from ecrl_cli.verify.disk_state import StoredCheckpoint
+from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.recovery_choice import check_choices
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 NO_BAD, NO_LOSS, ACCOUNT = "no-bad-checkpoint", "no-acknowledged-loss", "checkpoints-accounted"
-_ENDED_WELL = ("completed", "resized")  # outcomes after which the writer has recorded everything that it did
 
 
 def no_bad_checkpoint(case: Case) -> Finding:
@@ -73,7 +73,7 @@ def _retired_unsaid(case: Case, step: int) -> bool:
     since = case.checkpoints.end.superfluous.get(step)
     if since is None or sum(c.report.ok and c.step > step for c in case.disk) < case.checkpoints.end.keep:
         return False
-    return writer_died(case) or any(a.attempt >= since and a.outcome not in _ENDED_WELL for a in case.attempts)
+    return writer_died(case) or any(a.attempt >= since and a.outcome not in ENDED_WELL for a in case.attempts)
 
 
 def _lost(line: CheckpointLine, there: StoredCheckpoint | None) -> str:

@@ -7,7 +7,7 @@ the work between them took. See docs/decisions/cross-checks.md for the tolerance
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -60,9 +60,10 @@ def check_clocks(case: Case, notes: FindingBuilder) -> None:
         _check_line_order(case, a, notes)
         _check_save_order(case, a, notes)
     _check_starts(case, notes)
-    _check_ends(case, notes)
+    by_clock = _by_clock(case)
+    _check_ends(case, by_clock, notes)
     _check_fired(case, notes)
-    for clock, instants in sorted(_by_clock(case).items()):
+    for clock, instants in sorted(by_clock.items()):
         _check_agreement(clock, instants, notes)
 
 
@@ -104,18 +105,17 @@ def _check_starts(case: Case, notes: FindingBuilder) -> None:
             )
 
 
-def _check_ends(case: Case, notes: FindingBuilder) -> None:
+def _check_ends(case: Case, by_clock: Mapping[str, list[Instant]], notes: FindingBuilder) -> None:
     """The end of a session is recorded by both clocks: they must agree on the time since one of the last records before it.
 
     The supervisor reads both within a millisecond, shortly after these records: if the wall clock was set, or the machine suspended, in
     between, the wall time of the run is unknown. One agreeing record is enough: the second clock of others may have been read late by a paused
     process.
     """
-    instants = _by_clock(case)
     for number, session in enumerate(case.run.supervisor.sessions if case.run.supervisor else ()):
         if session.ended_at is None or session.ended_time is None:
             continue
-        before = [each for each in instants.get(f"boot {session.boot_id[:8]}", []) if each.at < session.ended_at]
+        before = [each for each in by_clock.get(f"boot {session.boot_id[:8]}", []) if each.at < session.ended_at]
         if not before:
             continue
         latest = sorted(before, key=lambda each: each.at)[-WITNESSES:]
@@ -140,11 +140,11 @@ def _check_attempt_instants(case: Case, a: Attempt, notes: FindingBuilder) -> No
     """Attempts of a session follow one another; what an attempt's ranks recorded lies between its launch and the next one's."""
     if a.ended_at is not None and a.ended_at < a.launched_at - ROUNDING_S:
         notes.broken(f"attempt {a.attempt} ended {a.launched_at - a.ended_at:.3f} s before it was launched")
-    following = next((b for b in case.attempts if b.attempt == a.attempt + 1 and b.session == a.session), None)
+    following = _next_in_session(case, a)
     if following and a.ended_at is not None and following.launched_at < a.ended_at - ROUNDING_S:
         notes.broken(f"attempt {following.attempt} was launched {a.ended_at - following.launched_at:.3f} s before attempt {a.attempt} ended")
     _check_order(case, a, notes)
-    until = _until(case, a, following)
+    until = _until(case, a)
     for instant in _of_ranks(case, a):
         if instant.at < a.launched_at - ROUNDING_S:
             notes.broken(f"{instant.what} is dated {a.launched_at - instant.at:.3f} s before the attempt was launched")
@@ -171,9 +171,13 @@ def _check_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
             notes.broken(f"launch.json of attempt {a.attempt} was written before its session began")
 
 
-def _until(case: Case, a: Attempt, following: Attempt | None) -> float | None:
+def _next_in_session(case: Case, a: Attempt) -> Attempt | None:
+    return next((b for b in case.attempts if b.attempt == a.attempt + 1 and b.session == a.session), None)
+
+
+def _until(case: Case, a: Attempt) -> float | None:
     """When every rank of `a` had ended or left it: the next launch, else the end of the session; None if the supervisor was killed."""
-    if following:
+    if following := _next_in_session(case, a):
         return following.launched_at
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     return sessions[a.session].ended_at if 0 <= a.session < len(sessions) else None
@@ -262,7 +266,7 @@ def _by_clock(case: Case) -> dict[str, list[Instant]]:
     for a in case.attempts:
         boot = f"boot {sessions[a.session].boot_id[:8]}" if 0 <= a.session < len(sessions) else f"session {a.session}"
         logs, order = case.run.logs(a.attempt), case.run.logs(a.attempt).order
-        over = _until(case, a, next((b for b in case.attempts if b.attempt == a.attempt + 1 and b.session == a.session), None))
+        over = _until(case, a)
         until = float("inf") if over is None else over
         found.setdefault(boot, []).extend(replace(each, until=until) for each in _of_ranks(case, a))
         if order and order.at:

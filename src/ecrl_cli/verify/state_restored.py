@@ -106,7 +106,8 @@ def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
 
 
 def _of_survivors(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> dict[str, str]:
-    """The state that `rank` must hold when survivors continue: its own; for a joined rank, the state of the lowest survivor."""
+    """The state that `rank` must hold when survivors continue: its own, which is checked against its survivor report; for a joined rank,
+    the state of the lowest survivor."""
     origin = a.origins[rank] if rank < len(a.origins) else -1
     own = _logged(case, a.continues, a.resumed_from_step).get(origin, {})
     if rank in a.joined:

@@ -196,7 +196,7 @@ def _check_struck(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuild
 
 
 def _account(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> list[str]:
-    """What the lost-sample record lacks or has too much, as sentences."""
+    """What the lost-sample record lacks, as sentences; what it has wrongly is recorded in `notes`."""
     losers, lines, step = gave_nothing(a, t), next(e.events for _, e in sorted(case.run.logs(a.attempt).ledgers.items()) if not e.torn), t.global_step
     for line in lines:
         if strangers := sorted(set(line.ranks) - losers.keys()):

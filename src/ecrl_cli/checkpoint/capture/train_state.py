@@ -12,7 +12,7 @@ from ecrl_cli.checkpoint.capture.collectives import Collectives, DefaultGroup
 from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.checkpoint.capture.rng import capture_rng, restore_rng
 from ecrl_cli.checkpoint.capture.tensor_sources import TensorSource, model_sources, optimizer_sources, parameter_names, raw, signature, spec_of
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import tensor_sha256
 from ecrl_cli.checkpoint.format.manifest import Components, components_of
@@ -134,7 +134,7 @@ class TrainState:
 
     def digests(self) -> Components:
         """The digests of the current state, defined as in the manifest. Collective."""
-        gathered = self.gather(TrainPosition(0, 0, 0, 0, ""))
+        gathered = self.gather(NOWHERE)
         return components_of(self._tensor_digests() | {name: _sha256(name, tensor) for name, tensor in gathered.rng.items()})
 
     def step_settings(self) -> StepSettings:

@@ -7,11 +7,9 @@ received, even if the rank that sent it is dead. Threads: the main one reads the
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import queue
 import selectors
-import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -31,7 +29,6 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
 
 NICE = 19  # training has priority: a running step matters more than an early commit
-_PR_SET_PDEATHSIG = 1
 
 
 class WriterConnection:
@@ -192,14 +189,6 @@ class Writer:
             self._slots.pop(number, None)
             self._slots[number] = memory = Memory.create(nbytes)
         return memory
-
-
-def die_with_parent() -> None:
-    """SIGKILL when the supervisor ends, however it ends."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def die_of(failure: threading.ExceptHookArgs) -> None:

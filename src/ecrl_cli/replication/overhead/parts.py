@@ -44,7 +44,6 @@ PUBLISHED = {
     "ResNet-50": Parts(mini_batch=0.17, checkpoint=0.48, init=3.0, restart=4.09, every=390),
     "CANDLE-NT3": Parts(mini_batch=2.2, checkpoint=3.4, init=1.9, restart=2.5, every=55),
 }
-PUBLISHED_EPOCHS = {"ResNet-50": 90, "CANDLE-NT3": 10}
 
 
 def typed(config: RecoveryOverhead, parts: Parts) -> Parts:

@@ -13,7 +13,7 @@ from ecrl_cli.replication.report.values import BY_EXPERIMENT, BY_SUITE
 from ecrl_cli.report.formats import listed, printable
 from ecrl_cli.report.model.arms import Arm
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.contrast import Contrast, contrast, pairs
+from ecrl_cli.report.model.contrast import Contrast, contrast, pairs, versus
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.suite_gates import all_passed, pooling_obstacles
 
@@ -86,15 +86,18 @@ class Experiment:
             return found[0] if found else None
         return summary([entry.mean for entry in found])
 
+    def _averaged(self, suites: Sequence[str] | None) -> Sequence[str]:
+        """Those of `suites` (None: all) that are averaged."""
+        return self.suites if suites is None else [suite for suite in suites if suite in self.suites]
+
     def contrast(self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None) -> Contrast | None:
         """`variant` against `base`, pooled over the suites: pairs of equal suite, seed and reference."""
-        chosen = self.suites if suites is None else [suite for suite in suites if suite in self.suites]
+        chosen = self._averaged(suites)
         return contrast(self.comparison, variant, base, measure, chosen) if chosen else None
 
     def pair(self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
-        """Only the statistics of `contrast`."""
-        found = self.contrast(variant, base, measure, suites)
-        return found.pair if found else None
+        """The statistics of `contrast` alone, without its noise floor and scales."""
+        return versus(self.comparison, variant, base, measure, self._averaged(suites))
 
     def pass_rate(self, variant: str) -> float | None:
         """The share of runs judged valid, including refused suites and unfinished runs; over valid runs alone it would always be 1."""
@@ -108,8 +111,7 @@ class Experiment:
 
     def loss_change(self, suites: Sequence[str] | None = None) -> Summary | None:
         """Mean absolute loss difference of ovl minus that of blk, over pairs of equal suite and seed."""
-        chosen = self.suites if suites is None else [suite for suite in suites if suite in self.suites]
-        found = [(DIVERGENCES["mean"](a), DIVERGENCES["mean"](b)) for a, b in pairs(self.comparison, "ovl", "blk", chosen)]
+        found = [(DIVERGENCES["mean"](a), DIVERGENCES["mean"](b)) for a, b in pairs(self.comparison, "ovl", "blk", self._averaged(suites))]
         values = [a - b for a, b in found if a is not None and b is not None]
         return summary(values) if values else None
 

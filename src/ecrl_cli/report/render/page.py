@@ -136,7 +136,7 @@ def _made_of(comparison: Comparison, studies: Sequence[StudyResult]) -> str:
 
 def _environment() -> Environment:
     made = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    for name in ("duration", "change", "rate", "count", "size", "share", "plural", "listed", "printable", "magnitude", "number"):
+    for name in ("duration", "rate", "count", "size", "plural", "printable", "number"):
         made.filters[name] = _typeset(getattr(formats, name))
     made.filters["plain"] = _typeset(formats.printable)
     made.filters["ident"] = id

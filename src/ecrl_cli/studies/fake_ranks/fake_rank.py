@@ -24,6 +24,7 @@ from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import Fenced
 from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import FinalState, RankLine
 from ecrl_cli.records.journal import Journal, read_json
@@ -34,7 +35,7 @@ from ecrl_cli.storage.files import write_json
 from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
 from ecrl_cli.studies.fake_ranks.script import part_of
 from ecrl_cli.training import stack_dump_handler
-from ecrl_cli.training.control_client import Control, die_with_parent
+from ecrl_cli.training.control_client import Control
 from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.rendezvous import Rendezvous
 

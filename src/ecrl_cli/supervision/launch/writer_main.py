@@ -11,10 +11,11 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.writer.protocol import listen
-from ecrl_cli.checkpoint.writer.server import NICE, Writer, die_of, die_with_parent
+from ecrl_cli.checkpoint.writer.server import NICE, Writer, die_of
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.faulty_store import store_for
 from ecrl_cli.failures.plan import pending, read_plan
+from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
@@ -29,7 +30,7 @@ def store_of(layout: RunLayout) -> CheckpointStore:
 
 
 def main(argv: list[str]) -> None:
-    die_with_parent()
+    die_with_parent(os.getppid())
     threading.excepthook = die_of
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C: checkpoints already received are written first
     os.nice(NICE)
