@@ -90,10 +90,7 @@ def edited(**changes: Any) -> bytes:
         edited(parts=[]),
         edited(extra=1),
         edited(run_id=None),
-        *(
-            edited(parts={name: json.loads(MANIFEST.encoded())["parts"][MODEL]})
-            for name in BAD_NAMES
-        ),
+        *(edited(parts={name: json.loads(MANIFEST.encoded())["parts"][MODEL]}) for name in BAD_NAMES),
     ],
 )
 def test_a_manifest_beyond_the_rules_is_a_value_error(data: bytes) -> None:
