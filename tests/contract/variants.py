@@ -38,7 +38,7 @@ def check_description(registry: VariantRegistry[Any], name: str, group: str, key
     """One sentence, the same in the YAML of configuration group `group`, which sets `key` to the name."""
     kind, folder = registry.of(name), _conf(registry, name)
     assert kind.name == name and kind.description and "\n" not in kind.description and not kind.description.endswith(".")
-    assert summary(folder, group, name) == kind.description
+    assert summary([folder], group, name) == kind.description
     assert f"\n{key}: {name}\n" in (folder / group / f"{name}.yaml").read_text()
 
 

@@ -53,9 +53,7 @@ def struck(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one rank that crashes behind step 3 of 6; a checkpoint every two."""
     folder = tmp_path_factory.mktemp("run")
     environment = {"PYTHONPATH": str(package)}
-    said = run_ecrl(
-        folder, "train", "--config-dir", str(package / "mylab" / "conf"), *tiny(*_SHAPE), f"failure={NAME}", "run_dir=run", environment=environment
-    )
+    said = run_ecrl(folder, "train", *tiny(*_SHAPE), f"failure={NAME}", "run_dir=run", environment=environment)
     assert "failure 1 of 1: rank 0 crashes with SIGSEGV, after step 3" in said.stdout + said.stderr
     return folder / "run"
 

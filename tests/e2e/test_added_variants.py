@@ -51,7 +51,7 @@ def test_a_run_with_one_of_each_recovers_and_is_judged_where_the_package_is(
 ) -> None:
     added = ["checkpoint=announced", "recovery=replaced_forward", "supervision=timed", "supervision.spares=1", "model=linear", "dataset=stripes"]
     keys = tiny("supervision.launcher=", "model=", "model.width=", "dataset=", "failure.steps=[9]", "failure.moment=backward")
-    ecrl("train", "--config-dir", str(site / "mylab" / "conf"), *added, *keys, "run_dir=run", environment={"PYTHONPATH": str(site)})
+    ecrl("train", *added, *keys, "run_dir=run", environment={"PYTHONPATH": str(site)})
     run = RunLayout(tmp_path / "run")
     first, second = supervisor(run.root)["attempts"]
     assert (first["outcome"], second["memory"], second["joined"], second["world_size"]) == ("survived", "survivors", [1], 2)

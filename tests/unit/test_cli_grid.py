@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from ecrl_cli.cli.arguments import parse, typed
 from ecrl_cli.cli.compose import PRIMARY, Grid, compose, compose_grid, expand, initialized, quote
+from ecrl_cli.cli.main import main
 from ecrl_cli.config.build import build
 from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.identity import reference_id, run_name
@@ -190,6 +193,51 @@ def test_a_users_suite_joins(user_conf: Path) -> None:
 def test_hydra_searchpath_joins_too(user_conf: Path) -> None:
     (cell,) = compose_grid(parse([f"hydra.searchpath=[{quote(f'file://{user_conf}')}]", "+suite=mine"])).cells
     assert cell.config.suite_name == "mine"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder `conf` of an installed package, which the entry point in `ecrl.configs` names."""
+    _install(tmp_path / "site", "labsuites.conf")
+    suite = tmp_path / "site" / "labsuites" / "conf" / "suite"
+    suite.mkdir(parents=True)
+    (suite / "lab.yaml").write_text("# @package _global_\nsuite_name: lab\ntarget_steps: 78\n")
+    (suite / "mine.yaml").write_text("# @package _global_\nsuite_name: not-mine\n")
+    (suite / "digits-cnn.yaml").write_text("# @package _global_\nsuite_name: not-ours\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield suite.parent
+    sys.modules.pop("labsuites", None)
+
+
+def _install(site: Path, value: str) -> None:
+    points = site / "labsuites-1.dist-info"
+    points.mkdir(parents=True)
+    (points / "METADATA").write_text("Metadata-Version: 2.1\nName: labsuites\nVersion: 1\n")
+    (points / "entry_points.txt").write_text(f"[ecrl.configs]\nlabsuites = {value}\n")
+
+
+def test_the_yaml_of_an_installed_package_joins_and_overrides_nothing(package: Path, user_conf: Path) -> None:
+    """ECRL's own file stands before the user's, and the user's before the package's."""
+    assert (one("+suite=lab").suite_name, one("+suite=lab").target_steps) == ("lab", 78)
+    assert [cell.config.suite_name for cell in grid("+suite=digits-cnn,lab").cells] == ["digits-cnn", "lab"]
+    (cell,) = compose_grid(parse(["--config-dir", str(user_conf), "+suite=mine"])).cells
+    assert cell.config.suite_name == "mine"
+    assert one("+suite=mine").suite_name == "not-mine"
+
+
+def test_the_help_lists_the_options_of_an_installed_package(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (package / "failure").mkdir()
+    (package / "failure" / "flood.yaml").write_text("# water in the rack. At once\nkind: flood\n")
+    assert main(["train", "--help"]) == 0
+    assert re.search(r"^  failure .*\bflood\b.*^  flood +water in the rack$", capsys.readouterr().out, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("value", ["labsuites.conf", "json.decoder", ".conf"])
+def test_an_entry_point_that_names_no_folder_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    _install(tmp_path / "site", value)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    with pytest.raises(ConfigError, match=rf"ecrl.configs: the entry point 'labsuites' names '{re.escape(value)}', which is no package"):
+        parse(["+suite=lab"])
 
 
 def test_a_matrix_is_swept_without_m_and_can_be_narrowed(user_conf: Path) -> None:

@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from ecrl_cli.cli.launcher_settings import PREFIX, is_engine, split
+from ecrl_cli.config.conf_paths import installed_dirs
 from ecrl_cli.config.keys import RESERVED, is_known, reserved, unknown_key
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.errors import ConfigError, shown
@@ -31,7 +32,8 @@ _OURS = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """Parsed arguments. `overrides`: without hydra.searchpath, whose folders are in `search`; `show`: print the configuration and stop.
+    """Parsed arguments. `overrides`: without hydra.searchpath; `search`: the folders of --config-dir, hydra.searchpath and installed packages, in
+    the order in which options are looked for, behind ECRL's own; `show`: print the configuration and stop.
 
     `mix`: accept runs that another code version or machine began. `yes`: do not ask before a long run.
     `engine`: the overrides that choose and configure Hydra's launcher, where jobs run through one (submitit).
@@ -69,12 +71,12 @@ def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
     folder = [f"file://{Path(flags.config_dir).expanduser().absolute()}"] if flags.config_dir else []
     rest = tuple(override for override in parsed if override.key_or_group != "hydra.searchpath")
     _refuse_repeats(rest)
+    installed = [f"file://{folder}" for folder in installed_dirs()]
     runs, engine = split(rest)
     if engine and verb != "train":
         raise ConfigError(engine[0].key_or_group, "serves `ecrl train` only", "leave it out")
-    return Arguments(
-        runs, (*folder, *search), flags.multirun, bool(flags.cfg), flags.json, getattr(flags, "mix", False), getattr(flags, "yes", False), engine
-    )
+    mix, yes = getattr(flags, "mix", False), getattr(flags, "yes", False)
+    return Arguments(runs, (*folder, *search, *installed), flags.multirun, bool(flags.cfg), flags.json, mix, yes, engine)
 
 
 def _opened(text: str) -> str:

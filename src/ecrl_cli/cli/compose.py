@@ -203,7 +203,7 @@ def explained(error: Exception) -> ConfigError:
 
 
 def user_folders(search: Sequence[str]) -> list[Path]:
-    """The folders of --config-dir and hydra.searchpath; ConfigError for one that does not exist or holds unreadable files."""
+    """The folders among `search`; ConfigError for one that does not exist or holds unreadable files."""
     folders = [Path(path.removeprefix("file://")).expanduser() for path in search if not path.startswith("pkg://")]
     for folder in folders:
         if not folder.is_dir():

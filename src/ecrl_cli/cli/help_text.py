@@ -44,7 +44,7 @@ Examples
   ecrl train --config-dir my_conf +suite=mine run_dir=outputs/mine
 
   -m, --multirun     a folder for a sweep: every combination of the values with commas
-  --config-dir DIR   your own YAML files join (DIR/suite/mine.yaml gives +suite=mine)
+  --config-dir DIR   your own YAML files join (DIR/suite/mine.yaml gives +suite=mine); those of an installed package are found without it
   --cfg job          show the resolved configuration and stop
   --json             print how each run ended as JSON
   --mix              a sweep may take up runs that another code or machine began; manifest.csv names them, the report averages no such suite

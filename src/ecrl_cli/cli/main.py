@@ -64,20 +64,22 @@ def _refuse_unknown_verb(word: str) -> None:
 
 
 def _train_help() -> str:
-    from ecrl_cli.config.conf_paths import conf_dir, groups, summary
+    from ecrl_cli.config.conf_paths import conf_dir, groups, installed_dirs, summary
 
-    found = groups([conf_dir()])
+    folders = [conf_dir(), *installed_dirs()]
+    found = groups(folders)
     options = "\n".join(f"  {name:<14} {', '.join(each)}" for name, each in found.items())
-    failures = "\n".join(f"  {name:<14} {summary(conf_dir(), 'failure', name)}".rstrip() for name in found["failure"])
+    failures = "\n".join(f"  {name:<14} {summary(folders, 'failure', name)}".rstrip() for name in found["failure"])
     return HELP["train"].replace("{groups}", options).replace("{failures}", failures)
 
 
 def _study_help() -> str:
-    from ecrl_cli.config.conf_paths import conf_dir, summary
+    from ecrl_cli.config.conf_paths import conf_dir, installed_dirs, summary
     from ecrl_cli.studies.frame.registry import load_study, names
 
+    folders = [conf_dir(), *installed_dirs()]
     # The first comment of a study's YAML is fast to read; a study of an installed package need not have one.
-    said = {name: summary(conf_dir(), "study", name) or load_study(name).description for name in names()}
+    said = {name: summary(folders, "study", name) or load_study(name).description for name in names()}
     return HELP["study"].replace("{studies}", "\n".join(f"  {name:<20} {text}" for name, text in said.items()))
 
 
@@ -130,11 +132,13 @@ def _completion(words: list[str], debug: bool) -> int:
     del debug
     if words != ["bash"]:
         raise ConfigError("completion", f"must be bash, got {shown(' '.join(words))}", "write `ecrl completion bash`")
-    from ecrl_cli.config.conf_paths import conf_dir, groups
+    from ecrl_cli.config.conf_paths import conf_dir, groups, installed_dirs
     from ecrl_cli.config.keys import leaves
 
     joining = ("suite", "matrix")
-    choices = [f"{'+' if name in joining else ''}{name}={option}" for name, found in groups([conf_dir()]).items() for option in found]
+    choices = [
+        f"{'+' if name in joining else ''}{name}={option}" for name, found in groups([conf_dir(), *installed_dirs()]).items() for option in found
+    ]
     sys.stdout.write(COMPLETION.replace("{verbs}", " ".join(VERBS)).replace("{keys}", " ".join([*choices, *(f"{key}=" for key in leaves())])))
     return 0
 

@@ -1,8 +1,15 @@
-"""Locates the configuration files: beside the package in a wheel, at the top of the repository in a checkout."""
+"""Locates the configuration files: ECRL's own, beside the package in a wheel or at the top of the repository in a checkout, and those of
+installed packages.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
+
+from ecrl_cli.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CANDIDATES = (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf")
@@ -13,7 +20,25 @@ def conf_dir() -> Path:
     return next((path for path in _CANDIDATES if (path / "train.yaml").is_file()), _CANDIDATES[0])
 
 
-def groups(folders: list[Path]) -> dict[str, list[str]]:
+def installed_dirs() -> list[Path]:
+    """The configuration folders of installed packages, by entry points of the group `ecrl.configs`; ConfigError for one that cannot be found."""
+    return list(dict.fromkeys(_folder_of(point) for point in sorted(entry_points(group="ecrl.configs"), key=lambda point: point.name)))
+
+
+def _folder_of(point: EntryPoint) -> Path:
+    """The folder that the entry point's value names as a package (`mylab.conf`); no `__init__.py` is needed in it."""
+    try:
+        spec = find_spec(point.value)
+    except (ImportError, ValueError):  # the parent package is missing; the value is no name
+        spec = None
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if Path(folder).is_dir():
+            return Path(folder).absolute()
+    fact = f"the entry point {point.name!r} names {point.value!r}, which is no package in a folder"
+    raise ConfigError("ecrl.configs", fact, "mend the package that installed it, or remove it")
+
+
+def groups(folders: Sequence[Path]) -> dict[str, list[str]]:
     """Each configuration group of `folders` with its options, sorted."""
     found: dict[str, set[str]] = {}
     for folder in folders:
@@ -22,10 +47,8 @@ def groups(folders: list[Path]) -> dict[str, list[str]]:
     return {name: sorted(options) for name, options in sorted(found.items()) if options}
 
 
-def summary(folder: Path, group: str, option: str) -> str:
-    """The first sentence of the leading comment of an option's file; empty where there is none."""
-    try:
-        first = (folder / group / f"{option}.yaml").read_text(encoding="utf-8").partition("\n")[0]
-    except OSError:
-        return ""
+def summary(folders: Sequence[Path], group: str, option: str) -> str:
+    """The first sentence of the leading comment of an option's file, in the first of `folders` that has it; empty where there is none."""
+    file = next((file for folder in folders if (file := folder / group / f"{option}.yaml").is_file()), None)
+    first = file.read_text(encoding="utf-8", errors="replace").partition("\n")[0] if file else ""
     return first.removeprefix("#").strip().partition(". ")[0].rstrip(".") if first.startswith("#") else ""
