@@ -7,7 +7,7 @@ EcrlError
 │   ├── RunDirectoryError         a folder that is not a run, another run's, or not writable
 │   └── RecordError               a record that cannot be read (torn in the middle, wrong schema)
 ├── EvidenceMissing           3   what would be judged is not there
-├── NoValidCheckpoint         4   checkpoints exist, none passes the guard
+├── NoValidCheckpoint         4   checkpoints exist, none passes the integrity check
 ├── StorageError              5   the file system refused, with its errno
 ├── CheckpointConflict        5   another, different checkpoint already holds that name
 ├── LossNotFinite             1   a loss that is NaN or infinite: the step is neither logged nor saved; a restart may cure it

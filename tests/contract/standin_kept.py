@@ -15,20 +15,20 @@ from ecrl_cli.records.layout import RunLayout
 
 def main(argv: list[str]) -> None:
     root = Path(argv[0])
-    stays = json.loads((root / "stays.json").read_text())
-    log = root / "stayed"
+    endings = json.loads((root / "supervisors.json").read_text())
+    log = root / "started"
     number = len(log.read_text()) if log.exists() else 0
     log.write_text("x" * (number + 1))
-    stay = stays[number]
-    for index in stay.get("fires", []):
+    ending = endings[number]
+    for index in ending.get("fires", []):
         claim(RunLayout(root), InjectedFault(index, "kind", 0, 0, 0, 0.0, 0.0))
-    if stay.get("waits"):
+    if ending.get("waits"):
         signal.sigwait({signal.SIGTERM})
-    if "error" in stay:
-        os.write(int(argv[1]), json.dumps(stay["error"]).encode())
-    if stay["code"] < 0:
-        os.kill(os.getpid(), -stay["code"])
-    sys.exit(stay["code"])
+    if "error" in ending:
+        os.write(int(argv[1]), json.dumps(ending["error"]).encode())
+    if ending["code"] < 0:
+        os.kill(os.getpid(), -ending["code"])
+    sys.exit(ending["code"])
 
 
 if __name__ == "__main__":

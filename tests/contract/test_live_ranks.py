@@ -136,13 +136,13 @@ def check_survivors(run: RunRecords) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "the first", "two at once"])
-def test_the_ledger_names_what_the_dead_had_in_the_step(runs: dict[str, RunRecords], name: str) -> None:
+def test_the_lost_samples_record_names_what_the_dead_had_in_the_step(runs: dict[str, RunRecords], name: str) -> None:
     run = runs[f"finished: {name}"]
     logs, said = run.layout.attempt(0), said_in(run)[0]
     ranks, dead = FINISHED[name].get("world_size", 3), sorted(entry["rank"] for entry in FINISHED[name]["plan"])
     due = window(epoch_order(1337, 0, run.dataset.size if run.dataset else 0, BATCH), 2, BATCH)
     for each in said:
-        lines = read_journal(logs.ledger(each.rank), LostSamples).events
+        lines = read_journal(logs.lost_samples(each.rank), LostSamples).events
         assert {line.ranks: line.samples for line in lines} == {(rank,): tuple(map(int, shard(due, rank, ranks))) for rank in dead}
         assert {(line.global_step, line.effect, line.cause) for line in lines} == {(3, "lost", "lossy_forward")}
         assert all(line.layers == tuple(layer for bucket in each.layers for layer in bucket) for line in lines)

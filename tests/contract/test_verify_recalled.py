@@ -80,7 +80,7 @@ SPOILT: dict[str, tuple[Records, str]] = {
         lambda found: ordered(found, 1, snapshot_sha256="b" * 64),
         "a snapshot that hashes to bbbbbbbb",
     ),
-    "of a stay before": (lambda found: attempts(found, 1, session=1), "which went down with its supervisor"),
+    "of an earlier session": (lambda found: attempts(found, 1, session=1), "which went down with its supervisor"),
     "nobody takes snapshots": (
         lambda found: replace(found, stored=replace(found.stored, config=replace(found.stored.config, checkpoint=CheckpointConfig()))),
         "its configuration takes none",

@@ -59,7 +59,7 @@ def goes_further(run: RunLayout) -> None:
     """The logs of both go past the step that they report."""
     for rank in range(2):
         edit_lines(run.attempt(0).survivor_report(rank), lambda line: line | {"global_step": 8, "redone": [], "layers": []})
-        run.attempt(0).ledger(rank).unlink()
+        run.attempt(0).lost_samples(rank).unlink()
 
 
 SPOILT: dict[str, tuple[Spoil, str, str, str]] = {

@@ -1,4 +1,4 @@
-"""The referee watches ranks that outlive others as closely as restarts: what they give up is on the ledger, and nothing they say goes unheld."""
+"""The referee watches ranks that outlive others as closely as restarts: what they give up is on record, and nothing they say goes unchecked."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_what_gives_nothing_up_is_equal_to_the_undisturbed_run_to_the_end(record
     assert "3 checkpoints vouch" in found(verdict, RECORDS).message
 
 
-def test_what_gives_samples_up_is_valid_where_they_are_on_the_ledger_and_equal_up_to_there(recorded: Path) -> None:
+def test_what_gives_samples_up_is_valid_where_they_are_on_record_and_equal_up_to_there(recorded: Path) -> None:
     verdict = verify_run(recorded / "4" / "lossy")
     assert verdict.status == VALID, render(verdict)
-    assert "188 applied to every layer, 0 replayed, 4 on the ledger" in found(verdict, ONCE).message
+    assert "188 applied to every layer, 0 replayed, 4 on record as lost" in found(verdict, ONCE).message
     finding = found(verdict, TRAJECTORY)
     assert "equal to ref in every loss of the 8 steps before samples were lost; not claimed behind them" in finding.message
     told = "\n".join(finding.evidence)
-    assert "step 9 (attempt 0): 2 samples of ranks [2] are on the ledger as lost on 2 layers (lossy_forward)" in told
+    assert "step 9 (attempt 0): 2 samples of ranks [2] are on record as lost on 2 layers (lossy_forward)" in told
     assert "world size 2 from step 10 on, 4 in the reference" in told and "of the final state differ: parameters" in told
 
 
@@ -83,17 +83,17 @@ def test_who_is_told_to_stop_may_leave_it_to_those_who_go_on() -> None:
 
 
 @pytest.mark.parametrize("logged", [True, False])
-def test_one_that_died_with_nothing_owed_needs_no_ledger(tmp_path: Path, logged: bool) -> None:
+def test_one_that_died_with_nothing_owed_needs_no_lost_samples_record(tmp_path: Path, logged: bool) -> None:
     """All had its gradients; whether it came to log the step is chance."""
     RunBuilder(tmp_path / "ref", config_of("ref")).build()
     run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, first=(2,), spares=1, logged=logged),), planned=not logged).build()
     verdict = verify_run(run.root)
     assert verdict.status == VALID, render(verdict)
-    assert "192 applied to every layer, 0 replayed, 0 on the ledger" in found(verdict, ONCE).message
+    assert "192 applied to every layer, 0 replayed, 0 on record as lost" in found(verdict, ONCE).message
     assert "equal to ref in every loss of 24 steps and in the final state" in found(verdict, TRAJECTORY).message
 
 
-def test_who_testifies_need_not_be_who_is_gone_on_with(recorded: Path, tmp_path: Path) -> None:
+def test_who_reports_need_not_be_who_is_gone_on_with(recorded: Path, tmp_path: Path) -> None:
     """All went back to a snapshot in memory, which was taken behind an earlier step than the survivors had come to."""
     run = RunLayout(Path(shutil.copytree(recorded / "2" / "spared", tmp_path / "spared", symlinks=True)))
     of_attempt(continues=0, memory="snapshot", snapshot_sha256="a" * 64, resumed_from=None)(run)
@@ -135,10 +135,10 @@ def everyone(attempt: int = 0, ranks: tuple[int, ...] = (0, 1), **changes: Any) 
     return spoil
 
 
-def ledger(edit: Callable[[dict[str, Any]], dict[str, Any] | None], ranks: tuple[int, ...] = (0, 1)) -> Spoil:
+def lost_samples(edit: Callable[[dict[str, Any]], dict[str, Any] | None], ranks: tuple[int, ...] = (0, 1)) -> Spoil:
     def spoil(run: RunLayout) -> None:
         for rank in ranks:
-            edit_lines(run.attempt(0).ledger(rank), edit)
+            edit_lines(run.attempt(0).lost_samples(rank), edit)
 
     return spoil
 
@@ -158,7 +158,7 @@ def redone(**changes: Any) -> Spoil:
 
 
 def nothing_lost(run: RunLayout) -> None:
-    """The survivors deny what the ledger says: all that the dead had to give was given."""
+    """The survivors deny what the record of lost samples says: all that the dead had to give was given."""
     everyone(redone=[], layers=[])(run)
 
 
@@ -166,7 +166,7 @@ def nobody_names_what_was_lost(run: RunLayout) -> None:
     """As if the dead had given all; but one of them was struck before it had a gradient."""
     nothing_lost(run)
     for rank in range(2):
-        run.attempt(0).ledger(rank).unlink()
+        run.attempt(0).lost_samples(rank).unlink()
     edit_json(run.failures, lambda entries: [entry | {"moment": "forward"} for entry in entries])
 
 
@@ -220,49 +220,49 @@ def elsewhere(run: RunLayout) -> None:
 
 
 SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
-    "a testimony is gone": (no_file("survivor_report", 1), ONCE, UNKNOWN, "rank 1 of attempt 0 went on and left no testimony"),
-    "no testimony at all": (
+    "a survivor report is gone": (no_file("survivor_report", 1), ONCE, UNKNOWN, "rank 1 of attempt 0 went on and left no survivor report"),
+    "no survivor report at all": (
         lambda run: [no_file("survivor_report", rank)(run) for rank in range(2)],
         ONCE,
         INVALID,
-        "attempt 1 goes on behind step 9 of attempt 0, and none who outlived others testifies",
+        "attempt 1 goes on behind step 9 of attempt 0, and no survivor reports",
     ),
     "a last line that not all vouch for": (no_file("survivor_report", 1), ONCE, UNKNOWN, "the log ends before step 9 of attempt 0 rank 2"),
-    "a torn testimony": (lambda run: tear(run.attempt(0).survivor_report(1)), ONCE, UNKNOWN, "the testimony of attempt 0 rank 1 is torn"),
-    "a damaged testimony": (
+    "a torn survivor report": (lambda run: tear(run.attempt(0).survivor_report(1)), ONCE, UNKNOWN, "the survivor report of attempt 0 rank 1 is torn"),
+    "a damaged survivor report": (
         lambda run: run.attempt(0).survivor_report(1).write_text("no json\n"),
         RECORDS,
         UNKNOWN,
         "logs/attempt-00/recovery_rank1.jsonl cannot be read",
     ),
-    "a second testimony": (
+    "a second survivor report": (
         lambda run: append(run.attempt(0).survivor_report(1), json.loads(run.attempt(0).survivor_report(1).read_text())),
         ONCE,
         INVALID,
-        "the testimony of attempt 0 rank 1 has 2 lines",
+        "the survivor report of attempt 0 rank 1 has 2 lines",
     ),
     "states that differ": (
         sworn(1, state_digest="cd" * 32),
         ONCE,
         INVALID,
-        "survivors differ: ranks 0 and 1 of attempt 0 do not testify to the same in the state",
+        "survivors differ: ranks 0 and 1 of attempt 0 do not report the same in the state",
     ),
-    "layers that differ": (sworn(1, layers=[["weight"], ["bias", "skale"]]), ONCE, INVALID, "do not testify to the same in the layers"),
-    "what was done again differs": (sworn(1, redone=[]), ONCE, INVALID, "do not testify to the same in what was done again"),
-    "another rank's testimony": (sworn(1, rank=0), ONCE, INVALID, "the testimony of attempt 0 rank 1 is that of attempt 0 rank 0"),
-    "a rank outlived itself not": (sworn(1, alive=[0]), ONCE, INVALID, "the testimony of attempt 0 rank 1 names rank 0 as left"),
-    "one that went on is said to be dead": (everyone(alive=[0]), ONCE, INVALID, "rank 1 of attempt 0 went on, rank 0 testifies that it had died"),
+    "layers that differ": (sworn(1, layers=[["weight"], ["bias", "skale"]]), ONCE, INVALID, "do not report the same in the layers"),
+    "what was done again differs": (sworn(1, redone=[]), ONCE, INVALID, "do not report the same in what was done again"),
+    "another rank's survivor report": (sworn(1, rank=0), ONCE, INVALID, "the survivor report of attempt 0 rank 1 is that of attempt 0 rank 0"),
+    "a rank outlived itself not": (sworn(1, alive=[0]), ONCE, INVALID, "the survivor report of attempt 0 rank 1 names rank 0 as left"),
+    "one that went on is said to be dead": (everyone(alive=[0]), ONCE, INVALID, "rank 1 of attempt 0 went on, rank 0 reports that it had died"),
     "a living rank named as lost": (redone(lost=[1]), ONCE, INVALID, "names rank 1 as lost, which it says is left"),
     "a dead rank did it again": (redone(left=[0, 1, 2]), ONCE, INVALID, "count 1 time too"),
     "done again by fewer": (redone(left=[0]), ONCE, INVALID, "says that rank 0 did step 9 to its end, and that ranks [0, 1] are left"),
     "done again in another step": (redone(global_step=8), ONCE, INVALID, "is about step 8, and it left behind step 9"),
     "more buckets than layers": (redone(buckets=3), ONCE, INVALID, "has bucket 1 of 3 done again and names the layers of 2"),
-    "another first bucket": (redone(first=2), ONCE, INVALID, "the ledger of attempt 0 names rank 2, which lost nothing"),
+    "another first bucket": (redone(first=2), ONCE, INVALID, "the lost-samples record of attempt 0 names rank 2, which lost nothing"),
     "a step that the lines deny": (
         sworn(1, global_step=10),
         ONCE,
         INVALID,
-        "the testimony of attempt 0 rank 1 claims step 10, its log ends at step 9",
+        "the survivor report of attempt 0 rank 1 claims step 10, its log ends at step 9",
     ),
     "they left elsewhere": (
         elsewhere,
@@ -273,50 +273,65 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
     "a lost rank logged the step": (logged_after_all, ONCE, INVALID, "claims that rank 3 was lost in step 9, which that rank logged"),
     "a dead rank's log ends too soon": (dies_earlier, ONCE, UNKNOWN, "the log ends before steps 7 to 9 of attempt 0 rank 3"),
     "one that took part lacks a line": (dies_in_the_next_step, ONCE, UNKNOWN, "the log ends before steps 8 to 9 of attempt 0 rank 2"),
-    "the survivors deny the ledger": (nothing_lost, ONCE, INVALID, "the ledger names samples of step 9, in which nothing was done again"),
-    "samples that nobody names": (nobody_names_what_was_lost, ONCE, INVALID, "rank 2 was struck in the forward pass of step 9 of attempt 0"),
-    "a ledger is gone": (
-        no_file("ledger", 1),
-        ONCE,
-        UNKNOWN,
-        "the ledger of attempt 0 rank 1 is not there, samples of ranks [2, 3] were lost in step 9",
-    ),
-    "a torn ledger": (lambda run: tear(run.attempt(0).ledger(0)), ONCE, UNKNOWN, "the ledger of attempt 0 rank 0 is torn"),
-    "ledgers that differ": (
-        ledger(lambda line: line | {"cause": "skip"}, (1,)),
+    "the survivors deny the lost-samples record": (
+        nothing_lost,
         ONCE,
         INVALID,
-        "survivors differ: ranks 0 and 1 of attempt 0 do not have the same ledger",
+        "the lost-samples record names samples of step 9, in which nothing was done again",
     ),
-    "a line of the ledger is gone": (
-        ledger(lambda line: None if line["ranks"] == [3] else line),
+    "samples that nobody names": (nobody_names_what_was_lost, ONCE, INVALID, "rank 2 was struck in the forward pass of step 9 of attempt 0"),
+    "a lost-samples record is gone": (
+        no_file("lost_samples", 1),
+        ONCE,
+        UNKNOWN,
+        "the lost-samples record of attempt 0 rank 1 is not there, samples of ranks [2, 3] were lost in step 9",
+    ),
+    "a torn lost-samples record": (
+        lambda run: tear(run.attempt(0).lost_samples(0)),
+        ONCE,
+        UNKNOWN,
+        "the lost-samples record of attempt 0 rank 0 is torn",
+    ),
+    "lost-samples records that differ": (
+        lost_samples(lambda line: line | {"cause": "skip"}, (1,)),
+        ONCE,
+        INVALID,
+        "survivors differ: ranks 0 and 1 of attempt 0 do not have the same lost-samples record",
+    ),
+    "a line of the lost-samples record is gone": (
+        lost_samples(lambda line: None if line["ranks"] == [3] else line),
         ONCE,
         INVALID,
         "attempt 0: step 9: 2 samples",
     ),
-    "a sample is left out of the ledger": (ledger(lambda line: first_sample(line, lambda _: [])), ONCE, INVALID, "count 1 time too seldom on weight"),
-    "a sample too many": (ledger(lambda line: first_sample(line, lambda one: [one, one])), ONCE, INVALID, "count 1 time too often on weight"),
-    "another sample": (ledger(lambda line: first_sample(line, lambda one: [(one + 1) % 80])), ONCE, INVALID, "attempt 0: step 9: 2 samples"),
+    "a sample is left out of the lost-samples record": (
+        lost_samples(lambda line: first_sample(line, lambda _: [])),
+        ONCE,
+        INVALID,
+        "count 1 time too seldom on weight",
+    ),
+    "a sample too many": (lost_samples(lambda line: first_sample(line, lambda one: [one, one])), ONCE, INVALID, "count 1 time too often on weight"),
+    "another sample": (lost_samples(lambda line: first_sample(line, lambda one: [(one + 1) % 80])), ONCE, INVALID, "attempt 0: step 9: 2 samples"),
     "a layer is left out": (
-        ledger(lambda line: line | {"layers": line["layers"][:-1]} if line["ranks"] == [2] else line),
+        lost_samples(lambda line: line | {"layers": line["layers"][:-1]} if line["ranks"] == [2] else line),
         ONCE,
         INVALID,
         "too seldom on scale",
     ),
     "a layer too many": (
-        ledger(lambda line: line | {"layers": ["weight", *line["layers"]]} if line["ranks"] == [2] else line),
+        lost_samples(lambda line: line | {"layers": ["weight", *line["layers"]]} if line["ranks"] == [2] else line),
         ONCE,
         INVALID,
         "too often on weight",
     ),
-    "a living rank on the ledger": (
-        ledger(lambda line: line | {"ranks": [1]} if line["ranks"] == [2] else line),
+    "a living rank on record as lost": (
+        lost_samples(lambda line: line | {"ranks": [1]} if line["ranks"] == [2] else line),
         ONCE,
         INVALID,
-        "the ledger of attempt 0 names rank 1, which was left",
+        "the lost-samples record of attempt 0 names rank 1, which was left",
     ),
-    "another step on the ledger": (ledger(lambda line: line | {"global_step": 8}), ONCE, INVALID, "step 8 is on record and was never due"),
-    "another effect": (ledger(lambda line: line | {"effect": "repeated"}), ONCE, INVALID, "too seldom"),
+    "another step on record as lost": (lost_samples(lambda line: line | {"global_step": 8}), ONCE, INVALID, "step 8 is on record and was never due"),
+    "another effect": (lost_samples(lambda line: line | {"effect": "repeated"}), ONCE, INVALID, "too seldom"),
     "a death that nobody dealt": (
         lambda run: attempts(run, lambda found: found[0].update(signal=11)),
         FAILURES,
@@ -338,7 +353,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
     ),
     "fewer origins than ranks": (of_attempt(origins=[0]), RECORDS, INVALID, "attempt 1 of 2 ranks names the origins of 1"),
     "one joined that no spare was": (of_attempt(joined=[1]), RECORDS, INVALID, "ranks [1] joined, the configuration has no spares"),
-    "a dead one went on": (of_attempt(origins=[0, 2]), ONCE, INVALID, "rank 2 of attempt 0 went on, rank 0 testifies that it had died"),
+    "a dead one went on": (of_attempt(origins=[0, 2]), ONCE, INVALID, "rank 2 of attempt 0 went on, rank 0 reports that it had died"),
     "an order of other origins": (
         lambda run: edit_json(run.attempt(1).launch, lambda order: order | {"origins": [1, 0]}),
         RECORDS,
@@ -395,7 +410,7 @@ ROLLED_BACK: dict[str, tuple[Spoil, str, str, str]] = {
         no_file("survivor_report", 1, 1),
         ONCE,
         INVALID,
-        "and none who outlived others testifies that it came so far",
+        "and no survivor reports that it came so far",
     ),
     "the size did not stay": (
         of_attempt(world_size=1, origins=[0], joined=[]),

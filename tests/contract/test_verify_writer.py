@@ -53,10 +53,10 @@ def writers(run: RunLayout, deaths: int | None) -> list[str]:
     ("deaths", "said"),
     [
         (None, []),
-        (0, ["1 background writers were killed by the plan in stay 0, 0 died"]),
+        (0, ["1 background writers were killed by the plan in session 0, 0 died"]),
         (1, []),
         (4, []),  # whatever else killed it: a first one and three replacements were started
-        (5, ["5 background writers are said to have died in stay 0, at most 4 were started"]),
+        (5, ["5 background writers are said to have died in session 0, at most 4 were started"]),
     ],
 )
 def test_as_many_writers_died_as_were_killed_and_no_more_than_were_started(sweep: Path, deaths: int | None, said: list[str]) -> None:

@@ -62,4 +62,4 @@ def test_a_run_with_one_of_each_recovers_and_is_judged_where_the_package_is(
     request.getfixturevalue("installed")
     verdict = verify_run(run.root)
     assert verdict.status == VALID, render(verdict)
-    assert '"cause":"replaced_forward"' in run.attempt(0).ledger(0).read_text()
+    assert '"cause":"replaced_forward"' in run.attempt(0).lost_samples(0).read_text()

@@ -113,7 +113,7 @@ IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
 
 # By name: how the supervisor is spoilt; then the promise, its status, and what is said.
 IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
-    "the guard refuses a sound checkpoint": (
+    "the integrity check refuses a sound checkpoint": (
         """
     from dataclasses import replace
     from ecrl_cli.checkpoint.store.store import CheckpointStore

@@ -154,7 +154,7 @@ class RunBuilder:
         )
 
     def choose(self, number: int) -> tuple[ResumedFrom | None, tuple[Rejected, ...]]:
-        """What the supervisor does before a launch: the guard from the newest down, the refused ones set aside."""
+        """What the supervisor does before a launch: the integrity check from the newest down, the refused ones set aside."""
         if self.config.checkpoint.strategy == "none" or number == 0:
             return None, ()
         if number in self.spoil:

@@ -28,7 +28,7 @@ REDTEAM: dict[str, tuple[Spoil, str, str, str]] = {
         session(writer_deaths=1),
         FAILURES,
         INVALID,
-        "1 background writers are said to have died in stay 0",
+        "1 background writers are said to have died in session 0",
     ),
     "fewer than no deaths of writers": (session(writer_deaths=-1), FAILURES, INVALID, "-1 background writers are said to have died"),
 }

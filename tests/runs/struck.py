@@ -126,19 +126,22 @@ def build_bereft(folder: Path) -> RunLayout:
     return run
 
 
-def stay(number: int, **changes: Any) -> Callable[[RunLayout], Any]:
+def session(number: int, **changes: Any) -> Callable[[RunLayout], Any]:
     return lambda run: edit_json(run.supervisor, lambda record: record["sessions"][number].update(changes))
 
 
-def one_stay(run: RunLayout) -> None:
+def one_session(run: RunLayout) -> None:
     """As if the supervisor had lived through it all."""
     edit_json(run.supervisor, lambda record: record | {"attempts": [attempt | {"session": 0} for attempt in record["attempts"]]})
 
 
 # As WRONG, of `build_bereft`.
 NOT_BEREFT: dict[str, tuple[Callable[[RunLayout], Any], str]] = {
-    "nobody saw the end, and the supervisor lived": (stay(0, ended_at=1500.0), "(supervisor of rank 0) is not how attempt 0 died: rank None"),
-    "no other stay followed": (one_stay, "entry 0 (supervisor) ended the supervisor's stay, and no other followed"),
-    "the stay that was struck between two attempts ended well": (stay(1, ended_at=1500.0), "entry 2 struck the supervisor, and its stay went on"),
-    "the next stay had begun before": (stay(2, started_at=1000.5), "entry 2 struck the supervisor, and its stay went on"),
+    "nobody saw the end, and the supervisor lived": (session(0, ended_at=1500.0), "(supervisor of rank 0) is not how attempt 0 died: rank None"),
+    "no other session followed": (one_session, "entry 0 (supervisor) ended the supervisor session, and no other followed"),
+    "the session that was struck between two attempts ended well": (
+        session(1, ended_at=1500.0),
+        "entry 2 struck the supervisor, and its session went on",
+    ),
+    "the next session had begun before": (session(2, started_at=1000.5), "entry 2 struck the supervisor, and its session went on"),
 }

@@ -197,19 +197,19 @@ class LiveWorker(Worker):
     def leave(self, redone: tuple[RedoneStep, ...]) -> None:
         assert self.fate
         alive = tuple(rank for rank in range(self.ranks) if rank not in self.fate.lost)
-        lines = self.ledger(redone)
+        lines = self.lost_samples(redone)
         for rank in alive:
             each = tuple(replace(one, seconds=0.005 * (rank + 1)) for one in redone)
             now = self.run.now
             said = SurvivorReport(self.step, self.number, rank, alive, each, LAYERS if redone else (), "ab" * 32, now, now + WALL)
-            journals = [(self.logs.survivor_report(rank), [said])] + ([(self.logs.ledger(rank), lines)] if lines else [])
+            journals = [(self.logs.survivor_report(rank), [said])] + ([(self.logs.lost_samples(rank), lines)] if lines else [])
             for path, entries in journals:
                 journal = Journal(path)
                 for entry in entries:
                     journal.append(entry)
                 journal.close()
 
-    def ledger(self, redone: tuple[RedoneStep, ...]) -> list[LostSamples]:
+    def lost_samples(self, redone: tuple[RedoneStep, ...]) -> list[LostSamples]:
         per_epoch = SAMPLES // self.run.config.global_batch
         order = epoch_order(self.run.config.seed, (self.step - 1) // per_epoch, SAMPLES, self.run.config.global_batch)
         ids = window(order, (self.step - 1) % per_epoch, self.run.config.global_batch)

@@ -1,4 +1,4 @@
-"""The guard: a good checkpoint passes, every damage is refused by the layer that names it, nothing makes it raise or look elsewhere."""
+"""The integrity check: a good checkpoint passes, every damage is refused by the layer that names it, nothing makes it raise or look elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scrub answers as the guard does, reading each byte once; a sample that holds a bad one makes it look at all; nothing is changed."""
+"""A scrub answers as the integrity check does, reading each byte once; a sample that holds a bad one makes it look at all; nothing is changed."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def group(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
-def test_the_answer_is_the_guards(group: Path, damage: Damage) -> None:
+def test_the_answer_is_that_of_the_integrity_check(group: Path, damage: Damage) -> None:
     assert examine_once(group) == verify_checkpoint(group)
     damage.do(group / damage.file)
     assert examine_once(group) == verify_checkpoint(group)
 
 
 @pytest.mark.parametrize("case", FORGED_HEADERS)
-def test_the_answer_to_a_forged_header_is_the_guards(group: Path, case: str) -> None:
+def test_the_answer_to_a_forged_header_is_that_of_the_integrity_check(group: Path, case: str) -> None:
     forge(group, header_edited(group, FORGED_HEADERS[case]))
     assert examine_once(group) == verify_checkpoint(group)
     assert examine_once(group).layer == "schema"

@@ -1,4 +1,4 @@
-"""`.pt` checkpoints are judged in full, without torch and without unpickling: by the guard, by a scrub, and by the loader alike."""
+"""`.pt` checkpoints are judged in full, without torch and without unpickling: by the integrity check, by a scrub, and by the loader alike."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def layers(path: Path, finite: str = "all") -> tuple[str, str, str, str]:
-    """Which layer refuses it: in the guard, in one pass, in a deep scrub, in the loader (empty: none)."""
+    """Which layer refuses it: in the integrity check, in one pass, in a deep scrub, in the loader (empty: none)."""
     config = IntegrityConfig(finite=finite)
     looked = {
         one.report.path.name: one.report

@@ -131,7 +131,7 @@ def test_repaired_copies_are_written_elsewhere_and_pass(folder: Path, tmp_path: 
     damaged = (folder / "step_00000020" / MODEL).read_bytes()
     assert main(["verify", str(folder), "--repair", str(tmp_path / "out")]) == 1
     out = lines(capsys)
-    assert any(line.startswith("repaired copy, which passes the guard") for line in out)
+    assert any(line.startswith("repaired copy, which passes the integrity check") for line in out)
     assert any(line.startswith("not repaired: step_00000010 is damaged beyond") for line in out)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["step_00000020"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "out" / "step_00000020").iterdir()} == original

@@ -111,7 +111,7 @@ def test_a_sample_that_two_layers_lost_counts_once(tmp_path: Path) -> None:
     assert lost_samples(before, lineage(before)) == 4
 
     for rank in range(2):
-        path = layout.attempt(0).ledger(rank)
+        path = layout.attempt(0).lost_samples(rank)
         line = json.loads(path.read_text().splitlines()[0])
         append(path, line | {"samples": [*line["samples"], 79], "layers": ["scale"]})
     after = load(layout)

@@ -39,16 +39,16 @@ def config(*entries: str) -> RunConfig:
 PLAN = config("supervisor@9", "term@19", "readonly@29", "kill@39")
 
 
-def kept(root: Path, monkeypatch: pytest.MonkeyPatch, *stays: dict[str, Any], status: str = "completed") -> tuple[SupervisorRecord, list[str]]:
+def kept(root: Path, monkeypatch: pytest.MonkeyPatch, *endings: dict[str, Any], status: str = "completed") -> tuple[SupervisorRecord, list[str]]:
     monkeypatch.setattr(supervisor_restarter, "KEPT", "tests.contract.standin_kept")
     layout, said = RunLayout(root), list[str]()
-    (root / "stays.json").write_text(json.dumps(stays))
+    (root / "supervisors.json").write_text(json.dumps(endings))
     write_json(layout.supervisor, encode(SupervisorRecord(1, "id", 100, status, 0, (), ())))
     return supervisor_restarter.keep(plan_run(PLAN, layout.root), said.append), said
 
 
-def stayed(root: Path) -> int:
-    return len((root / "stayed").read_text())
+def supervisors_started(root: Path) -> int:
+    return len((root / "started").read_text())
 
 
 def test_only_a_plan_that_ends_the_supervisor_wants_a_keeper() -> None:
@@ -60,7 +60,7 @@ def test_only_a_plan_that_ends_the_supervisor_wants_a_keeper() -> None:
 
 def test_each_planned_end_is_followed_by_another_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, said = kept(tmp_path, monkeypatch, DIES, STOPS, SEALED, DONE)
-    assert record.terminal_status == "completed" and stayed(tmp_path) == 4
+    assert record.terminal_status == "completed" and supervisors_started(tmp_path) == 4
     assert [kind for line in said for kind in ("supervisor", "term", "readonly") if f"planned failure {kind}" in line] == [
         "supervisor",
         "term",
@@ -69,7 +69,7 @@ def test_each_planned_end_is_followed_by_another_stay(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("stay", "kind"),
+    ("ending", "kind"),
     [
         ({"code": -9}, EcrlError),
         ({"code": -9, "fires": [1]}, EcrlError),
@@ -81,28 +81,28 @@ def test_each_planned_end_is_followed_by_another_stay(tmp_path: Path, monkeypatc
     ],
     ids=["killed by somebody else", "killed, another struck", "killed, a kill struck", "stopped", "stopped, another struck", "storage", "a defect"],
 )
-def test_any_other_end_is_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stay: dict[str, Any], kind: type[EcrlError]) -> None:
+def test_any_other_end_is_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: dict[str, Any], kind: type[EcrlError]) -> None:
     with pytest.raises(kind) as caught:
-        kept(tmp_path, monkeypatch, stay, DONE, status="running")
-    assert stayed(tmp_path) == 1 and type(caught.value) is kind
+        kept(tmp_path, monkeypatch, ending, DONE, status="running")
+    assert supervisors_started(tmp_path) == 1 and type(caught.value) is kind
 
 
 def test_what_struck_in_an_earlier_stay_starts_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EcrlError):
         kept(tmp_path, monkeypatch, DIES, {"code": -9}, DONE, status="running")
-    assert stayed(tmp_path) == 2
+    assert supervisors_started(tmp_path) == 2
 
 
 def test_a_signal_that_came_too_late_leaves_the_run_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, _ = kept(tmp_path, monkeypatch, {"code": -15, "fires": [1]})
-    assert record.terminal_status == "completed" and stayed(tmp_path) == 1
+    assert record.terminal_status == "completed" and supervisors_started(tmp_path) == 1
 
 
 def test_a_stop_is_passed_on_once_and_ends_it_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor waits for a SIGTERM that only the keeper gets, then ends as its planned failure would end it."""
 
     def stop() -> None:
-        assert comes_true((tmp_path / "stayed").exists)
+        assert comes_true((tmp_path / "started").exists)
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=stop)
@@ -110,7 +110,7 @@ def test_a_stop_is_passed_on_once_and_ends_it_all(tmp_path: Path, monkeypatch: p
     with pytest.raises(Stopped):
         kept(tmp_path, monkeypatch, STOPS | {"waits": True}, DONE)
     thread.join()
-    assert stayed(tmp_path) == 1
+    assert supervisors_started(tmp_path) == 1
 
 
 def test_a_stop_before_the_supervisor_can_hear_it_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_stop_before_the_supervisor_can_hear_it_waits_for_it(tmp_path: Path, m
     monkeypatch.setattr(supervisor_restarter, "mortal_command", command)
     with pytest.raises(Stopped):
         kept(tmp_path, monkeypatch, STOPS | {"waits": True}, DONE)
-    assert stayed(tmp_path) == 1
+    assert supervisors_started(tmp_path) == 1
 
 
 def test_what_was_held_back_is_received_once_somebody_listens() -> None:

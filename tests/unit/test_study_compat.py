@@ -115,7 +115,7 @@ def test_a_reader_that_opens_parts_before_the_version_is_known_fails_the_gate(se
 
 
 def test_the_study_copies_what_an_installer_may_have_linked(tmp_path: Path, setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package manager that links files from its cache gives them two names, which the guard refuses."""
+    """A package manager that links files from its cache gives them two names, which the integrity check refuses."""
     folder = golden_at(tmp_path, monkeypatch) / "group" / "step_00000007"
     (tmp_path / "second").hardlink_to(folder / "model.safetensors")
     assert not verify_checkpoint(folder).ok

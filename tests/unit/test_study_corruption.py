@@ -1,4 +1,4 @@
-"""The corruption study: its injectors injure as they say, its arms find what a guard lets through, and each of its gates can fail."""
+"""The corruption study: its injectors injure as they say, its arms find what an integrity check lets through, and each of its gates can fail."""
 
 from __future__ import annotations
 
@@ -210,11 +210,11 @@ def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: StudyContext, 
     assert not [trial for trial in study.plan() if trial.facts.get("row") == "part a device"]
 
 
-# --- blind and trigger-happy guards: each gate can fail
+# --- integrity checks that see nothing and that refuse everything: each gate can fail
 
 
 def sample(setting: StudyContext) -> list[Trial]:
-    """A few trials of each arm that judges the guard."""
+    """A few trials of each arm that judges the integrity check."""
     rows = ("part of another attempt", "part deleted", "sparse file of the right size")
     kept = [trial for trial in of_arm(setting, structural.ARM) if trial.facts["row"] in rows]
     places = [trial for trial in of_arm(setting, exhaustive.ARM) if trial.key.endswith(("model.safetensors/000000", "latest.json/000000"))]
@@ -229,19 +229,19 @@ def sample(setting: StudyContext) -> list[Trial]:
     ]
 
 
-def test_a_guard_that_reads_no_contents_fails_the_gates(setting: StudyContext) -> None:
+def test_an_integrity_check_that_reads_no_contents_fails_the_gates(setting: StudyContext) -> None:
     found = findings(records(setting, sample(setting), partial(layers.planted, "contents")))
     assert failed(found) >= {"random: detected", "structural: as expected", "exhaustive: detected", "exhaustive: enough"}
     assert not failed(found) & {"clean: no false positive", "random: typed"}
 
 
-def test_a_guard_that_raises_fails_the_gates(setting: StudyContext) -> None:
+def test_an_integrity_check_that_raises_fails_the_gates(setting: StudyContext) -> None:
     trials = [trial for trial in sample(setting) if trial.facts["arm"] != recovery.ARM]
     found = failed(findings(records(setting, trials, partial(layers.planted, "errors as refusals"))))
     assert found >= {"random: typed", "random: detected", "structural: typed", "published: typed"}
 
 
-def test_a_guard_that_refuses_everything_fails_the_gates(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_integrity_check_that_refuses_everything_fails_the_gates(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise integrity.CheckpointRejected("hash", "is not liked")
 
@@ -251,7 +251,9 @@ def test_a_guard_that_refuses_everything_fails_the_gates(setting: StudyContext, 
 
 
 def test_recovery_that_believes_the_newest_name_fails_its_gate(setting: StudyContext) -> None:
-    assert failed(findings(records(setting, of_arm(setting, recovery.ARM), partial(layers.planted, "recovery asks the guard")))) == {"recovery"}
+    assert failed(findings(records(setting, of_arm(setting, recovery.ARM), partial(layers.planted, "recovery asks the integrity check")))) == {
+        "recovery"
+    }
 
 
 @pytest.mark.parametrize(("outcomes", "bound"), [(["detected"] * 3, True), (["detected", "silent_wrong"], False), ([], False)])
@@ -303,7 +305,7 @@ def test_a_mutant_that_the_cases_do_not_reach_fails_the_gate(setting: StudyConte
     assert failed(planted_findings(records(setting, trials))) == {"planted"}
 
 
-def test_the_guard_is_whole_again_after_a_mutant() -> None:
+def test_the_integrity_check_is_whole_again_after_a_mutant() -> None:
     before = {name: getattr(integrity, name) for name in vars(integrity)}
     for name in layers.names():
         with layers.planted(name):
@@ -327,7 +329,7 @@ def test_flips_without_an_effect_fail_the_gate() -> None:
 
 
 def test_the_optimizer_of_a_clean_checkpoint_may_hold_nan(setting: StudyContext) -> None:
-    """The clean arm draws such a state, and the guard lets it pass."""
+    """The clean arm draws such a state, and the integrity check lets it pass."""
     rng = random.Random(5)
     images = [clean.varied(rng, 1, step, single=False) for step in range(1, 40)]
     optimizers = [bytes(i.memory[p.offset : p.offset + p.nbytes]) for i in images for p in i.parts if p.name == OPTIMIZER]

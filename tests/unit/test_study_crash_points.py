@@ -138,14 +138,14 @@ def test_a_study_that_is_stopped_among_its_first_kills_can_be_concluded(records:
 
 
 @pytest.mark.parametrize("layout", ["group", "single"])
-def test_a_guard_that_lets_a_changed_byte_pass_is_not_believed(tmp_path: Path, layout: str) -> None:
+def test_an_integrity_check_that_lets_a_changed_byte_pass_is_not_believed(tmp_path: Path, layout: str) -> None:
     history, run = History(tmp_path / "history", PAYLOAD, layout), RunLayout(tmp_path / "run")
     history.lay(run.root)
     name = "step_00000020" + (".safetensors" if layout == "single" else f"/{MODEL}")
     data = (run.checkpoints / name).read_bytes()
     (run.checkpoints / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with closing(PlantedStore(run.checkpoints, store_config("atomic_dirsync"))) as store:
-        assert recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome == "lost_ack", "the sound guard passes over it"
+        assert recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome == "lost_ack", "the sound integrity check passes over it"
         store.look = blind_at("hash")
         assert recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome == "silent_wrong"
 

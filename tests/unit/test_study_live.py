@@ -97,7 +97,7 @@ def story() -> Story:
     later = AttemptHistory(attempts[1], {rank: (line(rank, 3, 1, "three", 2),) for rank in (0, 1)}, {}, {}, ())
     told = Story(config, 1797, (AttemptHistory(attempts[0], lines, spoken, {}, (blow,)), later))
     lost = LostSamples(2, "lost", tuple(map(int, told.shard(2, 1, 3))), ("first", "second"), (1,), "lossy_forward")
-    return retold(told, ledgers={0: (lost,), 2: (lost,)})
+    return retold(told, lost_samples={0: (lost,), 2: (lost,)})
 
 
 def retold(told: Story, number: int = 0, **changes: Any) -> Story:
@@ -112,8 +112,8 @@ def test_a_run_that_is_well_is_found_well() -> None:
 
 
 def spoken(told: Story, rank: int, **changes: Any) -> Story:
-    said = dict(told.chapters[0].testimonies)
-    return retold(told, testimonies=said | {rank: replace(said[rank], **changes)})
+    said = dict(told.chapters[0].survivor_reports)
+    return retold(told, survivor_reports=said | {rank: replace(said[rank], **changes)})
 
 
 def test_survivors_that_are_not_alike_are_apart() -> None:
@@ -123,7 +123,7 @@ def test_survivors_that_are_not_alike_are_apart() -> None:
     assert "alive" in live_invariants.apart(spoken(told, 2, alive=(0, 1, 2)))
     assert "redone" in live_invariants.apart(spoken(told, 0, redone=()))
     assert "logged" in live_invariants.apart(spoken(spoken(told, 0, state_digest="rote"), 2, state_digest="rote")), "alike, and not what was logged"
-    assert "no testimony" in live_invariants.apart(retold(told, testimonies={0: told.chapters[0].testimonies[0]}))
+    assert "left no survivor report" in live_invariants.apart(retold(told, survivor_reports={0: told.chapters[0].survivor_reports[0]}))
     assert "was struck and went on" in live_invariants.apart(retold(told, blows=(replace(told.chapters[0].blows[0], ranks=frozenset((2,))),)))
     late = replace(told.chapters[1].attempt, resumed_from_step=1)
     assert "goes on behind step 1" in live_invariants.apart(retold(told, 1, attempt=late))
@@ -170,23 +170,23 @@ def test_who_died_while_it_started_leaves_those_who_hold_the_state() -> None:
     assert live_invariants.restarted(retold(told, attempt=attempt, blows=(replace(loading, ranks=frozenset((0,))),))), "rank 2 has it"
 
 
-def test_a_false_ledger_is_found() -> None:
+def test_a_false_lost_samples_record_is_found() -> None:
     told = story()
-    (lost,) = told.chapters[0].ledgers[0]
+    (lost,) = told.chapters[0].lost_samples[0]
     fewer, more = replace(lost, samples=lost.samples[:-1]), replace(lost, layers=(*lost.layers, "last"))
-    assert "was lost and is not on the ledger (2 like it)" in live_invariants.ledger(retold(told, ledgers=dict.fromkeys((0, 2), (fewer,))))
-    assert "is on the ledger and was not lost" in live_invariants.ledger(retold(told, ledgers=dict.fromkeys((0, 2), (more,))))
-    assert "ledgers differ" in live_invariants.ledger(retold(told, ledgers={0: (lost,), 2: (fewer,)}))
+    assert "was lost and is not on record (2 like it)" in live_invariants.lost_samples(retold(told, lost_samples=dict.fromkeys((0, 2), (fewer,))))
+    assert "is on record as lost and was not" in live_invariants.lost_samples(retold(told, lost_samples=dict.fromkeys((0, 2), (more,))))
+    assert "lost-samples records differ" in live_invariants.lost_samples(retold(told, lost_samples={0: (lost,), 2: (fewer,)}))
     back = replace(told, config=build(LiveRunSpec("immediate_rollback", 3, 1, "none", 0.0).keys()))
-    assert "something was lost, with immediate_rollback" in live_invariants.ledger(back)
+    assert "something was lost, with immediate_rollback" in live_invariants.lost_samples(back)
 
 
 def test_who_dies_in_backward_cannot_have_contributed_whatever_is_said() -> None:
     told = retold(story(), ledgers={})
-    said = {rank: replace(each, redone=(), layers=()) for rank, each in told.chapters[0].testimonies.items()}
-    assert "cannot have been applied" in live_invariants.ledger(retold(told, testimonies=said))
+    said = {rank: replace(each, redone=(), layers=()) for rank, each in told.chapters[0].survivor_reports.items()}
+    assert "cannot have been applied" in live_invariants.lost_samples(retold(told, survivor_reports=said))
     late = Blow(PlannedFailure(0, "kill", 1, 2, "optimizer", share=0.5), told.chapters[0].blows[0].fired, frozenset((1,)))
-    assert live_invariants.ledger(retold(told, testimonies=said, blows=(late,))) == "", "its gradients were with all"
+    assert live_invariants.lost_samples(retold(told, survivor_reports=said, blows=(late,))) == "", "its gradients were with all"
 
 
 def test_where_two_ranks_end_is_foretold_and_depends_on_who_contributed() -> None:
@@ -195,16 +195,18 @@ def test_where_two_ranks_end_is_foretold_and_depends_on_who_contributed() -> Non
     before, after = told.chapters
     lines = {0: (line(0, 1, 0, ""), line(0, 2, 0, ""))}
     names = (("11.weight", "11.bias"), ("0.weight",))
-    spoken = {0: replace(before.testimonies[0], redone=(RedoneStep(2, 1, 2, (1,), (0,), 0.0),), layers=names)}
-    two = replace(told, config=config, chapters=(replace(before, attempt=replace(before.attempt, world_size=2), lines=lines, testimonies=spoken),))
+    spoken = {0: replace(before.survivor_reports[0], redone=(RedoneStep(2, 1, 2, (1,), (0,), 0.0),), layers=names)}
+    two = replace(
+        told, config=config, chapters=(replace(before, attempt=replace(before.attempt, world_size=2), lines=lines, survivor_reports=spoken),)
+    )
     last = AttemptHistory(replace(after.attempt, world_size=1, origins=(0,)), {0: (line(0, 3, 1, ""),)}, {}, {}, ())
     two = replace(two, chapters=(*two.chapters, last))
     assert can_tell(two) and not can_tell(told)
     other = {0: replace(spoken[0], redone=(RedoneStep(2, 0, 2, (1,), (0,), 0.0),))}
-    assert foretold(two) != foretold(retold(two, testimonies=other))
+    assert foretold(two) != foretold(retold(two, survivor_reports=other))
     led = replace(two.chapters[1], attempt=replace(after.attempt, world_size=1, origins=(1,)))
     gone = {1: replace(spoken[0], rank=1, redone=(RedoneStep(2, 2, 2, (0,), (1,), 0.0),))}
-    nobody_says = retold(replace(two, chapters=(two.chapters[0], led)), testimonies=gone)
+    nobody_says = retold(replace(two, chapters=(two.chapters[0], led)), survivor_reports=gone)
     assert len(foretold(nobody_says)) == 2, "the buffers are the dead leader's, or the survivor's"
 
 

@@ -143,8 +143,8 @@ def test_exact_recoveries_end_where_the_run_without_a_failure_ends_and_the_other
     assert (scene.trainee.digest() == digest) is exact
     assert scene.done == FAILING and scene.kept
     windows = {step: scene.samples.window(step) for step in range(1, FAILING + 1)}
-    assert unaccounted(windows, scene.trainee.names, scene.applied, scene.ledger) == []
-    assert bool(scene.ledger) is not exact
+    assert unaccounted(windows, scene.trainee.names, scene.applied, scene.lost_samples) == []
+    assert bool(scene.lost_samples) is not exact
 
 
 def test_a_rollback_that_leaves_the_buffers_is_not_exact_even_in_forward(scene: Scene) -> None:
@@ -167,7 +167,7 @@ def test_survivors_average_among_themselves_and_lose_the_dead_ones_samples(scene
     scene.trainee.restore(before)
     RECOVER["lossy_forward"](scene, Failure(FAILING, 25, (1, 3)))
     assert scene.trainee.digest() == expected
-    (line,) = scene.ledger
+    (line,) = scene.lost_samples
     dead = [int(each) for worker in (0, 2) for each in scene.samples.ids(FAILING, worker)]
     assert (line.effect, line.ranks, list(line.samples)) == (LOST, (0, 2), dead)
     assert line.layers == tuple(scene.trainee.names[index] for index in order[places:])
@@ -178,15 +178,15 @@ def test_survivors_average_among_themselves_and_lose_the_dead_ones_samples(scene
     assert scene.trainee.digest() != expected
 
 
-def test_what_a_rollback_repeats_and_a_skip_loses_is_on_the_ledger(scene: Scene) -> None:
+def test_what_a_rollback_repeats_and_a_skip_loses_is_on_record(scene: Scene) -> None:
     _, before = without_failure(scene)
     places, names = scene.places(75), [scene.trainee.names[index] for index in scene.workers.order]
     for name, effect, layers in (("immediate_rollback", REPEATED, names[:places]), ("skip", LOST, names[places:])):
         scene.trainee.restore(before)
         scene.undo_behind(FAILING - 1)
-        scene.ledger.clear()
+        scene.lost_samples.clear()
         RECOVER[name](scene, Failure(FAILING, 75))
-        (line,) = scene.ledger
+        (line,) = scene.lost_samples
         assert (line.effect, list(line.layers), line.samples) == (effect, layers, scene.samples.window(FAILING))
 
 
@@ -205,7 +205,7 @@ def test_a_failure_in_backward_always_comes_between_two_gradients(scene: Scene, 
     assert scene.places(0) == 0
 
 
-def test_the_ledger_misses_what_a_restart_did_not_replay(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_misses_what_a_restart_did_not_replay(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(scene: Scene, failure: Failure) -> None:
         scene.undo_behind(scene.checkpoints.restore() + 1)
         while scene.done < failure.mini_batch:

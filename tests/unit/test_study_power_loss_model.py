@@ -138,7 +138,7 @@ def cell(workload: str, mode: str, model: str, judge: RecoveryOracle | None = No
     return made
 
 
-def test_a_guard_that_raises_or_never_ends_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_integrity_check_that_raises_or_never_ends_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_invariants, "_CALLS", 300)
 
     def raises(path: Path, config: object = None, fs: object = None) -> IntegrityReport:

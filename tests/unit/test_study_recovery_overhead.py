@@ -257,17 +257,17 @@ def test_a_snapshot_follows_from_the_mini_batch_that_is_typed() -> None:
 
 
 def test_the_crossover_is_where_both_cost_the_same() -> None:
-    ledger = RecordIndex(RecoveryOverhead(replace_s=60), {}, [], [])
+    index = RecordIndex(RecoveryOverhead(replace_s=60), {}, [], [])
     lossy, spared = BY_NAME["lossy_forward"], BY_NAME["immediate_rollback, spares"]
-    at = threshold(ledger, PARTS, lossy, spared)
+    at = threshold(index, PARTS, lossy, spared)
     assert at is not None
 
     def cost(strategy: str, workers: float) -> float:
-        return math.fsum(BY_NAME[strategy].costs(PARTS, replace(ledger.scene(8), workers=workers), Loss(0.0)).values())  # type: ignore[arg-type]
+        return math.fsum(BY_NAME[strategy].costs(PARTS, replace(index.scene(8), workers=workers), Loss(0.0)).values())  # type: ignore[arg-type]
 
     assert cost("lossy_forward", at) == pytest.approx(cost("immediate_rollback, spares", at))
     assert cost("lossy_forward", 2 * at) < cost("immediate_rollback, spares", 2 * at)
-    assert threshold(ledger, replace(PARTS, regroup=1000), lossy, spared) is None
+    assert threshold(index, replace(PARTS, regroup=1000), lossy, spared) is None
 
 
 def test_two_minutes_at_a_hundred_thousand() -> None:
@@ -450,8 +450,8 @@ def test_a_prediction_that_is_far_off_fails_its_gate(recorded: Path, records: li
     far = [replace(record, found=record.found | {"total": 2 * record.found["measured"]}) for record in found]
 
     def prediction(records: Sequence[Record]) -> bool:
-        ledger = RecordIndex(config, {}, recordings(recorded), records)
-        return next(gate.passed for gate in gates(ledger) if gate.name == "prediction")
+        index = RecordIndex(config, {}, recordings(recorded), records)
+        return next(gate.passed for gate in gates(index) if gate.name == "prediction")
 
     assert prediction(found) and not prediction(far) and not prediction([])
 

@@ -113,7 +113,7 @@ def test_a_look_that_was_begun_is_not_taken_for_another_checkpoints(layout: RunL
 
 
 def test_another_checkpoint_in_the_place_of_the_acknowledged_one_is_refused(layout: RunLayout, store: CheckpointStore, tmp_path: Path) -> None:
-    """Whole and consistent, so that the guard alone cannot tell: the records outside the folder can."""
+    """Whole and consistent, so that the integrity check alone cannot tell: the records outside the folder can."""
     (tmp_path / "other").mkdir()
     other = store_at(tmp_path / "other")
     forged = other.save(synthetic_image(99, 20, synthetic_plan(4096, 4096), run_id=RUN_ID), 0)

@@ -116,8 +116,8 @@ def test_without_a_plan_nobody_waits(tmp_path: Path) -> None:
 def test_supervised_time_is_that_of_all_stays_also_of_one_that_was_killed(tmp_path: Path) -> None:
     layout = build_blk(tmp_path)
     assert supervised_s(layout) == 0.0
-    stay = json.loads(layout.supervisor.read_text())["sessions"][0]
-    later = {**stay, "started_at": stay["started_at"] + 1000.0}
-    edit_json(layout.supervisor, lambda record: record.update(sessions=[{**stay, "ended_at": None}, later]))
+    first = json.loads(layout.supervisor.read_text())["sessions"][0]
+    later = {**first, "started_at": first["started_at"] + 1000.0}
+    edit_json(layout.supervisor, lambda record: record.update(sessions=[{**first, "ended_at": None}, later]))
     account = timeline(load(layout))
     assert supervised_s(layout) == account.windows[0][1] - account.windows[0][0] > 0

@@ -87,7 +87,7 @@ Examples
   --sample N         look at N checkpoints (the newest, others evenly spread); one bad one, and all are looked at
   --deep             digest each tensor as well: twice the time. Without it the file's SHA-256 stands for its tensors: bytes that match the
                      manifest are those that were digested. --deep would see a writer that digested other bytes than it wrote.
-  --repair OUT_DIR   write corrected copies of damaged checkpoints, if the corrected bytes match all hashes and the guard passes them;
+  --repair OUT_DIR   write corrected copies of damaged checkpoints, if the corrected bytes match all hashes and the integrity check passes them;
                      OUT_DIR must be new or empty. The damaged ones stay as they are, and so does the exit code (5: the disk refused).
   --max-bytes N      read checkpoints of up to N bytes, not of what their run allows (64 GiB by default)
 

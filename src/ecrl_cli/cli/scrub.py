@@ -55,14 +55,14 @@ def exit_code(found: Scrub) -> int:
     return _INVALID if found.valid < len(found.looked) or found.pointers else _OK
 
 
-def _repair_all(found: Scrub, guard: IntegrityConfig, out: Path) -> Repairs:
+def _repair_all(found: Scrub, limits: IntegrityConfig, out: Path) -> Repairs:
     made = Repairs(out)
     for one in found.looked:
         if one.diagnosis is None:
             continue
         name = one.report.path.name
         try:
-            made.copies[name] = str(repair(one.report.path, one.diagnosis, out, guard))
+            made.copies[name] = str(repair(one.report.path, one.diagnosis, out, limits))
         except StorageError as error:
             made.refusals[name] = error.fact
             made.disk_refused = made.disk_refused or bool(error.errno)
@@ -75,7 +75,7 @@ def _text(label: str, found: Scrub, repairs: Repairs | None) -> str:
         lines.append("  " + line(one.report, one.diagnosis))
         name = one.report.path.name
         if repairs and name in repairs.copies:
-            lines.append(f"    repaired copy, which passes the guard: {repairs.copies[name]}")
+            lines.append(f"    repaired copy, which passes the integrity check: {repairs.copies[name]}")
         elif repairs and name in repairs.refusals:
             lines.append(f"    not repaired: {repairs.refusals[name]}")
     lines += [f"  {complaint}" for complaint in found.pointers]

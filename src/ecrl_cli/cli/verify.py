@@ -51,7 +51,7 @@ def verify(argv: Sequence[str]) -> int:
         return stopped
     answers = {str(run): _answer(run, reference, known) for run in runs}
     for folder in folders:
-        config = ScrubConfig(flags.sample, flags.deep, _guard(folder.folder.resolve(), flags.max_bytes))
+        config = ScrubConfig(flags.sample, flags.deep, _integrity_config(folder.folder.resolve(), flags.max_bytes))
         try:
             answers[folder.label] = scrubbed(folder, config, flags.repair)
         except StorageError as error:  # this folder cannot be read; the results of the others are still printed
@@ -79,7 +79,7 @@ def parser() -> Parser:
     return made
 
 
-def _guard(folder: Path, max_bytes: int) -> IntegrityConfig:
+def _integrity_config(folder: Path, max_bytes: int) -> IntegrityConfig:
     """How to check the checkpoints in `folder`, whoever owns the files. Where `folder` is a run's checkpoints/, they must be that run's, within its
     size limit, and finite where its configuration requires that.
     """

@@ -66,7 +66,7 @@ class KilledSupervisor(FaultKind):
         at = fault.fired.at
         ended = any(one.ended_at is None and one.started_at <= at <= after.started_at for one, after in pairwise(fault.sessions))
         if fault.planned.moment == "rest" and fault.completed and not ended:
-            yield Problem(f"entry {fault.fired.index} struck the supervisor, and its stay went on")
+            yield Problem(f"entry {fault.fired.index} struck the supervisor, and its session went on")
 
 
 class Term(FaultKind):
@@ -99,7 +99,7 @@ class Term(FaultKind):
             return
         who, session = f"entry {fault.fired.index} told the supervisor to stop", fault.session_of(a)
         if session and session.signals is not None and signal.SIGTERM not in session.signals:
-            yield Problem(f"{who} in attempt {a.attempt}, and its stay received {list(session.signals) or 'no signal'}")
+            yield Problem(f"{who} in attempt {a.attempt}, and its session received {list(session.signals) or 'no signal'}")
         if not was_stopped(fault.attempts, a) and not fault.explained:
             yield Problem(f"{who} in attempt {a.attempt}, which {a.outcome}: {how_it_ended(a)}")
         elif a.outcome == "completed" and session and session.signals is None and session.ended_at is not None:

@@ -114,7 +114,7 @@ def _remembered(records: RunRecords, a: Attempt, earlier: int) -> int | str:
         return earlier if a.resumed_from_step <= furthest(records, earlier) else f"{who}, which did not come so far"
     told = {lines.events[0].global_step for lines in logs.survivor_reports.values() if lines.events}
     if not told:
-        return f"{who}, and none who outlived others testifies that it came so far"
+        return f"{who}, and no survivor reports that it came so far"
     return earlier if a.resumed_from_step in told else f"{who}, and those who outlived others left it behind step {max(told)}"
 
 

@@ -48,7 +48,7 @@ class Unread:
 class AttemptRecords:
     """The logs of one attempt. `ranks` by rank; `spans` of rank 0; `order`: launch.json.
 
-    `survivor_reports`, `ledgers`: by surviving rank. `restored`: by rank, its state right after it was restored.
+    `survivor_reports`, `lost_sample_records`: by surviving rank. `restored`: by rank, its state right after it was restored.
     """
 
     attempt: int
@@ -58,7 +58,7 @@ class AttemptRecords:
     final: FinalState | None
     order: AttemptSpec | None
     survivor_reports: dict[int, Lines[SurvivorReport]] = field(default_factory=dict)
-    ledgers: dict[int, Lines[LostSamples]] = field(default_factory=dict)
+    lost_sample_records: dict[int, Lines[LostSamples]] = field(default_factory=dict)
     restored: dict[int, RestoredState] = field(default_factory=dict)
 
     @property
@@ -67,9 +67,9 @@ class AttemptRecords:
         return next((lines.events[0] for _, lines in sorted(self.survivor_reports.items()) if lines.events), None)
 
     @property
-    def ledger(self) -> tuple[LostSamples, ...]:
+    def lost_samples(self) -> tuple[LostSamples, ...]:
         """The lost-sample lines of the lowest rank that has them; each survivor writes all of them."""
-        return next((lines.events for _, lines in sorted(self.ledgers.items())), ())
+        return next((lines.events for _, lines in sorted(self.lost_sample_records.items())), ())
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class RunRecords:
             paths = self.layout.attempt(a.attempt)
             files = [(paths.rank(rank), lines.torn) for rank, lines in a.ranks.items()]
             files += [(paths.survivor_report(rank), lines.torn) for rank, lines in a.survivor_reports.items()]
-            files += [(paths.ledger(rank), lines.torn) for rank, lines in a.ledgers.items()]
+            files += [(paths.lost_samples(rank), lines.torn) for rank, lines in a.lost_sample_records.items()]
             files += [(paths.checkpoints, a.checkpoints.torn), (paths.spans(0), a.spans.torn)]
             counted |= {self.layout.relative(path): torn for path, torn in files if torn}
         return counted
@@ -161,9 +161,12 @@ class _Loader:
             order=self.document(paths.launch, lambda value: decode(AttemptSpec, value)),
             survivor_reports={
                 rank: self.journal(paths.survivor_report(rank), SurvivorReport)
-                for rank in self.first(paths.testified(), self.most_ranks, paths.folder)
+                for rank in self.first(paths.with_survivor_report(), self.most_ranks, paths.folder)
             },
-            ledgers={rank: self.journal(paths.ledger(rank), LostSamples) for rank in self.first(paths.ledgered(), self.most_ranks, paths.folder)},
+            lost_sample_records={
+                rank: self.journal(paths.lost_samples(rank), LostSamples)
+                for rank in self.first(paths.with_lost_samples(), self.most_ranks, paths.folder)
+            },
             restored={
                 rank: state
                 for rank in self.first(paths.with_restored(), self.most_ranks, paths.folder)

@@ -43,7 +43,7 @@ def lost_lines(records: RunRecords, path: Lineage) -> tuple[tuple[int, LostSampl
     return tuple(
         (segment.attempt, line)
         for segment in path.segments
-        for line in records.logs(segment.attempt).ledger
+        for line in records.logs(segment.attempt).lost_samples
         if line.effect == LOST and segment.after < line.global_step <= segment.until
     )
 

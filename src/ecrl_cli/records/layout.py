@@ -8,8 +8,8 @@ from pathlib import Path
 
 _ATTEMPT = re.compile(r"^attempt-([0-9]{2,9})\Z")
 _RANK_LOG = re.compile(r"^rank([0-9]{1,9})\.jsonl\Z")
-_TESTIMONY = re.compile(r"^recovery_rank([0-9]{1,9})\.jsonl\Z")
-_LEDGER = re.compile(r"^ledger_rank([0-9]{1,9})\.jsonl\Z")
+_SURVIVOR_REPORT = re.compile(r"^recovery_rank([0-9]{1,9})\.jsonl\Z")
+_LOST_SAMPLES = re.compile(r"^ledger_rank([0-9]{1,9})\.jsonl\Z")
 _SPANS = re.compile(r"^spans_rank([0-9]{1,9})\.jsonl\Z")
 _RESTORED = re.compile(r"^restored_rank([0-9]{1,9})\.json\Z")
 
@@ -59,7 +59,7 @@ class AttemptLayout:
         """The rank's report on the ranks that died before it: see `records.survivor_records.SurvivorReport`."""
         return self.folder / f"recovery_rank{rank}.jsonl"
 
-    def ledger(self, rank: int) -> Path:
+    def lost_samples(self, rank: int) -> Path:
         """Which samples lost their influence, or have too much: see `records.survivor_records.LostSamples`."""
         return self.folder / f"ledger_rank{rank}.jsonl"
 
@@ -75,13 +75,13 @@ class AttemptLayout:
         """The ranks that left spans, ascending."""
         return self._ranks_of(_SPANS)
 
-    def testified(self) -> list[int]:
+    def with_survivor_report(self) -> list[int]:
         """The ranks that left a survivor report, ascending."""
-        return self._ranks_of(_TESTIMONY)
+        return self._ranks_of(_SURVIVOR_REPORT)
 
-    def ledgered(self) -> list[int]:
+    def with_lost_samples(self) -> list[int]:
         """The ranks that left a lost-sample record, ascending."""
-        return self._ranks_of(_LEDGER)
+        return self._ranks_of(_LOST_SAMPLES)
 
     def with_restored(self) -> list[int]:
         """The ranks that recorded their restored state, ascending."""

@@ -10,7 +10,7 @@ OUTCOMES = ("running", "completed", "died", "stopped", "resized", "hung", SURVIV
 TERMINAL_STATUSES = ("running", "completed", "stopped", "gave_up", "refused")
 MEMORIES = ("", SURVIVORS, SNAPSHOT)
 CHECKPOINT_EVENTS = ("submitted", "received", "released", *CHECKPOINT_ENDS, "retired", "pointer_failed")
-LEDGER_EFFECTS = EFFECTS
+LOST_SAMPLE_EFFECTS = EFFECTS
 HANG_PHASES = PHASES
 
 # Categories that no rank records: derived from the supervisor's record, or from which steps are replayed.

@@ -54,18 +54,18 @@ def keep(planned: RunPlan, say: Callable[[str], None]) -> SupervisorRecord:
         with stop:
             while True:
                 before = fired_indices(layout)
-                stay = _stay(planned.config, layout, stop)
+                ended = _run_supervisor(planned.config, layout, stop)
                 struck = {kinds[index] for index in fired_indices(layout) - before}
-                cause = next((kind for kind in sorted(struck) if fault_kind(kind).supervisor_exit == stay.code), None)
+                cause = next((kind for kind in sorted(struck) if fault_kind(kind).supervisor_exit == ended.code), None)
                 if cause is None or stop.received():
                     break
                 say(f"{layout.root.name}: the supervisor has ended of the planned failure {cause}; a new one goes on")
-        return _result(layout, stay, stop)
+        return _result(layout, ended, stop)
     finally:
         stop.pass_on()
 
 
-def _stay(config: RunConfig, layout: RunLayout, stop: StopSignals) -> SupervisorRun:
+def _run_supervisor(config: RunConfig, layout: RunLayout, stop: StopSignals) -> SupervisorRun:
     """Run one supervisor process from start to end."""
     read, write = os.pipe()
     with closing(FileIO(read)) as result:
@@ -114,11 +114,11 @@ def _kinds(kind: type[EcrlError]) -> dict[str, type[EcrlError]]:
     return {kind.__name__: kind} | {name: each for found in below for name, each in found.items()}
 
 
-def _result(layout: RunLayout, stay: SupervisorRun, stop: StopSignals) -> SupervisorRecord:
-    if stay.error:
-        stop.obeyed = isinstance(stay.error, Stopped)
-        raise stay.error
+def _result(layout: RunLayout, ended: SupervisorRun, stop: StopSignals) -> SupervisorRecord:
+    if ended.error:
+        stop.obeyed = isinstance(ended.error, Stopped)
+        raise ended.error
     record = read_record(layout)
-    if stay.code and record.terminal_status != "completed":  # completed: a signal arrived too late to stop the run and ended the process afterwards
-        raise EcrlError("supervision", f"the supervisor ended with {stay.code}", "the same command goes on with the run", code="died")
+    if ended.code and record.terminal_status != "completed":  # completed: a signal arrived too late to stop the run and ended the process afterwards
+        raise EcrlError("supervision", f"the supervisor ended with {ended.code}", "the same command goes on with the run", code="died")
     return record

@@ -159,7 +159,7 @@ def _deployment(rows: list[dict[str, Any]]) -> Table:
         Column("overhead", "p50 overhead here", "change"),
         Column("p99", "p99 here", "seconds"),
     )
-    note = "Published besides: the guard always, whatever the mode. What each mode loses: the studies power-loss and crash-points."
+    note = "Published besides: the integrity check always, whatever the mode. What each mode loses: the studies power-loss and crash-points."
     return Table("deployment", "The published advice beside what it costs here", columns, tuple(found), note)
 
 

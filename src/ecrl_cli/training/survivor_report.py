@@ -41,7 +41,7 @@ def enter(logs: AttemptLayout, said: SurvivorReport, sampler: ResumableGlobalBat
     """Write the attempt's lost samples: the dead ranks' share of the mini-batch that was finished without them. `cause`: the recovery's name."""
     lines = lost_samples(said.redone, said.layers, sampler, world_size, cause)
     if lines:
-        write_whole(logs.ledger(said.rank), b"".join(map(line_of, lines)))
+        write_whole(logs.lost_samples(said.rank), b"".join(map(line_of, lines)))
 
 
 def lost_samples(

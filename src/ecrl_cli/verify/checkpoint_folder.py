@@ -30,12 +30,12 @@ def check_folder(case: Case, notes: FindingBuilder) -> None:
 def writer_died(case: Case) -> bool:
     """Whether a background writer may have died without a trace in the journals. A count of None: a record from before deaths were counted."""
     sessions = case.run.supervisor.sessions if case.run.supervisor else ()
-    return strategy_of(case.run.stored.config).background and any(stay.writer_deaths != 0 for stay in sessions)
+    return strategy_of(case.run.stored.config).background and any(session.writer_deaths != 0 for session in sessions)
 
 
 def lost_power(case: Case) -> bool:
     """Whether the machine rebooted during the run: a name removed but not yet synced may be back."""
-    return len({stay.boot_id for stay in case.run.supervisor.sessions}) > 1 if case.run.supervisor else False
+    return len({session.boot_id for session in case.run.supervisor.sessions}) > 1 if case.run.supervisor else False
 
 
 def _check_names(case: Case, notes: FindingBuilder) -> None:
@@ -47,7 +47,7 @@ def _check_names(case: Case, notes: FindingBuilder) -> None:
         if c.step in history.end.retired and not lost_power(case):
             notes.broken(f"{c.path} is there, attempt {history.end.retired[c.step].attempt} says that it was retired")
         elif not c.report.ok and c.step not in history.end.live and c.step not in refused | failed and installed_whole:
-            notes.broken(f"{c.path} lies there, no line accounts for it, and the guard refuses it: {c.report.layer}: {c.report.reason}")
+            notes.broken(f"{c.path} lies there, no line accounts for it, and the integrity check refuses it: {c.report.layer}: {c.report.reason}")
 
 
 def _check_sizes(case: Case, notes: FindingBuilder) -> None:

@@ -81,7 +81,7 @@ def _lost(line: CheckpointLine, there: StoredCheckpoint | None) -> str:
     if there is None:
         return f"step {line.global_step} was committed (attempt {line.attempt}) and is gone"
     if not there.report.ok:
-        return f"step {line.global_step} was committed and the guard refuses it: {there.report.layer}: {there.report.reason}"
+        return f"step {line.global_step} was committed and the integrity check refuses it: {there.report.layer}: {there.report.reason}"
     if there.report.commit_sha256 != line.commit_sha256:
         return f"step {line.global_step} was committed as {str(line.commit_sha256)[:8]} and another checkpoint lies there"
     return ""

@@ -39,7 +39,7 @@ def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckp
     """Every checkpoint under its final name, by step. `contents` False reads the metadata but not the tensors."""
     folder = records.layout.checkpoints
     paths = sorted(p for p in folder.iterdir() if STEP_NAME.match(p.name)) if is_folder(folder) else []
-    config = guard_config(records, contents)
+    config = integrity_config(records, contents)
     found = []
     for path in paths:
         report, content = verify_checkpoint(path, config), OpenCheckpoint()
@@ -65,7 +65,7 @@ def _committed_step(path: Path) -> int | None:
         return None
 
 
-def guard_config(records: RunRecords, contents: bool) -> IntegrityConfig:
+def integrity_config(records: RunRecords, contents: bool) -> IntegrityConfig:
     """Integrity settings of the run. The files' owner is not checked, so that a run copied from another machine can be judged."""
     checkpoint = records.stored.config.checkpoint
     return IntegrityConfig(
@@ -91,7 +91,7 @@ def tensor_digests_of(c: StoredCheckpoint) -> dict[str, str]:
 
 def _train_document(records: RunRecords, name: str, content: OpenCheckpoint) -> dict[str, Any]:
     try:
-        with opened(records.layout.checkpoints / name, guard_config(records, contents=False), PosixFs(), content):
+        with opened(records.layout.checkpoints / name, integrity_config(records, contents=False), PosixFs(), content):
             document = parse(content.train)
             return document if isinstance(document, dict) else {}
     except (CheckpointRejected, ValueError):

@@ -48,7 +48,7 @@ def _accounts(case: Case, counted: int) -> str:
     before, replayed = seen_before(case.run), 0
     for attempt, _, line in every_line(case.run):
         replayed += line.sample_ids_count if line.global_step <= before.get(attempt, 0) else 0
-    return f"; {counted - lost} applied to every layer, {replayed} replayed, {lost} on the ledger"
+    return f"; {counted - lost} applied to every layer, {replayed} replayed, {lost} on record as lost"
 
 
 def _check_logs(case: Case, notes: FindingBuilder) -> None:

@@ -54,18 +54,18 @@ def _check_end(case: Case, a: Attempt, fired: InjectedFault, explained: bool, no
         notes.broken(f"{who}: attempt {a.attempt} hung, and no hang is on record")
     ends_supervisor = recorded_kind(fired.kind).supervisor_exit is not None
     if ends_supervisor and case.completed and not any(later.session > a.session for later in case.attempts):
-        notes.broken(f"{who} ({fired.kind}) ended the supervisor's stay, and no other followed")
+        notes.broken(f"{who} ({fired.kind}) ended the supervisor session, and no other followed")
 
 
 def _check_stopped(case: Case, a: Attempt, fired: InjectedFault, notes: FindingBuilder) -> None:
     """An attempt stopped before its death was noticed was stopped by a signal, and was the last of its session."""
-    who, stay, following = f"entry {fired.index} ({fired.kind})", _stay(case, a), case.attempt(a.attempt + 1)
+    who, session, following = f"entry {fired.index} ({fired.kind})", _stay(case, a), case.attempt(a.attempt + 1)
     if following and following.session == a.session:
         notes.broken(
-            f"{who} fired in attempt {a.attempt}, which is said to have been stopped, and the same stay went on with attempt {following.attempt}"
+            f"{who} fired in attempt {a.attempt}, which is said to have been stopped, and the same session went on with attempt {following.attempt}"
         )
-    elif stay and stay.signals == ():
-        notes.broken(f"{who} fired in attempt {a.attempt}, which is said to have been stopped, and its stay received no signal")
+    elif session and session.signals == ():
+        notes.broken(f"{who} fired in attempt {a.attempt}, which is said to have been stopped, and its session received no signal")
 
 
 def _stay(case: Case, a: Attempt) -> SupervisorSession | None:
@@ -80,14 +80,16 @@ def check_writer_deaths(case: Case, notes: FindingBuilder) -> None:
     sessions = {a.attempt: a.session for a in case.attempts}
     background = strategy_of(case.run.stored.config).background
     struck = [sessions.get(fired.attempt) for fired in case.run.fired if background and recorded_kind(fired.kind).victim is Victim.WRITER]
-    for number, stay in enumerate(case.run.supervisor.sessions):
+    for number, session in enumerate(case.run.supervisor.sessions):
         started = WRITERS_PER_ATTEMPT * list(sessions.values()).count(number) if background else 0
-        if stay.writer_deaths is None:  # recorded by an earlier version
+        if session.writer_deaths is None:  # recorded by an earlier version
             continue
-        if stay.writer_deaths < struck.count(number):
-            notes.broken(f"{struck.count(number)} background writers were killed by the plan in stay {number}, {stay.writer_deaths} died")
-        if not 0 <= stay.writer_deaths <= started:
-            notes.broken(f"{shown(stay.writer_deaths)} background writers are said to have died in stay {number}, at most {started} were started")
+        if session.writer_deaths < struck.count(number):
+            notes.broken(f"{struck.count(number)} background writers were killed by the plan in session {number}, {session.writer_deaths} died")
+        if not 0 <= session.writer_deaths <= started:
+            notes.broken(
+                f"{shown(session.writer_deaths)} background writers are said to have died in session {number}, at most {started} were started"
+            )
 
 
 def _fatal(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailure) -> list[tuple[InjectedFault, PlannedFailure]]:

@@ -119,8 +119,8 @@ def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, 
 
 def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:
     """Whether the entry's rank was dead when the others finished the entry's step in `attempt`."""
-    a, testimony = case.attempt(attempt), case.run.logs(attempt).survivor_report
-    return a is not None and testimony is not None and testimony.global_step == entry.global_step and entry.rank in dead(a, testimony)
+    a, report = case.attempt(attempt), case.run.logs(attempt).survivor_report
+    return a is not None and report is not None and report.global_step == entry.global_step and entry.rank in dead(a, report)
 
 
 def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: FindingBuilder) -> None:

@@ -11,7 +11,7 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoi
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import is_folder
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.verify.disk_state import guard_config
+from ecrl_cli.verify.disk_state import integrity_config
 
 _NAME = re.compile(rf"^{re.escape(REJECTED_PREFIX)}(step_([0-9]{{8}}))\.([0-9a-f]+)(\.safetensors|\.pt|\.json)?\Z")
 
@@ -33,7 +33,7 @@ def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
     for name in names:
         if match := _NAME.match(name):
             parts.setdefault((match[1], match[3]), {})[f"{match[1]}{match[4] or ''}"] = name
-    config = guard_config(records, contents=True)
+    config = integrity_config(records, contents=True)
     found = []
     for (stem, _), aliases in parts.items():
         first = next((name for name in aliases if not name.endswith(".json")), f"{stem}.safetensors")

@@ -73,7 +73,7 @@ def _check_loaded(case: Case, a: Attempt, by_path: dict[str, StoredCheckpoint], 
     if there is None:
         return
     if not there.report.ok:
-        notes.broken(f"attempt {a.attempt} resumed from {there.path}, which the guard refuses: {there.report.layer}: {there.report.reason}")
+        notes.broken(f"attempt {a.attempt} resumed from {there.path}, which the integrity check refuses: {there.report.layer}: {there.report.reason}")
     elif there.report.commit_sha256 not in {line.commit_sha256 for line in checkpoint_events(case.run) if line.event == "committed"}:
         notes.broken(f"{there.path} is not the checkpoint that attempt {a.attempt} resumed from: no line acknowledges its commit")
 
@@ -127,7 +127,7 @@ def _check_sound(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarant
     places += [(c.path, c.report) for c in case.disk if c.step == step and line is not None]
     for path, report in places:
         if report.ok and (line is None or report.commit_sha256 == line.commit_sha256):
-            text = f"attempt {a.attempt} refused {rejected.path} ({rejected.layer}: {rejected.reason}), and {path} passes the guard"
+            text = f"attempt {a.attempt} refused {rejected.path} ({rejected.layer}: {rejected.reason}), and {path} passes the integrity check"
             (notes.missing if _PASSING.search(rejected.reason) else notes.broken)(text)
 
 

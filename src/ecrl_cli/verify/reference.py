@@ -111,7 +111,7 @@ def _folders(parent: Path) -> list[Path]:
 def origin(records: RunRecords) -> tuple[object, ...]:
     """The identity of a run that its copies share under any name: run id, boot and start of its first session, and first launch."""
     supervisor = records.supervisor
-    sessions = [(stay.boot_id, stay.started_at) for stay in supervisor.sessions] if supervisor else []
+    sessions = [(session.boot_id, session.started_at) for session in supervisor.sessions] if supervisor else []
     launches = [a.launched_at for a in supervisor.attempts] if supervisor else []
     return records.stored.run_id, *sessions[:1], *launches[:1]
 

@@ -11,14 +11,14 @@ from ecrl_cli.records.survivor_records import EFFECTS, LOST, AppliedSamples, Los
 Windows = Mapping[int, Sequence[int]]
 
 
-def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[AppliedSamples], ledger: Iterable[LostSamples]) -> list[str]:
+def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[AppliedSamples], recorded: Iterable[LostSamples]) -> list[str]:
     """Discrepancies, one sentence each; empty if everything adds up.
 
     For each global step of `windows` and each layer: the samples applied are those of the batch, minus those recorded as lost, plus those
     recorded as repeated. Records of other steps or unknown layers are reported too. Samples are counted as multisets: one that is in a batch
     twice is due twice.
     """
-    lines, done = list(ledger), list(applied)
+    lines, done = list(recorded), list(applied)
     found = _strangers(windows, layers, done, lines)
     influences: dict[int, list[tuple[int, AppliedSamples | LostSamples]]] = defaultdict(list)
     for each in done:

@@ -36,7 +36,7 @@ def survivals(case: Case, notes: FindingBuilder) -> frozenset[Line]:
     excused: set[Line] = set()
     for a in case.attempts:
         logs = case.run.logs(a.attempt)
-        if a.outcome == SURVIVED or logs.survivor_reports or logs.ledgers:
+        if a.outcome == SURVIVED or logs.survivor_reports or logs.lost_sample_records:
             excused |= _survival(case, a, notes)
     return frozenset(excused)
 
@@ -46,9 +46,9 @@ def allowed_missing_lines(case: Case) -> frozenset[Line]:
     return survivals(case, FindingBuilder("exactly-once"))
 
 
-def dead(a: Attempt, testimony: SurvivorReport) -> set[int]:
+def dead(a: Attempt, report: SurvivorReport) -> set[int]:
     """The ranks that had died when the survivors left."""
-    return set(range(a.world_size)) - set(testimony.alive)
+    return set(range(a.world_size)) - set(report.alive)
 
 
 def _survival(case: Case, a: Attempt, notes: FindingBuilder) -> set[Line]:
@@ -56,7 +56,7 @@ def _survival(case: Case, a: Attempt, notes: FindingBuilder) -> set[Line]:
     _check_went_on(case, a, told, notes)
     check_reports(case, a, told, notes)
     before = len(told)
-    told = {rank: t for rank, t in told.items() if _check_testimony(case, a, rank, t, notes)}
+    told = {rank: t for rank, t in told.items() if _check_report(case, a, rank, t, notes)}
     if not told:
         return set()
     first, one = min(told.items())
@@ -66,8 +66,8 @@ def _survival(case: Case, a: Attempt, notes: FindingBuilder) -> set[Line]:
             if aspect(other) != aspect(one):
                 agreed = False
                 if relied_on:
-                    notes.broken(f"survivors differ: ranks {first} and {rank} of attempt {a.attempt} do not testify to the same in {what}")
-    _check_ledgers(case, a, one, notes)
+                    notes.broken(f"survivors differ: ranks {first} and {rank} of attempt {a.attempt} do not report the same in {what}")
+    _check_lost_samples(case, a, one, notes)
     _check_struck(case, a, one, notes)
     complete = agreed and set(continuing_ranks(case.run, a.attempt)) <= told.keys()
     return _excused(case, a, one) if complete else set()
@@ -77,7 +77,7 @@ def _told(case: Case, a: Attempt, notes: FindingBuilder) -> Told:
     """By rank, the survivor reports that are complete."""
     told: Told = {}
     for rank, lines in case.run.logs(a.attempt).survivor_reports.items():
-        who = f"the testimony of attempt {a.attempt} rank {rank}"
+        who = f"the survivor report of attempt {a.attempt} rank {rank}"
         if len(lines.events) > 1:
             notes.broken(f"{who} has {len(lines.events)} lines: a rank leaves an attempt once")
         elif lines.torn:
@@ -92,24 +92,24 @@ def _told(case: Case, a: Attempt, notes: FindingBuilder) -> Told:
 def _check_went_on(case: Case, a: Attempt, told: Told, notes: FindingBuilder) -> None:
     went, after = continuing_ranks(case.run, a.attempt), successor(case.run, a.attempt)
     for rank in sorted(set(went) - set(case.run.logs(a.attempt).survivor_reports)):
-        notes.missing(f"rank {rank} of attempt {a.attempt} went on and left no testimony")
-    for rank, testimony in told.items():
-        if gone := sorted(set(went) - set(testimony.alive)):
-            notes.broken(f"rank {gone[0]} of attempt {a.attempt} went on, rank {rank} testifies that it had died")
+        notes.missing(f"rank {rank} of attempt {a.attempt} went on and left no survivor report")
+    for rank, report in told.items():
+        if gone := sorted(set(went) - set(report.alive)):
+            notes.broken(f"rank {gone[0]} of attempt {a.attempt} went on, rank {rank} reports that it had died")
         relied_on = after and (after.continues, after.memory) == (a.attempt, SURVIVORS)  # a snapshot may be of an earlier step
-        if after and relied_on and testimony.global_step != after.resumed_from_step:
-            text = f"rank {rank} of attempt {a.attempt} left behind step {testimony.global_step}"
+        if after and relied_on and report.global_step != after.resumed_from_step:
+            text = f"rank {rank} of attempt {a.attempt} left behind step {report.global_step}"
             notes.broken(f"{text}, attempt {after.attempt} goes on behind step {after.resumed_from_step}")
 
 
-def _check_testimony(case: Case, a: Attempt, rank: int, t: SurvivorReport, notes: FindingBuilder) -> bool:
+def _check_report(case: Case, a: Attempt, rank: int, t: SurvivorReport, notes: FindingBuilder) -> bool:
     """Check one report by itself and against its rank's lines; returns whether it can be relied on."""
     wrong = [*_contradictions(a, rank, t), *_denied(case, a, rank, t)]
     for text in wrong:
-        notes.broken(f"the testimony of attempt {a.attempt} rank {rank} {text}")
+        notes.broken(f"the survivor report of attempt {a.attempt} rank {rank} {text}")
     lines = case.run.logs(a.attempt).ranks.get(rank)
     if t.global_step > a.resumed_from_step and not (lines and lines.events):
-        notes.missing(f"the log of attempt {a.attempt} rank {rank}, which testifies to step {t.global_step}, is not there")
+        notes.missing(f"the log of attempt {a.attempt} rank {rank}, which reports step {t.global_step}, is not there")
         return False
     return not wrong
 
@@ -160,23 +160,23 @@ def _took_part(redone: tuple[RedoneStep, ...], bucket: int, world_size: int) -> 
     return set(again[-1].left) if again else set(range(world_size))
 
 
-def _check_ledgers(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> None:
+def _check_lost_samples(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> None:
     """All survivors have the same lost-sample record, and it covers exactly what was not applied."""
-    losers, ledgers, who = gave_nothing(a, t), case.run.logs(a.attempt).ledgers, f"attempt {a.attempt}"
+    losers, recorded, who = gave_nothing(a, t), case.run.logs(a.attempt).lost_sample_records, f"attempt {a.attempt}"
     if losers and not recovery_of(case.run.stored.config).loses_samples:
         notes.broken(f"{who} went on without the samples of {_ranks(losers)} in step {t.global_step}, which its recovery does not allow")
     holders = continuing_ranks(case.run, a.attempt) or tuple(case.run.logs(a.attempt).survivor_reports)
-    for rank in sorted(set(holders) - set(ledgers)) if losers else ():
-        notes.missing(f"the ledger of {who} rank {rank} is not there, samples of {_ranks(losers)} were lost in step {t.global_step}")
+    for rank in sorted(set(holders) - set(recorded)) if losers else ():
+        notes.missing(f"the lost-samples record of {who} rank {rank} is not there, samples of {_ranks(losers)} were lost in step {t.global_step}")
     whole = {}
-    for rank, lines in sorted(ledgers.items()):
+    for rank, lines in sorted(recorded.items()):
         if lines.torn:
-            notes.missing(f"the ledger of {who} rank {rank} is torn")
+            notes.missing(f"the lost-samples record of {who} rank {rank} is torn")
         else:
             whole[rank] = lines.events
     for rank, events in whole.items():
         if events != next(iter(whole.values())):
-            notes.broken(f"survivors differ: ranks {next(iter(whole))} and {rank} of {who} do not have the same ledger")
+            notes.broken(f"survivors differ: ranks {next(iter(whole))} and {rank} of {who} do not have the same lost-samples record")
     for text in _account(case, a, t, notes) if whole else ():
         notes.broken(f"{who}: {text}")
 
@@ -192,18 +192,22 @@ def _check_struck(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuild
             continue
         if t.global_step >= step and not 0 < layers == len(losers.get(fired.rank, ())):
             who = f"rank {fired.rank} was struck in the forward pass of step {step} of attempt {a.attempt}"
-            notes.broken(f"{who}, which others finished: they do not testify that its samples are lost on every layer")
+            notes.broken(f"{who}, which others finished: they do not report that its samples are lost on every layer")
 
 
 def _account(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> list[str]:
     """What the lost-sample record lacks, as sentences; what it has wrongly is recorded in `notes`."""
-    losers, lines, step = gave_nothing(a, t), next(e.events for _, e in sorted(case.run.logs(a.attempt).ledgers.items()) if not e.torn), t.global_step
+    losers, lines, step = (
+        gave_nothing(a, t),
+        next(e.events for _, e in sorted(case.run.logs(a.attempt).lost_sample_records.items()) if not e.torn),
+        t.global_step,
+    )
     for line in lines:
         if strangers := sorted(set(line.ranks) - losers.keys()):
             what = "was left" if strangers[0] in t.alive else "lost nothing"
-            notes.broken(f"the ledger of attempt {a.attempt} names rank {strangers[0]}, which {what}")
+            notes.broken(f"the lost-samples record of attempt {a.attempt} names rank {strangers[0]}, which {what}")
     if lines and not losers:
-        return [f"the ledger names samples of step {lines[0].global_step}, in which nothing was done again without the dead"]
+        return [f"the lost-samples record names samples of step {lines[0].global_step}, in which nothing was done again without the dead"]
     if case.run.dataset is None or not losers:
         return []
     ids, layers = _window(case, step), [name for bucket in t.layers for name in bucket]

@@ -124,7 +124,7 @@ def _recovered_behind(case: Case, claimed: int) -> str:
 def _reasons(case: Case, reference: RunRecords, theirs: Lineage) -> list[str]:
     """How the end states differ, and why: lost samples, and what plain DDP computes differently with another world size."""
     lines = [
-        f"step {line.global_step} (attempt {attempt}): {len(line.samples)} samples of ranks {list(line.ranks)} are on the ledger as lost on "
+        f"step {line.global_step} (attempt {attempt}): {len(line.samples)} samples of ranks {list(line.ranks)} are on record as lost on "
         f"{len(line.layers)} layers ({line.cause})"
         for attempt, line in lost_lines(case.run, case.path)
     ]

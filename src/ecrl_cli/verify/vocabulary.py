@@ -10,7 +10,7 @@ from typing import Any
 from ecrl_cli.errors import shown
 from ecrl_cli.history.load import AttemptRecords
 from ecrl_cli.records.events import RankLine, SupervisorRecord
-from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS, HANG_PHASES, LEDGER_EFFECTS, MEMORIES, OUTCOMES, TERMINAL_STATUSES
+from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS, HANG_PHASES, LOST_SAMPLE_EFFECTS, MEMORIES, OUTCOMES, TERMINAL_STATUSES
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
@@ -37,9 +37,9 @@ def _check_attempt(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> N
     _check_file(relative(paths.checkpoints), found, notes)
     for rank, told in sorted(logs.survivor_reports.items()):
         _check_file(relative(paths.survivor_report(rank)), [text for each in told.events for text in _bad_numbers(each)], notes)
-    for rank, ledger in sorted(logs.ledgers.items()):
-        effects = [_word("an effect", line.effect, LEDGER_EFFECTS) for line in ledger.events]
-        _check_file(relative(paths.ledger(rank)), list(filter(None, effects)), notes)
+    for rank, records in sorted(logs.lost_sample_records.items()):
+        effects = [_word("an effect", line.effect, LOST_SAMPLE_EFFECTS) for line in records.events]
+        _check_file(relative(paths.lost_samples(rank)), list(filter(None, effects)), notes)
     if logs.order:
         memory = _word("a memory", logs.order.memory, MEMORIES)
         _check_file(relative(paths.launch), [*filter(None, [memory]), *_bad_numbers(logs.order)], notes)

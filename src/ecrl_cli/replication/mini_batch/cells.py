@@ -116,7 +116,7 @@ def try_scenario(scene: Scene, mini_batch: int, config: MiniBatchFailure, key: s
 
 def replace_corrections(scene: Scene, chosen: Corrections) -> Scene:
     """The same run with other corrections and an empty record."""
-    return replace(scene, corrections=chosen, applied=[], ledger=[], kept=True, steps_s=[])
+    return replace(scene, corrections=chosen, applied=[], lost_samples=[], kept=True, steps_s=[])
 
 
 def _try(scene: Scene, cell: Cell, mini_batch: int, who: tuple[int, ...]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _accounts(scene: Scene, first: int, mini_batch: int) -> dict[str, Any]:
     windows = {step: scene.samples.window(step) for step in range(first, mini_batch + 1)}
     names = scene.trainee.names
     pairs = len(windows[mini_batch]) * len(names)
-    shares = {effect: sum(len(e.samples) * len(e.layers) for e in scene.ledger if e.effect == effect) / pairs for effect in (LOST, REPEATED)}
-    wrong = unaccounted(windows, names, scene.applied, scene.ledger)
-    blind = bool(scene.ledger) and not unaccounted(windows, names, scene.applied, [])
+    shares = {effect: sum(len(e.samples) * len(e.layers) for e in scene.lost_samples if e.effect == effect) / pairs for effect in (LOST, REPEATED)}
+    wrong = unaccounted(windows, names, scene.applied, scene.lost_samples)
+    blind = bool(scene.lost_samples) and not unaccounted(windows, names, scene.applied, [])
     return {**shares, "unaccounted": wrong[:3], "blind": blind}

@@ -22,7 +22,7 @@ def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
     found = (
         *(tables.accuracy(tally), tables.scenarios(tally), tables_run.properties(tally), tables_run.replay(tally), tables.corrections(tally)),
         *(tables_model.model(tally), tables_model.outliers(tally)),
-        *(tables_run.long_run(tally), tables_run.dormant(tally), tables_run.ledger(tally)),
+        *(tables_run.long_run(tally), tables_run.dormant(tally), tables_run.lost_samples(tally)),
     )
     return Findings(
         tables=tuple(table for table in found if table.rows),

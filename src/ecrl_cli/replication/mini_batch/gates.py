@@ -13,7 +13,7 @@ from ecrl_cli.replication.mini_batch.strategies import EXACT
 
 def gates(tally: Counts) -> tuple[Gate, ...]:
     found = [_planned(tally), _casualties(tally), _masked(tally), _moved(tally), _exact(tally), _inexact(tally), *_forward(tally)]
-    found += [*_ledger(tally), *_long(tally), *_dormant(tally)]
+    found += [*_lost_samples(tally), *_long(tally), *_dormant(tally)]
     return tuple(gate for gate in found if gate is not None)
 
 
@@ -99,14 +99,14 @@ def _forward(tally: Counts) -> Iterator[Gate]:
         yield _none("forward is not read-only", wrong, len(moved), "failures in forward passed for exact although BatchNorm had moved")
 
 
-def _ledger(tally: Counts) -> Iterator[Gate]:
+def _lost_samples(tally: Counts) -> Iterator[Gate]:
     every = list(tally.every())
     wrong = [f"{_named(case, found)}: {found['unaccounted'][0]}" for case, found in every if found["unaccounted"]]
-    yield _none("ledger", wrong, len(every), "cells have samples that are neither applied once nor on the ledger")
+    yield _none("ledger", wrong, len(every), "cells have samples that are neither applied once nor on record")
     needed = [(case, found) for case, found in every if found["lost"] or found["repeated"]]
     if needed:
         blind = [_named(case, found) for case, found in needed if found["blind"]]
-        yield _none("ledger, planted", blind, len(needed), "missing ledgers went unnoticed")
+        yield _none("ledger, planted", blind, len(needed), "missing lost-samples records went unnoticed")
 
 
 def _long(tally: Counts) -> Iterator[Gate]:
@@ -115,7 +115,7 @@ def _long(tally: Counts) -> Iterator[Gate]:
         return
     names = [f"{record.key}: {arm['strategy']} {arm['often']}" for record, arm in arms]
     wrong = [f"{name}: {arm['unaccounted'][0]}" for name, (_, arm) in zip(names, arms, strict=True) if arm["unaccounted"]]
-    yield _none("long run, ledger", wrong, len(arms), "runs have samples that are neither applied once nor on the ledger")
+    yield _none("long run, ledger", wrong, len(arms), "runs have samples that are neither applied once nor on record")
     exact = [(name, arm) for name, (_, arm) in zip(names, arms, strict=True) if arm["strategy"] in EXACT]
     if exact:
         wrong = [name for name, arm in exact if not arm["same"]]

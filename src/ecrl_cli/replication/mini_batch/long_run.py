@@ -74,7 +74,7 @@ def _arm(whole: Scene, config: MiniBatchFailure, arm: tuple[str, str, list[int]]
         checkpoints.close()
     accuracy, loss = scene.samples.accuracy(scene.trainee.model)
     windows = {step: scene.samples.window(step) for step in range(first, last + 1)}
-    wrong = unaccounted(windows, scene.trainee.names, scene.applied, scene.ledger)
+    wrong = unaccounted(windows, scene.trainee.names, scene.applied, scene.lost_samples)
     facts = {"strategy": strategy, "often": often, "failures": len(failing), "accuracy": accuracy, "loss": loss}
     return facts | {"digest": scene.trainee.digest(), "unaccounted": wrong[:3], "kept": scene.kept}
 

@@ -52,7 +52,7 @@ class Scene:
     corrections: Corrections = field(default_factory=Corrections)
     remembered: dict[int, list[Pass]] = field(default_factory=dict)
     applied: list[AppliedSamples] = field(default_factory=list)
-    ledger: list[LostSamples] = field(default_factory=list)
+    lost_samples: list[LostSamples] = field(default_factory=list)
     kept: bool = True
     steps_s: list[float] = field(default_factory=list)
 

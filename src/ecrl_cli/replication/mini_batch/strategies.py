@@ -35,7 +35,7 @@ def immediate_rollback(scene: Scene, failure: Failure) -> None:
     scene.step()
     applied = scene.layers(slice(0, scene.places(failure.percent)))
     samples = scene.samples.window(failure.mini_batch)
-    scene.ledger += repeated(failure.mini_batch, samples, applied, scene.casualties(failure), immediate_rollback.__name__)
+    scene.lost_samples += repeated(failure.mini_batch, samples, applied, scene.casualties(failure), immediate_rollback.__name__)
 
 
 def consistent_rollback(scene: Scene, failure: Failure) -> None:
@@ -66,7 +66,7 @@ def lossy_forward(scene: Scene, failure: Failure) -> None:
     scene.trainee.put_buffers(left[0].buffers)
     scene.trainee.cursor.done = mini_batch
     dead = scene.casualties(failure)
-    scene.ledger += lost(mini_batch, scene.shards(mini_batch, dead), scene.layers(slice(places, None)), dead, lossy_forward.__name__)
+    scene.lost_samples += lost(mini_batch, scene.shards(mini_batch, dead), scene.layers(slice(places, None)), dead, lossy_forward.__name__)
 
 
 def skip(scene: Scene, failure: Failure) -> None:
@@ -78,7 +78,7 @@ def skip(scene: Scene, failure: Failure) -> None:
     scene.trainee.cursor.done = failure.mini_batch
     rest = scene.layers(slice(scene.places(failure.percent), None))
     samples = scene.samples.window(failure.mini_batch)
-    scene.ledger += lost(failure.mini_batch, samples, rest, scene.casualties(failure), skip.__name__)
+    scene.lost_samples += lost(failure.mini_batch, samples, rest, scene.casualties(failure), skip.__name__)
 
 
 RECOVER: dict[str, Recover] = {

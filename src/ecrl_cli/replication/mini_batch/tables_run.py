@@ -152,7 +152,7 @@ def dormant(tally: Counts) -> Table:
     return Table("dormant", "A worker leaves and comes back within a mini-batch", columns, tuple(rows), note)
 
 
-def ledger(tally: Counts) -> Table:
+def lost_samples(tally: Counts) -> Table:
     """How much of a mini-batch's influence each strategy loses."""
     rows = []
     for application in tally.applications:
@@ -170,5 +170,5 @@ def ledger(tally: Counts) -> Table:
         Column("lost", "of all (sample, layer) pairs without influence", "share"),
         Column("repeated", "with twice their influence", "share"),
     )
-    note = "In every cell what was applied and what the ledger names add up, sample by sample and layer by layer: see the gates."
-    return Table("ledger", "The ledger of lost samples", columns, tuple(rows), note)
+    note = "In every cell what was applied and what the record of lost samples names add up, sample by sample and layer by layer: see the gates."
+    return Table("ledger", "The record of lost samples", columns, tuple(rows), note)

@@ -16,18 +16,18 @@ CLOSE = 1.5  # allowed factor between the exact interval and those not distingui
 HALF = 0.5  # allowed median relative error of a prediction
 
 
-def gates(ledger: RecordIndex) -> tuple[Gate, ...]:
-    found = [_agreement(ledger), *_planted(ledger), _monotone(ledger), *_optimum(ledger), _sanity(ledger), _ends(ledger)]
-    return (*found, *([_prediction(ledger)] if predictable(ledger.recordings) else []))
+def gates(index: RecordIndex) -> tuple[Gate, ...]:
+    found = [_agreement(index), *_planted(index), _monotone(index), *_optimum(index), _sanity(index), _ends(index)]
+    return (*found, *([_prediction(index)] if predictable(index.recordings) else []))
 
 
 def _agreed(row: Row, cases: int) -> bool:
     return Agreement(row["simulated"], row["expected"], row["score"], row["freedom"]).within(cases)
 
 
-def _agreement(ledger: RecordIndex) -> Gate:
+def _agreement(index: RecordIndex) -> Gate:
     """All exact cases agree within statistical error."""
-    rows = ledger.checks(planted=False)
+    rows = index.checks(planted=False)
     wrong = [f"{row['case']}: {row['score']:+.1f} standard errors" for row in rows if not _agreed(row, len(rows))]
     if not rows:
         return Gate("closed form", False, "no case was simulated")
@@ -38,21 +38,21 @@ def _agreement(ledger: RecordIndex) -> Gate:
     return gate("closed form", wrong, said)
 
 
-def _planted(ledger: RecordIndex) -> list[Gate]:
+def _planted(index: RecordIndex) -> list[Gate]:
     """The same threshold must reject a simulation with a planted bug."""
-    rows, cases = ledger.checks(planted=True), len(ledger.checks(planted=False))
+    rows, cases = index.checks(planted=True), len(index.checks(planted=False))
     return [Gate(row["case"], not _agreed(row, max(1, cases)), f"{row['score']:+.1f} standard errors off the closed form") for row in rows]
 
 
-def _monotone(ledger: RecordIndex) -> Gate:
+def _monotone(index: RecordIndex) -> Gate:
     """A strategy's overhead falls with the MTBF, within its confidence interval."""
-    wrong = [f"{row['strategy']} costs more at {cell_name(row)} than with more failures" for row in _rising(ledger)]
+    wrong = [f"{row['strategy']} costs more at {cell_name(row)} than with more failures" for row in _rising(index)]
     return gate("monotone", wrong[:3], "no strategy's overhead rises with the MTBF")
 
 
-def _rising(ledger: RecordIndex) -> Iterator[Row]:
+def _rising(index: RecordIndex) -> Iterator[Row]:
     series = dict[tuple[object, ...], list[Row]]()
-    for row in ledger.jobs():
+    for row in index.jobs():
         series.setdefault((row["model"], row["workers"], row["strategy"], row["fatal_percent"]), []).append(row)
     for rows in series.values():
         for worse, better in pairwise(sorted(rows, key=lambda row: row["mtbf"])):
@@ -60,9 +60,9 @@ def _rising(ledger: RecordIndex) -> Iterator[Row]:
                 yield better
 
 
-def _optimum(ledger: RecordIndex) -> list[Gate]:
+def _optimum(index: RecordIndex) -> list[Gate]:
     """Daly's interval is nowhere much worse than the best found, and the best is near the exact one."""
-    rows = ledger.optima()
+    rows = index.optima()
     if not rows:
         return [Gate("optimum", False, "no search came to an end")]
     excess = [row["at"]["daly"] / row["at"]["simulated"] - 1 for row in rows]
@@ -78,22 +78,22 @@ def _optimum(ledger: RecordIndex) -> list[Gate]:
     return [gate("optimum: flat", steep[:3], flat), gate("optimum: near", far[:3], near)]
 
 
-def _sanity(ledger: RecordIndex) -> Gate:
+def _sanity(index: RecordIndex) -> Gate:
     """The simulated efficiency of a checkpoint every two minutes agrees with the closed form."""
-    rows = [{**record.facts, **record.found} for record in ledger.of("two minutes")]
+    rows = [{**record.facts, **record.found} for record in index.of("two minutes")]
     wrong = [f"{row['assumption']}, {row['at']}: {row['score']:+.1f} standard errors" for row in rows if not _agreed(row, len(rows))]
     return gate("two minutes", wrong if rows else ["nothing was simulated"], f"{len(rows)} simulated efficiencies agree with the closed form")
 
 
-def _ends(ledger: RecordIndex) -> Gate:
+def _ends(index: RecordIndex) -> Gate:
     """Every job that ends by the closed form was simulated to its end."""
-    jobs = [row for row in ledger.jobs() if row["expected"] is not None]
+    jobs = [row for row in index.jobs() if row["expected"] is not None]
     endless = [f"{row['strategy']} at {cell_name(row)}" for row in jobs if row["mean"] is None]
     return gate("ends", endless[:3] if jobs else ["no job was simulated"], f"all {len(jobs)} jobs that should end were simulated to their end")
 
 
-def _prediction(ledger: RecordIndex) -> Gate:
-    rows = ledger.predicted()
+def _prediction(index: RecordIndex) -> Gate:
+    rows = index.predicted()
     if not rows:
         return Gate("prediction", False, "no failure was predicted from others")
     error = median(abs(row["total"] / row["measured"] - 1) for row in rows)

@@ -15,7 +15,7 @@ from ecrl_cli.studies.frame.result import Column, Table
 SCENARIOS = {"ResNet-50": (200, 4000, 10_000, 25_000), "CANDLE-NT3": (10, 250, 500)}
 
 
-def at_scale(ledger: RecordIndex) -> Table:
+def at_scale(index: RecordIndex) -> Table:
     """The main table: every strategy at the largest size, over the MTBF."""
     columns = [
         Column("model", "model"),
@@ -23,20 +23,20 @@ def at_scale(ledger: RecordIndex) -> Table:
         Column("fatal", "fatal failures"),
         Column("samples", "mini-batches lost for good", "number"),
     ]
-    columns += [Column(f"at_{minutes}", f"overhead, MTBF {duration(minutes)}", "share") for minutes in ledger.config.mtbf_min]
+    columns += [Column(f"at_{minutes}", f"overhead, MTBF {duration(minutes)}", "share") for minutes in index.config.mtbf_min]
     rows = dict[tuple[str, ...], Row]()
-    for job in ledger.jobs():
-        if job["workers"] == ledger.most:
+    for job in index.jobs():
+        if job["workers"] == index.most:
             key = (job["model"], job["strategy"], fatal(job))
             row = rows.setdefault(key, dict(zip(("model", "strategy", "fatal"), key, strict=True)) | {"samples": job["samples"]})
             row[f"at_{job['minutes']}"] = job["mean"]
-    of = f"of {ledger.config.reference_workers} workers" if ledger.config.reference_workers else "of any size"
+    of = f"of {index.config.reference_workers} workers" if index.config.reference_workers else "of any size"
     note = (
-        f"Simulated wall time over work, less one, at {ledger.most} workers; the MTBF is that of a system {of}. Fatal failures leave no state to go "
+        f"Simulated wall time over work, less one, at {index.most} workers; the MTBF is that of a system {of}. Fatal failures leave no state to go "
         "on from, so that strategies without rollback need checkpoints too. Lost for good: mini-batches whose influence is missing, per failure. "
         f"Nothing: more than {HOPELESS} times the work, not simulated. Intervals: table scale."
     )
-    return Table("overheads", f"What each strategy costs at {ledger.most} workers", tuple(columns), tuple(rows.values()), note)
+    return Table("overheads", f"What each strategy costs at {index.most} workers", tuple(columns), tuple(rows.values()), note)
 
 
 def duration(minutes: int) -> str:
@@ -47,7 +47,7 @@ def fatal(row: Row) -> str:
     return "all roll back" if row["fatal_percent"] is None else f"{row['fatal_percent']}%"
 
 
-def per_failure(ledger: RecordIndex) -> Table:
+def per_failure(index: RecordIndex) -> Table:
     """Expected seconds of each part of a failure."""
     columns = (
         Column("model", "model"),
@@ -57,11 +57,9 @@ def per_failure(ledger: RecordIndex) -> Table:
         Column("checkpoint", "per checkpoint", "seconds"),
         Column("published", "per failure by the published rule", "seconds"),
     )
-    rows = tuple(
-        _failure_row(ledger, model, parts, strategy) for model, parts in ledger.models.items() for strategy in STRATEGIES if _counts(strategy)
-    )
+    rows = tuple(_failure_row(index, model, parts, strategy) for model, parts in index.models.items() for strategy in STRATEGIES if _counts(strategy))
     note = (
-        f"{ledger.least} workers, {ledger.config.casualties} of them struck, half an epoch (or half the interval given) since the checkpoint, half a "
+        f"{index.least} workers, {index.config.casualties} of them struck, half an epoch (or half the interval given) since the checkpoint, half a "
         "mini-batch done. By the published rule: initialization, restart and the replay, of a whole mini-batch under immediate rollback; nothing "
         "under lossy forward."
     )
@@ -73,8 +71,8 @@ def _counts(strategy: Strategy) -> bool:
     return strategy.name != "checkpoint_restart, every epoch"
 
 
-def _failure_row(ledger: RecordIndex, model: str, parts: Parts, strategy: Strategy) -> Row:
-    costs = strategy.costs(parts, ledger.scene(ledger.least), expected_loss(parts, parts.every))
+def _failure_row(index: RecordIndex, model: str, parts: Parts, strategy: Strategy) -> Row:
+    costs = strategy.costs(parts, index.scene(index.least), expected_loss(parts, parts.every))
     row: Row = {"model": model, "strategy": strategy.name, **{name: costs.get(name) for name in NAMES}, "total": math.fsum(costs.values())}
     row["checkpoint"] = parts.checkpoint if strategy.rolls_back else parts.snapshot if strategy.snapshots else None
     return row | {"published": published(strategy.name, parts, parts.every / 2)}
@@ -89,9 +87,9 @@ def published(strategy: str, parts: Parts, since: float) -> float | None:
     }.get(strategy)
 
 
-def scenarios(ledger: RecordIndex) -> list[Table]:
+def scenarios(index: RecordIndex) -> list[Table]:
     """Replay over the epoch (published figure 2c), and end to end."""
-    rows = [_scenario(model, parts, batch) for model, parts in ledger.models.items() for batch in SCENARIOS.get(model, ()) if model in PUBLISHED]
+    rows = [_scenario(model, parts, batch) for model, parts in index.models.items() for batch in SCENARIOS.get(model, ()) if model in PUBLISHED]
     columns = (
         Column("model", "model"),
         Column("mini_batch", "mini-batch", "count"),
@@ -121,7 +119,7 @@ def _scenario(model: str, parts: Parts, batch: int) -> Row:
     return row | {"epoch_s": parts.every * parts.mini_batch, "times_replay": float(since), "times": (costs["checkpoint_restart"] or 0.0) / again}
 
 
-def optimum(ledger: RecordIndex) -> Table:
+def optimum(index: RecordIndex) -> Table:
     columns = (
         *_CELL,
         *(
@@ -133,7 +131,7 @@ def optimum(ledger: RecordIndex) -> Table:
         Column("alike_high", "not told apart high", "seconds"),
         *(Column(f"at_{key}", f"overhead at {label}", "share") for key, label in (("young", "Young"), ("daly", "Daly"), ("simulated", "the best"))),
     )
-    rows = tuple(_optimum_row(row) for row in ledger.optima())
+    rows = tuple(_optimum_row(row) for row in index.optima())
     note = (
         "checkpoint_restart. Exact: the minimum of Daly's exact wall time. Not told apart: intervals whose paired difference to the best holds zero. "
         "Left out: cells in which a job does not end with one of the intervals tried."
@@ -147,12 +145,12 @@ def _optimum_row(row: Row) -> Row:
     return kept | {"alike_low": row["low"], "alike_high": row["high"], **at}
 
 
-def weibull(ledger: RecordIndex) -> Table:
+def weibull(index: RecordIndex) -> Table:
     """The same search with failures in bursts (shape < 1) and the same mean gap."""
-    plain = {(row["model"], row["minutes"]): row for row in ledger.optima() if row["workers"] == ledger.most}
-    shape = ledger.config.weibull_shape
+    plain = {(row["model"], row["minutes"]): row for row in index.optima() if row["workers"] == index.most}
+    shape = index.config.weibull_shape
     rows = []
-    for row in ledger.optima(shape):
+    for row in index.optima(shape):
         other = plain.get((row["model"], row["minutes"]))
         found = {column.key: row[column.key] for column in _CELL} | {
             "simulated": row["simulated"],
@@ -180,7 +178,7 @@ _CELL = (
 )
 
 
-def scale(ledger: RecordIndex) -> Table:
+def scale(index: RecordIndex) -> Table:
     columns = (
         *_CELL,
         Column("strategy", "strategy"),
@@ -193,7 +191,7 @@ def scale(ledger: RecordIndex) -> Table:
         Column("overhead_high", "95% high", "share"),
         Column("efficiency", "efficiency", "share"),
     )
-    rows = tuple(_scale_row(row) for row in ledger.jobs())
+    rows = tuple(_scale_row(row) for row in index.jobs())
     note = "Over the repetitions, Student's t. Expected: the closed form, exact or (where only some failures are fatal) an approximation."
     return Table("scale", "Every strategy over MTBF and number of workers", columns, rows, note)
 
@@ -204,9 +202,9 @@ def _scale_row(row: Row) -> Row:
     return told | {"efficiency": None if row["mean"] is None else 1 / (1 + row["mean"])}
 
 
-def crossovers(ledger: RecordIndex) -> Table:
+def crossovers(index: RecordIndex) -> Table:
     """Which strategy wins where."""
-    rows = [_pair_row(ledger, a, b, model, percent) for a, b in PAIRS for model in ledger.models for percent in ledger.config.fatal_percent]
+    rows = [_pair_row(index, a, b, model, percent) for a, b in PAIRS for model in index.models for percent in index.config.fatal_percent]
     columns = (
         Column("a", "a"),
         Column("b", "b"),
@@ -224,22 +222,22 @@ def crossovers(ledger: RecordIndex) -> Table:
     return Table("crossovers", "Which of two strategies costs less", columns, tuple(rows), note)
 
 
-def _pair_row(ledger: RecordIndex, a: str, b: str, model: str, percent: int) -> Row:
-    mine = [row for row in ledger.pairs() if (row["a"], row["b"], row["model"], row["fatal_percent"]) == (a, b, model, percent)]
+def _pair_row(index: RecordIndex, a: str, b: str, model: str, percent: int) -> Row:
+    mine = [row for row in index.pairs() if (row["a"], row["b"], row["model"], row["fatal_percent"]) == (a, b, model, percent)]
     wins, loses = sum(row["high"] < 0 for row in mine), sum(row["low"] > 0 for row in mine)
     row: dict[str, Any] = {"a": a, "b": b, "model": model, "fatal": f"{percent}%", "cells": len(mine), "wins": wins, "loses": loses}
-    return row | {"open": len(mine) - wins - loses, "from_workers": threshold(ledger, ledger.models[model], BY_NAME[a], BY_NAME[b])}
+    return row | {"open": len(mine) - wins - loses, "from_workers": threshold(index, index.models[model], BY_NAME[a], BY_NAME[b])}
 
 
-def threshold(ledger: RecordIndex, parts: Parts, a: Strategy, b: Strategy) -> float | None:
+def threshold(index: RecordIndex, parts: Parts, a: Strategy, b: Strategy) -> float | None:
     """The number of workers from which a survived failure costs less under `a`, whose cost is A + B / workers; None if there is none."""
     if b.rolls_back:
         return None
-    few, many = (_survived(ledger, parts, a, workers) - _survived(ledger, parts, b, workers) for workers in (1000 * ledger.config.casualties, 10**12))
+    few, many = (_survived(index, parts, a, workers) - _survived(index, parts, b, workers) for workers in (1000 * index.config.casualties, 10**12))
     if many >= 0:
         return None
-    return max(1.0 + ledger.config.casualties, 1000 * ledger.config.casualties * (few - many) / -many)
+    return max(1.0 + index.config.casualties, 1000 * index.config.casualties * (few - many) / -many)
 
 
-def _survived(ledger: RecordIndex, parts: Parts, strategy: Strategy, workers: int) -> float:
-    return math.fsum(strategy.costs(parts, ledger.scene(workers), Loss(0.0)).values())
+def _survived(index: RecordIndex, parts: Parts, strategy: Strategy, workers: int) -> float:
+    return math.fsum(strategy.costs(parts, index.scene(workers), Loss(0.0)).values())

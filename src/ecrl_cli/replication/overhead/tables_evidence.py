@@ -13,7 +13,7 @@ from ecrl_cli.studies.frame.result import Column, Table
 HOUR = 3600.0
 
 
-def checks(ledger: RecordIndex) -> Table:
+def checks(index: RecordIndex) -> Table:
     columns = (
         Column("case", "case (M: the MTBF)"),
         Column("simulated", "wall over work, simulated", "number"),
@@ -21,15 +21,15 @@ def checks(ledger: RecordIndex) -> Table:
         Column("difference", "difference", "change"),
         Column("score", "standard errors", "number"),
     )
-    rows = tuple(check_row(row["case"], row) for planted in (False, True) for row in ledger.checks(planted))
+    rows = tuple(check_row(row["case"], row) for planted in (False, True) for row in index.checks(planted))
     note = "Rollback: Daly's exact expected wall time. Forward: Wald's equation, with pauses that fail and work that is lost. Planted: must disagree."
     return Table("checks", "The simulation against closed forms", columns, rows, note)
 
 
-def sanity(ledger: RecordIndex) -> Table:
+def sanity(index: RecordIndex) -> Table:
     """One row per assumption."""
     rows = dict[str, Row]()
-    for record in ledger.of("two minutes"):
+    for record in index.of("two minutes"):
         facts, found = record.facts, record.found
         row = rows.setdefault(facts["assumption"], _reading(facts["assumption"], facts["checkpoint"], facts["restart"]))
         row |= {f"{facts['at']}_mean": found["mean"], f"{facts['at']}_low": found["low"], f"{facts['at']}_high": found["high"]}
@@ -71,12 +71,12 @@ def _reading(assumption: str, checkpoint: float, restart: float) -> Row:
     }
 
 
-def recorded(ledger: RecordIndex) -> list[Table]:
+def recorded(index: RecordIndex) -> list[Table]:
     """Each recorded failure beside its prediction, and each run."""
-    return [_failures(ledger), _runs(ledger)] if ledger.recordings else []
+    return [_failures(index), _runs(index)] if index.recordings else []
 
 
-def _failures(ledger: RecordIndex) -> Table:
+def _failures(index: RecordIndex) -> Table:
     columns = (
         Column("run", "run"),
         Column("attempt", "attempt", "count"),
@@ -91,7 +91,7 @@ def _failures(ledger: RecordIndex) -> Table:
         Column("error", "error", "change"),
         Column("from", "from other failures", "count"),
     )
-    rows = tuple(_failure_row(row) for row in ledger.recorded())
+    rows = tuple(_failure_row(row) for row in index.recorded())
     note = (
         "Predicted: detection, initialization and restart from the mean of all other failures (where there is none its own: then no error is told); "
         "replay from the number of mini-batches since the checkpoint and the mean of those done once. The step in hand is part of the detection on "
@@ -110,7 +110,7 @@ def _failure_row(row: Row) -> Row:
     return {**told, **parts, "error": row["total"] / row["measured"] - 1 if row["from"] else None}
 
 
-def _runs(ledger: RecordIndex) -> Table:
+def _runs(index: RecordIndex) -> Table:
     columns = (
         Column("run", "run"),
         Column("recovery", "recovery"),
@@ -120,16 +120,16 @@ def _runs(ledger: RecordIndex) -> Table:
         Column("wall", "wall measured", "seconds"),
         Column("error", "error", "change"),
     )
-    rows = tuple(_run_row(ledger, recording) for recording in ledger.recordings)
+    rows = tuple(_run_row(index, recording) for recording in index.recordings)
     note = "Predicted: the launch of the run, its steps at their mean, its checkpoints at their mean stall, and each failure as the model has it."
     return Table("runs", "Runs on record: their wall time from its parts", columns, rows, note)
 
 
-def _run_row(ledger: RecordIndex, recording: Recording) -> Row:
+def _run_row(index: RecordIndex, recording: Recording) -> Row:
     row: Row = {"run": recording.name, "recovery": recording.strategy, "failures": len(recording.failures), "mini_batch": recording.mini_batch}
     row |= {"checkpoint": recording.checkpoint, "wall": recording.wall}
     if not recording.complete:
         return row
-    failures = math.fsum(r["total"] for r in ledger.recorded() if r["run"] == recording.name)
+    failures = math.fsum(r["total"] for r in index.recorded() if r["run"] == recording.name)
     predicted = recording.begin + recording.steps * recording.mini_batch + recording.checkpoints * recording.checkpoint + failures
     return row | {"predicted": predicted, "error": predicted / recording.wall - 1}

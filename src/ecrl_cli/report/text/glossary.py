@@ -44,7 +44,7 @@ STUDY_DEFINITIONS = (
         "new, previous",
         "Recovery took up the checkpoint that was being written, or an older one although the newer was never acknowledged: both allowed.",
     ),
-    ("detected, empty_ok", "The guard refused what was damaged and said where; or there was nothing yet that could be lost."),
+    ("detected, empty_ok", "The integrity check refused what was damaged and said where; or there was nothing yet that could be lost."),
     ("lost_ack, lost_all", "An acknowledged checkpoint is gone, an older one is left; or all acknowledged ones are gone."),
     ("silent_wrong", "Something was loaded that is not what had been saved, and nobody noticed. The worst that can happen."),
     ("untyped, hung", "The program fell over its input with a traceback, or never came back."),
@@ -56,7 +56,7 @@ STUDY_DEFINITIONS = (
         "Before, Baseline, F-25%",
         "The state before a mini-batch; behind it without a failure; behind it with one, once a quarter of the gradients had been applied.",
     ),
-    ("lost, repeated", "A sample of a failed mini-batch has no influence on a layer, or twice its influence. The ledger names both."),
+    ("lost, repeated", "A sample of a failed mini-batch has no influence on a layer, or twice its influence. The record of lost samples names both."),
     ("published", "What the published study measured, on another machine. It stands beside, not in place of, what was measured here."),
 )
 

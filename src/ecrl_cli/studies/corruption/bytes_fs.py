@@ -82,7 +82,7 @@ def taken(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and not path.is_symlink()}
 
 
-def look_at(files: Files, name: str, guard: IntegrityConfig) -> Look:
+def look_at(files: Files, name: str, limits: IntegrityConfig) -> Look:
     """The integrity check's verdict on checkpoint `name` among `files`."""
     fs = ShelfFs(files)
-    return looked(lambda: verify_checkpoint(ROOT / name, guard, fs))
+    return looked(lambda: verify_checkpoint(ROOT / name, limits, fs))

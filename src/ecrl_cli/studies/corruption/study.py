@@ -31,7 +31,7 @@ def _anchors(results: Results) -> Findings:
 
 STUDY = Study(
     keys=Corruption,
-    description="Committed checkpoints damaged in every way, and what the guard says. Published Table 3 and Figure 5, and beyond.",
+    description="Committed checkpoints damaged in every way, and what the integrity check says. Published Table 3 and Figure 5, and beyond.",
     arms=(  # the long ones first, so that none leaves a core idle at the end
         Arm(repair.ARM, repair.trials, repair.run, planted),
         *(
@@ -52,8 +52,8 @@ STUDY = Study(
     notes=lambda results: (
         "SHA-256 finds every change of what it covers by construction: these intervals measure the injector and bytes that nothing covers, not "
         "SHA-256.",
-        "A consistent rewrite of part, manifest and commit passes any guard without a key; a checkpoint that is gone is missed by the records "
-        "outside the folder only, and with those rewritten or gone too, by nobody.",
+        "A consistent rewrite of part, manifest and commit passes any integrity check without a key; a checkpoint that is gone is missed by the "
+        "records outside the folder only, and with those rewritten or gone too, by nobody.",
     ),
     skips=_skips,
 )

@@ -45,7 +45,7 @@ def published_findings(records: Sequence[Record]) -> Findings:
         "without any hash; digest: tensor by tensor, where the file loads; sha: of the file, where the record that names it loads. Each on its own."
     )
     table = Table("detection", "Detection of corruption by fault and mechanism", columns, tuple(rows), note)
-    layers = Table("first-layer", "The layer of the guard that refuses first", (Column("fault", "fault"), *_LAYERS), tuple(first))
+    layers = Table("first-layer", "The layer of the integrity check that refuses first", (Column("fault", "fault"), *_LAYERS), tuple(first))
     return Findings((table, layers), (_figure(rows),), _published_gates(records), _missed_note(rows))
 
 
@@ -96,7 +96,7 @@ def _published_gates(records: Sequence[Record]) -> tuple[Gate, ...]:
         gate(
             "published: no false positive", refused, f"{len(records) - len(effective)} unchanged checkpoints, {len(noops)} of them injected, accepted"
         ),
-        gate("published: typed", [r.key for r in records if r.found["outcome"] == "untyped"], "no exception came out of the guard"),
+        gate("published: typed", [r.key for r in records if r.found["outcome"] == "untyped"], "no exception came out of the integrity check"),
         gate("published: no-ops", [] if noops else ["nothing was injected that changes nothing"], f"{len(noops)} zero ranges over zeros"),
     )
 
@@ -162,7 +162,9 @@ def _sliced_gates(arm: str, total: dict[str, Any]) -> tuple[Gate, ...]:
             total["noops_refused"] == 0,
             f"{total['noops']} that changed nothing; first refused: {first.get('noops_refused', 'none')}",
         ),
-        Gate(f"{arm}: typed", total["untyped"] == 0, f"{total['untyped']} exceptions out of the guard; first: {first.get('untyped', 'none')}"),
+        Gate(
+            f"{arm}: typed", total["untyped"] == 0, f"{total['untyped']} exceptions out of the integrity check; first: {first.get('untyped', 'none')}"
+        ),
     )
 
 

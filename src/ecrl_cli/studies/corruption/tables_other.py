@@ -12,7 +12,7 @@ from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Findings, 
 from ecrl_cli.studies.frame.study import Record, Trial
 from ecrl_cli.studies.mutants.layers import BACKED, MUTANTS
 
-_OURS = "the guard, in the random arm"
+_OURS = "the integrity check, in the random arm"
 
 
 def _columns(k: str) -> tuple[Column, ...]:
@@ -35,7 +35,7 @@ def structural_findings(records: Sequence[Record]) -> Findings:
     untyped = [r.key for r in records if r.found["untyped"]]
     gates = (
         gate("structural: as expected", wrong, f"{len(records)} trials of {len(groups)} kinds ended as the table of verdicts says"),
-        gate("structural: typed", untyped, "no exception came out of guard or recovery"),
+        gate("structural: typed", untyped, "no exception came out of integrity check or recovery"),
     )
     return Findings((table,), (), gates)
 
@@ -44,7 +44,11 @@ def _structural_row(key: tuple[str, str], found: list[Record]) -> dict[str, Any]
     row = row_of(Trial(found[0].key, found[0].facts))
     expected = _verdict(row.layer, row.recovers, row.missed)
     others = {_verdict(r.found["layer"], r.found["recovered"], r.found["missed"]) for r in found if not r.found["as_expected"]}
-    shown = {"layout": key[0], "damage": key[1], "expected": expected + ("" if row.exact else "; altered, which no guard without a key sees")}
+    shown = {
+        "layout": key[0],
+        "damage": key[1],
+        "expected": expected + ("" if row.exact else "; altered, which no integrity check without a key sees"),
+    }
     return shown | {"found": "; ".join(sorted(others)) or None, "k": sum(r.found["as_expected"] for r in found), "n": len(found)}
 
 
@@ -111,7 +115,7 @@ def planted_findings(records: Sequence[Record]) -> Findings:
     by_name = {str(r.facts["mutant"]): r.found for r in records}
     rows = [_planted_row(name, found, by_name) for name, found in by_name.items()]
     columns = (
-        Column("mutant", "left out of the guard"),
+        Column("mutant", "left out of the integrity check"),
         *(Column(name, label, "count") for name, label in (("cases", "cases"), ("undetected", "let through"), ("untyped", "exceptions"))),
         *(Column("elsewhere", "caught by another layer"), Column("first", "first let through"), Column("answer", "answer")),
     )
@@ -119,7 +123,9 @@ def planted_findings(records: Sequence[Record]) -> Findings:
     count = len(rows) - len(lost)
     gates = (Gate("planted", not lost, f"planted {count}/{len(rows)} found" + (f"; not found: {', '.join(lost)}" if lost else "")),)
     note = "backed: the layer behind it catches all of it, and both left out together let through more than that layer left out alone."
-    return Findings((Table("planted", "Guards with a layer left out, and whether the study sees it", columns, tuple(rows), note),), (), gates)
+    return Findings(
+        (Table("planted", "Integrity checks with a layer left out, and whether the study sees it", columns, tuple(rows), note),), (), gates
+    )
 
 
 def _planted_row(name: str, found: dict[str, Any], by_name: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -78,8 +78,8 @@ def _reasons(results: Results) -> Table:
     labels = ("write mode", "layout", "killed at", "state of the files", "refused by layer", "reason")
     columns = (*(Column(key, label) for key, label in zip(keys, labels, strict=True)), Column("n", "trials", "count"))
     note = (
-        "The guard asks for the commit record first and names that; the state of the files stands beside it, in the words of published Figure 4 "
-        "where it has one. Its manifest/commit mismatch cannot come from a kill here: COMMIT is begun when MANIFEST is whole."
+        "The integrity check reads the commit record first and names that; the state of the files stands beside it, in the words of published "
+        "Figure 4 where it has one. Its manifest/commit mismatch cannot come from a kill here: COMMIT is begun when MANIFEST is whole."
     )
     return Table("reasons", "Why half a checkpoint was refused", columns, rows, note)
 

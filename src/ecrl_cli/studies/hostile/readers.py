@@ -52,7 +52,7 @@ def look(hostile: MaliciousInput, scene: Scene) -> Seen:
         return Seen("untyped", type(error).__name__, str(error)[:200])
 
 
-def _guard(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+def _integrity_check(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
     watched = InterleavingFs(PosixFs(), hostile.at, lambda: hostile.during(scene) if hostile.during else None)
     report = verify_checkpoint(scene.single if what == "single" else scene.group, GUARD, watched)
     if report.ok and hostile.during:  # it was valid when read; changes since then are for the next reader
@@ -142,7 +142,7 @@ def _program(words: list[str], scene: Scene) -> Seen:
 
 
 _LOOKS: dict[str, Callable[[MaliciousInput, Scene, str], Seen]] = {
-    "guard": _guard,
+    "guard": _integrity_check,
     "newest": _newest,
     "records": _records,
     "sweep": _sweep,

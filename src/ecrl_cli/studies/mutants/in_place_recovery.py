@@ -45,7 +45,7 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
     module.FaultTolerantGroup.form, module.FaultTolerantGroup._exchange = launched, scaled
 """,
     ),
-    "a ledger that forgets a sample": (
+    "a lost-samples record that forgets a sample": (
         "ecrl_cli.recovery.lost_samples",
         """
     line = module._line
@@ -65,7 +65,7 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
     module.HeartbeatTable.load_rank_state = lambda self, rank, global_step: None
 """,
     ),
-    "testimony by rote": (
+    "a survivor report with a constant digest": (
         "ecrl_cli.training.survivor_report",
         """
     witness = module.SurvivorReport

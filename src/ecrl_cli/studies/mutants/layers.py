@@ -120,7 +120,7 @@ MUTANTS: dict[str, Patches] = {
     "NaN": [(finite, "all_finite", _always)],
     "contents": [(integrity, "_check_contents", _nothing)],
     "errors as refusals": [(integrity, "layer", _layer_lets_through)],
-    "recovery asks the guard": [(catalog, "newest_valid", _newest_of_all)],
+    "recovery asks the integrity check": [(catalog, "newest_valid", _newest_of_all)],
 }
 
 # A layer backed by another is tested by leaving out both.

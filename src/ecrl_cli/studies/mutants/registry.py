@@ -76,7 +76,7 @@ def _order(name: str, step: str, store: type[PlantedStore], situation: str = "on
     return Planted(name, step, "order", mode, situation=situation, make_store=store)
 
 
-def _guard(name: str, step: str, look: Look) -> Planted:
+def _integrity_bug(name: str, step: str, look: Look) -> Planted:
     return Planted(name, step, "guard", "unsafe", examine=look)
 
 
@@ -99,7 +99,10 @@ PLANTED: tuple[Planted, ...] = (
     _order("parts_before_commit", "retention unlinks COMMIT last", UnlinksThePartsFirst, "retention"),
     _order("stage_reused", "a stage of a dead writer is gone on with", ReusesTheStage, "stale_stage"),
     _order("overwrite_in_place", "no stage: written over the name", OverwritesInPlace, "again"),
-    _guard("guard_names_only", "recovery without hashes", names_only),
-    _guard("guard_sizes_only", "recovery by names and sizes", sizes_only),
-    *(_guard(f"guard_skips_{layer}", f"layer {layer} of the guard", blind_at(layer)) for layer in ("commit", "manifest", "parts", "hash")),
+    _integrity_bug("guard_names_only", "recovery without hashes", names_only),
+    _integrity_bug("guard_sizes_only", "recovery by names and sizes", sizes_only),
+    *(
+        _integrity_bug(f"guard_skips_{layer}", f"layer {layer} of the integrity check", blind_at(layer))
+        for layer in ("commit", "manifest", "parts", "hash")
+    ),
 )

@@ -215,7 +215,7 @@ def _notes(cells: Sequence[Record], planted: Sequence[Record]) -> tuple[str, ...
         )
     examined, recoveries = (sum(each.found[name] for each in cells) for name in ("examined", "recoveries"))
     notes.append(
-        f"The real guard examined {examined} different checkpoints and the real recovery chose from {recoveries} different sets of them: "
+        f"The real integrity check examined {examined} different checkpoints and the real recovery chose from {recoveries} different sets of them: "
         "both are functions of these, so a state that differs only elsewhere was not recovered from again."
     )
     if planted:

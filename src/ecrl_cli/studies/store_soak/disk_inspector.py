@@ -59,4 +59,4 @@ def _examined(entry: CheckpointEntry, layout: str, files: Bytes) -> Seen:
     if not report.ok:
         return Seen(None, report.commit_sha256 is not None, f"{report.layer}: {report.reason}")
     content = content_of(report, disk, layout)
-    return Seen(content, True, "", "" if content else f"silent_wrong: {entry.path.name} passes the guard and does not hold what was saved")
+    return Seen(content, True, "", "" if content else f"silent_wrong: {entry.path.name} passes the integrity check and does not hold what was saved")

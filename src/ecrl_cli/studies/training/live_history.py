@@ -33,13 +33,13 @@ class Blow:
 
 @dataclass(frozen=True)
 class AttemptHistory:
-    """One attempt. `lines`: by rank. `testimonies`, `ledgers`: survivor reports and lost samples by rank, if written; durations and times are
-    removed from the reports, as they differ between ranks."""
+    """One attempt. `lines`: by rank. `survivor_reports`, `lost_samples`: by rank, if written; durations and times are removed from the
+    reports, as they differ between ranks."""
 
     attempt: Attempt
     lines: dict[int, tuple[RankLine, ...]]
-    testimonies: dict[int, SurvivorReport]
-    ledgers: dict[int, tuple[LostSamples, ...]]
+    survivor_reports: dict[int, SurvivorReport]
+    lost_samples: dict[int, tuple[LostSamples, ...]]
     blows: tuple[Blow, ...]
 
     @property
@@ -49,11 +49,11 @@ class AttemptHistory:
     @property
     def redone(self) -> tuple[RedoneStep, ...]:
         """The redone steps of its first survivor report."""
-        return next((each.redone for each in self.testimonies.values()), ())
+        return next((each.redone for each in self.survivor_reports.values()), ())
 
     @property
     def layers(self) -> tuple[tuple[str, ...], ...]:
-        return next((each.layers for each in self.testimonies.values() if each.layers), ())
+        return next((each.layers for each in self.survivor_reports.values() if each.layers), ())
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _chapter(layout: RunLayout, attempt: Attempt, planned: tuple[PlannedFailure,
         attempt,
         {rank: read_journal(logs.rank(rank), RankLine).events for rank in ranks},
         {rank: _timeless(said[-1]) for rank, said in spoken.items() if said},
-        {rank: read_journal(logs.ledger(rank), LostSamples).events for rank in ranks if logs.ledger(rank).exists()},
+        {rank: read_journal(logs.lost_samples(rank), LostSamples).events for rank in ranks if logs.lost_samples(rank).exists()},
         blows,
     )
 

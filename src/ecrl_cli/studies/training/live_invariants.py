@@ -22,7 +22,7 @@ SURE = 0.9  # share of the gradients: a rank that dies before has certainly not 
 def apart(story: Story) -> str:
     """Surviving ranks are bit for bit equal: in every step, and in their survivor reports."""
     for chapter in story.chapters:
-        if wrong := _lines_apart(chapter) or _testimonies_apart(chapter) or _unlike_its_lines(story, chapter):
+        if wrong := _lines_apart(chapter) or _reports_differ(chapter) or _unlike_its_lines(story, chapter):
             return f"attempt {chapter.attempt.attempt}: {wrong}"
     return _silent(story)
 
@@ -36,8 +36,8 @@ def _lines_apart(chapter: AttemptHistory) -> str:
     return f"the ranks differ behind step {several[0]}" if several else ""
 
 
-def _testimonies_apart(chapter: AttemptHistory) -> str:
-    said = list(chapter.testimonies.items())
+def _reports_differ(chapter: AttemptHistory) -> str:
+    said = list(chapter.survivor_reports.items())
     for rank, other in said[1:]:
         first_rank, first = said[0]
         for name in ("global_step", "alive", "redone", "layers", "state_digest"):
@@ -48,7 +48,7 @@ def _testimonies_apart(chapter: AttemptHistory) -> str:
 
 def _unlike_its_lines(story: Story, chapter: AttemptHistory) -> str:
     """A reported state must equal the one that the rank logged after that step in this attempt, or else the one logged in an earlier attempt."""
-    for rank, said in chapter.testimonies.items():
+    for rank, said in chapter.survivor_reports.items():
         logged = [line.state_digest for line in chapter.lines[rank] if line.global_step == said.global_step]
         logged = logged or _logged_before(story, chapter, said)
         goes_on = bool(said.state_digest) or recovery_of(story.config).from_memory  # otherwise it resumes from a checkpoint and its state is not used
@@ -72,11 +72,11 @@ def _silent(story: Story) -> str:
             continue
         before = story.chapters[attempt.continues]
         stayed = [origin for rank, origin in enumerate(attempt.origins) if rank not in attempt.joined]
-        if silent := [rank for rank in stayed if rank not in before.testimonies]:
-            return f"attempt {before.attempt.attempt}: rank {silent[0]} went on and left no testimony"
+        if silent := [rank for rank in stayed if rank not in before.survivor_reports]:
+            return f"attempt {before.attempt.attempt}: rank {silent[0]} went on and left no survivor report"
         if dead := [rank for rank in stayed if rank in before.dead]:
             return f"attempt {before.attempt.attempt}: rank {dead[0]} was struck and went on"
-        steps = {before.testimonies[rank].global_step for rank in stayed}
+        steps = {before.survivor_reports[rank].global_step for rank in stayed}
         if steps != {attempt.resumed_from_step}:
             return f"attempt {attempt.attempt} goes on behind step {attempt.resumed_from_step}, its ranks left behind {sorted(steps)}"
     return ""
@@ -121,32 +121,34 @@ def _starting(blow: Blow) -> bool:
     return blow.planned.moment in STARTING
 
 
-def ledger(story: Story) -> str:
+def lost_samples(story: Story) -> str:
     """The lost-sample records are complete and correct; without lossy forward no sample is lost and no step redone."""
     lossy = recovery_of(story.config).loses_samples
     for chapter in story.chapters:
         number = chapter.attempt.attempt
-        if not lossy and (any(chapter.ledgers.values()) or chapter.redone):
+        if not lossy and (any(chapter.lost_samples.values()) or chapter.redone):
             return f"attempt {number}: something was lost, with {story.config.recovery.name}"
-        if len({_influences(lines) for lines in chapter.ledgers.values()}) > 1:
-            return f"attempt {number}: the survivors' ledgers differ"
-        if lossy and chapter.testimonies and (wrong := _wrong(story, chapter)):
+        if len({_influences(lines) for lines in chapter.lost_samples.values()}) > 1:
+            return f"attempt {number}: the survivors' lost-samples records differ"
+        if lossy and chapter.survivor_reports and (wrong := _wrong(story, chapter)):
             return f"attempt {number}: {wrong}"
     return ""
 
 
 def _wrong(story: Story, chapter: AttemptHistory) -> str:
-    found = next((_influences(lines) for lines in chapter.ledgers.values()), frozenset())
+    found = next((_influences(lines) for lines in chapter.lost_samples.values()), frozenset())
     due = _due(story, chapter)
     if found != due:
         step, sample, layer = min(found ^ due)
-        place = "is on the ledger and was not lost" if (step, sample, layer) in found else "was lost and is not on the ledger"
+        place = "is on record as lost and was not" if (step, sample, layer) in found else "was lost and is not on record"
         return f"step {step}: sample {sample} on {layer} {place} ({len(found ^ due)} like it)"
     named = {(step, sample) for step, sample, _ in found}
     for blow in filter(_surely_lost, chapter.blows):
         gone = {(blow.at_step, int(sample)) for rank in blow.ranks for sample in story.shard(blow.at_step, rank, chapter.attempt.world_size)}
         if missing := gone - named:
-            return f"step {blow.at_step}: {len(missing)} samples of ranks {sorted(blow.ranks)} cannot have been applied, and are not on the ledger"
+            return (
+                f"step {blow.at_step}: {len(missing)} samples of ranks {sorted(blow.ranks)} cannot have been applied, and are not on record as lost"
+            )
     return ""
 
 
@@ -193,7 +195,7 @@ def _state(digests: str) -> str:
 def _nothing_changed(story: Story) -> bool:
     """Nothing lost, the number of ranks constant, and no random numbers drawn that could differ."""
     sizes = {chapter.attempt.world_size for chapter in story.chapters}
-    return not (len(sizes) > 1 or story.config.model.dropout or any(any(chapter.ledgers.values()) for chapter in story.chapters))
+    return not (len(sizes) > 1 or story.config.model.dropout or any(any(chapter.lost_samples.values()) for chapter in story.chapters))
 
 
 def sockets(layout: RunLayout) -> list[str]:
@@ -202,4 +204,4 @@ def sockets(layout: RunLayout) -> list[str]:
 
 
 # By outcome, in the order in which they are checked.
-LOOKS: dict[str, Callable[[Story], str]] = {"apart": apart, "restarted": restarted, "ledger": ledger}
+LOOKS: dict[str, Callable[[Story], str]] = {"apart": apart, "restarted": restarted, "ledger": lost_samples}

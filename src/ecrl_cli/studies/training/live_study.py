@@ -114,8 +114,8 @@ def _asked(story: Story, run: Run, layout: RunLayout, reference: RunLayout) -> t
 
 def _counted(story: Story) -> dict[str, int]:
     steps = {(chapter.attempt.attempt, each.global_step) for chapter in story.chapters for each in chapter.redone}
-    ledgers = [next(iter(chapter.ledgers.values()), ()) for chapter in story.chapters]
-    lost = {(line.global_step, sample) for lines in ledgers for line in lines for sample in line.samples}
+    recorded = [next(iter(chapter.lost_samples.values()), ()) for chapter in story.chapters]
+    lost = {(line.global_step, sample) for lines in recorded for line in lines for sample in line.samples}
     return {
         "went_on": sum(chapter.attempt.memory == SURVIVORS for chapter in story.chapters),
         "joined": sum(len(chapter.attempt.joined) for chapter in story.chapters),
@@ -141,12 +141,12 @@ def _notes(results: Results) -> Iterator[str]:
     yield (
         f"{struck} failures struck in {len(tried)} runs, which took {total['attempts']} attempts; into {total['went_on']} of these survivors took "
         f"their memory along, spares took {total['joined']} places, {total['redone']} steps were finished without the dead, "
-        f"{total['lost']} samples are on ledgers."
+        f"{total['lost']} samples are on record as lost."
     )
     if all(map(is_valid, tried)):
         yield (
-            f"0 of {len(tried)} runs had survivors that differed, restarted what could go on, kept a false ledger or ended elsewhere than they must: "
-            f"the probability per such run is below {upper_bound(len(tried)):.2%} (one-sided exact 95%)."
+            f"0 of {len(tried)} runs had survivors that differed, restarted what could go on, kept a false lost-samples record or ended "
+            f"elsewhere than they must: the probability per such run is below {upper_bound(len(tried)):.2%} (one-sided exact 95%)."
         )
 
 
