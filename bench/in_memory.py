@@ -54,9 +54,9 @@ def strategy_of(bench: Bench, root: Path, name: str) -> Strategy:
     layout = RunLayout(root / name)
     clock = SpanClock(Journal(layout.attempt(0).spans(bench.rank)), 0, monotonic(), "compute")
     if name == "in_memory":
-        made = make_strategy(StrategyInputs(config_of(name), bench.pack, layout, 0, clock, snapshots=SnapshotPair.create()))
+        made = make_strategy(StrategyInputs(config_of(name), bench.train_state, layout, 0, clock, snapshots=SnapshotPair.create()))
     else:
-        made = make_strategy(StrategyInputs(config_of(name), bench.pack, layout, 0, clock))
+        made = make_strategy(StrategyInputs(config_of(name), bench.train_state, layout, 0, clock))
     made.prepare()
     return made
 

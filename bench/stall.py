@@ -63,7 +63,7 @@ class Bench:
     batch: int
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    pack: TrainState
+    train_state: TrainState
     seconds: dict[str, list[float]] = field(default_factory=dict)
     global_step: int = 0
 
@@ -111,7 +111,7 @@ def ours(bench: Bench, root: Path, name: str) -> Arm:
     config = config_of(name)
     spans = Journal(layout.attempt(0).spans(bench.rank))
     clock = SpanClock(spans, 0, monotonic(), "compute")
-    strategy = make_strategy(StrategyInputs(config, bench.pack, layout, 0, clock))
+    strategy = make_strategy(StrategyInputs(config, bench.train_state, layout, 0, clock))
     strategy.prepare()
 
     def save() -> float:
@@ -201,7 +201,7 @@ def config_of(strategy: str) -> RunConfig:
 
 def memory_copy(bench: Bench) -> Callable[[], float]:
     """The floor: copying as many bytes by one thread into memory that has been touched."""
-    nbytes = sum(source.find().nbytes for source in bench.pack.sources())
+    nbytes = sum(source.find().nbytes for source in bench.train_state.sources())
     source, target = torch.ones(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
 
     def copy() -> float:

@@ -68,7 +68,7 @@ class State:
             parameter.grad = torch.randn_like(parameter)
         self.optimizer.step()
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10_000)
-        self.pack = TrainState(self.model, self.optimizer, scheduler, None, Sampler(), 0, 1)
+        self.train_state = TrainState(self.model, self.optimizer, scheduler, None, Sampler(), 0, 1)
 
     def document(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -78,17 +78,17 @@ def group(state: State, root: Path, name: str, *, from_slot: bool = False) -> Ca
     """ECRL's save: the copy into the slot and the commit; with `from_slot` the commit alone, as the background writer does it."""
     store = CheckpointStore(root / name, StoreConfig(keep=2))
     store.claim(0)
-    snapshotter = CapturePlanner(state.pack, "")
-    layout = snapshotter.refresh(state.pack.gather(TrainPosition(0, 0, 0, 0, "")))
+    snapshotter = CapturePlanner(state.train_state, "")
+    layout = snapshotter.refresh(state.train_state.gather(TrainPosition(0, 0, 0, 0, "")))
     slot = StagingBuffer(Memory.create(layout.nbytes), layout, torch.device("cpu"))
 
     def save(step: int) -> float:
         progress = TrainPosition(step, 0, step, 0, "")
         began = monotonic()
-        gathered = state.pack.gather(progress)
+        gathered = state.train_state.gather(progress)
         snapshotter.refresh(gathered)
         slot.capture(snapshotter.found)
-        train = state.pack.train_document(progress, gathered.line_chain)
+        train = state.train_state.train_document(progress, gathered.line_chain)
         began = monotonic() if from_slot else began
         image = CheckpointImage(CheckpointMeta(_RUN_ID, step, 0, step, 0, 1), slot.memory.view, layout.parts(step, 0), {TRAIN: train})
         saved = store.save(image, 0)
@@ -243,7 +243,7 @@ def main() -> int:
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-store-", dir=options.folder or Path.cwd()))
     state = State()
-    nbytes = sum(source.find().nbytes for source in state.pack.sources())
+    nbytes = sum(source.find().nbytes for source in state.train_state.sources())
     try:
         arms = {
             "group": group(state, root, "group"),

@@ -90,7 +90,7 @@ def finish(end: str, layout: RunLayout, told: Assignment, control: Control) -> i
     if end == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if end == "spoilt":
-        control.trouble(RankError(told.rank, "the loss is nan", 1, spoilt=True))
+        control.trouble(RankError(told.rank, "the loss is nan", 1, peers_corrupted=True))
         return 1
     if end == "obey":
         return 0

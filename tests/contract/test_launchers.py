@@ -71,7 +71,7 @@ def hows(ended: AttemptResult) -> list[tuple[int | None, int | None]]:
 def test_ranks_that_end_well_end_the_attempt_well(launcher: StandinLauncher, tmp_path: Path) -> None:
     layout = scripted(tmp_path, {0: "0", 1: "0", 2: "0"})
     ended = attempt(launcher, layout, 3)
-    assert ended.well
+    assert ended.succeeded
     assert hows(ended) == [(0, None)] * 3
     own = Path(f"/proc/{launchers_process(launcher.running)}")
     assert own.exists() == launcher.kind.warm, "what is warm outlives an attempt, anything else is started for it"
@@ -82,7 +82,7 @@ def test_ranks_that_end_well_end_the_attempt_well(launcher: StandinLauncher, tmp
 def test_ranks_compute_with_the_kernels_that_the_user_chose(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # what is warm was started with it already
     layout = scripted(tmp_path, {0: "kernels", 1: "0"})
-    assert attempt(launcher, layout).well
+    assert attempt(launcher, layout).succeeded
     assert "computes with DEFAULT" in layout.attempt(0).output.read_text()
 
 
@@ -91,7 +91,7 @@ def test_a_killed_rank_ends_the_attempt_and_is_named(launcher: Launcher, tmp_pat
     assert ended.exits.first is not None
     assert (ended.exits.first.rank, ended.exits.first.exit_code, ended.exits.first.signal) == (1, None, 9)
     assert set(hows(ended)) == {(None, 9)}, "a peer that was still starting is gone too, though nobody had met it"
-    assert not ended.well
+    assert not ended.succeeded
 
 
 def test_the_id_of_a_dead_rank_is_given_to_nobody(launcher: Launcher, tmp_path: Path) -> None:
@@ -109,14 +109,14 @@ def test_a_planned_exit_keeps_its_code(launcher: Launcher, tmp_path: Path) -> No
 
 def test_what_a_rank_says_before_it_ends_is_heard(launcher: Launcher, tmp_path: Path) -> None:
     ended = attempt(launcher, scripted(tmp_path, {1: "trouble"}))
-    assert ended.trouble is not None
-    assert (ended.trouble.rank, ended.trouble.exit_code) == (1, 2)
-    assert "dataset" in ended.trouble.text
+    assert ended.rank_error is not None
+    assert (ended.rank_error.rank, ended.rank_error.exit_code) == (1, 2)
+    assert "dataset" in ended.rank_error.text
 
 
 def test_a_rank_that_leaves_early_does_not_end_the_attempt_well(launcher: Launcher, tmp_path: Path) -> None:
     ended = attempt(launcher, scripted(tmp_path, {0: "0", 1: "3"}))
-    assert not ended.well
+    assert not ended.succeeded
     assert ended.exits.first is not None
     assert ended.exits.first.exit_code == 3
 
@@ -130,12 +130,12 @@ def test_no_rank_is_left_when_the_launchers_own_process_is_killed(launcher: Stan
 
     ended = attempt(launcher, scripted(tmp_path, {}), during=kill_the_launcher)
     assert len(pids) == 2
-    assert not ended.well
+    assert not ended.succeeded
     assert ended.exits.first is not None
     assert ended.exits.first.signal == 9
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     (tmp_path / "next").mkdir()
-    assert attempt(launcher, scripted(tmp_path / "next", {0: "0", 1: "0"})).well
+    assert attempt(launcher, scripted(tmp_path / "next", {0: "0", 1: "0"})).succeeded
 
 
 def test_a_stop_signal_ends_everything(launcher: Launcher, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def rank(kind: StrategyKind, tmp_path: Path) -> Iterator[Rank]:
             stack.enter_context(writer_process(layout))
         snapshots = SnapshotPair.create() if kind.snapshots else None
         clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
-        strategy = make_strategy(StrategyInputs(config, run.pack, layout, 0, clock, snapshots=snapshots))
+        strategy = make_strategy(StrategyInputs(config, run.train_state, layout, 0, clock, snapshots=snapshots))
         yield Rank(run, layout, strategy, snapshots)
         strategy.close()
         strategy.close()  # what a rank that is told to leave may do again
@@ -87,7 +87,7 @@ def test_what_is_saved_is_restored_and_logged_as_the_object_says(kind: StrategyK
     for _ in range(3):
         run.train(1)
         strategy.save(run.progress())
-    digests, step = run.pack.digests(), run.global_step
+    digests, step = run.train_state.digests(), run.global_step
     strategy.flush()
     strategy.confirm(step)
     store = CheckpointStore(rank.layout.checkpoints)
@@ -97,7 +97,7 @@ def test_what_is_saved_is_restored_and_logged_as_the_object_says(kind: StrategyK
         assert not rank.layout.attempt(0).checkpoints.exists()
         return
     other = Run(seed=99)
-    assert other.pack.restore(found.path, found.commit_sha256 or "").global_step == step and other.pack.digests() == digests
+    assert other.train_state.restore(found.path, found.commit_sha256 or "").global_step == step and other.train_state.digests() == digests
     logged = lines(rank.layout.root)
     assert sum(line.event == "committed" for line in logged) == 3
     assert max(line.inflight for line in logged) <= kind.in_flight(CheckpointConfig())
@@ -120,7 +120,7 @@ def test_without_a_writer_only_what_needs_one_fails_on_record(kind: StrategyKind
     config = RunConfig(checkpoint=CheckpointConfig(strategy=kind.name))
     layout, run = RunLayout(tmp_path), Run()
     clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
-    strategy = make_strategy(StrategyInputs(config, run.pack, layout, 0, clock, snapshots=SnapshotPair.create()))
+    strategy = make_strategy(StrategyInputs(config, run.train_state, layout, 0, clock, snapshots=SnapshotPair.create()))
     strategy.prepare()
     strategy.save(run.progress())
     strategy.close()

@@ -83,8 +83,8 @@ def _newcomer(change: str) -> str:
     """What a rank that joins survivors makes of the state that it is given."""
     return f"""
     take = module.unpack_state
-    def spoilt(pack, header, data):
-        progress = take(pack, header, data)
+    def spoilt(train_state, header, data):
+        progress = take(train_state, header, data)
         {change}
         return progress
     module.unpack_state = spoilt
@@ -271,19 +271,23 @@ STATE_BUGS: dict[str, StateBug] = {
     # who joins those who outlived a death
     "the newcomer has no momentum": StateBug(
         "ecrl_cli.training.in_place_session",
-        _newcomer("[e['momentum_buffer'].zero_() for e in pack.optimizer.state.values()]"),
+        _newcomer("[e['momentum_buffer'].zero_() for e in train_state.optimizer.state.values()]"),
         STATE,
         ("optimizer",),
         **_LOSSY,
     ),
     "the newcomer has twice the learning rate": StateBug(
         "ecrl_cli.training.in_place_session",
-        _newcomer("[g.update(lr=2 * g['lr']) for g in pack.optimizer.param_groups]"),
+        _newcomer("[g.update(lr=2 * g['lr']) for g in train_state.optimizer.param_groups]"),
         STATE,
         ("learning rate",),
         **_LOSSY,
     ),
     "the newcomer has other parameters": StateBug(
-        "ecrl_cli.training.in_place_session", _newcomer("[p.data.mul_(1.01) for p in pack.model.parameters()]"), STATE, ("parameters",), **_LOSSY
+        "ecrl_cli.training.in_place_session",
+        _newcomer("[p.data.mul_(1.01) for p in train_state.model.parameters()]"),
+        STATE,
+        ("parameters",),
+        **_LOSSY,
     ),
 }

@@ -46,7 +46,7 @@ def layout(tmp_path: Path) -> RunLayout:
 
 def strategy_of(run: Run, layout: RunLayout, snapshots: SnapshotPair, attempt: int = 0) -> InMemoryStrategy:
     clock = SpanClock(Journal(layout.attempt(attempt).spans(0)), attempt, monotonic(), "compute")
-    made = make_strategy(StrategyInputs(config("in_memory"), run.pack, layout, attempt, clock, snapshots=snapshots))
+    made = make_strategy(StrategyInputs(config("in_memory"), run.train_state, layout, attempt, clock, snapshots=snapshots))
     assert isinstance(made, InMemoryStrategy)
     made.prepare()
     return made
@@ -61,7 +61,7 @@ def trained(run: Run, layout: RunLayout, strategy: InMemoryStrategy, steps: int,
     journal = Journal(layout.attempt(attempt).rank(0))
     for _ in range(steps):
         run.train(1)
-        journal.append(line(run, attempt, run.pack.state_digest() if digests else None))
+        journal.append(line(run, attempt, run.train_state.state_digest() if digests else None))
         strategy.snapshot(run.progress())
     journal.close()
 
@@ -98,12 +98,12 @@ def test_what_is_gone_on_with_is_what_was_taken(layout: RunLayout, snapshots: Sn
     trained(run, layout, strategy, 4)
     assert whole(snapshots) == [(5, 0), (4, 0)]
     found, _ = recall(layout, snapshots, behind=0)
-    assert found is not None and (found.attempt, found.global_step, found.content.state_digest) == (0, 5, run.pack.state_digest())
-    digests, on = run.pack.digests(), run.train(3)
+    assert found is not None and (found.attempt, found.global_step, found.content.state_digest) == (0, 5, run.train_state.state_digest())
+    digests, on = run.train_state.digests(), run.train(3)
     other = Run(kind, seed=99)
     loaded = load_snapshot(snapshots, 5, found.content.sha256)
-    progress = other.pack.become(loaded.tensors, loaded.train)
-    assert other.pack.digests() == digests
+    progress = other.train_state.become(loaded.tensors, loaded.train)
+    assert other.train_state.digests() == digests
     assert other.train(3) == on, "another trajectory: a generator, the scaler or the schedule is not as it was"
     assert progress == TrainPosition(5, 0, 5, 1337, "c" * 64)
     strategy.close()
@@ -119,13 +119,13 @@ def die() -> None:
 
 def gathering(run: Run, monkeypatch: pytest.MonkeyPatch, die: Callable[[], None]) -> None:
     """Dies when the ranks have given each other what is needed: failure moment `capture`."""
-    gather = run.pack.gather
+    gather = run.train_state.gather
 
     def gathered(progress: TrainPosition) -> None:
         gather(progress)
         die()
 
-    monkeypatch.setattr(run.pack, "gather", gathered)
+    monkeypatch.setattr(run.train_state, "gather", gathered)
 
 
 def copying(run: Run, monkeypatch: pytest.MonkeyPatch, die: Callable[[], None]) -> None:
@@ -190,7 +190,7 @@ def test_a_state_that_has_grown_gets_a_larger_place(layout: RunLayout, snapshots
     trained(larger, layout, strategy, 2, attempt=1)
     assert whole(snapshots) == [(10, 1), (9, 1)]
     found, _ = recall(layout, snapshots, behind=0)
-    assert found is not None and found.content.state_digest == larger.pack.state_digest()
+    assert found is not None and found.content.state_digest == larger.train_state.state_digest()
     strategy.close()
 
 

@@ -28,13 +28,13 @@ dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=ra
 def draws():
     return [random.random(), random.gauss(0, 1), float(np.random.normal()), float(torch.rand(())), torch.randn(3).tolist()]
 run = Run(seed=7)
-run.pack.rank, run.pack.world_size = rank, 2
+run.train_state.rank, run.train_state.world_size = rank, 2
 run.train(3)
 random.seed(rank); np.random.seed(rank); torch.manual_seed(rank)
 draws()  # the second Gaussian of a pair is kept by then
 strategy = strategy_of(run, root, config(strategy))
 strategy.save(run.progress(str(rank) * 64))
-digests = run.pack.digests()
+digests = run.train_state.digests()
 strategy.flush()
 expected = draws()
 dist.barrier()
@@ -46,10 +46,11 @@ else:
     chosen = [None, None]
 dist.broadcast_object_list(chosen)
 other = Run(seed=55)
-other.pack.rank, other.pack.world_size = rank, 2
-progress = other.pack.restore(Path(chosen[0]), chosen[1])
+other.train_state.rank, other.train_state.world_size = rank, 2
+progress = other.train_state.restore(Path(chosen[0]), chosen[1])
 (root / f"rank{rank}.json").write_text(json.dumps(
-    {"equal": draws() == expected, "chain": progress.line_chain, "rng": digests.rng, "again": other.pack.digests().rng != "", "first": expected[0]}))
+    {"equal": draws() == expected, "chain": progress.line_chain,
+     "rng": digests.rng, "again": other.train_state.digests().rng != "", "first": expected[0]}))
 strategy.close()
 dist.destroy_process_group()
 """
@@ -82,11 +83,11 @@ def test_every_rank_gets_its_own_generators_and_chain_back(tmp_path: Path, strat
 def test_generators_that_all_ranks_share_are_kept_once_and_given_to_any_rank(tmp_path: Path) -> None:
     """With fixed replicas: what a checkpoint holds of them has no name of a rank, and one that was never there gets them too."""
     run, other = Run(seed=7), Run(seed=55)
-    run.pack.shared_rng = other.pack.shared_rng = True
+    run.train_state.shared_rng = other.train_state.shared_rng = True
     run.train(3)
     strategy = strategy_of(run, tmp_path, config())
     strategy.save(run.progress())
-    digests, expected = run.pack.digests(), float(torch.rand(()))
+    digests, expected = run.train_state.digests(), float(torch.rand(()))
     strategy.close()
     path = tmp_path / "checkpoints" / "step_00000003"
     report = verify_checkpoint(path)
@@ -94,6 +95,6 @@ def test_generators_that_all_ranks_share_are_kept_once_and_given_to_any_rank(tmp
     names = {name for part in report.manifest.parts.values() for name in part.tensors if name.startswith("rng.")}
     assert names == {f"rng.shared.{kind}" for kind in ("python", "numpy", "torch")}
     assert components(report.manifest) == digests
-    other.pack.rank, other.pack.world_size = 3, 4
-    other.pack.restore(path, report.commit_sha256)
+    other.train_state.rank, other.train_state.world_size = 3, 4
+    other.train_state.restore(path, report.commit_sha256)
     assert float(torch.rand(())) == expected

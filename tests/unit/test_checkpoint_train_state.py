@@ -75,7 +75,7 @@ class Run:
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=3)
         self.sampler = ResumableGlobalBatchSampler(64, 8, 1337)
-        self.pack = TrainState(self.model, self.optimizer, self.scheduler, self.scaler, self.sampler, 0, 1)
+        self.train_state = TrainState(self.model, self.optimizer, self.scheduler, self.scaler, self.sampler, 0, 1)
         self.global_step = 0
 
     def train(self, steps: int) -> list[float]:
@@ -105,7 +105,7 @@ def strategy_of(run: Run, root: Path, settings: RunConfig, attempt: int = 0) -> 
     layout = RunLayout(root)
     logs = layout.attempt(attempt)
     clock = SpanClock(Journal(logs.spans(0)), attempt, monotonic(), "compute")
-    made = make_strategy(StrategyInputs(settings, run.pack, layout, attempt, clock))
+    made = make_strategy(StrategyInputs(settings, run.train_state, layout, attempt, clock))
     made.prepare()
     return made
 
@@ -139,21 +139,21 @@ def test_training_goes_on_bit_for_bit_from_a_checkpoint(tmp_path: Path, settings
     run.train(5)
     strategy = strategy_of(run, tmp_path, settings)
     strategy.save(run.progress())
-    digests = run.pack.digests()
+    digests = run.train_state.digests()
     expected = run.train(4)
-    after = run.pack.digests()
+    after = run.train_state.digests()
     strategy.flush()
     strategy.close()
 
     path, commit = newest(tmp_path)
     resumed = Run(kind, seed=99)
     resumed.train(2)
-    progress = resumed.pack.restore(path, commit)
+    progress = resumed.train_state.restore(path, commit)
     assert progress == TrainPosition(5, 0, 5, 1337, "c" * 64)
-    assert resumed.pack.digests() == digests
+    assert resumed.train_state.digests() == digests
     assert resumed.scheduler.last_epoch == 5
     assert resumed.train(4) == expected
-    assert resumed.pack.digests() == after
+    assert resumed.train_state.digests() == after
 
 
 def test_the_manifest_has_the_digests_of_the_moment_of_capture(tmp_path: Path, settings: RunConfig) -> None:
@@ -161,7 +161,7 @@ def test_the_manifest_has_the_digests_of_the_moment_of_capture(tmp_path: Path, s
     run = Run("adamw")
     run.train(3)
     strategy = strategy_of(run, tmp_path, settings)
-    digests = run.pack.digests()
+    digests = run.train_state.digests()
     step_before = next(iter(run.optimizer.state.values()))["step"].item()
     strategy.save(run.progress())
     run.train(3)
@@ -216,7 +216,7 @@ def test_the_other_layouts_restore_the_same(tmp_path: Path, settings: RunConfig,
     run = Run()
     run.train(3)
     strategy = strategy_of(run, tmp_path, settings)
-    digests = run.pack.digests()
+    digests = run.train_state.digests()
     strategy.save(run.progress())
     run.train(1)
     strategy.save(run.progress())
@@ -226,12 +226,12 @@ def test_the_other_layouts_restore_the_same(tmp_path: Path, settings: RunConfig,
     report = CheckpointStore(path.parent).verify(path)
     assert report.ok and report.manifest is not None and components(report.manifest) == digests
     resumed = Run(seed=99)
-    assert resumed.pack.restore(path, report.commit_sha256 or "").global_step == 3
-    assert resumed.pack.digests() == digests
+    assert resumed.train_state.restore(path, report.commit_sha256 or "").global_step == 3
+    assert resumed.train_state.digests() == digests
     size = path.stat().st_size
     flip(path, size // 2)
     with pytest.raises(StorageError, match="hash"):
-        Run().pack.restore(path, report.commit_sha256 or "")
+        Run().train_state.restore(path, report.commit_sha256 or "")
 
 
 def test_others_can_read_the_parts(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_the_slot_is_planned_again_when_the_optimizer_gets_its_state(tmp_path: P
     strategy = strategy_of(run, tmp_path, settings)
     strategy.save(run.progress())
     run.train(2)
-    digests = run.pack.digests()
+    digests = run.train_state.digests()
     strategy.save(run.progress())
     strategy.flush()
     strategy.close()
@@ -269,7 +269,7 @@ def test_a_state_that_was_replaced_not_changed_in_place_is_captured(tmp_path: Pa
     run.optimizer.load_state_dict(run.optimizer.state_dict())
     run.model.norm.running_mean = torch.full((8,), 3.0)
     run.train(1)
-    digests = run.pack.digests()
+    digests = run.train_state.digests()
     strategy.save(run.progress())
     strategy.close()
     path, commit = newest(tmp_path)
@@ -284,9 +284,9 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused_by_name(tmp_path:
     strategy.close()
     path, commit = newest(tmp_path)
     with pytest.raises(ConfigError, match="another model"):
-        Run("adamw", width=9).pack.restore(path, commit)
+        Run("adamw", width=9).train_state.restore(path, commit)
     with pytest.raises(ConfigError, match="another optimizer"):
-        Run("sgd").pack.restore(path, commit)
+        Run("sgd").train_state.restore(path, commit)
 
 
 def test_only_what_was_committed_is_restored(tmp_path: Path) -> None:
@@ -297,23 +297,23 @@ def test_only_what_was_committed_is_restored(tmp_path: Path) -> None:
     strategy.close()
     path, commit = newest(tmp_path)
     with pytest.raises(StorageError, match="commit"):
-        Run().pack.restore(path, "0" * 64)
+        Run().train_state.restore(path, "0" * 64)
     flip(path / MODEL, 900)
     with pytest.raises(StorageError, match=r"hash.*model\.safetensors"):
-        Run().pack.restore(path, commit)
+        Run().train_state.restore(path, commit)
 
 
 def test_state_digest_sees_every_component(tmp_path: Path) -> None:
     run = Run()
     run.train(1)
-    seen = {run.pack.state_digest()}
+    seen = {run.train_state.state_digest()}
     with torch.no_grad():
         run.model.first.bias[0] += 1
-        seen.add(run.pack.state_digest())
+        seen.add(run.train_state.state_digest())
         run.model.norm.num_batches_tracked += 1
-        seen.add(run.pack.state_digest())
+        seen.add(run.train_state.state_digest())
         next(iter(run.optimizer.state.values()))["step"] += 1
-        seen.add(run.pack.state_digest())
+        seen.add(run.train_state.state_digest())
     assert len(seen) == 4
 
 

@@ -34,7 +34,7 @@ from ecrl_cli.runs.sweep import Manifest
 from ecrl_cli.supervision.launch import multi_node as nodes
 from ecrl_cli.supervision.launch import slurm_allocation
 from ecrl_cli.supervision.launch.launcher import LaunchSpec
-from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, seats, take_seats
+from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt, placement_on
 from ecrl_cli.supervision.run_lock import run_lock
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment
 
@@ -124,13 +124,13 @@ def test_several_nodes_share_the_ranks_of_torchrun_equally(config: RunConfig, ke
     ],
 )
 def test_ranks_sit_on_what_is_left_and_shards_stay_equal(alive: list[str], batch: int, expected: NodePlacement) -> None:
-    assert seats(alive, replace(small(), global_batch=batch)) == expected
+    assert placement_on(alive, replace(small(), global_batch=batch)) == expected
 
 
 def test_no_node_gets_more_ranks_than_it_was_meant_to() -> None:
     config = replace(small(nodes=3), world_size=6)
-    assert seats(["a", "b"], config) == NodePlacement(("a", "b"), 4)
-    assert seats(["a", "b"], replace(config, global_batch=54)) == NodePlacement(("a", "b"), 2), (
+    assert placement_on(["a", "b"], config) == NodePlacement(("a", "b"), 4)
+    assert placement_on(["a", "b"], replace(config, global_batch=54)) == NodePlacement(("a", "b"), 2), (
         "54 is no multiple of 4, and 3 ranks need 3 nodes or 1"
     )
 
@@ -164,35 +164,35 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[str]
 
 def test_a_spare_node_of_the_allocation_takes_the_place_of_a_lost_one(allocated: Callable[[str], list[list[str]]]) -> None:
     allocated("c")
-    assert take_seats(small(on_node_loss="requeue")) == NodePlacement(("a", "c"), 4, ("b",))
+    assert place_attempt(small(on_node_loss="requeue")) == NodePlacement(("a", "c"), 4, ("b",))
 
 
 def test_a_run_that_may_not_shrink_is_queued_again(allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
     told = allocated("")
-    assert take_seats(small()) == NodePlacement(("a",), 2, ("b", "c"))
+    assert place_attempt(small()) == NodePlacement(("a",), 2, ("b", "c"))
     assert ["scontrol", "requeue", "7"] not in told
     with pytest.raises(Stopped) as caught:
-        take_seats(small(on_node_loss="requeue"))
+        place_attempt(small(on_node_loss="requeue"))
     assert told[-1] == ["scontrol", "requeue", "7"]
     assert caught.value.line().startswith("E-requeued SIGTERM: b, c of the allocation does not answer") and caught.value.exit_code == 143
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     with pytest.raises(Stopped):
-        take_seats(small(on_node_loss="requeue"))
+        place_attempt(small(on_node_loss="requeue"))
     assert told[-1] == ["scontrol", "requeue", "7_3"], "7 would mean every task of the array"
 
 
 def test_outside_a_fitting_allocation_nothing_starts(allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
     allocated("bc")
     with pytest.raises(ConfigError, match="4 nodes asked, the allocation has 3"):
-        take_seats(small(nodes=4))
+        place_attempt(small(nodes=4))
     monkeypatch.setenv("SLURMD_NODENAME", "b")
     with pytest.raises(ConfigError, match="the supervisor runs on b, the allocation begins with a"):
-        take_seats(small())
+        place_attempt(small())
     monkeypatch.delenv("SLURM_JOB_ID")
     with pytest.raises(ConfigError, match="this is no Slurm allocation"):
-        take_seats(small())
-    assert take_seats(small(nodes=1)) == NodePlacement((), 4)
+        place_attempt(small())
+    assert place_attempt(small(nodes=1)) == NodePlacement((), 4)
 
 
 @pytest.mark.parametrize(("code", "listed", "said"), [(1, "", "Invalid hostlist"), (0, "\n", "")])
@@ -202,7 +202,7 @@ def test_an_allocation_whose_nodes_slurm_does_not_tell_is_an_error_of_ours(
     allocated("bc")
     monkeypatch.setattr(subprocess, "run", lambda words, **rest: subprocess.CompletedProcess(words, code, listed, said))
     with pytest.raises(ConfigError, match=f"does not tell the nodes of .*{said}"):
-        take_seats(small())
+        place_attempt(small())
 
 
 def test_srun_starts_one_agent_per_node_that_never_restarts_anything(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def strategy(run: Run, root: Path, *planned: PlannedFailure) -> Strategy:
     def store(folder: Path, settings: StoreConfig) -> CheckpointStore:
         return store_for(folder, settings, layout, planned)
 
-    made = make_strategy(StrategyInputs(config(), run.pack, layout, 0, clock, store))
+    made = make_strategy(StrategyInputs(config(), run.train_state, layout, 0, clock, store))
     made.prepare()
     return made
 

@@ -45,7 +45,7 @@ def kill(moment: str, share: float = 0.5, step: int = 2, **more: Any) -> Planned
 
 def armed(run: Run, root: Path, *entries: PlannedFailure, rank: int = 0) -> Injector:
     injector = Injector(RunLayout(root), 0, rank, entries)
-    injector.attach(run.model, run.optimizer, run.pack)
+    injector.attach(run.model, run.optimizer, run.train_state)
     return injector
 
 
@@ -129,15 +129,15 @@ def test_a_capture_is_struck_when_the_ranks_have_met_and_nothing_is_copied(tmp_p
     run = Run()
     run.train(7)
     injector = armed(run, tmp_path, kill("capture", step=5))
-    look[0] = lambda: "gather" in vars(run.pack)
+    look[0] = lambda: "gather" in vars(run.train_state)
     injector.before_save(4)
-    run.pack.gather(run.progress())
+    run.train_state.gather(run.progress())
     assert seen == []
     injector.before_save(7)  # the first one due at step 5 or behind it
-    run.pack.gather(run.progress())
+    run.train_state.gather(run.progress())
     assert seen == [False]
     injector.before_save(8)
-    assert "gather" not in vars(run.pack)
+    assert "gather" not in vars(run.train_state)
 
 
 def test_what_found_no_occasion_inside_the_step_strikes_behind_it(tmp_path: Path, seen: list[Any]) -> None:

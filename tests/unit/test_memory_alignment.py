@@ -76,7 +76,7 @@ class Training:
         self.model = build(config, 10, self.shape)
         self.optimizer = build_optimizer(OPTIMIZERS[optimizer], self.model.parameters())
         scheduler = build_scheduler(OPTIMIZERS[optimizer], self.optimizer, 50)
-        self.pack = TrainState(self.model, self.optimizer, scheduler, None, ResumableGlobalBatchSampler(64, 8, 1337), 0, 1)
+        self.train_state = TrainState(self.model, self.optimizer, scheduler, None, ResumableGlobalBatchSampler(64, 8, 1337), 0, 1)
 
     def step(self, number: int) -> None:
         """Two updates: of a batch of two, and of one sample, where the kernels differ most."""
@@ -90,12 +90,12 @@ class Training:
         self.optimizer.step()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return {source.name: source.find() for source in self.pack.sources()}
+        return {source.name: source.find() for source in self.train_state.sources()}
 
     def saved(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        gathered = self.pack.gather(WHERE)
+        gathered = self.train_state.gather(WHERE)
         tensors = {name: tensor.clone() for name, tensor in self.tensors().items()} | gathered.rng
-        return tensors, parse(self.pack.train_document(WHERE, gathered.line_chain))
+        return tensors, parse(self.train_state.train_document(WHERE, gathered.line_chain))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -106,27 +106,27 @@ def test_what_a_state_is_restored_from_may_lie_anywhere(model: str, optimizer: s
     tensors, train = first.saved()
     first.step(2)
     first.step(3)
-    after = first.pack.digests()
+    after = first.train_state.digests()
     for offset in OFFSETS:
         found = {name: lying_at(tensor, offset) for name, tensor in tensors.items()}
         assert misaligned(found), "this test would see nothing"
         resumed = Training(model, optimizer, seed=99)
-        resumed.pack.become(found, train)
+        resumed.train_state.become(found, train)
         assert not misaligned(resumed.tensors())
         resumed.step(2)
         resumed.step(3)
-        assert resumed.pack.digests() == after, offset
+        assert resumed.train_state.digests() == after, offset
 
 
 def test_a_state_from_shared_memory_or_from_another_rank_lies_aligned() -> None:
     first = Training("small_cnn", "adamw")
     first.step(1)
     tensors, train = first.saved()
-    header, data = state_transfer.pack_state(first.pack, WHERE)
+    header, data = state_transfer.pack_state(first.train_state, WHERE)
     first.step(2)
 
     received = Training("small_cnn", "adamw", seed=99)
-    state_transfer.unpack_state(received.pack, header, lying_at(data, 4))
+    state_transfer.unpack_state(received.train_state, header, lying_at(data, 4))
 
     memory, place, found = Memory.create(1 << 20), 12, {}
     for name, tensor in tensors.items():
@@ -135,14 +135,14 @@ def test_a_state_from_shared_memory_or_from_another_rank_lies_aligned() -> None:
         found[name] = tensor_at(memory.view, TensorPlace(spec_of(name, tensor), place))
         place += tensor.nbytes
     recalled = Training("small_cnn", "adamw", seed=99)
-    recalled.pack.become(found, train)
+    recalled.train_state.become(found, train)
     del found
     memory.close()
 
     for resumed in (received, recalled):
         assert not misaligned(resumed.tensors())
         resumed.step(2)
-        assert resumed.pack.state_digest() == first.pack.state_digest()
+        assert resumed.train_state.state_digest() == first.train_state.state_digest()
 
 
 def test_a_batch_lies_aligned_wherever_its_arrays_lie(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_a_rank_introduces_itself_and_reports(layout: RunLayout, listener: Contr
 def test_the_last_words_of_a_rank_are_heard_even_if_it_is_dead_before_anyone_looked(layout: RunLayout, listener: ControlServer) -> None:
     last_words = RankError(0, "the disk is full", 5)
     running = Scripted(looks=0, at_the_end=lambda: said(layout, 0, last_words).close())
-    assert watch(running, listener).trouble == last_words
+    assert watch(running, listener).rank_error == last_words
 
 
 def test_of_several_explanations_the_incurable_counts_then_the_casualtys(layout: RunLayout, listener: ControlServer) -> None:
@@ -100,10 +100,10 @@ def test_of_several_explanations_the_incurable_counts_then_the_casualtys(layout:
         for trouble in (peer, casualty):
             said(layout, trouble.rank, trouble).close()
 
-    assert watch(Scripted(0, first, all_speak), listener).trouble == input_error
-    assert watch(Scripted(0, first, two_speak), listener).trouble == casualty
+    assert watch(Scripted(0, first, all_speak), listener).rank_error == input_error
+    assert watch(Scripted(0, first, two_speak), listener).rank_error == casualty
     survivor = Scripted(0, first, lambda: said(layout, peer.rank, peer).close())
-    assert watch(survivor, listener).trouble is None, "a survivor only knows that its peer is gone"
+    assert watch(survivor, listener).rank_error is None, "a survivor only knows that its peer is gone"
 
 
 def test_a_line_that_a_death_cut_off_is_no_message(layout: RunLayout, listener: ControlServer) -> None:

@@ -19,7 +19,7 @@ from ecrl_cli.training.train_step import StepResult
 
 def loop_at(step: int, loss: float = 0.25) -> Any:
     """A loop to step 10 whose parts only note what they are asked."""
-    names = ("train_step", "loader", "sampler", "pack", "strategy", "injector", "heartbeat", "clock", "journal", "report")
+    names = ("train_step", "loader", "sampler", "train_state", "strategy", "injector", "heartbeat", "clock", "journal", "report")
     parts = {name: MagicMock() for name in names}
     parts["heartbeat"].stop_behind.return_value = None
     return TrainLoop(RunConfig(target_steps=10), attempt=1, rank=0, world_size=1, global_step=step, line_chain="", loss=loss, **parts)
@@ -42,7 +42,7 @@ def test_an_attempt_that_ends_in_a_change_of_size_saves_and_confirms_its_last_st
     loop.train_step.run.return_value = StepResult(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
-    loop.pack.state_digest.return_value = None
+    loop.train_state.state_digest.return_value = None
     loop.journal.append.return_value = b"line"
     assert loop.run() == 0.5
     assert [call.args[0].global_step for call in loop.strategy.save.call_args_list] == [3, 5]
@@ -54,11 +54,11 @@ def test_what_is_owed_is_saved_before_the_first_step_and_not_prepared_for_twice(
     """The memory that the attempt began with has that step already; what is remembered is what this attempt did."""
     loop = loop_at(9)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(strategy="in_memory", every=3))
-    loop.owed = True
+    loop.checkpoint_owed = True
     loop.train_step.run.return_value = StepResult(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
-    loop.pack.state_digest.return_value = None
+    loop.train_state.state_digest.return_value = None
     loop.journal.append.return_value = b"line"
     loop.run()
     assert [call.args[0].global_step for call in loop.strategy.save.call_args_list] == [9, 10]
@@ -73,7 +73,7 @@ def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -
     loop.train_step.run.return_value = StepResult(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
     loop.sampler.epoch = loop.sampler.cursor_step = 0
-    loop.pack.state_digest.return_value = None
+    loop.train_state.state_digest.return_value = None
     loop.journal.append.return_value = b"line"
     loop.heartbeat.stop_behind.side_effect = lambda step: 3 if step == 3 else None
     loop.run()

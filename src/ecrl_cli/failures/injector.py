@@ -35,7 +35,7 @@ class Injector:
         self._armed: list[tuple[PlannedFailure, step_hooks.ArmedFault]] = []
         self._model: Any = None
         self._optimizer: Any = None
-        self._pack: Any = None
+        self._train_state: Any = None
 
     def meet(self, pids: Sequence[int]) -> None:
         """Stores the pids of all ranks, in order; needed where one entry hits several ranks (`meets`)."""
@@ -47,9 +47,9 @@ class Injector:
             if entry.moment == moment and order.max_step_seen >= entry.global_step:
                 self._strike(entry, order.resume_step)
 
-    def attach(self, model: Any, optimizer: Any, pack: Any) -> None:
+    def attach(self, model: Any, optimizer: Any, train_state: Any) -> None:
         """Sets the objects that hooks are attached to: the unwrapped model, its optimizer, the captured state."""
-        self._model, self._optimizer, self._pack = model, optimizer, pack
+        self._model, self._optimizer, self._train_state = model, optimizer, train_state
 
     def before_step(self, global_step: int) -> None:
         """Arms what is planned inside `global_step`."""
@@ -90,7 +90,7 @@ class Injector:
         kind, armed = fault_kind(entry.kind), step_hooks.ArmedFault(partial(self._strike, entry, global_step))
         self._armed.append((entry, armed))
         if entry.moment == "capture":
-            step_hooks.in_capture(armed, self._pack)
+            step_hooks.in_capture(armed, self._train_state)
         elif entry.moment == "backward":
             step_hooks.in_backward(armed, self._model, self._optimizer, entry.share)
         elif entry.moment == "optimizer":

@@ -90,13 +90,13 @@ class Replaced:
         delattr(self._owner, self._name)
 
 
-def in_capture(armed: ArmedFault, pack: Any) -> None:
+def in_capture(armed: ArmedFault, train_state: Any) -> None:
     """After the ranks have gathered the state for the checkpoint, before anything is copied."""
-    gather = pack.gather
+    gather = train_state.gather
 
     def gathered(*given: Any) -> Any:
         found = gather(*given)
         armed.strike()
         return found
 
-    armed.hold(Replaced(pack, "gather", gathered))
+    armed.hold(Replaced(train_state, "gather", gathered))

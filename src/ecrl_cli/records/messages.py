@@ -36,14 +36,14 @@ class Progress:
 class RankError:
     """Why a rank is about to exit: one line of text, and the exit code (2: the user's input is wrong).
 
-    `spoilt`: the state in the other ranks' memory is unusable too, because they exchanged gradients with this rank.
+    `peers_corrupted`: the state in the other ranks' memory is unusable too, because they exchanged gradients with this rank.
     """
 
     rank: int
     text: str
     exit_code: int
     kind: str = "trouble"
-    spoilt: bool = False
+    peers_corrupted: bool = False
 
 
 @dataclass(frozen=True)

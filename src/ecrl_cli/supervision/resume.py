@@ -79,7 +79,7 @@ def _gone(line: CheckpointLine) -> Rejected:
     return Rejected(line.path or f"checkpoints/{step_name(line.global_step)}", "file", GONE)
 
 
-def set_aside(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejected, ...]) -> None:
+def quarantine_rejected(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejected, ...]) -> None:
     """Quarantine the rejected checkpoints, because those steps will be saved again. Call after the rejection is recorded."""
     for each in rejected:
         store.quarantine(layout.root / each.path)
@@ -90,30 +90,30 @@ def order(
     config: RunConfig,
     earlier: tuple[Attempt, ...],
     choice: ResumeChoice,
-    seats: NodePlacement | None = None,
-    going: RegroupPlan | None = None,
+    placement: NodePlacement | None = None,
+    regroup: RegroupPlan | None = None,
 ) -> AttemptSpec:
     """Write launch.json of the next attempt, durably, and return its content.
 
     The world size is the schedule's at the resumed step (a run that falls back behind a planned change reaches it again), or with several nodes
-    that of `seats`. `going`: the processes that are already there.
+    that of `placement`. `regroup`: the processes that are already there.
     """
-    report, recalled = choice.report, choice.recalled
-    step = recalled.global_step if recalled else report.global_step or 0 if report else 0
-    begun = begin(layout, earlier, seats.world_size if seats and seats.nodes else world_size_after(config, step), step)
-    made = replace(
+    report, snapshot = choice.report, choice.recalled
+    step = snapshot.global_step if snapshot else report.global_step or 0 if report else 0
+    begun = begin(layout, earlier, placement.world_size if placement and placement.nodes else world_size_after(config, step), step)
+    spec = replace(
         begun,
-        resume_from=ResumedFrom(layout.relative(report.path), report.commit_sha256 or "") if report and not recalled else None,
+        resume_from=ResumedFrom(layout.relative(report.path), report.commit_sha256 or "") if report and not snapshot else None,
         until=next_change(config, step),
-        nodes=seats.nodes if seats else (),
-        silent=seats.silent if seats else (),
-        continues=recalled.attempt if recalled else None,
-        memory=SNAPSHOT if recalled else "",
-        snapshot_sha256=recalled.content.sha256 if recalled else "",
-        origins=going.origins if going else (),
-        joined=going.joined if going else (),
+        nodes=placement.nodes if placement else (),
+        silent=placement.silent if placement else (),
+        continues=snapshot.attempt if snapshot else None,
+        memory=SNAPSHOT if snapshot else "",
+        snapshot_sha256=snapshot.content.sha256 if snapshot else "",
+        origins=regroup.origins if regroup else (),
+        joined=regroup.joined if regroup else (),
     )
-    return write_order(layout, made)
+    return write_order(layout, spec)
 
 
 def state_of(choice: ResumeChoice) -> dict[str, str]:
@@ -156,7 +156,7 @@ def _sound(layout: RunLayout, snapshot: Snapshot, finite: str) -> SnapshotConten
     InvalidSnapshot if it is not finite, or differs from the state that rank 0 logged for its step (`state_digests`; not compared where not
     logged).
     """
-    snapshot.refuse_what_is_not_finite(finite)
+    snapshot.check_finite(finite)
     try:
         step = parse(snapshot.train)["global_step"]
     except (ValueError, KeyError, TypeError) as error:

@@ -63,9 +63,9 @@ def _holder(fd: int) -> str:
     """
     deadline = monotonic() + _SAYS_SO_WITHIN_S
     while True:
-        said = _said(fd)
-        if said and (said[0] != socket.gethostname() or Path(f"/proc/{said[1]}").exists()):
-            return f"pid {said[1]} on {said[0]}{said[2]}"
+        holder = _said(fd)
+        if holder and (holder[0] != socket.gethostname() or Path(f"/proc/{holder[1]}").exists()):
+            return f"pid {holder[1]} on {holder[0]}{holder[2]}"
         if monotonic() > deadline:
             return "another supervisor"
         time.sleep(0.005)

@@ -38,10 +38,10 @@ from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
 from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
 from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
 from ecrl_cli.supervision.launch.netns_command import parts
-from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, take_seats
+from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
 from ecrl_cli.supervision.launch.writer_process import Writer
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt, preload
-from ecrl_cli.supervision.resume import choose, order, set_aside, state_of
+from ecrl_cli.supervision.resume import choose, order, quarantine_rejected, state_of
 from ecrl_cli.supervision.run_lock import RunLock, run_lock
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
 from ecrl_cli.supervision.watch.control_server import ControlServer
@@ -82,7 +82,7 @@ class Supervisor:
     def __init__(self, config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher, stop: StopSignals) -> None:
         self._config, self._layout, self._ui, self._launcher, self._stop = config, layout, ui, launcher, stop
         run_id = read_run_config(layout).run_id
-        self._record = SupervisorRecordWriter(layout, run_id, config.target_steps)
+        self._record_writer = SupervisorRecordWriter(layout, run_id, config.target_steps)
         self._private_network = parts(read_plan(layout))
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
         self._heartbeats = HeartbeatTable.create(
@@ -97,7 +97,7 @@ class Supervisor:
         self._worker_pool: WorkerPool | None = None
         self._regroup = RegroupPlan()
         self._prevalidator = CheckpointPrevalidator(self._store)
-        self._unsettled: tuple[int, ...] = ()  # attempts whose checkpoints the writer may still be writing
+        self._unreconciled: tuple[int, ...] = ()  # attempts whose checkpoints the writer may still be writing
 
     def run(self, lock: RunLock) -> SupervisorRecord:
         processes.sweep(processes.of_run(self._layout.root))
@@ -107,12 +107,12 @@ class Supervisor:
             self._worker_pool = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, ahead)
         for attempt in self._layout.attempts():  # all: an earlier supervisor may have been killed before it did so
             reconcile_checkpoints(self._layout, attempt, self._store)
-        self._record.begin()
-        reached = any(a.outcome == "completed" for a in self._record.record.attempts[-1:])
+        self._record_writer.begin()
+        reached = any(a.outcome == "completed" for a in self._record_writer.record.attempts[-1:])
         decision = Decision("completed", "target reached") if reached else Decision("running", "")
         while decision.restart:
             decision = self._attempt(lock)
-        record = self._record.end(decision.status, decision.reason, tuple(self._stop.received()), self._writer.deaths)
+        record = self._record_writer.end(decision.status, decision.reason, tuple(self._stop.received()), self._writer.deaths)
         self._ui.ended(record)
         if decision.error:
             raise decision.error
@@ -139,7 +139,7 @@ class Supervisor:
         if must_not_launch(self._stop, self._config, carried=bool(self._regroup.memory)):
             return self._stopped(self._stop.received()[0])
         try:
-            attempt, todo = self._prepare()
+            attempt, attempt_spec = self._prepare()
         except Stopped as error:
             self._stop.obeyed = True
             return Decision("stopped", error.line(), error)
@@ -147,92 +147,92 @@ class Supervisor:
             return Decision("refused" if isinstance(error, InputError) else "gave_up", error.line(), error)
         lock.note(attempt.attempt)
         self._grace.check()
-        self._ui.launched(todo)
-        ended = self._watch(attempt, todo)
-        self._regroup = self._look_ahead(todo)
+        self._ui.launched(attempt_spec)
+        ended = self._watch(attempt, attempt_spec)
+        self._regroup = self._plan_regroup(attempt_spec)
         if not ended.stopped_by and not self._regroup.memory:  # stop signal while survivors left; no attempt will continue with their state
             ended = replace(ended, stopped_by=self._stop.first)
         self._close_attempt(attempt.attempt, ended)
-        return self._conclude(attempt, todo, ended)
+        return self._conclude(attempt, attempt_spec, ended)
 
     def _prepare(self) -> tuple[Attempt, AttemptSpec]:
-        earlier = self._record.record.attempts
-        self._placement = take_seats(self._config)
+        earlier = self._record_writer.record.attempts
+        self._placement = place_attempt(self._config)
         BetweenAttemptFaults(self._layout, self._store, self._config.seed).inject_due(earlier, chooses=not self._regroup.memory)
         choice = ResumeChoice(None, ())
         if self._regroup.memory:
-            todo = write_regroup_launch(self._layout, earlier, self._regroup)
+            attempt_spec = write_regroup_launch(self._layout, earlier, self._regroup)
         else:
-            choice = choose(self._layout, self._store, earlier, self._snapshots, self._record.session, self._prevalidator)
-            todo = order(self._layout, self._config, earlier, choice, self._placement, self._regroup)
+            choice = choose(self._layout, self._store, earlier, self._snapshots, self._record_writer.session, self._prevalidator)
+            attempt_spec = order(self._layout, self._config, earlier, choice, self._placement, self._regroup)
         attempt = Attempt(
-            attempt=todo.attempt,
-            world_size=todo.world_size,
-            resumed_from_step=todo.resume_step,
-            resumed_from=todo.resume_from,
+            attempt=attempt_spec.attempt,
+            world_size=attempt_spec.world_size,
+            resumed_from_step=attempt_spec.resume_step,
+            resumed_from=attempt_spec.resume_from,
             rejected=choice.rejected,
             launched_at=monotonic(),
-            continues=todo.continues,
-            memory=todo.memory,
-            snapshot_sha256=todo.snapshot_sha256,
+            continues=attempt_spec.continues,
+            memory=attempt_spec.memory,
+            snapshot_sha256=attempt_spec.snapshot_sha256,
             snapshot_state=choice.recalled.content.state_digest if choice.recalled else "",
             forgone=choice.forgone,
             resumed_state=state_of(choice),
-            origins=todo.origins,
-            joined=todo.joined,
+            origins=attempt_spec.origins,
+            joined=attempt_spec.joined,
         )
-        return attempt, todo
+        return attempt, attempt_spec
 
-    def _watch(self, attempt: Attempt, todo: AttemptSpec) -> AttemptResult:
+    def _watch(self, attempt: Attempt, attempt_spec: AttemptSpec) -> AttemptResult:
         supervision = self._config.supervision
         spec = LaunchSpec(
             layout=self._layout,
-            order=todo,
+            order=attempt_spec,
             threads=self._config.threads,
             port=supervision.master_port,
             preload=preload(self._config),
             nodes=self._placement.nodes,
             private_network=self._private_network,
-            hands=self._worker_pool.call(todo.origins, todo.joined) if self._worker_pool else (),
+            existing_pids=self._worker_pool.choose(attempt_spec.origins, attempt_spec.joined) if self._worker_pool else (),
         )
         if strategy_of(self._config).background:
             self._writer.start()
         self._heartbeats.clear()
         if self._worker_pool:
-            self._heartbeats.set_members(todo.world_size)
-        self._record.open(attempt)
-        set_aside(self._layout, self._store, attempt.rejected)
+            self._heartbeats.set_members(attempt_spec.world_size)
+        self._record_writer.open(attempt)
+        quarantine_rejected(self._layout, self._store, attempt.rejected)
         self._running = self._launcher.launch(spec)
         saves = strategy_of(self._config).saves
-        logs, strikes = self._layout.attempt(todo.attempt), self._wall_clock_faults(todo.attempt)
-        post = WatchdogContext(self._heartbeats, supervision, todo, logs, saves, self._ui.note, strikes, self._snapshots)
-        ended = self._watcher(self._running, todo, post).run(self._hear)
+        logs, faults = self._layout.attempt(attempt_spec.attempt), self._wall_clock_faults(attempt_spec.attempt)
+        context = WatchdogContext(self._heartbeats, supervision, attempt_spec, logs, saves, self._ui.note, faults, self._snapshots)
+        ended = self._watcher(self._running, attempt_spec, context).run(self._on_progress)
         self._running = None
         return ended
 
-    def _watcher(self, running: RunningAttempt, todo: AttemptSpec, post: WatchdogContext) -> AttemptMonitor:
+    def _watcher(self, running: RunningAttempt, attempt_spec: AttemptSpec, context: WatchdogContext) -> AttemptMonitor:
         assert self._listener is not None
         if self._worker_pool is None:
-            return AttemptMonitor(running, todo.attempt, self._listener, self._stop, self._writer, post)
+            return AttemptMonitor(running, attempt_spec.attempt, self._listener, self._stop, self._writer, context)
         assert isinstance(running, ZygoteAttempt), "a live run has the zygote"
-        self._worker_pool.assign(todo, running)
-        return InPlaceMonitor(running, self._worker_pool, self._stop, self._writer, post)
+        self._worker_pool.assign(attempt_spec, running)
+        return InPlaceMonitor(running, self._worker_pool, self._stop, self._writer, context)
 
-    def _look_ahead(self, todo: AttemptSpec) -> RegroupPlan:
+    def _plan_regroup(self, attempt_spec: AttemptSpec) -> RegroupPlan:
         """Plan the next attempt with the survivors, if any. Waits for one warm spare per dead rank, as far as spares are configured."""
-        if not self._worker_pool or not self._worker_pool.survivors or self._layout.attempt(todo.attempt).final.exists():
+        if not self._worker_pool or not self._worker_pool.survivors or self._layout.attempt(attempt_spec.attempt).final.exists():
             return RegroupPlan()
-        supervision, missing = self._config.supervision, todo.world_size - len(self._worker_pool.steps())
+        supervision, missing = self._config.supervision, attempt_spec.world_size - len(self._worker_pool.steps())
         spares = self._worker_pool.gather(min(missing, supervision.spares), self._stop, supervision.start_timeout_s)
-        going = plan_regroup(self._config, todo.world_size, self._worker_pool.steps(), spares)
-        if not going:
+        regroup = plan_regroup(self._config, attempt_spec.world_size, self._worker_pool.steps(), spares)
+        if not regroup:
             self._worker_pool.dismiss()
-        return going
+        return regroup
 
     def _wall_clock_faults(self, attempt: int) -> WallClockFaults:
-        return WallClockFaults(self._layout, attempt, self._record.record.sessions[-1].started_at, lambda: supervised_s(self._layout))
+        return WallClockFaults(self._layout, attempt, self._record_writer.record.sessions[-1].started_at, lambda: supervised_s(self._layout))
 
-    def _hear(self, progress: Progress) -> None:
+    def _on_progress(self, progress: Progress) -> None:
         self._ui.progress(progress)
         self._grace.hear(progress)
 
@@ -242,8 +242,8 @@ class Supervisor:
         Ranks that continue with their state in memory do not wait for the writer: it finishes meanwhile, and these checkpoints are reconciled
         later.
         """
-        self._ui.state("stopping" if ended.stopped_by else "dead" if not ended.well else "finishing")
-        self._unsettled = (*self._unsettled, attempt)
+        self._ui.state("stopping" if ended.stopped_by else "dead" if not ended.succeeded else "finishing")
+        self._unreconciled = (*self._unreconciled, attempt)
         if self._worker_pool:
             self._worker_pool.spares.settle()
         if not self._regroup.memory:
@@ -251,16 +251,18 @@ class Supervisor:
             self._writer.settle(min(STOP_GRACE_S, grace) if ended.stopped_by else grace, self._stop)
         processes.sweep(processes.of_run(self._layout.root), (*self._writer.pids, *(self._worker_pool.pids if self._worker_pool else ())))
         if not self._regroup.memory or not self._writer.pids:
-            for each in self._unsettled:
+            for each in self._unreconciled:
                 reconcile_checkpoints(self._layout, each, self._store)
-            self._unsettled = ()
+            self._unreconciled = ()
 
-    def _conclude(self, attempt: Attempt, todo: AttemptSpec, ended: AttemptResult) -> Decision:
-        reached = self._layout.attempt(todo.attempt).final.exists()  # even if a process failed after that
+    def _conclude(self, attempt: Attempt, attempt_spec: AttemptSpec, ended: AttemptResult) -> Decision:
+        reached = self._layout.attempt(attempt_spec.attempt).final.exists()  # even if a process failed after that
         casualty = ended.exits.first
-        first_step, last_step = steps_of(attempt, step_range(self._layout, todo.attempt), self._regroup)
-        resized = ended.well and todo.until is not None and last_step == todo.until  # ranks exit with 0 only once that step is durable
-        last = self._record.update(
+        first_step, last_step = steps_of(attempt, step_range(self._layout, attempt_spec.attempt), self._regroup)
+        resized = (
+            ended.succeeded and attempt_spec.until is not None and last_step == attempt_spec.until
+        )  # ranks exit with 0 only once that step is durable
+        last = self._record_writer.update(
             outcome=SURVIVED if self._regroup.memory else _outcome(ended, reached, resized),
             exit_code=casualty.exit_code if casualty else None if ended.stopped_by or ended.hang else 0,
             signal=casualty.signal if casualty else None,
@@ -273,11 +275,11 @@ class Supervisor:
         )
         if ended.stopped_by and not reached:
             return self._stopped(ended.stopped_by)
-        record = self._record.record
+        record = self._record_writer.record
         planned = frozenset(fired.attempt for fired in read_fired(self._layout))
-        decision = decide(counted(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.trouble, planned)
+        decision = decide(counted(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.rank_error, planned)
         if self._worker_pool and decision.restart:
-            decision = replace(decision, reason=describe(decision.reason, todo.world_size, self._regroup))
+            decision = replace(decision, reason=describe(decision.reason, attempt_spec.world_size, self._regroup))
         if resized and decision.restart:
             self._ui.resized(last)
         elif not reached:
@@ -287,7 +289,7 @@ class Supervisor:
     def _stopped(self, number: int) -> Decision:
         name = signal.Signals(number).name
         self._stop.obeyed = True
-        newest = max(still_kept(self._layout, self._record.record.attempts), default=None)
+        newest = max(still_kept(self._layout, self._record_writer.record.attempts), default=None)
         durable = "nothing was saved yet" if newest is None else f"step {newest} is durable"
         return Decision("stopped", f"stopped by {name}; {durable}", Stopped(name, f"stopped; {durable}", "the same command goes on with it"))
 

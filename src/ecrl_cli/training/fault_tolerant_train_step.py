@@ -21,7 +21,7 @@ _LOSS = struct.Struct("<d")
 
 @dataclass
 class FaultTolerantTrainStep(DataParallelTrainStep):
-    """`model`: not wrapped in DDP. The object is reused across attempts; `seat` assigns it to each."""
+    """`model`: not wrapped in DDP. The object is reused across attempts; `assign` does that for each."""
 
     warm_up: WarmUp = field(kw_only=True)
 
@@ -34,9 +34,9 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
         self.model.register_comm_hook(None, lambda state, bucket: self._peers.hook(bucket))  # other annotations than DDP's would be refused
         self._bare.register_forward_pre_hook(lambda *given: self.heartbeat.work())
 
-    def seat(self, peers: FaultTolerantGroup, pulse: HeartbeatWriter, keep: Keep) -> None:
-        """Join the group `peers`; `keep` stores bytes for a step where they survive this rank."""
-        self._peers, self.heartbeat, self._keep = peers, pulse, keep
+    def assign(self, peers: FaultTolerantGroup, heartbeat: HeartbeatWriter, store_rank_state: Keep) -> None:
+        """Join the group `peers`; `store_rank_state` stores bytes for a step where they survive this rank."""
+        self._peers, self.heartbeat, self._keep = peers, heartbeat, store_rank_state
 
     def keep_state(self, global_step: int, loss: float) -> None:
         """Store this rank's own state after `global_step`, its loss and RNG states."""

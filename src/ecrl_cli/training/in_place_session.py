@@ -44,11 +44,11 @@ from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep
 
 @dataclass(frozen=True)
 class WarmTrainer:
-    """A train step that has run at least once, its sampler, and `pack`, the state that it trains."""
+    """A train step that has run at least once, its sampler, and `train_state`, the state that it trains."""
 
     train_step: TrainStep
     sampler: ResumableGlobalBatchSampler
-    pack: TrainState
+    train_state: TrainState
 
 
 class CarriedState:
@@ -69,13 +69,13 @@ class InPlaceSession(Session):
 
     kept: CarriedState
     peers: FaultTolerantGroup
-    pack: TrainState | None = None  # set once it holds the state that this attempt starts from
+    train_state: TrainState | None = None  # set once it holds the state that this attempt starts from
 
-    def take_part(self, kept: CarriedState) -> LeftAttempt | None:
+    def take_part(self, carried: CarriedState) -> LeftAttempt | None:
         """Run `train`; returns the message for the supervisor if the attempt ended because peers died, else None."""
-        self.kept = kept
+        self.kept = carried
         if not self.carried_over:
-            kept.loop = None
+            carried.loop = None
         try:
             self.train()
         except PeersLost:
@@ -103,18 +103,18 @@ class InPlaceSession(Session):
         assert address is not None and board is not None, "live recovery is of the zygote's ranks alone"
         timeout, lossy = timedelta(seconds=self.config.supervision.collective_timeout_s), recovery_of(self.config).loses_samples
         if self.carried_over:
-            self.pack = self.seated()
+            self.train_state = self.reassigned_state()
         self.peers = FaultTolerantGroup(self.kept.store, address.prefix, self.rank, HeartbeatMembership(board), timeout, lossy=lossy)
         self.peers.form(self.world_size)
-        if self.pack:
-            self.pack.peers = self.peers
+        if self.train_state:
+            self.train_state.peers = self.peers
         return self.peers
 
-    def seated(self) -> TrainState:
+    def reassigned_state(self) -> TrainState:
         """This process's state, with the rank and world size of this attempt."""
         before = self.kept.loop
         assert before is not None
-        return TrainState(*_parts(before.pack), self.rank, self.world_size)
+        return TrainState(*_parts(before.train_state), self.rank, self.world_size)
 
     def data(self) -> tuple[SampleSet, DatasetRecord]:
         self.kept.data = self.kept.data or super().data()
@@ -122,25 +122,25 @@ class InPlaceSession(Session):
 
     def state(self, record: DatasetRecord) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
         ready = self.kept.ready
-        if self.kept.loop is not None and self.pack is not None:
-            return self.kept.loop.train_step, self.kept.loop.sampler, self.pack
+        if self.kept.loop is not None and self.train_state is not None:
+            return self.kept.loop.train_step, self.kept.loop.sampler, self.train_state
         if ready is None or not self.loads:
             return super().state(record)
         seed_rank(self.config.seed, self.rank, self.order.resume_step)
-        return ready.train_step, ready.sampler, TrainState(*_parts(ready.pack), self.rank, self.world_size, self.peers)
+        return ready.train_step, ready.sampler, TrainState(*_parts(ready.train_state), self.rank, self.world_size, self.peers)
 
     def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]) -> DataParallelTrainStep:
         return build_train_step(self.config, model, optimizer, WarmUp.of(self.config, shape, self.device), self.heartbeat)
 
-    def restore(self, pack: TrainState) -> TrainPosition:
+    def restore(self, train_state: TrainState) -> TrainPosition:
         if self.order.memory != SURVIVORS:
-            return super().restore(pack)
-        kept = self.inherited()
-        resumed = self.broadcast_state(pack)
-        if kept is None:
+            return super().restore(train_state)
+        rank_state = self.inherited()
+        resumed = self.broadcast_state(train_state)
+        if rank_state is None:
             return resumed
-        loss, states = remembered(kept, self.device)
-        restore_rng(states, self.device)
+        loss, rng_states = remembered(rank_state, self.device)
+        restore_rng(rng_states, self.device)
         return replace(resumed, loss=loss)
 
     def inherited(self) -> bytes | None:
@@ -150,7 +150,7 @@ class InPlaceSession(Session):
             return None
         return board.load_rank_state(origin, self.order.resume_step)
 
-    def broadcast_state(self, pack: TrainState) -> TrainPosition:
+    def broadcast_state(self, train_state: TrainState) -> TrainPosition:
         """The lowest rank that has the state broadcasts it to the ranks that joined. Returns this rank's position."""
         before, mine = self.kept.loop, None
         if before is not None:
@@ -159,22 +159,22 @@ class InPlaceSession(Session):
             assert mine is not None
             return mine
         source = min(set(range(self.world_size)) - {*self.order.joined})
-        header, data = pack_state(pack, mine) if mine is not None and self.rank == source else (b"", torch.empty(0, dtype=torch.uint8))
+        header, data = pack_state(train_state, mine) if mine is not None and self.rank == source else (b"", torch.empty(0, dtype=torch.uint8))
         length = int(self.peers.broadcast(torch.tensor([len(header)]), source))
         header = self.received(torch.frombuffer(bytearray(header), dtype=torch.uint8) if header else None, length, source).numpy().tobytes()
         data = self.received(data if header and self.rank == source else None, size_of(header), source)
-        return mine if mine is not None else unpack_state(pack, header, data)
+        return mine if mine is not None else unpack_state(train_state, header, data)
 
     def received(self, given: torch.Tensor | None, length: int, source: int) -> torch.Tensor:
         return self.peers.broadcast(torch.empty(length, dtype=torch.uint8) if given is None else given, source)
 
     def load(self) -> TrainLoop:
         loop, board = super().load(), self.control.heartbeats
-        self.pack = loop.pack
+        self.train_state = loop.train_state
         assert isinstance(loop.train_step, FaultTolerantTrainStep) and board is not None
-        loop.train_step.seat(self.peers, self.heartbeat, partial(board.store_rank_state, self.rank))
+        loop.train_step.assign(self.peers, self.heartbeat, partial(board.store_rank_state, self.rank))
         loop.train_step.keep_state(loop.global_step, loop.loss)
-        loop.owed |= self.order.memory == SURVIVORS and loop.global_step > 0 and not submitted(self.layout, self.order)
+        loop.checkpoint_owed |= self.order.memory == SURVIVORS and loop.global_step > 0 and not submitted(self.layout, self.order)
         return loop
 
     def leave_attempt(self) -> LeftAttempt:
@@ -184,20 +184,20 @@ class InPlaceSession(Session):
         """
         self.injector.disarm()
         from_memory = recovery_of(self.config).from_memory
-        if self.pack is None and from_memory:
-            raise EcrlError("recovery", "a rank died before this one had a state to go on from", "the attempt begins anew", code="bereaved")
+        if self.train_state is None and from_memory:
+            raise EcrlError("recovery", "a rank died before this one had a state to go on from", "the attempt begins anew", code="no_state")
         step = self.loop.global_step if self.loop else self.order.resume_step
         if self.loop:
             self.loop.strategy.close()
             self.loop.journal.close()
-            self.kept.loop, self.kept.ready = self.loop, WarmTrainer(self.loop.train_step, self.loop.sampler, self.loop.pack)
+            self.kept.loop, self.kept.ready = self.loop, WarmTrainer(self.loop.train_step, self.loop.sampler, self.loop.train_state)
         self.clock.switch("idle")
         self.clock.close()
-        taken = self.pack if from_memory else None
-        said = write_survivor_report(self.logs, self.order.attempt, step, self.rank, self.peers, taken)
-        if self.loop and said.redone:
-            enter(self.logs, said, self.loop.sampler, self.world_size, self.config.recovery.name)
-        return LeftAttempt(self.rank, os.getpid(), self.order.attempt, step, said.alive)
+        train_state = self.train_state if from_memory else None
+        survivor_report = write_survivor_report(self.logs, self.order.attempt, step, self.rank, self.peers, train_state)
+        if self.loop and survivor_report.redone:
+            enter(self.logs, survivor_report, self.loop.sampler, self.world_size, self.config.recovery.name)
+        return LeftAttempt(self.rank, os.getpid(), self.order.attempt, step, survivor_report.alive)
 
     def leave(self, loop: TrainLoop) -> None:
         """Everything is done and recorded: a peer's death no longer matters."""
@@ -219,39 +219,39 @@ def allow_descriptors() -> None:
 
 
 def build_train_step(
-    config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, pulse: HeartbeatWriter
+    config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, heartbeat: HeartbeatWriter
 ) -> FaultTolerantTrainStep:
     device = warm_up.device
     scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
-    return FaultTolerantTrainStep(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), pulse, warm_up=warm_up)
+    return FaultTolerantTrainStep(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), heartbeat, warm_up=warm_up)
 
 
 def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
     """What a spare prepares before it is needed: imports, data set, model, optimizer, and a first (slow) forward and backward pass."""
-    kept = CarriedState(address, config.supervision.collective_timeout_s)
+    carried = CarriedState(address, config.supervision.collective_timeout_s)
     device = make_deterministic(config, 0)
     dataset = build_dataset(config.dataset)
     record = describe(dataset)
-    kept.data = (dataset, record)
+    carried.data = (dataset, record)
     model = build_model(config.model, record.classes, record.shape)
     optimizer = build_optimizer(config.optimizer, model.parameters())
     warm_up_model(model, config, record)
-    learner = build_train_step(config, model, optimizer, WarmUp.of(config, record.shape, device), HeartbeatWriter(None, 0))
+    train_step = build_train_step(config, model, optimizer, WarmUp.of(config, record.shape, device), HeartbeatWriter(None, 0))
     sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
-    kept.ready = WarmTrainer(learner, sampler, TrainState(model, optimizer, learner.scheduler, learner.scaler, sampler, 0, 1))
-    return kept
+    carried.ready = WarmTrainer(train_step, sampler, TrainState(model, optimizer, train_step.scheduler, train_step.scaler, sampler, 0, 1))
+    return carried
 
 
 def warm_up_model(model: torch.nn.Module, config: RunConfig, record: DatasetRecord) -> None:
     """One forward and backward pass on zeros, to select kernels and allocate memory. Leaves `model` as it was."""
     before = [buffer.clone() for buffer in model.buffers()]
     with autocast(config.precision, torch.device("cpu")):
-        said = model(torch.zeros(config.global_batch // config.world_size, *record.shape))
-    said.float().sum().backward()
+        output = model(torch.zeros(config.global_batch // config.world_size, *record.shape))
+    output.float().sum().backward()
     model.zero_grad(set_to_none=True)
     put_back(model.buffers(), before)
 
 
-def _parts(pack: TrainState) -> tuple[torch.nn.Module, torch.optim.Optimizer, Stateful, Stateful | None, Sampler]:
+def _parts(train_state: TrainState) -> tuple[torch.nn.Module, torch.optim.Optimizer, Stateful, Stateful | None, Sampler]:
     """Components without rank and peers."""
-    return pack.model, pack.optimizer, pack.scheduler, pack.scaler, pack.sampler
+    return train_state.model, train_state.optimizer, train_state.scheduler, train_state.scaler, train_state.sampler

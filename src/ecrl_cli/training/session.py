@@ -101,19 +101,19 @@ class Session:
         config = self.config
         dataset, record = self.data()
         self.agree_on(record)
-        learner, sampler, pack = self.state(record)
-        resumed = self.restore(pack)
-        self.injector.attach(pack.model, pack.optimizer, pack)
+        train_step, sampler, train_state = self.state(record)
+        resumed = self.restore(train_state)
+        self.injector.attach(train_state.model, train_state.optimizer, train_state)
         return TrainLoop(
             config=config,
             attempt=self.order.attempt,
             rank=self.rank,
             world_size=self.world_size,
-            train_step=learner,
+            train_step=train_step,
             loader=BatchLoader(dataset, config.seed, config.dataset.augment),
             sampler=sampler,
-            pack=pack,
-            strategy=self.strategy(pack),
+            train_state=train_state,
+            strategy=self.strategy(train_state),
             injector=self.injector,
             heartbeat=self.heartbeat,
             clock=self.clock,
@@ -123,8 +123,8 @@ class Session:
             line_chain=resumed.line_chain,
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
-            digests=DigestSchedule(config, self.layout, self.order.resume_step, pack),
-            owed=self.order.memory == SNAPSHOT,  # chosen because no checkpoint is as new
+            digests=DigestSchedule(config, self.layout, self.order.resume_step, train_state),
+            checkpoint_owed=self.order.memory == SNAPSHOT,  # chosen because no checkpoint is as new
         )
 
     def state(self, record: DatasetRecord) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
@@ -132,16 +132,16 @@ class Session:
         config = self.config
         model = self.model(record)
         optimizer = build_optimizer(config.optimizer, model.parameters())
-        learner = self.train_step(model, optimizer, record.shape)
+        train_step = self.train_step(model, optimizer, record.shape)
         replicas = config.elastic.replicas
         sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
-        parts = (model, optimizer, learner.scheduler, learner.scaler, sampler)
-        pack = TrainState(*parts, self.rank, self.world_size, self.peers, shared_rng=replicas > 0)
+        parts = (model, optimizer, train_step.scheduler, train_step.scaler, sampler)
+        train_state = TrainState(*parts, self.rank, self.world_size, self.peers, shared_rng=replicas > 0)
         if replicas:
             seed_replica(config.seed, self.order.resume_step, replicas)
         else:
             seed_rank(config.seed, self.rank, self.order.resume_step)
-        return learner, sampler, pack
+        return train_step, sampler, train_state
 
     def model(self, record: DatasetRecord) -> torch.nn.Module:
         return build_model(self.config.model, record.classes, record.shape).to(self.device)
@@ -172,8 +172,8 @@ class Session:
             contribution=ReplicaGradient(model),
         )
 
-    def strategy(self, pack: TrainState) -> Strategy:
-        inputs = StrategyInputs(self.config, pack, self.layout, self.order.attempt, self.clock, self.store_under, self.control.snapshots)
+    def strategy(self, train_state: TrainState) -> Strategy:
+        inputs = StrategyInputs(self.config, train_state, self.layout, self.order.attempt, self.clock, self.store_under, self.control.snapshots)
         return make_strategy(inputs)
 
     def store_under(self, root: Path, config: StoreConfig) -> CheckpointStore:
@@ -182,23 +182,23 @@ class Session:
         store.fs = HeartbeatFs(store.fs, self.heartbeat.again)
         return store
 
-    def restore(self, pack: TrainState) -> TrainPosition:
-        """Restore `pack` if there is something to resume from; returns this rank's position."""
+    def restore(self, train_state: TrainState) -> TrainPosition:
+        """Restore `train_state` if there is something to resume from; returns this rank's position."""
         if self.order.memory == SNAPSHOT:
             assert self.control.snapshots is not None
             loaded = load_snapshot(self.control.snapshots, self.order.resume_step, self.order.snapshot_sha256)
-            return pack.become(loaded.tensors, loaded.train)
+            return train_state.become(loaded.tensors, loaded.train)
         if self.order.resume_from is None:
             return NOWHERE
         path = self.layout.root / self.order.resume_from.path
-        return pack.restore(path, self.order.resume_from.commit_sha256, self.config.checkpoint.finite)
+        return train_state.restore(path, self.order.resume_from.commit_sha256, self.config.checkpoint.finite)
 
     def record_restored(self, loop: TrainLoop) -> None:
         """Record digests of the restored state, if this rank resumed: verify compares them with what was saved."""
         order = self.order
         if not order.restored_digests or not (order.resume_from or order.memory):
             return
-        found = loop.pack.rank_digests(loop.progress())
+        found = loop.train_state.rank_digests(loop.progress())
         restored = RestoredState(order.attempt, loop.global_step, found.rank, found.state)
         write_json(self.logs.restored(self.rank), encode(restored), durable=False)
 
@@ -224,7 +224,7 @@ class Session:
         """Stop the goodput clock, then write the final digests: only a run with this record reached its target."""
         at, time = self.clock.switch("idle"), wall()
         self.heartbeat.phase("done")
-        digests, ranks = loop.pack.digests(), loop.pack.rank_states(loop.progress())
+        digests, ranks = loop.train_state.digests(), loop.train_state.rank_states(loop.progress())
         if self.rank == 0:
             final = FinalState(
                 global_step=loop.global_step,

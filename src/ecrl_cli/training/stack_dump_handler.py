@@ -10,17 +10,17 @@ import faulthandler
 import os
 import signal
 
-TELL = signal.SIGUSR2
+DUMP_SIGNAL = signal.SIGUSR2
 
 
 def answer() -> int:
-    """Dump all stacks on TELL from now on; returns the memory file's descriptor."""
+    """Dump all stacks on DUMP_SIGNAL from now on; returns the memory file's descriptor."""
     memory = os.memfd_create("ecrl-stacks")
-    faulthandler.register(TELL, file=memory, all_threads=True, chain=False)
+    faulthandler.register(DUMP_SIGNAL, file=memory, all_threads=True, chain=False)
     return memory
 
 
 def silence(memory: int) -> None:
     """Undo `answer`."""
-    faulthandler.unregister(TELL)
+    faulthandler.unregister(DUMP_SIGNAL)
     os.close(memory)

@@ -22,9 +22,9 @@ from ecrl_cli.storage.files import write_json
 class DigestSchedule:
     """One rank's schedule, in an attempt that starts after step `began`. Construction is collective: after the rendezvous, before the first step."""
 
-    def __init__(self, config: RunConfig, layout: RunLayout, began: int, pack: TrainState) -> None:
+    def __init__(self, config: RunConfig, layout: RunLayout, began: int, train_state: TrainState) -> None:
         self._config, self._layout, self._began = config, layout, began
-        self._interval = _told(pack, _recorded(layout) if pack.rank == 0 else None) if config.state_digests == "auto" else EVERY_STEP
+        self._interval = _told(train_state, _recorded(layout) if train_state.rank == 0 else None) if config.state_digests == "auto" else EVERY_STEP
         self._step_s: list[float] = []
         self._digest_s: list[float] = []
 
@@ -37,22 +37,22 @@ class DigestSchedule:
             self._step_s.append(step_s)
             self._digest_s.append(digest_s)
 
-    def agree(self, pack: TrainState) -> None:
+    def agree(self, train_state: TrainState) -> None:
         """After the last measured step: record the interval; collective then. Otherwise no effect."""
         if self._interval is not None or len(self._step_s) < MEASURED_STEPS:
             return
         own = worked_out(min(self._digest_s[1:]), min(self._step_s[1:]), self._config.checkpoint.every)
-        if pack.rank == 0:
+        if train_state.rank == 0:
             write_json(self._layout.state_digests, encode(own))
-        self._interval = _told(pack, own)
+        self._interval = _told(train_state, own)
 
 
-def _told(pack: TrainState, own: DigestInterval | None) -> DigestInterval | None:
+def _told(train_state: TrainState, own: DigestInterval | None) -> DigestInterval | None:
     """Rank 0's `own` on every rank, without the measured times. Collective."""
-    if pack.world_size == 1:
+    if train_state.world_size == 1:
         return own
     row = torch.tensor([own.every, int(own.at_checkpoints)] if own else [0, 0])
-    every, at_checkpoints = pack.peers.all_gather(row)[0].tolist()
+    every, at_checkpoints = train_state.peers.all_gather(row)[0].tolist()
     return DigestInterval(every, bool(at_checkpoints), 0.0, 0.0) if every else None
 
 

@@ -20,15 +20,15 @@ Layers = tuple[tuple[str, ...], ...]
 
 
 def write_survivor_report(
-    logs: AttemptLayout, attempt: int, global_step: int, rank: int, peers: FaultTolerantGroup, pack: TrainState | None
+    logs: AttemptLayout, attempt: int, global_step: int, rank: int, peers: FaultTolerantGroup, train_state: TrainState | None
 ) -> SurvivorReport:
-    """Write the report, durably. `pack` None: this rank keeps no state and goes back to a checkpoint with all others."""
+    """Write the report, durably. `train_state` None: this rank keeps no state and goes back to a checkpoint with all others."""
     redone = tuple(peers.redone)
-    layers = layers_of(pack.model, peers.parameters) if pack and redone else ()
-    digest = pack.state_digest() if pack else ""
-    said = SurvivorReport(global_step, attempt, rank, peers.alive, redone, layers, digest, monotonic(), wall())
-    write_whole(logs.survivor_report(rank), line_of(said))
-    return said
+    layers = layers_of(train_state.model, peers.parameters) if train_state and redone else ()
+    digest = train_state.state_digest() if train_state else ""
+    survivor_report = SurvivorReport(global_step, attempt, rank, peers.alive, redone, layers, digest, monotonic(), wall())
+    write_whole(logs.survivor_report(rank), line_of(survivor_report))
+    return survivor_report
 
 
 def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) -> Layers:
@@ -37,11 +37,11 @@ def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) ->
     return tuple(tuple(names[parameter] for parameter in buckets[index]) for index in sorted(buckets))
 
 
-def enter(logs: AttemptLayout, said: SurvivorReport, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str) -> None:
+def enter(logs: AttemptLayout, survivor_report: SurvivorReport, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str) -> None:
     """Write the attempt's lost samples: the dead ranks' share of the mini-batch that was finished without them. `cause`: the recovery's name."""
-    lines = lost_samples(said.redone, said.layers, sampler, world_size, cause)
+    lines = lost_samples(survivor_report.redone, survivor_report.layers, sampler, world_size, cause)
     if lines:
-        write_whole(logs.lost_samples(said.rank), b"".join(map(line_of, lines)))
+        write_whole(logs.lost_samples(survivor_report.rank), b"".join(map(line_of, lines)))
 
 
 def lost_samples(

@@ -44,7 +44,7 @@ class TrainLoop:
     train_step: TrainStep
     loader: BatchLoader
     sampler: ResumableGlobalBatchSampler
-    pack: TrainState
+    train_state: TrainState
     strategy: Strategy
     injector: Injector
     heartbeat: HeartbeatWriter
@@ -56,7 +56,7 @@ class TrainLoop:
     loss: float  # the last step's
     until: int | None = None
     digests: DigestSchedule | None = None  # None: no digests of the state are logged
-    owed: bool = False  # whether the step that this attempt continues from is in memory only, so that a checkpoint due at it is missing
+    checkpoint_owed: bool = False  # whether the step that this attempt continues from is in memory only, so that a checkpoint due at it is missing
 
     @property
     def end(self) -> int:
@@ -67,14 +67,14 @@ class TrainLoop:
         if self.global_step:  # faults planned at this boundary are still pending if the run was stopped before them
             self.injector.at_boundary(self.global_step, self.flush)
         self.check_stop()
-        if prepared := self.owed and self.checkpoint_due():
+        if prepared := self.checkpoint_owed and self.checkpoint_due():
             self.clock.global_step = self.global_step  # the save's time counts for the step that it saves
             self.strategy.prepare()
             self.save(remembered=True)
         while self.global_step < self.end:
             self.step()
             if self.digests is not None:
-                self.digests.agree(self.pack)
+                self.digests.agree(self.train_state)
             self.check_stop()
             if not prepared:
                 self.clock.switch("warm_up")
@@ -82,7 +82,7 @@ class TrainLoop:
                 prepared = True
             if self.checkpoint_due():
                 self.save()
-            elif self.memory_due():
+            elif self.snapshot_due():
                 self.snapshot_in_memory()
             self.injector.at_boundary(self.global_step, self.flush)
         self.report(self.global_step, "flushing", self.loss)
@@ -126,27 +126,27 @@ class TrainLoop:
         self.injector.before_step(self.global_step + 1)
         epoch, cursor = self.sampler.epoch, self.sampler.cursor_step
         batch = self.loader.batch(epoch, self.sampler.shard(self.rank, self.world_size))
-        learned = self.train_step.run(batch, self.global_step + 1)
-        self.loss = learned.loss
+        result = self.train_step.run(batch, self.global_step + 1)
+        self.loss = result.loss
         self.heartbeat.phase("logging")
-        self.refuse_what_is_not_finite()
+        self.check_finite()
         self.global_step += 1
         self.sampler.advance()
-        self.log(batch, epoch, cursor, began, learned)
+        self.log(batch, epoch, cursor, began, result)
         self.report(self.global_step, "training", self.loss)
 
-    def refuse_what_is_not_finite(self) -> None:
+    def check_finite(self) -> None:
         """LossNotFinite before the step is logged or saved: no later attempt may resume from it."""
         if not math.isfinite(self.loss):
             fact = f"is {self.loss} at step {self.global_step + 1} on rank {self.rank}"
             raise LossNotFinite("loss", fact, "if it comes back after a restart, lower optimizer.lr")
 
-    def log(self, batch: Batch, epoch: int, cursor: int, began: float, learned: StepResult) -> None:
+    def log(self, batch: Batch, epoch: int, cursor: int, began: float, result: StepResult) -> None:
         """Write the step's log line. It is handed to the kernel before any barrier that precedes a capture."""
         now = monotonic()
         due = self.digests is not None and self.digests.due(self.global_step)
-        digests = self.pack.rank_digests(self.progress()) if due else None
-        digested, settings = monotonic() - now, self.pack.step_settings()
+        digests = self.train_state.rank_digests(self.progress()) if due else None
+        digested, settings = monotonic() - now, self.train_state.step_settings()
         line = RankLine(
             global_step=self.global_step,
             epoch=epoch,
@@ -155,7 +155,7 @@ class TrainLoop:
             world_size=self.world_size,
             sample_ids_hash=ids_hash(batch.ids),
             sample_ids_count=len(batch.ids),
-            loss=learned.logged,
+            loss=result.logged,
             attempt=self.attempt,
             seconds=now - began,
             at=now,
@@ -176,7 +176,7 @@ class TrainLoop:
         last = self.global_step == self.end and (self.until is not None or self.config.checkpoint.final)
         return last or self.global_step % self.config.checkpoint.every == 0
 
-    def memory_due(self) -> bool:
+    def snapshot_due(self) -> bool:
         return strategy_of(self.config).snapshots > 0 and self.global_step % self.config.checkpoint.memory_every == 0
 
     def progress(self) -> TrainPosition:

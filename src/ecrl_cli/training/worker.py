@@ -94,7 +94,7 @@ def _take_part(layout: RunLayout, seat: RankAssignment, memory: int) -> RankAssi
             raise
         error = raised if isinstance(raised, EcrlError) else StorageError.of("rank", raised.filename or layout.root, raised)
         sys.stderr.write(f"ecrl: error: {error.line()}\n")
-        control.trouble(RankError(rank, error.line(), error.exit_code, spoilt=isinstance(error, LossNotFinite)))
+        control.trouble(RankError(rank, error.line(), error.exit_code, peers_corrupted=isinstance(error, LossNotFinite)))
         return error.exit_code
     except Exception as error:
         control.trouble(_unexpected(rank, error))

@@ -67,7 +67,7 @@ class Snapshot:
         saved = saved_state({pair[0]: pair[1] for pair in found}, document if isinstance(document, dict) else {})
         return SnapshotContent(digest([hashlib.sha256(self.train).hexdigest(), found]), digest(state), saved)
 
-    def refuse_what_is_not_finite(self, setting: str = "all") -> None:
+    def check_finite(self, setting: str = "all") -> None:
         """InvalidSnapshot, naming the tensor, if one holds a NaN or infinity that checkpoint.finite=`setting` forbids."""
         for place in self.tensors:
             if must_be_finite(place.spec.name, setting) and not all_finite(place.spec.dtype, self._bytes(place)):

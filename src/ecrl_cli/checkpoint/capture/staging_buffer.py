@@ -123,8 +123,8 @@ class _MemoryFile(io.RawIOBase):
 class CapturePlanner:
     """The current buffer layout and the tensors to capture, for strategies on rank 0."""
 
-    def __init__(self, pack: TrainState, suffix: str) -> None:
-        self.pack, self._suffix = pack, suffix
+    def __init__(self, train_state: TrainState, suffix: str) -> None:
+        self.train_state, self._suffix = train_state, suffix
         self._layout: BufferLayout | None = None
         self._sources: list[TensorSource] = []
         self._signature = (-1, -1)
@@ -133,7 +133,7 @@ class CapturePlanner:
 
     def refresh(self, gathered: RankStates) -> BufferLayout:
         """Look up the live tensors (into `found`); returns the layout, planned again if it does not fit them."""
-        if self._layout is None or self._signature != self.pack.signature():
+        if self._layout is None or self._signature != self.train_state.signature():
             self._plan(gathered)
         self._look_up(gathered)
         if [(tensor.shape, tensor.dtype) for tensor in self.found.values()] != self._expected:
@@ -145,7 +145,7 @@ class CapturePlanner:
         self.found = {source.name: source.find() for source in self._sources} | gathered.rng
 
     def _plan(self, gathered: RankStates) -> None:
-        self._sources, self._signature = self.pack.sources(), self.pack.signature()
+        self._sources, self._signature = self.train_state.sources(), self.train_state.signature()
         self._layout = plan_layout(self._sources, gathered, self._suffix)
         self._look_up(gathered)
         self._expected = [(tensor.shape, tensor.dtype) for tensor in self.found.values()]

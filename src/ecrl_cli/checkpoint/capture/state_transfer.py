@@ -13,11 +13,11 @@ from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
 from ecrl_cli.checkpoint.format.image import TensorSpec
 
 
-def pack_state(pack: TrainState, progress: TrainPosition) -> tuple[bytes, torch.Tensor]:
-    """Header and bytes of the state in `pack`, without RNG states and line chains, which belong to each rank."""
-    tensors = {source.name: source.find() for source in pack.sources()}
+def pack_state(train_state: TrainState, progress: TrainPosition) -> tuple[bytes, torch.Tensor]:
+    """Header and bytes of the state in `train_state`, without RNG states and line chains, which belong to each rank."""
+    tensors = {source.name: source.find() for source in train_state.sources()}
     table = [[name, spec.dtype, list(spec.shape)] for name, tensor in tensors.items() for spec in [spec_of(name, tensor)]]
-    header = canonical_json({"train": parse(pack.train_document(progress, [])), "tensors": table})
+    header = canonical_json({"train": parse(train_state.train_document(progress, [])), "tensors": table})
     return header, torch.cat([raw(tensor) for tensor in tensors.values()])
 
 
@@ -26,13 +26,13 @@ def size_of(header: bytes) -> int:
     return sum(spec.nbytes for spec in _specs(parse(header)))
 
 
-def unpack_state(pack: TrainState, header: bytes, data: torch.Tensor) -> TrainPosition:
-    """Load the two messages into `pack`; returns this rank's position."""
+def unpack_state(train_state: TrainState, header: bytes, data: torch.Tensor) -> TrainPosition:
+    """Load the two messages into `train_state`; returns this rank's position."""
     document = parse(header)
     specs = _specs(document)
     parts = torch.split(data, [spec.nbytes for spec in specs])
     tensors = {spec.name: part.clone().view(dtype_of(spec)).view(spec.shape) for spec, part in zip(specs, parts, strict=True)}
-    return pack.become(tensors, document["train"])
+    return train_state.become(tensors, document["train"])
 
 
 def _specs(document: dict[str, Any]) -> list[TensorSpec]:

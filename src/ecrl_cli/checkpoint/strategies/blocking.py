@@ -27,7 +27,7 @@ class BlockingStrategy:
         return cls(inputs.context(), inputs.store())
 
     def prepare(self) -> None:
-        gathered = self._context.pack.gather(NOWHERE)
+        gathered = self._context.train_state.gather(NOWHERE)
         if self._context.writes:
             self._store.claim(self._context.attempt)
             self._ready(gathered)
@@ -35,12 +35,12 @@ class BlockingStrategy:
     def save(self, progress: TrainPosition) -> None:
         context = self._context
         context.clock.switch("sync")
-        gathered = context.pack.gather(progress)
+        gathered = context.train_state.gather(progress)
         context.clock.mark()
         if context.writes:
             self._write(progress, gathered)
             context.clock.switch("sync")
-        context.pack.barrier()
+        context.train_state.barrier()
         if context.writes:
             context.released(progress.global_step, context.log.last_save)
 
@@ -79,5 +79,5 @@ class BlockingStrategy:
         if self._slot is None or self._slot.layout != layout:
             if self._slot is not None:
                 self._slot.close()
-            self._slot = StagingBuffer(Memory.create(layout.nbytes), layout, self._context.pack.device)
+            self._slot = StagingBuffer(Memory.create(layout.nbytes), layout, self._context.train_state.device)
         return self._slot

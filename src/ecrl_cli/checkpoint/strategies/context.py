@@ -30,7 +30,7 @@ class StrategyInputs:
     memory files, if the strategy keeps snapshots."""
 
     config: RunConfig
-    pack: TrainState
+    train_state: TrainState
     layout: RunLayout
     attempt: int
     clock: SpanClock
@@ -40,9 +40,9 @@ class StrategyInputs:
     def context(self) -> StrategyContext:
         """The strategy's context; opens the attempt's checkpoint log."""
         log = CheckpointLog(Journal(self.layout.attempt(self.attempt).checkpoints), self.layout, self.attempt)
-        planner = CapturePlanner(self.pack, suffix_of(self.config.checkpoint))
+        planner = CapturePlanner(self.train_state, suffix_of(self.config.checkpoint))
         on_error = self.config.checkpoint.on_error
-        return StrategyContext(self.pack, planner, self.layout, run_id(self.config), self.attempt, self.clock, log, on_error)
+        return StrategyContext(self.train_state, planner, self.layout, run_id(self.config), self.attempt, self.clock, log, on_error)
 
     def store(self) -> CheckpointStore:
         """The run's store, for a strategy that writes in the rank itself."""
@@ -60,7 +60,7 @@ def suffix_of(checkpoint: CheckpointConfig) -> str:
 class StrategyContext:
     """One rank in one attempt: its state, its span clock, and the checkpoint log (which only rank 0 writes)."""
 
-    pack: TrainState
+    train_state: TrainState
     snapshotter: CapturePlanner
     layout: RunLayout
     run_id: str
@@ -71,16 +71,16 @@ class StrategyContext:
 
     @property
     def writes(self) -> bool:
-        return self.pack.rank == 0
+        return self.train_state.rank == 0
 
     def stamp(self, progress: TrainPosition) -> CheckpointMeta:
-        return CheckpointMeta(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.pack.world_size)
+        return CheckpointMeta(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.train_state.world_size)
 
     def capture(self, slot: StagingBuffer, progress: TrainPosition, gathered: RankStates) -> tuple[tuple[PartPlace, ...], bytes]:
         """Copy the tensors that were just looked up into `slot`; returns the places of the files and the text of train.json."""
         self.clock.switch("snapshot")
         slot.capture(self.snapshotter.found)
-        train = self.pack.train_document(progress, gathered.line_chain)
+        train = self.train_state.train_document(progress, gathered.line_chain)
         serialized = 0
         if slot.layout.suffix == ".pt":
             self.clock.switch("serialize")

@@ -33,7 +33,7 @@ class InMemoryStrategy(OverlappedStrategy):
     def __init__(self, context: StrategyContext, max_inflight: int, snapshots: SnapshotPair) -> None:
         super().__init__(context, max_inflight)
         self._snapshots = snapshots
-        self._snapshotter = CapturePlanner(context.pack, "")
+        self._snapshotter = CapturePlanner(context.train_state, "")
         self._desks: dict[int, MappedSnapshot] = {}
         self._next = 0
 
@@ -46,9 +46,9 @@ class InMemoryStrategy(OverlappedStrategy):
         """Allocate the snapshot memory ahead of time: first touching a page costs seven times a copy into it."""
         super().prepare()
         context = self._context
-        gathered = context.pack.gather(NOWHERE)
+        gathered = context.train_state.gather(NOWHERE)
         if context.writes:
-            layout, train = self._snapshotter.refresh(gathered), context.pack.train_document(NOWHERE, gathered.line_chain)
+            layout, train = self._snapshotter.refresh(gathered), context.train_state.train_document(NOWHERE, gathered.line_chain)
             free = self._snapshots.free()
             self._next = free[0]
             for number in free:
@@ -59,7 +59,7 @@ class InMemoryStrategy(OverlappedStrategy):
         context.clock.switch("sync")
         if context.writes and self._next in self._desks:
             self._desks[self._next].page.withdraw()
-        gathered = context.pack.gather(progress)
+        gathered = context.train_state.gather(progress)
         if context.writes:
             context.clock.switch("snapshot")
             self._copy(progress, gathered)
@@ -71,7 +71,7 @@ class InMemoryStrategy(OverlappedStrategy):
         super().close()
 
     def _copy(self, progress: TrainPosition, gathered: RankStates) -> None:
-        layout, train = self._snapshotter.refresh(gathered), self._context.pack.train_document(progress, gathered.line_chain)
+        layout, train = self._snapshotter.refresh(gathered), self._context.train_state.train_document(progress, gathered.line_chain)
         desk = self._desk(self._next, layout, train)
         desk.page.withdraw()
         desk.slot.capture(self._snapshotter.found)
@@ -88,5 +88,5 @@ class InMemoryStrategy(OverlappedStrategy):
         self._snapshots.withdraw(number)
         nbytes = self._snapshots.make_room(number, room(layout.plan.nbytes, layout.plan.parts, train))
         memory = Memory(os.dup(self._snapshots.fds[number]), nbytes)
-        self._desks[number] = MappedSnapshot(memory, layout, StagingBuffer(memory, layout, self._context.pack.device))
+        self._desks[number] = MappedSnapshot(memory, layout, StagingBuffer(memory, layout, self._context.train_state.device))
         return self._desks[number]

@@ -32,7 +32,7 @@ class OverlappedStrategy:
         return cls(inputs.context(), inputs.config.checkpoint.max_inflight)
 
     def prepare(self) -> None:
-        gathered = self._context.pack.gather(NOWHERE)
+        gathered = self._context.train_state.gather(NOWHERE)
         if self._context.writes:
             self._planned = self._context.snapshotter.refresh(gathered)
             self._client = self._connected(self._planned)
@@ -41,12 +41,12 @@ class OverlappedStrategy:
         self._heed_failures()
         context = self._context
         context.clock.switch("sync")
-        gathered = context.pack.gather(progress)
+        gathered = context.train_state.gather(progress)
         context.clock.mark()
         if context.writes:
             self._enqueue(progress, gathered)
             context.clock.switch("sync")
-        context.pack.barrier()
+        context.train_state.barrier()
         if context.writes:
             context.released(progress.global_step)
 
@@ -131,7 +131,7 @@ class OverlappedStrategy:
         return client
 
     def _slot(self, memory: Memory, layout: BufferLayout) -> StagingBuffer:
-        return StagingBuffer(memory, layout, self._context.pack.device)
+        return StagingBuffer(memory, layout, self._context.train_state.device)
 
     def _drop(self) -> None:
         self._hear_failure()

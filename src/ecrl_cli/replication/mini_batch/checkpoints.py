@@ -23,7 +23,7 @@ class Checkpoints:
         self._trainee = trainee
         self._store = CheckpointStore(folder, StoreConfig(keep=2))
         self._store.claim(0)
-        self._snapshotter = CapturePlanner(trainee.pack, "")
+        self._snapshotter = CapturePlanner(trainee.train_state, "")
         self._slot: StagingBuffer | None = None
         self._latest: Saved | None = None
         self.saving_s: list[float] = []
@@ -33,13 +33,13 @@ class Checkpoints:
         """Save the state after `done` mini-batches; returns once it is durable."""
         began = monotonic()
         progress = TrainPosition(done, 0, 0, 0, "")
-        gathered = self._trainee.pack.gather(progress)
+        gathered = self._trainee.train_state.gather(progress)
         layout = self._snapshotter.refresh(gathered)
         if self._slot is None or self._slot.layout != layout:
             self._drop_slot()
-            self._slot = StagingBuffer(Memory.create(layout.nbytes), layout, self._trainee.pack.device)
+            self._slot = StagingBuffer(Memory.create(layout.nbytes), layout, self._trainee.train_state.device)
         self._slot.capture(self._snapshotter.found)
-        train = self._trainee.pack.train_document(progress, gathered.line_chain)
+        train = self._trainee.train_state.train_document(progress, gathered.line_chain)
         image = CheckpointImage(CheckpointMeta(RUN_ID, done, 0, 0, 0, 1), self._slot.memory.view, layout.parts(done, 0), {TRAIN: train})
         self._latest = self._store.save(image, 0)
         self._store.update_pointers_and_retire(self._latest, image)
@@ -51,7 +51,7 @@ class Checkpoints:
             raise EvidenceMissing("checkpoint", "none has been taken", "save one first")
         began = monotonic()
         self._trainee.optimizer.state.clear()
-        found = self._trainee.pack.restore(self._latest.path, self._latest.commit_sha256)
+        found = self._trainee.train_state.restore(self._latest.path, self._latest.commit_sha256)
         self.loading_s.append(monotonic() - began)
         return found.global_step
 

@@ -50,7 +50,7 @@ class Trainee:
         self.buffers = list(self.model.buffers())
         self.optimizer = build_optimizer(size.optimizer, self.parameters)
         self.cursor = Cursor()
-        self.pack = TrainState(self.model, self.optimizer, self.cursor, None, Cursor(), rank=0, world_size=1)
+        self.train_state = TrainState(self.model, self.optimizer, self.cursor, None, Cursor(), rank=0, world_size=1)
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +102,7 @@ class Trainee:
 
     def digest(self) -> str:
         """One digest of parameters, buffers and moments."""
-        return self.pack.state_digest()
+        return self.train_state.state_digest()
 
     def _moments(self, parameter: torch.Tensor) -> dict[str, Any]:
         found: dict[str, Any] = self.optimizer.state.get(parameter, {})

@@ -122,8 +122,8 @@ class Oracle:
             buffer.copy_(values[name])
 
     def digests(self) -> str:
-        pack = TrainState(self.model, self.optimizer, self.scheduler, None, self.sampler, 0, 1)
-        found = pack.digests()
+        train_state = TrainState(self.model, self.optimizer, self.scheduler, None, self.sampler, 0, 1)
+        found = train_state.digests()
         return " ".join((found.parameters, found.buffers, found.optimizer))
 
 

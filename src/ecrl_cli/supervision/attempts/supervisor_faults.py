@@ -32,9 +32,9 @@ class BetweenAttemptFaults:
         for entry in _left(self._layout, "rest") if earlier else ():
             if entry.global_step > seen:
                 continue
-            strike = fault_kind(entry.kind).strike_at_rest(BetweenAttempts(self._layout.root, self._store, self._seed + entry.index, chooses))
-            if strike and claim(self._layout, _fired(entry, len(earlier), strike.detail)):
-                strike.inject()
+            fault = fault_kind(entry.kind).strike_at_rest(BetweenAttempts(self._layout.root, self._store, self._seed + entry.index, chooses))
+            if fault and claim(self._layout, _fired(entry, len(earlier), fault.detail)):
+                fault.inject()
 
 
 class WallClockFaults:

@@ -50,7 +50,7 @@ class SupervisorRecordWriter:
     def begin(self) -> None:
         attempts = tuple(self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts)
         session = SupervisorSession(monotonic(), wall(), boot_id(), code=source_sha256())
-        self._write(attempts=taken_along(attempts), sessions=(*self.record.sessions, session), terminal_status="running", reason="")
+        self._write(attempts=with_survived_as_died(attempts), sessions=(*self.record.sessions, session), terminal_status="running", reason="")
 
     def open(self, attempt: Attempt) -> None:
         self._write(attempts=(*self.record.attempts, replace(attempt, session=self.session)))
@@ -68,7 +68,9 @@ class SupervisorRecordWriter:
         at, time = both_clocks()
         ended = replace(self.record.sessions[-1], ended_at=at, ended_time=time, signals=signals, writer_deaths=writer_deaths)
         sessions = (*self.record.sessions[:-1], ended)
-        self._write(terminal_status=status, reason=self._layout.relative_text(reason), sessions=sessions, attempts=taken_along(self.record.attempts))
+        self._write(
+            terminal_status=status, reason=self._layout.relative_text(reason), sessions=sessions, attempts=with_survived_as_died(self.record.attempts)
+        )
         self._write(attempts=with_phases(self._layout, self.record.attempts))
         return self.record
 
@@ -95,7 +97,7 @@ def read_record(layout: RunLayout) -> SupervisorRecord:
         raise RecordError("supervisor.json", f"not a supervisor's record ({error})", "restore the file") from error
 
 
-def taken_along(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+def with_survived_as_died(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
     """`attempts`, the last as `died` if it ended as `survived`: no attempt took over its survivors' state, so the next one starts from a
     checkpoint.
     """

@@ -10,7 +10,7 @@ from ecrl_cli.supervision.attempts.restart_policy import INCURABLE
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
-from ecrl_cli.supervision.watch.attempt_monitor import AttemptCompanion, AttemptMonitor, AttemptResult, look
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptCompanion, AttemptMonitor, AttemptResult, wake
 from ecrl_cli.supervision.watch.control_server import Connection, Message
 from ecrl_cli.supervision.watch.graceful_stop import stepping
 from ecrl_cli.supervision.watch.watchdog import WatchdogContext
@@ -24,22 +24,22 @@ class InPlaceMonitor(AttemptMonitor):
     """
 
     def __init__(
-        self, running: ZygoteAttempt, crew: WorkerPool, stop: StopSignals, companion: AttemptCompanion | None, post: WatchdogContext
+        self, running: ZygoteAttempt, workers: WorkerPool, stop: StopSignals, companion: AttemptCompanion | None, context: WatchdogContext
     ) -> None:
-        super().__init__(running, post.attempt_spec.attempt, crew.listener, stop, companion, post)
-        self._live, self._workers, self._heartbeats = running, crew, post.heartbeats
+        super().__init__(running, context.attempt_spec.attempt, workers.listener, stop, companion, context)
+        self._zygote_attempt, self._workers, self._heartbeats = running, workers, context.heartbeats
         self._known_dead: frozenset[int] = frozenset()
-        self._met: set[Connection] = set()
-        crew.spares.serve(running)
+        self._greeted: set[Connection] = set()
+        workers.spares.serve(running)
 
     def _finished(self) -> bool:
         self._running.check()
-        self._mark_dead(self._live.dead - self._known_dead)
-        return self._live.orphaned or self._hopeless or self._all_left
+        self._mark_dead(self._zygote_attempt.dead - self._known_dead)
+        return self._zygote_attempt.orphaned or self._unrecoverable or self._all_have_left
 
     @property
-    def _all_left(self) -> bool:
-        living = self._live.living
+    def _all_have_left(self) -> bool:
+        living = self._zygote_attempt.living
         return living is not None and living <= set(self._workers.survivors)
 
     def _mark_dead(self, dead: frozenset[int]) -> None:
@@ -50,53 +50,53 @@ class InPlaceMonitor(AttemptMonitor):
                 self._watchdog.mark_dead(rank)
         if dead:
             self._known_dead |= dead
-            if self._workers.ahead:
-                self._workers.ahead.begin()
-            self._hear_what_is_left()
+            if self._workers.prevalidator:
+                self._workers.prevalidator.begin()
+            self._drain_connections()
 
     @property
-    def _hopeless(self) -> bool:
-        return bool(self._known_dead) and any(trouble.spoilt or trouble.exit_code in INCURABLE for trouble in self._troubles)
+    def _unrecoverable(self) -> bool:
+        return bool(self._known_dead) and any(error.peers_corrupted or error.exit_code in INCURABLE for error in self._rank_errors)
 
-    def _look_after_companion(self) -> None:
-        super()._look_after_companion()
+    def _check_companion(self) -> None:
+        super()._check_companion()
         spares = self._workers.spares
-        self._watch.keep("spares", (), look)  # `spares.look` closes descriptors whose numbers may be reused
-        spares.look()
+        self._events.set_group("spares", (), wake)  # `spares.poll` closes descriptors whose numbers may be reused
+        spares.poll()
         if stepping(self._heartbeats):  # only once the ranks are stepping: spares must not slow down their start
             spares.refill()
-        self._watch.keep("spares", spares.watched(), look)
+        self._events.set_group("spares", spares.watched(), wake)
 
     def _end(self) -> AttemptResult:
-        if self._live.orphaned or self._hopeless or not self._all_left or not self._workers.survivors:
+        if self._zygote_attempt.orphaned or self._unrecoverable or not self._all_have_left or not self._workers.survivors:
             ended = super()._end()
             self._workers.dismiss()
             return ended
-        self._watch.keep("attempt", (), look)
-        exits = self._live.release()
+        self._events.set_group("attempt", (), wake)
+        exits = self._zygote_attempt.release()
         self._reaped = True
-        self._hear_what_is_left()
+        self._drain_connections()
         stragglers = self._watchdog.stragglers if self._watchdog else ()
         return AttemptResult(replace(exits, noticed_at=monotonic()), self._explanation(exits.first), None, None, stragglers)
 
-    def _take(self, message: Message, connection: Connection) -> None:
+    def _dispatch(self, message: Message, connection: Connection) -> None:
         if isinstance(message, LeftAttempt):
             if message.attempt == self._attempt and not self._reaped and self._running.pids().get(message.rank) == message.pid:
-                self._part(connection)
+                self._detach(connection)
                 self._workers.leave(message, connection)
         elif isinstance(message, SpareReady):
-            self._part(connection)
-            self._workers.spares.stand_by(message, connection)
+            self._detach(connection)
+            self._workers.spares.add_ready(message, connection)
         else:
-            super()._take(message, connection)
+            super()._dispatch(message, connection)
 
-    def _meet(self, hello: Hello, connection: Connection) -> None:
-        self._met.add(connection)
-        super()._meet(hello, connection)
+    def _on_hello(self, hello: Hello, connection: Connection) -> None:
+        self._greeted.add(connection)
+        super()._on_hello(hello, connection)
 
     def _close(self) -> None:
         for connection in list(self._connections.values()):
-            if connection not in self._met:
-                self._part(connection)
+            if connection not in self._greeted:
+                self._detach(connection)
                 self._workers.spares.keep(connection)
         super()._close()

@@ -61,10 +61,10 @@ def _ranks(places: tuple[int, ...], filled: Collection[int]) -> tuple[int, ...]:
     return tuple(rank for rank, place in enumerate(places) if place in filled)
 
 
-def write_regroup_launch(layout: RunLayout, earlier: tuple[Attempt, ...], going: RegroupPlan) -> AttemptSpec:
+def write_regroup_launch(layout: RunLayout, earlier: tuple[Attempt, ...], regroup: RegroupPlan) -> AttemptSpec:
     """Write launch.json of an attempt that continues with the survivors' state in memory, durably, and return it."""
-    begun = begin(layout, earlier, len(going.origins), going.step)
-    return write_order(layout, replace(begun, continues=begun.attempt - 1, memory=going.memory, origins=going.origins, joined=going.joined))
+    begun = begin(layout, earlier, len(regroup.origins), regroup.step)
+    return write_order(layout, replace(begun, continues=begun.attempt - 1, memory=regroup.memory, origins=regroup.origins, joined=regroup.joined))
 
 
 def begin(layout: RunLayout, earlier: tuple[Attempt, ...], world_size: int, step: int) -> AttemptSpec:
@@ -89,22 +89,22 @@ def write_order(layout: RunLayout, made: AttemptSpec) -> AttemptSpec:
     return made
 
 
-def steps_of(attempt: Attempt, logged: tuple[int | None, int | None], going: RegroupPlan) -> tuple[int | None, int | None]:
+def steps_of(attempt: Attempt, logged: tuple[int | None, int | None], regroup: RegroupPlan) -> tuple[int | None, int | None]:
     """First and last step of `attempt`, given those that rank 0 `logged`: it may have died before the last step that the survivors completed."""
     first, last = logged
-    if not going.memory or going.step <= attempt.resumed_from_step:
+    if not regroup.memory or regroup.step <= attempt.resumed_from_step:
         return logged
-    return first or attempt.resumed_from_step + 1, max(going.step, last or 0)
+    return first or attempt.resumed_from_step + 1, max(regroup.step, last or 0)
 
 
-def describe(death: str, world_size: int, going: RegroupPlan) -> str:
+def describe(death: str, world_size: int, regroup: RegroupPlan) -> str:
     """What happened and which ranks continue, as a short text."""
-    if not going:
-        return f"{death}; all begin anew: {going.because}" if going.because else death
-    if not going.memory:
-        return f"{death}; {world_size - len(going.joined)} of {world_size} ranks and {_count(len(going.joined), 'spare')} go back to a checkpoint"
-    spares = f", {_count(len(going.joined), 'spare')} among them" if going.joined else ""
-    return f"{death}; {len(going.origins)} of {world_size} ranks go on{spares}"
+    if not regroup:
+        return f"{death}; all begin anew: {regroup.because}" if regroup.because else death
+    if not regroup.memory:
+        return f"{death}; {world_size - len(regroup.joined)} of {world_size} ranks and {_count(len(regroup.joined), 'spare')} go back to a checkpoint"
+    spares = f", {_count(len(regroup.joined), 'spare')} among them" if regroup.joined else ""
+    return f"{death}; {len(regroup.origins)} of {world_size} ranks go on{spares}"
 
 
 def _count(number: int, what: str) -> str:

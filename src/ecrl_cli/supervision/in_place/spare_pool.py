@@ -41,14 +41,14 @@ class IdleWorker:
             self.connection.socket.close()
 
 
-def end(hands: list[IdleWorker]) -> None:
+def end(workers: list[IdleWorker]) -> None:
     """Kill, wait for and reap these processes."""
-    for hand in hands:
-        processes.kill(hand.pidfd)
-    processes.wait_all([hand.pidfd for hand in hands], GONE_WITHIN_S)
-    for hand in hands:
-        processes.reap(hand.pid)
-        hand.release()
+    for worker in workers:
+        processes.kill(worker.pidfd)
+    processes.wait_all([worker.pidfd for worker in workers], GONE_WITHIN_S)
+    for worker in workers:
+        processes.reap(worker.pid)
+        worker.release()
 
 
 class SparePool:
@@ -57,18 +57,18 @@ class SparePool:
     def __init__(self, wanted: int, tell: Callable[[str], None]) -> None:
         self.wanted, self._tell = wanted, tell
         self._idle: list[IdleWorker] = []
-        self._strangers: list[Connection] = []  # connected, no message yet: spares that are warming up
+        self._unready: list[Connection] = []  # connected, no message yet: spares that are warming up
         self._source: ZygoteAttempt | None = None
         self._asked = self._failed_starts = 0
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(hand.pid for hand in self._idle)
+        return tuple(spare.pid for spare in self._idle)
 
     @property
     def ready(self) -> int:
         """How many spares are ready."""
-        return sum(hand.connection is not None for hand in self._idle)
+        return sum(spare.connection is not None for spare in self._idle)
 
     def serve(self, running: ZygoteAttempt) -> None:
         """Fork spares from the zygote of `running` from now on. Spares of another zygote are dropped: they died with it."""
@@ -79,18 +79,18 @@ class SparePool:
         self._source = running
 
     def watched(self) -> list[int]:
-        """Descriptors that become readable when `look` has something to do."""
+        """Descriptors that become readable when `poll` has something to do."""
         zygote = [self._source.zygote.socket.fileno()] if self._source and self._asked and not self._source.zygote.over() else []
-        return zygote + [hand.pidfd for hand in self._idle] + [stranger.socket.fileno() for stranger in self._strangers]
+        return zygote + [spare.pidfd for spare in self._idle] + [connection.socket.fileno() for connection in self._unready]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Process new pids, messages and deaths of spares. Closes descriptors, so `watched` changes."""
-        self._hear()
-        for stranger in list(self._strangers):
-            self._listen(stranger)
-        dead = [hand for hand in self._idle if hand.ended]
-        self._idle = [hand for hand in self._idle if hand not in dead]
-        self._count([hand for hand in dead if hand.connection is None])
+        self._read_pids()
+        for connection in list(self._unready):
+            self._receive(connection)
+        dead = [spare for spare in self._idle if spare.ended]
+        self._idle = [spare for spare in self._idle if spare not in dead]
+        self._count_failed_starts([spare for spare in dead if spare.connection is None])
         end(dead)
 
     def refill(self) -> None:
@@ -104,17 +104,17 @@ class SparePool:
 
     def keep(self, connection: Connection) -> None:
         """Take over a connection on which no message has arrived yet."""
-        self._strangers.append(connection)
+        self._unready.append(connection)
 
-    def stand_by(self, standby: SpareReady, connection: Connection) -> None:
+    def add_ready(self, standby: SpareReady, connection: Connection) -> None:
         """A spare is ready. Its message may arrive before the zygote has reported its pid."""
-        if all(hand.pid != standby.pid for hand in self._idle):
+        if all(spare.pid != standby.pid for spare in self._idle):
             self.settle()
-        hand = next((each for each in self._idle if each.pid == standby.pid and each.connection is None), None)
-        if hand is None:
+        spare = next((each for each in self._idle if each.pid == standby.pid and each.connection is None), None)
+        if spare is None:
             connection.socket.close()
         else:
-            hand.connection, self._failed_starts = connection, 0
+            spare.connection, self._failed_starts = connection, 0
 
     def gather(self, count: int, listener: ControlServer, stop: StopSignals, seconds: float) -> None:
         """Wait until `count` spares are ready, or none can become so; at most `seconds`, and only until a stop signal."""
@@ -126,7 +126,7 @@ class SparePool:
             select.select([listener.fileno(), stop.fileno(), self._source.zygote.pidfd, *self.watched()], [], [], left)
             while connection := listener.accept():
                 self.keep(connection)
-            self.look()
+            self.poll()
 
     def settle(self) -> None:
         """Wait until the zygote has reported all requested spares (milliseconds) or has ended, and its spares with it.
@@ -137,7 +137,7 @@ class SparePool:
             if self._source.zygote.over():
                 self._asked = 0
                 return
-            self._hear()
+            self._read_pids()
             if self._asked and not any(select.select([self._source.zygote.socket.fileno(), self._source.zygote.pidfd], [], [], ANSWER_S)):
                 self._tell(f"the zygote has not answered for {ANSWER_S:g} s and is killed, with all that it forked")
                 self._source.zygote.kill()
@@ -145,35 +145,35 @@ class SparePool:
 
     def take(self, count: int) -> list[IdleWorker]:
         """Remove up to `count` ready spares from the pool and return them."""
-        taken = [hand for hand in self._idle if hand.connection is not None][:count]
-        self._idle = [hand for hand in self._idle if hand not in taken]
+        taken = [spare for spare in self._idle if spare.connection is not None][:count]
+        self._idle = [spare for spare in self._idle if spare not in taken]
         return taken
 
     def close(self) -> None:
         """End all spares."""
         self.settle()
         end(self._idle)
-        for stranger in self._strangers:
-            stranger.socket.close()
-        self._idle, self._strangers = [], []
+        for connection in self._unready:
+            connection.socket.close()
+        self._idle, self._unready = [], []
 
-    def _hear(self) -> None:
+    def _read_pids(self) -> None:
         for message in self._source.zygote.heard("spares") if self._source else ():
             self._asked -= len(message["pids"])
             opened = [(pid, processes.open_pidfd(pid)) for pid in message["pids"]]
             self._idle += [IdleWorker(pid, pidfd) for pid, pidfd in opened if pidfd is not None]
 
-    def _listen(self, stranger: Connection) -> None:
-        messages, hung_up = stranger.receive()
+    def _receive(self, connection: Connection) -> None:
+        messages, hung_up = connection.receive()
         standby = next((message for message in messages if isinstance(message, SpareReady)), None)
         if standby or hung_up:
-            self._strangers.remove(stranger)
+            self._unready.remove(connection)
         if standby:
-            self.stand_by(standby, stranger)
+            self.add_ready(standby, connection)
         elif hung_up:
-            stranger.socket.close()
+            connection.socket.close()
 
-    def _count(self, dead: list[IdleWorker]) -> None:
+    def _count_failed_starts(self, dead: list[IdleWorker]) -> None:
         self._failed_starts += len(dead)
         if dead and self._failed_starts - len(dead) < STILLBORN <= self._failed_starts:
             self._tell("spares end before they stand by: no more of them are started, output.log says why")

@@ -20,14 +20,14 @@ class WorkerPool:
     """
 
     def __init__(self, listener: ControlServer, spares: int, tell: Callable[[str], None], prevalidator: CheckpointPrevalidator | None) -> None:
-        self.listener, self.spares, self.ahead = listener, SparePool(spares, tell), prevalidator
+        self.listener, self.spares, self.prevalidator = listener, SparePool(spares, tell), prevalidator
         self.survivors: dict[int, IdleWorker] = {}
-        self._called: tuple[IdleWorker, ...] = ()
+        self._chosen: tuple[IdleWorker, ...] = ()
 
     @property
     def pids(self) -> tuple[int, ...]:
-        hands = (*self.survivors.values(), *self._called)
-        return (*(hand.pid for hand in hands), *self.spares.pids)
+        workers = (*self.survivors.values(), *self._chosen)
+        return (*(worker.pid for worker in workers), *self.spares.pids)
 
     def leave(self, left: LeftAttempt, connection: Connection) -> None:
         """A rank has left its attempt and waits on `connection`."""
@@ -44,38 +44,38 @@ class WorkerPool:
 
     def steps(self) -> dict[int, int]:
         """By living survivor, the last step that it completed. Reaps survivors that have died."""
-        ended = [hand for hand in self.survivors.values() if hand.ended]
-        self.survivors = {rank: hand for rank, hand in self.survivors.items() if hand not in ended}
+        ended = [worker for worker in self.survivors.values() if worker.ended]
+        self.survivors = {rank: worker for rank, worker in self.survivors.items() if worker not in ended}
         end(ended)
-        return {rank: hand.left.global_step for rank, hand in self.survivors.items() if hand.left}
+        return {rank: worker.left.global_step for rank, worker in self.survivors.items() if worker.left}
 
     def gather(self, count: int, stop: StopSignals, seconds: float) -> int:
         """Wait for `count` ready spares, at most `seconds`; returns how many are ready."""
         self.spares.gather(count, self.listener, stop, seconds)
         return self.spares.ready
 
-    def call(self, origins: tuple[int, ...], joined: tuple[int, ...]) -> tuple[int, ...]:
+    def choose(self, origins: tuple[int, ...], joined: tuple[int, ...]) -> tuple[int, ...]:
         """Choose the process of each new rank: a survivor by its old rank in `origins`, or a spare for the ranks in `joined`. Returns the pids by
         new rank.
 
         A process that dies after this counts as a rank that died in the next attempt.
         """
         spares = iter(self.spares.take(len(joined)))
-        self._called = tuple(next(spares) if rank in joined else self.survivors.pop(origin) for rank, origin in enumerate(origins))
-        return tuple(hand.pid for hand in self._called)
+        self._chosen = tuple(next(spares) if rank in joined else self.survivors.pop(origin) for rank, origin in enumerate(origins))
+        return tuple(worker.pid for worker in self._chosen)
 
-    def assign(self, order: AttemptSpec, running: ZygoteAttempt) -> None:
+    def assign(self, spec: AttemptSpec, running: ZygoteAttempt) -> None:
         """Send each chosen process its Assignment. From then on the processes belong to `running`."""
-        for rank, hand in enumerate(self._called):
-            if hand.connection:
-                hand.connection.assign(Assignment(order.attempt, rank, running.prefix))
-            hand.release()
-        self._called = ()
+        for rank, worker in enumerate(self._chosen):
+            if worker.connection:
+                worker.connection.assign(Assignment(spec.attempt, rank, running.prefix))
+            worker.release()
+        self._chosen = ()
 
     def dismiss(self) -> None:
         """Kill the survivors and the chosen processes; spares stay."""
-        end([*self.survivors.values(), *self._called])
-        self.survivors, self._called = {}, ()
+        end([*self.survivors.values(), *self._chosen])
+        self.survivors, self._chosen = {}, ()
 
     def close(self) -> None:
         """Kill survivors and spares."""

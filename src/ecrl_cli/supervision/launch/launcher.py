@@ -23,7 +23,7 @@ class LaunchSpec:
 
     `layout.root` is absolute. `port` 0: any free one. `preload`: modules that the ranks will import (zygote). `nodes`: the nodes that share the
     ranks equally, the supervisor's own first; empty: this machine only. `private_network`: the ranks run in a private network namespace (under
-    the zygote: that of a zygote used for one attempt). `hands`: pids by rank of existing processes that are assigned their rank by others
+    the zygote: that of a zygote used for one attempt). `existing_pids`: pids by rank of existing processes that are assigned their rank by others
     (zygote); empty: start the ranks.
 
     `module`: what a rank runs: as a program under torchrun, its `run_rank(run_dir, attempt, rendezvous, started) -> exit code` in a zygote.
@@ -37,7 +37,7 @@ class LaunchSpec:
     module: str = WORKER
     nodes: tuple[str, ...] = ()
     private_network: bool = False
-    hands: tuple[int, ...] = ()
+    existing_pids: tuple[int, ...] = ()
 
     @property
     def output(self) -> str:

@@ -19,7 +19,7 @@ from ecrl_cli.supervision.launch.slurm_allocation import slurm_environment, srun
 from ecrl_cli.supervision.launch.torchrun_agent import AgentAttempt, as_exit, root_cause
 
 NODE = "ecrl_cli.supervision.launch.srun_node_main"
-TOLD_WITHIN_S = 8.0  # an agent notices a death within 0.1 s and needs about 2 s to end; a lost node never reports
+REPORTED_WITHIN_S = 8.0  # an agent notices a death within 0.1 s and needs about 2 s to end; a lost node never reports
 _LABEL = re.compile(r"^ *(\d+): ?", re.MULTILINE)
 _FAILED = re.compile(r"\(local_rank: (\d+)\).*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
 
@@ -55,7 +55,7 @@ class NodesAttempt(AgentAttempt):
         if self._ranks.closed:
             return self._ranks.exits()
         if self._ranks.first is not None and not self._killed:
-            processes.wait_all([self._agent_fd], TOLD_WITHIN_S)
+            processes.wait_all([self._agent_fd], REPORTED_WITHIN_S)
         self.kill()
         processes.wait_all([self._agent_fd], GONE_WITHIN_S)
         processes.kill(self._agent_fd)
@@ -70,20 +70,20 @@ class NodesAttempt(AgentAttempt):
         if code == 0:
             self._ended_well()
         if self._ranks.first is not None:
-            each = self._spec.order.world_size // len(self._spec.nodes)
-            told = failures(Path(self._spec.output).read_text(encoding="utf-8", errors="replace"), each)
-            self._ranks.first = min([self._ranks.first, *told], key=_explains_less)
+            ranks_per_node = self._spec.order.world_size // len(self._spec.nodes)
+            reported = failures(Path(self._spec.output).read_text(encoding="utf-8", errors="replace"), ranks_per_node)
+            self._ranks.first = min([self._ranks.first, *reported], key=_explains_less)
 
 
-def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
+def command(spec: LaunchSpec, run_id: str, scratch: Path) -> list[str]:
     """srun's argv. The head node's port is free now and bound a moment later: if it is taken by then, the attempt dies and the next one picks
     another.
     """
-    each = spec.order.world_size // len(spec.nodes)
-    agent = f"--nnodes {len(spec.nodes)} --nproc-per-node {each} --max-restarts 0 --rdzv-backend ecrl".split()
-    where = ["--rdzv-id", meeting, "--rdzv-endpoint", f"{socket.gethostname()}:{spec.port or free_port()}", "--log-dir", str(scratch)]
+    ranks_per_node = spec.order.world_size // len(spec.nodes)
+    agent = f"--nnodes {len(spec.nodes)} --nproc-per-node {ranks_per_node} --max-restarts 0 --rdzv-backend ecrl".split()
+    where = ["--rdzv-id", run_id, "--rdzv-endpoint", f"{socket.gethostname()}:{spec.port or free_port()}", "--log-dir", str(scratch)]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
-    return srun(spec.nodes, [sys.executable, "-m", NODE, meeting, *agent, *where, *worker])
+    return srun(spec.nodes, [sys.executable, "-m", NODE, run_id, *agent, *where, *worker])
 
 
 def free_port() -> int:
@@ -92,14 +92,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def failures(output: str, each: int) -> list[RankExit]:
-    """The root cause that each node's agent printed to srun's labelled `output`. `each`: ranks per node."""
+def failures(output: str, ranks_per_node: int) -> list[RankExit]:
+    """The root cause that each node's agent printed to srun's labelled `output`. `ranks_per_node`: ranks per node."""
     found = []
     for node in sorted({int(label) for label in _LABEL.findall(output)}):
         own = "\n".join(line.split(":", 1)[1] for line in output.splitlines() if re.match(rf" *{node}:", line))
         failed = _FAILED.search(root_cause(own))
         if failed:
-            found.append(as_exit(node * each + int(failed[1]), int(failed[3]), int(failed[2])))
+            found.append(as_exit(node * ranks_per_node + int(failed[1]), int(failed[3]), int(failed[2])))
     return found
 
 

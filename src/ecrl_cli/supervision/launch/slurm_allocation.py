@@ -58,21 +58,23 @@ def allocated() -> tuple[str, ...]:
     words = ["scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")]
     listed = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if listed.returncode or not listed.stdout.split():
-        said = " ".join(listed.stderr.split()) or "it names none"
-        raise ConfigError(KEY, f"Slurm does not tell the nodes of {words[-1] or 'this allocation'} ({said})", "start it from the batch script itself")
+        reason = " ".join(listed.stderr.split()) or "it names none"
+        raise ConfigError(
+            KEY, f"Slurm does not tell the nodes of {words[-1] or 'this allocation'} ({reason})", "start it from the batch script itself"
+        )
     return tuple(listed.stdout.split())
 
 
 def answering(nodes: Sequence[str]) -> tuple[str, ...]:
     """Those of `nodes` on which srun can start a process. All are tried at once; srun gives up on a dead one after about ten seconds."""
-    asked = {node: _ask(node) for node in nodes}
-    fds = {node: os.pidfd_open(process.pid) for node, process in asked.items()}
+    probes = {node: _ask(node) for node in nodes}
+    fds = {node: os.pidfd_open(process.pid) for node, process in probes.items()}
     processes.wait_all(fds.values(), ANSWERS_WITHIN_S)
-    for node, process in asked.items():
+    for node, process in probes.items():
         processes.kill(fds[node])
         process.wait()
         os.close(fds[node])
-    return tuple(node for node, process in asked.items() if process.returncode == 0)
+    return tuple(node for node, process in probes.items() if process.returncode == 0)
 
 
 def _ask(node: str) -> subprocess.Popen[bytes]:
@@ -90,13 +92,13 @@ def srun(nodes: Sequence[str], command: Sequence[str]) -> list[str]:
     return [shutil.which("srun") or "srun", *shape, "--overlap", "--cpu-bind=none", "--label", *command]
 
 
-def seats(alive: Sequence[str], config: RunConfig, silent: Sequence[str] = ()) -> NodePlacement:
+def placement_on(alive: Sequence[str], config: RunConfig, silent: Sequence[str] = ()) -> NodePlacement:
     """The placement on the nodes `alive`, the supervisor's own first: see `place_ranks`. `silent`: nodes that do not respond."""
     world_size, count = place_ranks(config, len(alive))
     return NodePlacement(tuple(alive[:count]), world_size, tuple(silent))
 
 
-def take_seats(config: RunConfig) -> NodePlacement:
+def place_attempt(config: RunConfig) -> NodePlacement:
     """The placement of the next attempt.
 
     If nodes of the allocation are lost: on the remaining nodes (`shrink`), or none: the job is requeued and Stopped is raised (`requeue`).
@@ -109,7 +111,7 @@ def take_seats(config: RunConfig) -> NodePlacement:
     alive = (nodes[0], *answering(nodes[1:]))  # the supervisor's own node need not be tried
     silent = [node for node in nodes if node not in alive]
     if len(alive) >= config.supervision.nodes or config.supervision.on_node_loss == "shrink":
-        return seats(alive, config, silent)
+        return placement_on(alive, config, silent)
     raise _requeue(silent)
 
 
@@ -121,9 +123,9 @@ def _job() -> str:
 
 def _requeue(silent: Sequence[str]) -> Stopped:
     job = _job()
-    asked = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=_environment())
+    requeue = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=_environment())
     gone = f"{', '.join(silent)} of the allocation does not answer"
-    if asked.returncode:
-        said = " ".join(asked.stderr.split())
-        return Stopped("SIGTERM", f"{gone} and Slurm does not start job {job} anew ({said})", "start the same command again in a whole allocation")
+    if requeue.returncode:
+        reason = " ".join(requeue.stderr.split())
+        return Stopped("SIGTERM", f"{gone} and Slurm does not start job {job} anew ({reason})", "start the same command again in a whole allocation")
     return Stopped("SIGTERM", f"{gone}; Slurm starts job {job} anew", "it goes on from its newest checkpoint", code=REQUEUED)

@@ -16,19 +16,19 @@ from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 from ecrl_cli.supervision.launch.torchrun_agent import AGENT
 
 CUT_OFF = 1
-SEATED = "ECRL_NODE"  # environment variable of the ranks: the number of their node; 0 is the supervisor's
+NODE_VARIABLE = "ECRL_NODE"  # environment variable of the ranks: the number of their node; 0 is the supervisor's
 
 
 def main(arguments: list[str]) -> int:
     """The agent's exit code, or CUT_OFF if the agent was killed because the supervisor has gone."""
-    meeting, *rest = arguments
+    run_id, *rest = arguments
     node = os.environ["SLURM_PROCID"]
     processes.become_subreaper()
     # The head node hosts the store because it is number 0, not by comparing addresses: its name may resolve to an address that it does not have.
     agent = subprocess.Popen(
         mortal_command([sys.executable, "-m", AGENT, "--rdzv-conf", f"node={node}", *rest]),
         stdin=subprocess.DEVNULL,
-        env={**os.environ, SEATED: node, "ECRL_SUPERVISOR": str(os.getpid())},
+        env={**os.environ, NODE_VARIABLE: node, "ECRL_SUPERVISOR": str(os.getpid())},
         start_new_session=True,
     )
     agent_fd = os.pidfd_open(agent.pid)
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     finally:
         processes.kill(agent_fd)
         agent.wait()
-        here, ours = processes.tagged(f"{SEATED}={node}"), processes.tagged(f"TORCHELASTIC_RUN_ID={meeting}")
+        here, ours = processes.tagged(f"{NODE_VARIABLE}={node}"), processes.tagged(f"TORCHELASTIC_RUN_ID={run_id}")
         processes.sweep(lambda pid: here(pid) and ours(pid))  # both tags: two nodes may be one machine
 
 

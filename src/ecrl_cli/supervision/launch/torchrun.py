@@ -84,11 +84,11 @@ class TorchrunAttempt(AgentAttempt):
         self._ranks.notice([table or as_exit(None, self._agent.pid, code)])
 
 
-def command(spec: LaunchSpec, meeting: str, scratch: Path) -> list[str]:
+def command(spec: LaunchSpec, run_id: str, scratch: Path) -> list[str]:
     """The agent's argv. The store binds a free port itself (0), so that nothing else can take it; `scratch` keeps torchrun's logs out of /tmp."""
     agent = f"--nnodes 1 --nproc-per-node {spec.order.world_size} --max-restarts 0 --rdzv-backend ecrl --local-addr 127.0.0.1".split()
     agent += ["--signals-to-handle", "SIGQUIT"]  # its default list would handle the signals that it is started to ignore
-    where = ["--rdzv-id", meeting, "--rdzv-endpoint", f"127.0.0.1:{spec.port}", "--log-dir", str(scratch)]
+    where = ["--rdzv-id", run_id, "--rdzv-endpoint", f"127.0.0.1:{spec.port}", "--log-dir", str(scratch)]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
     return [sys.executable, "-m", AGENT, *agent, *where, *worker]
 

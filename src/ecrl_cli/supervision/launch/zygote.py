@@ -126,7 +126,7 @@ class ZygoteLauncher:
         self._living().warm(preload(config))
 
     def launch(self, spec: LaunchSpec) -> ZygoteAttempt:
-        if not spec.hands:  # surviving ranks need the store of the zygote that forked them
+        if not spec.existing_pids:  # surviving ranks need the store of the zygote that forked them
             self._discard()
         self._served = True
         return ZygoteAttempt(spec, self._living())
@@ -150,15 +150,15 @@ class ZygoteLauncher:
 
 
 class ZygoteAttempt:
-    """Ranks forked for this attempt, or `spec.hands`: survivors of an earlier one, and spares."""
+    """Ranks forked for this attempt, or `spec.existing_pids`: survivors of an earlier one, and spares."""
 
     def __init__(self, spec: LaunchSpec, zygote: ZygoteProcess) -> None:
         self.spec, self.zygote, self._ranks = spec, zygote, RankTable()
         self.orphaned = False
         self.prefix = f"attempt{spec.order.attempt}-{secrets.token_hex(8)}"
-        for rank, pid in enumerate(spec.hands):
+        for rank, pid in enumerate(spec.existing_pids):
             self._ranks.add(rank, pid)
-        self._forked = bool(spec.hands)
+        self._forked = bool(spec.existing_pids)
         if not self._forked:
             zygote.ask(
                 {

@@ -22,20 +22,20 @@ from ecrl_cli.supervision.watch.watchdog import AttemptWatchdog, WatchdogContext
 class AttemptResult:
     """How an attempt ended. Each of these may be missing.
 
-    `trouble`: the error, reported by a rank, that explains the end. `stopped_by`: the stop signal. `hang`: the hang for which it was killed.
+    `rank_error`: the error, reported by a rank, that explains the end. `stopped_by`: the stop signal. `hang`: the hang for which it was killed.
     """
 
     exits: RankExits
-    trouble: RankError | None
+    rank_error: RankError | None
     stopped_by: int | None
     hang: Hang | None = None
     stragglers: tuple[Straggler, ...] = ()
 
     @property
-    def well(self) -> bool:
+    def succeeded(self) -> bool:
         """Every rank ended by itself with exit code 0."""
-        asked = self.stopped_by is not None or self.hang is not None
-        return self.exits.first is None and not asked and all(rank.good for rank in self.exits.ranks)
+        ended_by_supervisor = self.stopped_by is not None or self.hang is not None
+        return self.exits.first is None and not ended_by_supervisor and all(rank.good for rank in self.exits.ranks)
 
 
 class AttemptCompanion(Protocol):
@@ -49,7 +49,7 @@ class AttemptCompanion(Protocol):
 
 
 class AttemptMonitor:
-    """Watches a running attempt for deaths, messages and stop signals; with a `post`, also for hangs."""
+    """Watches a running attempt for deaths, messages and stop signals; with a `context`, also for hangs."""
 
     def __init__(
         self,
@@ -58,29 +58,29 @@ class AttemptMonitor:
         listener: ControlServer,
         stop: StopSignals,
         companion: AttemptCompanion | None = None,
-        post: WatchdogContext | None = None,
+        context: WatchdogContext | None = None,
     ) -> None:
         self._running, self._attempt, self._listener, self._stop = running, attempt, listener, stop
-        self._companion, self._context = companion, post
-        self._watchdog = AttemptWatchdog(post, companion, monotonic()) if post else None
-        self._graceful_stop = post.graceful_stop(stop) if post else GracefulStop(stop, None, 0.0)
+        self._companion, self._context = companion, context
+        self._watchdog = AttemptWatchdog(context, companion, monotonic()) if context else None
+        self._graceful_stop = context.graceful_stop(stop) if context else GracefulStop(stop, None, 0.0)
         self._hang: Hang | None = None
         self._connections: dict[int, Connection] = {}
-        self._troubles: list[RankError] = []
-        self._on_progress: Callable[[Progress], None] = _nothing_to_show
+        self._rank_errors: list[RankError] = []
+        self._on_progress: Callable[[Progress], None] = _ignore_progress
         self._reaped = False
-        self._watch = EventLoop()
+        self._events = EventLoop()
 
     def run(self, on_progress: Callable[[Progress], None]) -> AttemptResult:
         """Run until the attempt is over or is to stop; all its processes have ended when this returns."""
         self._on_progress = on_progress
-        self._watch.add(self._listener, self._accept)
-        self._watch.add(self._stop, look)
+        self._events.add(self._listener, self._accept)
+        self._events.add(self._stop, wake)
         try:
             while not self._over():
-                self._watch.keep("attempt", self._running.watched(), look)
-                self._look_after_companion()
-                self._watch.turn(self._pause_s())
+                self._events.set_group("attempt", self._running.watched(), wake)
+                self._check_companion()
+                self._events.run_once(self._pause_s())
             return self._end()
         finally:
             self._close()
@@ -100,38 +100,38 @@ class AttemptMonitor:
 
     def _pause_s(self) -> float | None:
         """The longest time in seconds to wait for events; None: without limit."""
-        now, strikes = monotonic(), self._context.wall_clock_faults if self._context else None
-        waits = [self._watchdog.every_s if self._watchdog else None, self._graceful_stop.left_s(now), strikes.left_s(now) if strikes else None]
+        now, faults = monotonic(), self._context.wall_clock_faults if self._context else None
+        waits = [self._watchdog.every_s if self._watchdog else None, self._graceful_stop.left_s(now), faults.left_s(now) if faults else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
-    def _look_after_companion(self) -> None:
+    def _check_companion(self) -> None:
         if self._companion:
             if self._companion.check():
-                self._watch.keep("companion", (), look)  # the number of its closed descriptor may be reused
-            self._watch.keep("companion", self._companion.watched(), look)
+                self._events.set_group("companion", (), wake)  # the number of its closed descriptor may be reused
+            self._events.set_group("companion", self._companion.watched(), wake)
 
     def _end(self) -> AttemptResult:
-        asked = self._stop.first
-        self._watch.keep("attempt", (), look)
+        stopped_by = self._stop.first
+        self._events.set_group("attempt", (), wake)
         if self._hang and self._watchdog:
             self._watchdog.dump_stacks()
         exits = self._running.reap()
         self._reaped = True
-        self._hear_what_is_left()
+        self._drain_connections()
         stragglers = self._watchdog.stragglers if self._watchdog else ()
-        return AttemptResult(exits, self._explanation(exits.first), asked, self._hang, stragglers)
+        return AttemptResult(exits, self._explanation(exits.first), stopped_by, self._hang, stragglers)
 
-    def _hear_what_is_left(self) -> None:
+    def _drain_connections(self) -> None:
         """Read the messages that ranks sent before they ended: they are still in sockets, some of which have not been accepted yet."""
         while self._accept():
             continue
         for number in list(self._connections):
-            self._hear(number)
+            self._receive(number)
 
     def _explanation(self, first: RankExit | None) -> RankError | None:
         """An error that no restart fixes, else the error that the first casualty reported. A survivor could only report that it lost its peer."""
-        incurable = [t for t in self._troubles if t.exit_code in INCURABLE]
-        own = [t for t in self._troubles if first is not None and t.rank == first.rank]
+        incurable = [t for t in self._rank_errors if t.exit_code in INCURABLE]
+        own = [t for t in self._rank_errors if first is not None and t.rank == first.rank]
         return next(iter([*incurable, *own]), None)
 
     def _accept(self) -> bool:
@@ -141,50 +141,50 @@ class AttemptMonitor:
             return False
         number = connection.socket.fileno()
         self._connections[number] = connection
-        self._watch.add(number, lambda: self._hear(number))
+        self._events.add(number, lambda: self._receive(number))
         return True
 
-    def _hear(self, number: int) -> None:
+    def _receive(self, number: int) -> None:
         connection = self._connections[number]
         messages, hung_up = connection.receive()
         for message in messages:
-            self._take(message, connection)
+            self._dispatch(message, connection)
         if hung_up and number in self._connections:
-            self._part(connection)
+            self._detach(connection)
             connection.socket.close()
 
-    def _part(self, connection: Connection) -> None:
+    def _detach(self, connection: Connection) -> None:
         """Stop listening to the connection, without closing it."""
         number = connection.socket.fileno()
-        self._watch.drop(number)
+        self._events.drop(number)
         del self._connections[number]
 
-    def _take(self, message: Message, connection: Connection) -> None:
+    def _dispatch(self, message: Message, connection: Connection) -> None:
         if isinstance(message, Hello):
             if message.attempt == self._attempt and not self._reaped:
-                self._meet(message, connection)
+                self._on_hello(message, connection)
         elif isinstance(message, Progress):
             self._on_progress(message)
         elif isinstance(message, RankError):
-            self._troubles.append(message)
+            self._rank_errors.append(message)
 
-    def _meet(self, hello: Hello, connection: Connection) -> None:
+    def _on_hello(self, hello: Hello, connection: Connection) -> None:
         self._running.introduce(hello.rank, hello.pid)
         connection.answer(self._context.fds if self._context else ())
         if self._watchdog:
             self._watchdog.add_rank(hello)
 
     def _close(self) -> None:
-        self._watch.close()
+        self._events.close()
         if self._watchdog:
             self._watchdog.close()
         for connection in self._connections.values():
             connection.socket.close()
 
 
-def look() -> None:
+def wake() -> None:
     """Does nothing: the loop checks everything after each turn."""
 
 
-def _nothing_to_show(progress: Progress) -> None:
+def _ignore_progress(progress: Progress) -> None:
     """The progress callback before `run`."""

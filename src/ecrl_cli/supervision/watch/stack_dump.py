@@ -12,9 +12,9 @@ from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.layout import AttemptLayout
 from ecrl_cli.records.messages import Hello
-from ecrl_cli.training.stack_dump_handler import TELL
+from ecrl_cli.training.stack_dump_handler import DUMP_SIGNAL
 
-TOLD_WITHIN_S = 2.0
+REPORTED_WITHIN_S = 2.0
 LOOK_S = 0.02
 _STOPPED = ("T", "t")
 
@@ -42,9 +42,9 @@ class RankProbe:
 
     def wait_gone(self) -> None:
         if self._pidfd is not None:
-            processes.wait_all([self._pidfd], TOLD_WITHIN_S)
+            processes.wait_all([self._pidfd], REPORTED_WITHIN_S)
 
-    def told(self, deadline: float) -> bool:
+    def wait_for_stacks(self, deadline: float) -> bool:
         """Wait until its stacks are complete: they have stopped growing. False if they are not by `deadline`, or the rank has died before."""
         before = 0
         while self._memory is not None and self._pidfd is not None and monotonic() < deadline:
@@ -84,24 +84,24 @@ def dump_stacks(probes: Sequence[RankProbe], logs: AttemptLayout) -> None:
     A stopped rank can answer only after SIGCONT, and must do nothing else then. So its peers are killed before it is continued, and it is
     killed as soon as it has answered.
     """
-    facts = {witness.rank: witness.facts() for witness in probes}
-    stopped = [witness for witness in probes if witness.state in _STOPPED]
-    for witness in probes:
-        witness.send(TELL)
-    awake = [witness for witness in probes if witness not in stopped]
-    deadline = monotonic() + TOLD_WITHIN_S
-    for witness in awake:
-        witness.told(deadline)
+    facts = {probe.rank: probe.facts() for probe in probes}
+    stopped = [probe for probe in probes if probe.state in _STOPPED]
+    for probe in probes:
+        probe.send(DUMP_SIGNAL)
+    awake = [probe for probe in probes if probe not in stopped]
+    deadline = monotonic() + REPORTED_WITHIN_S
+    for probe in awake:
+        probe.wait_for_stacks(deadline)
     if stopped:
-        for witness in awake:
-            witness.send(signal.SIGKILL)
-        for witness in awake:
-            witness.wait_gone()
-    for witness in stopped:
-        witness.send(signal.SIGCONT)
-        witness.told(monotonic() + TOLD_WITHIN_S)
-        witness.send(signal.SIGKILL)
-        witness.wait_gone()
-    for witness in probes:
+        for probe in awake:
+            probe.send(signal.SIGKILL)
+        for probe in awake:
+            probe.wait_gone()
+    for probe in stopped:
+        probe.send(signal.SIGCONT)
+        probe.wait_for_stacks(monotonic() + REPORTED_WITHIN_S)
+        probe.send(signal.SIGKILL)
+        probe.wait_gone()
+    for probe in probes:
         with contextlib.suppress(OSError):  # a full disk must not prevent the hung attempt from being ended
-            logs.stacks(witness.rank).write_text(f"{facts[witness.rank]}\n{witness.stacks()}", encoding="utf-8")
+            logs.stacks(probe.rank).write_text(f"{facts[probe.rank]}\n{probe.stacks()}", encoding="utf-8")

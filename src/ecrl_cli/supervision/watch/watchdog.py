@@ -69,13 +69,13 @@ class WatchdogContext:
 class AttemptWatchdog:
     """Call `check` at each turn of the event loop, at least every `every_s` seconds."""
 
-    def __init__(self, post: WatchdogContext, beside: Sidecar | None, now: float) -> None:
-        self._context, self._sidecar = post, beside
-        limits = HangTimeouts.of(post.supervision)
+    def __init__(self, context: WatchdogContext, sidecar: Sidecar | None, now: float) -> None:
+        self._context, self._sidecar = context, sidecar
+        limits = HangTimeouts.of(context.supervision)
         self.every_s = limits.check_every_s
-        self._detector = HangDetector(limits, post.attempt_spec.resume_step, now)
+        self._detector = HangDetector(limits, context.attempt_spec.resume_step, now)
         self._writer_quiet = StallTimer(limits.counted_s, now)
-        self._stragglers = StragglerDetector(post.attempt_spec.resume_step)
+        self._stragglers = StragglerDetector(context.attempt_spec.resume_step)
         self._probes: dict[int, RankProbe] = {}
         self._known_dead: set[int] = set()
 
@@ -110,16 +110,16 @@ class AttemptWatchdog:
         dump_stacks([self._probes[rank] for rank in sorted(self._probes)], self._context.logs)
 
     def close(self) -> None:
-        for witness in self._probes.values():
-            witness.close()
+        for probe in self._probes.values():
+            probe.close()
         self._probes = {}
 
     def _beats(self) -> dict[int, Heartbeat]:
         return {rank: self._context.heartbeats.read(rank) for rank in range(self._context.ranks) if rank not in self._known_dead}
 
     def _diagnose_hang(self, beats: dict[int, Heartbeat]) -> HangDiagnosis:
-        states = {rank: witness.state for rank, witness in self._probes.items()}
-        parents = {processes.parent(witness.pid) for witness in self._probes.values()} - {0, os.getpid()}
+        states = {rank: probe.state for rank, probe in self._probes.items()}
+        parents = {processes.parent(probe.pid) for probe in self._probes.values()} - {0, os.getpid()}
         launcher = next((processes.state(pid) for pid in sorted(parents)), "")
         return HangDiagnosis(self._detector.quiet.waited_s, self._detector.limit_s, beats, states, launcher)
 
@@ -140,9 +140,9 @@ class AttemptWatchdog:
         self._detector.forgive()
         self._writer_quiet.seconds = 0.0
 
-    def _tell(self, found: list[Straggler]) -> None:
-        for one in found:
-            own, others = 1000 * one.own_s, 1000 * one.others_s
+    def _tell(self, stragglers: list[Straggler]) -> None:
+        for straggler in stragglers:
+            own, others = 1000 * straggler.own_s, 1000 * straggler.others_s
             self._context.tell(
-                f"rank {one.rank} holds the others up: {own:.0f} ms of its own per step, they {others:.0f} ms (step {one.global_step})"
+                f"rank {straggler.rank} holds the others up: {own:.0f} ms of its own per step, they {others:.0f} ms (step {straggler.global_step})"
             )
