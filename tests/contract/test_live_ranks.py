@@ -78,20 +78,20 @@ def runs() -> Iterator[dict[str, RunRecords]]:
 
 def end(run: RunRecords) -> Any:
     """Without the statistics of BatchNorm on ranks other than the first: stock DDP makes them equal only in the next forward pass."""
-    assert run.final is not None, [a.attempt for a in run.attempts]
+    assert run.final is not None, [a.attempt for a in run.attempt_logs]
     ranks = tuple(state if state.rank == 0 else replace(state, buffers="") for state in run.final.ranks)
     return replace(run.final, attempt=0, at=0.0, time=0.0, ranks=ranks)
 
 
 def learned(run: RunRecords) -> dict[tuple[int, int], Any]:
     """By step and rank, what that rank saw and lost; of the last attempt that did it."""
-    lines = [line for attempt in run.attempts for each in attempt.ranks.values() for line in each.events]
+    lines = [line for attempt in run.attempt_logs for each in attempt.ranks.values() for line in each.events]
     return {(line.global_step, line.rank): (line.loss, line.sample_ids_hash, line.inputs_hash) for line in lines}
 
 
 def said_in(run: RunRecords) -> list[list[survivor_records.SurvivorReport]]:
     """By attempt that was left, one of each survivor."""
-    logs = [run.layout.attempt(attempt.attempt) for attempt in run.attempts[:-1]]
+    logs = [run.layout.attempt(attempt.attempt) for attempt in run.attempt_logs[:-1]]
     return [
         [read_journal(path, survivor_records.SurvivorReport).events[0] for path in sorted(each.folder.glob("recovery_rank*.jsonl"))] for each in logs
     ]
@@ -107,7 +107,7 @@ def test_ranks_that_could_outlive_others_train_as_all_do(runs: dict[str, RunReco
 @pytest.mark.parametrize("name", ROLLED_BACK)
 def test_a_step_that_is_given_up_and_done_again_leaves_no_trace(runs: dict[str, RunRecords], name: str) -> None:
     run = runs[f"rolled back: {name}"]
-    assert len(run.attempts) > 1
+    assert len(run.attempt_logs) > 1
     assert end(run) == end(runs["stock 3"])
     known = learned(runs["stock 3"])
     assert {key: known[key] for key in learned(run)} == learned(run)
@@ -117,7 +117,7 @@ def test_a_step_that_is_given_up_and_done_again_leaves_no_trace(runs: dict[str, 
 @pytest.mark.parametrize("name", FINISHED)
 def test_survivors_finish_the_step_alike_and_go_on(runs: dict[str, RunRecords], name: str) -> None:
     run = runs[f"finished: {name}"]
-    assert len(run.attempts) > 1
+    assert len(run.attempt_logs) > 1
     assert end(run).global_step == STEPS
     check_survivors(run)
 
@@ -131,7 +131,7 @@ def check_survivors(run: RunRecords) -> None:
         order = run.logs(number + 1).order
         assert order is not None
         assert order.resume_step == said[0].global_step
-    saved = [line.global_step for attempt in run.attempts for line in attempt.checkpoints.events if line.event == "committed"]
+    saved = [line.global_step for attempt in run.attempt_logs for line in attempt.checkpoints.events if line.event == "committed"]
     assert saved == [3, 6]
 
 

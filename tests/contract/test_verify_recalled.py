@@ -33,14 +33,14 @@ def ordered(records: RunRecords, number: int, **changes: Any) -> RunRecords:
     def change(logs: AttemptRecords) -> AttemptRecords:
         return replace(logs, order=replace(logs.order, **changes)) if logs.attempt == number and logs.order else logs
 
-    return replace(records, attempts=tuple(map(change, records.attempts)))
+    return replace(records, attempt_logs=tuple(map(change, records.attempt_logs)))
 
 
 def logged(records: RunRecords, keep: Callable[[RankLine], RankLine | None]) -> RunRecords:
     """With other lines of attempt 0."""
     logs = records.logs(0)
     ranks = {rank: replace(lines, events=tuple(line for each in lines.events if (line := keep(each)))) for rank, lines in logs.ranks.items()}
-    return replace(records, attempts=(replace(logs, ranks=ranks), *records.attempts[1:]))
+    return replace(records, attempt_logs=(replace(logs, ranks=ranks), *records.attempt_logs[1:]))
 
 
 @pytest.fixture(scope="module")

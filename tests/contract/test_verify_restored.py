@@ -177,7 +177,7 @@ def attempt_1(records: RunRecords, **changes: Any) -> RunRecords:
 
 
 def logs_of(records: RunRecords, attempt: int, change: Callable[[AttemptRecords], AttemptRecords]) -> RunRecords:
-    return replace(records, attempts=tuple(change(a) if a.attempt == attempt else a for a in records.attempts))
+    return replace(records, attempt_logs=tuple(change(a) if a.attempt == attempt else a for a in records.attempt_logs))
 
 
 def held_by(records: RunRecords, rank: int, **changes: str) -> RunRecords:

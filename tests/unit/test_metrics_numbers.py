@@ -221,7 +221,7 @@ def test_snapshots_are_counted_by_themselves_and_priced_by_rank_0s_own_account(t
     taken = replace(found, stored=replace(found.stored, config=replace(found.stored.config, checkpoint=checkpoint)))
     spent = [("compute", 0, 4, 5), ("sync", 4, 5, 5), ("snapshot", 5, 7, 5), ("sync", 7, 9, 6), ("snapshot", 9, 20, 6), ("snapshot", 20, 23, 7)]
     spans = Lines(tuple(Span(category, start, end, 0, step) for category, start, end, step in spent), (), 0)
-    taken = replace(taken, attempts=(replace(taken.attempts[0], spans=spans),))
-    assert any(line.global_step == 6 for line in taken.attempts[0].checkpoints.events)
+    taken = replace(taken, attempt_logs=(replace(taken.attempt_logs[0], spans=spans),))
+    assert any(line.global_step == 6 for line in taken.attempt_logs[0].checkpoints.events)
     assert snapshots(taken) == {"taken": 2, "copy_s": 5.0, "sync_s": 1.0, "per_snapshot_s": 3.0}
     assert snapshots(found) == {"taken": 0, "copy_s": 0.0, "sync_s": 0.0, "per_snapshot_s": 0.0}

@@ -182,7 +182,7 @@ def test_a_false_lost_samples_record_is_found() -> None:
 
 
 def test_who_dies_in_backward_cannot_have_contributed_whatever_is_said() -> None:
-    told = retold(story(), ledgers={})
+    told = retold(story(), lost_samples={})
     said = {rank: replace(each, redone=(), layers=()) for rank, each in told.chapters[0].survivor_reports.items()}
     assert "cannot have been applied" in live_invariants.lost_samples(retold(told, survivor_reports=said))
     late = Blow(PlannedFailure(0, "kill", 1, 2, "optimizer", share=0.5), told.chapters[0].blows[0].fired, frozenset((1,)))

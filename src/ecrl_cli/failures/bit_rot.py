@@ -93,7 +93,7 @@ class Corrupt(FaultKind):
         """The next attempt must have rejected the damaged checkpoint, because of the damaged file."""
         fired = fault.fired
         damaged = fired.detail.partition(":")[0]
-        after = [rejected for a in fault.attempts if a.attempt >= fired.attempt for rejected in a.rejected]
+        after = [rejected for a in fault.run.attempts if a.attempt >= fired.attempt for rejected in a.rejected]
         refused = [rejected for rejected in after if damaged == rejected.path or damaged.startswith(f"{rejected.path}/")]
         name = damaged.rpartition("/")[2]
         if not damaged:

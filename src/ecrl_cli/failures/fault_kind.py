@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ecrl_cli.config.fault_spec import Entry, typed_entries
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure, SupervisorSession
+from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -118,24 +118,13 @@ class RecordedFault:
         return self.run.stored.config
 
     @property
-    def attempts(self) -> tuple[Attempt, ...]:
-        return self.run.supervisor.attempts if self.run.supervisor else ()
-
-    @property
-    def sessions(self) -> tuple[SupervisorSession, ...]:
-        return self.run.supervisor.sessions if self.run.supervisor else ()
-
-    @property
     def completed(self) -> bool:
         return self.run.supervisor is not None and self.run.supervisor.terminal_status == "completed"
 
     @property
     def attempt(self) -> Attempt | None:
         """The attempt that was hit; None where supervisor.json does not list it."""
-        return next((a for a in self.attempts if a.attempt == self.fired.attempt), None)
-
-    def session_of(self, a: Attempt) -> SupervisorSession | None:
-        return self.sessions[a.session] if 0 <= a.session < len(self.sessions) else None
+        return next((a for a in self.run.attempts if a.attempt == self.fired.attempt), None)
 
 
 def how_it_ended(a: Attempt) -> str:

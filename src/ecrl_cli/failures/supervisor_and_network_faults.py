@@ -64,7 +64,7 @@ class KilledSupervisor(FaultKind):
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
         """Between two attempts: the killed supervisor session has no end, and the next session began after the failure."""
         at = fault.fired.at
-        ended = any(one.ended_at is None and one.started_at <= at <= after.started_at for one, after in pairwise(fault.sessions))
+        ended = any(one.ended_at is None and one.started_at <= at <= after.started_at for one, after in pairwise(fault.run.sessions))
         if fault.planned.moment == "rest" and fault.completed and not ended:
             yield Problem(f"entry {fault.fired.index} struck the supervisor, and its session went on")
 
@@ -97,10 +97,10 @@ class Term(FaultKind):
         a = fault.attempt
         if a is None:
             return
-        who, session = f"entry {fault.fired.index} told the supervisor to stop", fault.session_of(a)
+        who, session = f"entry {fault.fired.index} told the supervisor to stop", fault.run.session_of(a)
         if session and session.signals is not None and signal.SIGTERM not in session.signals:
             yield Problem(f"{who} in attempt {a.attempt}, and its session received {list(session.signals) or 'no signal'}")
-        if not was_stopped(fault.attempts, a) and not fault.explained:
+        if not was_stopped(fault.run.attempts, a) and not fault.explained:
             yield Problem(f"{who} in attempt {a.attempt}, which {a.outcome}: {how_it_ended(a)}")
         elif a.outcome == "completed" and session and session.signals is None and session.ended_at is not None:
             yield Problem(f"{who} in attempt {a.attempt}, which completed, and whether the signal came is on no record", proven=False)

@@ -18,7 +18,7 @@ SAMPLES_FREE, SAMPLES_PER_LINE = 2**27, 2**16
 
 def check_extent(records: RunRecords) -> None:
     """RecordError if the committed sequence, or the sample order up to it, is out of proportion to the existing lines."""
-    logs = [lines.events for a in records.attempts for lines in a.ranks.values()]
+    logs = [lines.events for a in records.attempt_logs for lines in a.ranks.values()]
     lines, path = sum(map(len, logs)), lineage(records)
     claimed = sum(len(segment.steps()) * max(segment.world_size, 1) for segment in path.segments)
     reach = min(max([path.last_step, 1, *(line.global_step for log in logs for line in log)]), records.stored.config.target_steps)
@@ -35,6 +35,7 @@ def check_extent(records: RunRecords) -> None:
 
 def _sizes(records: RunRecords) -> set[int]:
     """Every world size that the records name and that can share the batch."""
-    attempts = records.supervisor.attempts if records.supervisor else ()
-    named = {a.world_size for a in attempts} | {line.world_size for a in records.attempts for lines in a.ranks.values() for line in lines.events}
+    named = {a.world_size for a in records.attempts} | {
+        line.world_size for a in records.attempt_logs for lines in a.ranks.values() for line in lines.events
+    }
     return {size for size in named if size > 0 and fits(records.stored.config, size)}

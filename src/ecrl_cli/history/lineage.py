@@ -62,15 +62,14 @@ def same_sized(ours: Lineage, theirs: Lineage) -> int:
 
 def lineage(records: RunRecords) -> Lineage:
     """The committed sequence of the whole run."""
-    attempts = records.supervisor.attempts if records.supervisor else ()
-    if not attempts:
+    if not records.attempts:
         return Lineage((), ("supervisor.json names no attempt",))
-    return ancestry(records, attempts[-1].attempt, end_of(records, attempts[-1]))
+    return ancestry(records, records.attempts[-1].attempt, end_of(records, records.attempts[-1]))
 
 
 def ancestry(records: RunRecords, attempt: int, until: int) -> Lineage:
     """The sequence that leads to step `until` of `attempt`."""
-    by_number = {a.attempt: a for a in (records.supervisor.attempts if records.supervisor else ())}
+    by_number = {a.attempt: a for a in records.attempts}
     segments: list[Segment] = []
     gap = ""
     while not gap:
@@ -120,13 +119,13 @@ def _remembered(records: RunRecords, a: Attempt, earlier: int) -> int | str:
 
 def furthest(records: RunRecords, attempt: int) -> int:
     """The last step that any rank of `attempt` logged; without logs, the step that it resumed from."""
-    began = next((a.resumed_from_step for a in (records.supervisor.attempts if records.supervisor else ()) if a.attempt == attempt), 0)
+    began = next((a.resumed_from_step for a in records.attempts if a.attempt == attempt), 0)
     return max([began, *(lines.events[-1].global_step for lines in records.logs(attempt).ranks.values() if lines.events)])
 
 
 def committed_as(records: RunRecords, commit_sha256: str, *, before: int) -> CheckpointLine | None:
     """The `committed` line with that hash among the attempts before `before`."""
-    lines = (line for a in records.attempts if a.attempt < before for line in a.checkpoints.events)
+    lines = (line for a in records.attempt_logs if a.attempt < before for line in a.checkpoints.events)
     return next((line for line in lines if line.event == "committed" and line.commit_sha256 == commit_sha256), None)
 
 
@@ -148,7 +147,7 @@ def end_of(records: RunRecords, attempt: Attempt) -> int:
 def seen_before(records: RunRecords) -> dict[int, int]:
     """By attempt, the highest step that any earlier attempt logged: its steps up to there are replay."""
     highest, seen = 0, {}
-    for a in records.attempts:
+    for a in records.attempt_logs:
         seen[a.attempt] = highest
         highest = max([highest, *(line.global_step for lines in a.ranks.values() for line in lines.events)])
     return seen
@@ -157,7 +156,7 @@ def seen_before(records: RunRecords) -> dict[int, int]:
 def replayed_steps(records: RunRecords) -> int:
     """The number of steps repeated that an earlier attempt had already done, by rank 0's log."""
     seen = seen_before(records)
-    return sum(line.global_step <= seen[a.attempt] for a in records.attempts if 0 in a.ranks for line in a.ranks[0].events)
+    return sum(line.global_step <= seen[a.attempt] for a in records.attempt_logs if 0 in a.ranks for line in a.ranks[0].events)
 
 
 def lines_of(records: RunRecords, segment: Segment) -> dict[tuple[int, int], list[RankLine]]:

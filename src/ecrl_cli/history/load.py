@@ -13,6 +13,7 @@ from ecrl_cli.errors import RecordError
 from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import (
     SCHEMA_VERSION,
+    Attempt,
     CheckpointLine,
     DatasetRecord,
     DiskLine,
@@ -22,6 +23,7 @@ from ecrl_cli.records.events import (
     RankLine,
     Span,
     SupervisorRecord,
+    SupervisorSession,
 )
 from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout, is_folder
@@ -74,7 +76,8 @@ class AttemptRecords:
 
 @dataclass(frozen=True)
 class RunRecords:
-    """The records of one run directory. `plan` and `supervisor` are None if the file is missing or unreadable; `attempts` are the folders found."""
+    """The records of one run directory. `plan` and `supervisor` are None if the file is missing or unreadable; `attempt_logs`: the attempt
+    folders found."""
 
     layout: RunLayout
     stored: StoredConfig
@@ -82,24 +85,38 @@ class RunRecords:
     dataset: DatasetRecord | None
     plan: tuple[PlannedFailure, ...] | None
     fired: tuple[InjectedFault, ...]
-    attempts: tuple[AttemptRecords, ...]
+    attempt_logs: tuple[AttemptRecords, ...]
     unread: tuple[Unread, ...]
     digest_interval: DigestInterval | None = None
 
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The attempts that supervisor.json lists; none if it is missing or unreadable."""
+        return self.supervisor.attempts if self.supervisor else ()
+
+    @property
+    def sessions(self) -> tuple[SupervisorSession, ...]:
+        """The supervisor sessions that supervisor.json lists; none if it is missing or unreadable."""
+        return self.supervisor.sessions if self.supervisor else ()
+
+    def session_of(self, attempt: Attempt) -> SupervisorSession | None:
+        """The supervisor session that ran `attempt`; None if supervisor.json does not list it."""
+        return self.sessions[attempt.session] if 0 <= attempt.session < len(self.sessions) else None
+
     def logs(self, attempt: int) -> AttemptRecords:
         """The logs of `attempt`; empty ones if it left no folder."""
-        return next((a for a in self.attempts if a.attempt == attempt), AttemptRecords(attempt, {}, NOTHING, NOTHING, None, None))
+        return next((a for a in self.attempt_logs if a.attempt == attempt), AttemptRecords(attempt, {}, NOTHING, NOTHING, None, None))
 
     @property
     def final(self) -> FinalState | None:
         """The final record of the attempt that reached the target."""
-        return next((a.final for a in reversed(self.attempts) if a.final), None)
+        return next((a.final for a in reversed(self.attempt_logs) if a.final), None)
 
     @property
     def torn(self) -> dict[str, int]:
         """Torn lines by file, relative to the run directory; only files that have one."""
         counted: dict[str, int] = {}
-        for a in self.attempts:
+        for a in self.attempt_logs:
             paths = self.layout.attempt(a.attempt)
             files = [(paths.rank(rank), lines.torn) for rank, lines in a.ranks.items()]
             files += [(paths.survivor_report(rank), lines.torn) for rank, lines in a.survivor_reports.items()]

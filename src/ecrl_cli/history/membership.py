@@ -17,8 +17,7 @@ History = tuple[tuple[int, ...], ...]
 
 def successor(records: RunRecords, attempt: int) -> Attempt | None:
     """The attempt directly after `attempt`."""
-    attempts = records.supervisor.attempts if records.supervisor else ()
-    return next((after for before, after in pairwise(attempts) if before.attempt == attempt), None)
+    return next((after for before, after in pairwise(records.attempts) if before.attempt == attempt), None)
 
 
 def surviving_ranks(a: Attempt) -> tuple[int, ...]:
@@ -63,7 +62,7 @@ def first_loss(records: RunRecords, path: Lineage) -> int | None:
 
 def survivals(records: RunRecords) -> int:
     """How many attempts continued from the memory of surviving ranks."""
-    return sum(a.memory == SURVIVORS for a in (records.supervisor.attempts if records.supervisor else ()))
+    return sum(a.memory == SURVIVORS for a in records.attempts)
 
 
 def given_up(records: RunRecords, attempt: int) -> int:
@@ -82,10 +81,9 @@ def membership_history(records: RunRecords) -> dict[int, History]:
 
     Repeated steps give the same result only if these agree. Empty if no attempt continued in place.
     """
-    attempts = records.supervisor.attempts if records.supervisor else ()
-    if all(a.continues is None for a in attempts):
+    if all(a.continues is None for a in records.attempts):
         return {}
-    return {a.attempt: _past(records, ancestry(records, a.attempt, a.resumed_from_step), a) for a in attempts}
+    return {a.attempt: _past(records, ancestry(records, a.attempt, a.resumed_from_step), a) for a in records.attempts}
 
 
 def _past(records: RunRecords, path: Lineage, a: Attempt) -> History:

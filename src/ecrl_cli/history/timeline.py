@@ -71,21 +71,20 @@ class Timeline:
 
 def timeline(records: RunRecords) -> Timeline:
     """The timeline of the whole run; empty if supervisor.json is missing."""
-    sessions = records.supervisor.sessions if records.supervisor else ()
     seen = seen_before(records)
     pieces: list[TimelineSlice] = []
     windows: list[tuple[float, float]] = []
-    for number, session in enumerate(sessions):
-        attempts = [a for a in records.supervisor.attempts if a.session == number] if records.supervisor else []
+    for number, session in enumerate(records.sessions):
+        attempts = [a for a in records.attempts if a.session == number]
         end = _session_end(records, session, attempts)
         windows.append((session.started_at, end))
         pieces += _session_pieces(records, attempts, (session.started_at, end), seen)
-    return Timeline(tuple(pieces), tuple(windows), _absence(sessions, windows))
+    return Timeline(tuple(pieces), tuple(windows), _absence(records.sessions, windows))
 
 
 def phases(records: RunRecords, account: Timeline) -> dict[int, dict[str, float]]:
     """By attempt: seconds of each start-up phase, including the detection of the preceding death and the idle time after it."""
-    found = {a.attempt: dict.fromkeys(PHASES, 0.0) for a in (records.supervisor.attempts if records.supervisor else ())}
+    found = {a.attempt: dict.fromkeys(PHASES, 0.0) for a in records.attempts}
     for piece in account.pieces:
         belongs = piece.attempt + 1 if piece.category == "detect" else piece.attempt
         outside = piece.step == 0 or piece.category == "warm_up"  # the first step warms up; a repeated first step counts as replay

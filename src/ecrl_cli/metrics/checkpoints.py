@@ -63,7 +63,7 @@ class CheckpointAccount:
 def account(records: RunRecords) -> CheckpointAccount:
     """One entry per `submitted` line, in order."""
     found = []
-    for a in records.attempts:
+    for a in records.attempt_logs:
         by_step: dict[int, list[CheckpointLine]] = {}
         for line in a.checkpoints.events:
             by_step.setdefault(line.global_step, []).append(line)

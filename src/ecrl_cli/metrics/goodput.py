@@ -22,8 +22,8 @@ def goodput_published_clock(records: RunRecords) -> float | None:
 
     The clock of the published artefact, for comparison only. None if rank 0 logged fewer than two lines or there was a reboot.
     """
-    instants = [line.at for a in records.attempts if 0 in a.ranks for line in a.ranks[0].events]
-    boots = {session.boot_id for session in (records.supervisor.sessions if records.supervisor else ())}
+    instants = [line.at for a in records.attempt_logs if 0 in a.ranks for line in a.ranks[0].events]
+    boots = {session.boot_id for session in records.sessions}
     if len(instants) < 2 or len(boots) > 1 or max(instants) <= min(instants):
         return None
     return committed_steps(lineage(records)) / (max(instants) - min(instants))

@@ -37,9 +37,9 @@ class Recovery:
 
 def recoveries(records: RunRecords, account: Timeline) -> tuple[Recovery, ...]:
     """Every recovery, in order; none after an attempt that was stopped or resized, or across sessions."""
-    attempts = records.supervisor.attempts if records.supervisor else ()
     ended = (*RELAUNCHED, SURVIVED)
-    return tuple(_recovery(records, account, *pair) for pair in pairwise(attempts) if pair[0].outcome in ended and pair[0].session == pair[1].session)
+    pairs = pairwise(records.attempts)
+    return tuple(_recovery(records, account, before, a) for before, a in pairs if before.outcome in ended and before.session == a.session)
 
 
 def _recovery(records: RunRecords, account: Timeline, before: Attempt, a: Attempt) -> Recovery:

@@ -30,10 +30,9 @@ class Restart:
 
 def restarts(records: RunRecords, account: Timeline) -> tuple[Restart, ...]:
     """Every restart, in order. Not counted: the run's launch, and attempts after one that was stopped or resized."""
-    attempts = records.supervisor.attempts if records.supervisor else ()
     starts, again = phases(records, account), replays(account)
     found = []
-    for before, a in pairwise(attempts):
+    for before, a in pairwise(records.attempts):
         if before.outcome in RELAUNCHED:
             steps, seconds = again.get(a.attempt, (0, 0.0))
             costs = {name: starts[a.attempt][name] for name in PHASES} | {"replay": seconds}

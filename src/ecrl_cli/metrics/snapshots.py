@@ -13,7 +13,7 @@ def snapshots(records: RunRecords) -> dict[str, float]:
     Steps with both a snapshot and a submitted checkpoint are excluded: their costs cannot be separated.
     """
     taken, copy_s, sync_s = 0, 0.0, 0.0
-    for attempt in records.attempts if strategy_of(records.stored.config).snapshots else ():
+    for attempt in records.attempt_logs if strategy_of(records.stored.config).snapshots else ():
         for copy, sync in _by_step(attempt).values():
             taken, copy_s, sync_s = taken + 1, copy_s + copy, sync_s + sync
     return {"taken": taken, "copy_s": copy_s, "sync_s": sync_s, "per_snapshot_s": (copy_s + sync_s) / taken if taken else 0.0}

@@ -29,13 +29,12 @@ def check_folder(case: Case, notes: FindingBuilder) -> None:
 
 def writer_died(case: Case) -> bool:
     """Whether a background writer may have died without a trace in the journals. A count of None: a record from before deaths were counted."""
-    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
-    return strategy_of(case.run.stored.config).background and any(session.writer_deaths != 0 for session in sessions)
+    return strategy_of(case.run.stored.config).background and any(session.writer_deaths != 0 for session in case.run.sessions)
 
 
 def lost_power(case: Case) -> bool:
     """Whether the machine rebooted during the run: a name removed but not yet synced may be back."""
-    return len({session.boot_id for session in case.run.supervisor.sessions}) > 1 if case.run.supervisor else False
+    return len({session.boot_id for session in case.run.sessions}) > 1
 
 
 def _check_names(case: Case, notes: FindingBuilder) -> None:

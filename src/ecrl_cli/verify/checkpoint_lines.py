@@ -34,7 +34,7 @@ def check_lines(case: Case, notes: FindingBuilder) -> None:
     """Check the journals of all attempts."""
     saved = {line.global_step for line in checkpoint_events(case.run) if line.event in ("submitted", "committed")}
     early = not any(line.stall_parts for line in checkpoint_events(case.run))  # recorded before stalls were split into parts
-    for a in case.run.attempts:
+    for a in case.run.attempt_logs:
         if not early:
             _check_fields(a.attempt, a.checkpoints.events, notes)
         _check_journal(case, a.attempt, a.checkpoints.events, notes)

@@ -69,7 +69,7 @@ def check_clocks(case: Case, notes: FindingBuilder) -> None:
 
 def _check_sessions(case: Case, notes: FindingBuilder) -> None:
     """Sessions follow one another, have positive length, and contain their attempts."""
-    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    sessions = case.run.sessions
     for number, session in enumerate(sessions):
         if session.ended_at is not None and session.ended_at <= session.started_at:
             notes.broken(f"session {number} began at {session.started_at:.3f} s and ended at {session.ended_at:.3f} s")
@@ -92,8 +92,7 @@ def _check_starts(case: Case, notes: FindingBuilder) -> None:
 
     If the wall clock was set, or the machine suspended, in that interval, the wall time of the run is unknown.
     """
-    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
-    for number, session in enumerate(sessions):
+    for number, session in enumerate(case.run.sessions):
         first = next((order for a in case.attempts if a.session == number and (order := case.run.logs(a.attempt).order)), None)
         if first is None or not first.at or first.boot_id != session.boot_id:
             continue
@@ -112,7 +111,7 @@ def _check_ends(case: Case, by_clock: Mapping[str, list[Instant]], notes: Findin
     between, the wall time of the run is unknown. One agreeing record is enough: the second clock of others may have been read late by a paused
     process.
     """
-    for number, session in enumerate(case.run.supervisor.sessions if case.run.supervisor else ()):
+    for number, session in enumerate(case.run.sessions):
         if session.ended_at is None or session.ended_time is None:
             continue
         before = [each for each in by_clock.get(f"boot {session.boot_id[:8]}", []) if each.at < session.ended_at]
@@ -156,7 +155,7 @@ def _check_attempt_instants(case: Case, a: Attempt, notes: FindingBuilder) -> No
 
 def _check_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """launch.json is written after the end of the previous attempt and before the launch, in the boot of its session."""
-    order, sessions = case.run.logs(a.attempt).order, case.run.supervisor.sessions if case.run.supervisor else ()
+    order, session = case.run.logs(a.attempt).order, case.run.session_of(a)
     if order is None or not order.at:
         return
     before = next((b for b in case.attempts if b.attempt == a.attempt - 1 and b.session == a.session), None)
@@ -164,10 +163,10 @@ def _check_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         notes.broken(f"launch.json of attempt {a.attempt} was written {order.at - a.launched_at:.3f} s after the launch")
     if before and before.ended_at is not None and order.at < before.ended_at - ROUNDING_S:
         notes.broken(f"launch.json of attempt {a.attempt} was written {before.ended_at - order.at:.3f} s before attempt {before.attempt} ended")
-    if 0 <= a.session < len(sessions):
-        if sessions[a.session].boot_id != order.boot_id:
-            notes.broken(f"attempt {a.attempt} was ordered in boot {order.boot_id[:8]}, its session is of boot {sessions[a.session].boot_id[:8]}")
-        elif order.at < sessions[a.session].started_at - ROUNDING_S:
+    if session:
+        if session.boot_id != order.boot_id:
+            notes.broken(f"attempt {a.attempt} was ordered in boot {order.boot_id[:8]}, its session is of boot {session.boot_id[:8]}")
+        elif order.at < session.started_at - ROUNDING_S:
             notes.broken(f"launch.json of attempt {a.attempt} was written before its session began")
 
 
@@ -179,8 +178,8 @@ def _until(case: Case, a: Attempt) -> float | None:
     """When every rank of `a` had ended or left it: the next launch, else the end of the session; None if the supervisor was killed."""
     if following := _next_in_session(case, a):
         return following.launched_at
-    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
-    return sessions[a.session].ended_at if 0 <= a.session < len(sessions) else None
+    session = case.run.session_of(a)
+    return session.ended_at if session else None
 
 
 def _of_ranks(case: Case, a: Attempt) -> Iterator[Instant]:
@@ -236,7 +235,7 @@ def _check_save_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 def _check_fired(case: Case, notes: FindingBuilder) -> None:
     """Planned faults fired only while a supervisor was running."""
-    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
+    sessions = case.run.sessions
     for fired in case.run.fired:
         remote = fired.rank >= local_ranks(case, fired.attempt) > 0
         if sessions and not remote and not any(_within(number, sessions, fired.at) for number in range(len(sessions))):
@@ -255,16 +254,16 @@ def _within(number: int, sessions: tuple[SupervisorSession, ...], at: float) -> 
 
 def _by_clock(case: Case) -> dict[str, list[Instant]]:
     """Every instant of the run by its clock: a boot of the supervisor's machine, or a rank's process on another machine."""
-    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
     found: dict[str, list[Instant]] = {}
-    for number, session in enumerate(sessions):
+    for number, session in enumerate(case.run.sessions):
         begun = Instant(session.started_at, session.time, (-1, "supervisor"), f"session {number}")
         found.setdefault(f"boot {session.boot_id[:8]}", []).append(begun)
         if session.ended_at is not None and session.ended_time is not None:
             ended = Instant(session.ended_at, session.ended_time, (-1, "supervisor"), f"the end of session {number}", session.ended_at)
             found[f"boot {session.boot_id[:8]}"].append(ended)
     for a in case.attempts:
-        boot = f"boot {sessions[a.session].boot_id[:8]}" if 0 <= a.session < len(sessions) else f"session {a.session}"
+        own = case.run.session_of(a)
+        boot = f"boot {own.boot_id[:8]}" if own else f"session {a.session}"
         logs, order = case.run.logs(a.attempt), case.run.logs(a.attempt).order
         over = _until(case, a)
         until = float("inf") if over is None else over

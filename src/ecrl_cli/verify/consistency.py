@@ -67,7 +67,7 @@ def _check_identity(case: Case, notes: FindingBuilder) -> None:
 
 def _check_supervisor(case: Case, supervisor: SupervisorRecord, notes: FindingBuilder) -> None:
     numbers = [a.attempt for a in supervisor.attempts]
-    folders = [a.attempt for a in case.run.attempts]
+    folders = [a.attempt for a in case.run.attempt_logs]
     if numbers != list(range(len(numbers))):
         notes.broken(f"supervisor.json numbers its attempts {numbers}")
     for number in sorted(set(folders) - set(numbers)):
@@ -96,7 +96,7 @@ def _check_attempt(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     seen = max((max(furthest(case.run, b.attempt), b.last_step or 0) for b in case.attempts if b.attempt < a.attempt), default=0)
     if logs.order and logs.order.max_step_seen > seen:
         notes.broken(f"{who} was ordered as if step {logs.order.max_step_seen} had been done, the attempts before it came to step {seen}")
-    if a.attempt in {folder.attempt for folder in case.run.attempts} and logs.order is None:
+    if a.attempt in {folder.attempt for folder in case.run.attempt_logs} and logs.order is None:
         notes.missing(f"{who} has no launch.json")
     if a.outcome == "completed" and a is not case.attempts[-1]:
         notes.broken(f"{who} completed and another attempt follows it")
@@ -179,7 +179,7 @@ def target_reached(case: Case) -> Finding:
         notes.broken(f"the run is said to be completed, its logs end at step {case.path.last_step} of {target}")
     if final:
         _check_end_state(case, final, notes)
-    for a in case.run.attempts:
+    for a in case.run.attempt_logs:
         if a.final and last and (a.attempt != last.attempt or a.final.attempt != a.attempt):
             notes.broken(f"attempt {a.attempt} left the final record of attempt {a.final.attempt}, the last attempt is {last.attempt}")
     return notes.finding(f"step {target} is committed, its final state is on record")

@@ -22,13 +22,13 @@ def disturbance(records: RunRecords) -> str:
     Planned changes of the world size do not count. A fault that killed nothing (a slow rank, a full disk) does: its effect on the state is what
     the comparison with a reference must show.
     """
-    attempts = records.supervisor.attempts if records.supervisor else ()
+    attempts = records.attempts
     if not attempts:
         return "no attempt is on record"
     if records.fired:
         return f"{len(records.fired)} failures fired, the first in attempt {records.fired[0].attempt}"
     on_record = {a.attempt for a in attempts}
-    for logs in records.attempts:
+    for logs in records.attempt_logs:
         if logs.attempt not in on_record and logs.ranks:
             return f"attempt {logs.attempt} left logs and is not in supervisor.json"
     for a in attempts:
@@ -46,7 +46,7 @@ def one_pass(records: RunRecords) -> bool:
         return False
     path = lineage(records)
     done = {segment.attempt for segment in path.segments}
-    attempts = [a for a in records.supervisor.attempts if a.attempt in done]
+    attempts = [a for a in records.attempts if a.attempt in done]
     whole = bool(attempts) and all(not _interruption(records, a, last=a is attempts[-1]) for a in attempts)
     return whole and not _gap(records, tuple(attempts))
 

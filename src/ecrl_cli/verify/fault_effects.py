@@ -7,7 +7,7 @@ from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import shown
 from ecrl_cli.failures.fault_kind import RecordedFault, Victim, how_it_ended
 from ecrl_cli.failures.registry import recorded_kind
-from ecrl_cli.records.events import WRITERS_PER_ATTEMPT, Attempt, InjectedFault, PlannedFailure, SupervisorSession
+from ecrl_cli.records.events import WRITERS_PER_ATTEMPT, Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.survivor_records import SURVIVED
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -59,7 +59,7 @@ def _check_end(case: Case, a: Attempt, fired: InjectedFault, explained: bool, no
 
 def _check_stopped(case: Case, a: Attempt, fired: InjectedFault, notes: FindingBuilder) -> None:
     """An attempt stopped before its death was noticed was stopped by a signal, and was the last of its session."""
-    who, session, following = f"entry {fired.index} ({fired.kind})", _stay(case, a), case.attempt(a.attempt + 1)
+    who, session, following = f"entry {fired.index} ({fired.kind})", case.run.session_of(a), case.attempt(a.attempt + 1)
     if following and following.session == a.session:
         notes.broken(
             f"{who} fired in attempt {a.attempt}, which is said to have been stopped, and the same session went on with attempt {following.attempt}"
@@ -68,19 +68,12 @@ def _check_stopped(case: Case, a: Attempt, fired: InjectedFault, notes: FindingB
         notes.broken(f"{who} fired in attempt {a.attempt}, which is said to have been stopped, and its session received no signal")
 
 
-def _stay(case: Case, a: Attempt) -> SupervisorSession | None:
-    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
-    return sessions[a.session] if 0 <= a.session < len(sessions) else None
-
-
 def check_writer_deaths(case: Case, notes: FindingBuilder) -> None:
     """In each session at least as many background writers died as the plan killed, at most as many as were started; none without a writer."""
-    if case.run.supervisor is None:
-        return
     sessions = {a.attempt: a.session for a in case.attempts}
     background = strategy_of(case.run.stored.config).background
     struck = [sessions.get(fired.attempt) for fired in case.run.fired if background and recorded_kind(fired.kind).victim is Victim.WRITER]
-    for number, session in enumerate(case.run.supervisor.sessions):
+    for number, session in enumerate(case.run.sessions):
         started = WRITERS_PER_ATTEMPT * list(sessions.values()).count(number) if background else 0
         if session.writer_deaths is None:  # recorded by an earlier version
             continue
@@ -104,8 +97,8 @@ def _ended_by(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFailur
     """Whether `a` ended the way this fault ends one. The way is unknown if the supervisor was killed first."""
     end, kind = (a.exit_code, a.signal), recorded_kind(entry.kind)
     if end == (None, None) and a.outcome == "died":
-        sessions = case.run.supervisor.sessions if case.run.supervisor else ()
-        return not 0 <= a.session < len(sessions) or sessions[a.session].ended_at is None
+        session = case.run.session_of(a)
+        return session is None or session.ended_at is None
     if a.outcome == "hung" or kind.hangs:
         named = a.hang.ranks if a.hang else ()
         blamed = not named or kind.stalls_exchange or bool({fired.rank, *entry.others} & set(named))

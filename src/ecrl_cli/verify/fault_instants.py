@@ -111,7 +111,8 @@ def _window(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt 
     if a is None:
         return -math.inf, math.inf
     following = case.attempt(fired.attempt + 1)
-    ends = [case.run.supervisor.sessions[a.session].ended_at] if case.run.supervisor and 0 <= a.session < len(case.run.supervisor.sessions) else []
+    session = case.run.session_of(a)
+    ends = [session.ended_at] if session else []
     in_background = entry.moment == "save" and strategy_of(case.run.stored.config).background  # it runs beside the ranks, which continue
     if following and not in_background and _boot(case, following) == _boot(case, a):
         ends.append(following.launched_at)
@@ -128,8 +129,8 @@ def _is_the_death(case: Case, fired: InjectedFault, entry: PlannedFailure, a: At
 
 
 def _boot(case: Case, a: Attempt) -> str | None:
-    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
-    return sessions[a.session].boot_id if 0 <= a.session < len(sessions) else None
+    session = case.run.session_of(a)
+    return session.boot_id if session else None
 
 
 def _check_due(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt, notes: FindingBuilder) -> None:

@@ -92,7 +92,7 @@ def _counted_again(case: Case) -> dict[str, Any]:
 def _checkpoint_counts(run: RunRecords) -> dict[str, int]:
     """How many checkpoints were submitted, and how they ended by the first line that records an end."""
     counts = dict.fromkeys(("submitted", *CHECKPOINT_ENDS), 0)
-    for a in run.attempts:
+    for a in run.attempt_logs:
         ends: dict[int, str] = {}
         for line in a.checkpoints.events:
             if line.event in CHECKPOINT_ENDS:

@@ -77,7 +77,7 @@ class RankSpans:
 def read_spans(records: RunRecords) -> RankSpans:
     """Rank 0's spans are already loaded with the run; those of other ranks are read here, for verification only."""
     accounts, unread = {}, []
-    for logs in records.attempts:
+    for logs in records.attempt_logs:
         paths = records.layout.attempt(logs.attempt)
         for rank in paths.spanned():
             events = logs.spans.events

@@ -47,7 +47,7 @@ def check_due(case: Case, notes: FindingBuilder) -> None:
         if interval != due:
             notes.broken(f"state_digests.json has digests logged every {shown(interval.every)} steps, its times make that {due.every}")
         interval = due
-        if not any(line.seconds == interval.step_s for a in case.run.attempts if 0 in a.ranks for line in a.ranks[0].events):
+        if not any(line.seconds == interval.step_s for a in case.run.attempt_logs if 0 in a.ranks for line in a.ranks[0].events):
             notes.broken("state_digests.json rests on a step of rank 0 that no line tells of")
     every = interval if config.state_digests == "auto" else None
     for a in case.attempts:
@@ -153,7 +153,7 @@ def as_components(state: RankState) -> dict[str, str]:
 
 def check_survivors(case: Case, notes: FindingBuilder) -> None:
     """A survivor reports the state that it logged after the same step."""
-    for a in case.run.attempts:
+    for a in case.run.attempt_logs:
         for rank, told in a.survivor_reports.items():
             lines = a.ranks.get(rank)
             for said in told.events:

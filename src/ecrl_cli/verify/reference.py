@@ -110,9 +110,8 @@ def _folders(parent: Path) -> list[Path]:
 
 def origin(records: RunRecords) -> tuple[object, ...]:
     """The identity of a run that its copies share under any name: run id, boot and start of its first session, and first launch."""
-    supervisor = records.supervisor
-    sessions = [(session.boot_id, session.started_at) for session in supervisor.sessions] if supervisor else []
-    launches = [a.launched_at for a in supervisor.attempts] if supervisor else []
+    sessions = [(session.boot_id, session.started_at) for session in records.sessions]
+    launches = [a.launched_at for a in records.attempts]
     return records.stored.run_id, *sessions[:1], *launches[:1]
 
 

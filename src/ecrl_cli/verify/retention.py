@@ -101,7 +101,7 @@ def checkpoint_history(records: RunRecords) -> CheckpointHistory:
     left: dict[int, Live] = {}
     gone: dict[int, frozenset[int]] = {}
     folder = Folder(max(2, records.stored.config.checkpoint.keep))
-    for a in records.supervisor.attempts if records.supervisor else ():
+    for a in records.attempts:
         found[a.attempt] = dict(folder.live)
         for rejected in a.rejected:
             folder.remove(step_of(rejected.path))

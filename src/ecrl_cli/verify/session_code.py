@@ -13,8 +13,7 @@ from ecrl_cli.verify.verification_input import Case
 
 def other_code(case: Case) -> tuple[str, ...]:
     """One line if the run's attempts ran different code. Empty if no session recorded its code, as in older records."""
-    sessions = case.run.supervisor.sessions if case.run.supervisor else ()
-    ran = [(a.attempt, sessions[a.session].code) for a in case.attempts if 0 <= a.session < len(sessions)]
+    ran = [(a.attempt, session.code) for a in case.attempts if (session := case.run.session_of(a))]
     spans = [(code, [number for number, _ in group]) for code, group in groupby(ran, key=lambda item: item[1])]
     if len(spans) < 2:
         return ()

@@ -23,7 +23,7 @@ def check_stalls(case: Case, notes: FindingBuilder) -> str:
     """Add what is wrong to `notes`; returns a description of what was checked."""
     foreign = _BESIDE if strategy_of(case.run.stored.config).writes_in_step else _INSIDE
     split = unsplit = 0
-    for a in case.run.attempts:
+    for a in case.run.attempt_logs:
         ends = [span.end for span in a.spans.events]
         released = [line for line in a.checkpoints.events if line.event == "released"]
         split += sum(bool(line.stall_parts) for line in released)

@@ -34,7 +34,7 @@ def check_supervisor_record(case: Case, record: SupervisorRecord, notes: Finding
             how = "was stopped" if before.outcome == "stopped" else "is still running"
             notes.broken(f"attempt {before.attempt} {how}, and attempt {after.attempt} follows it in the same session")
     for a in record.attempts:
-        _check_exit(case, record, a, notes)
+        _check_exit(case, a, notes)
         _check_hang(case, a, notes)
         _check_stragglers(a, notes)
         for each in a.forgone:
@@ -80,9 +80,9 @@ def _check_budget(case: Case, record: SupervisorRecord, notes: FindingBuilder) -
         notes.broken(f"supervisor.json has {spent} restarts since the run was last started, supervision.max_restarts is {most}")
 
 
-def _check_exit(case: Case, record: SupervisorRecord, a: Attempt, notes: FindingBuilder) -> None:
+def _check_exit(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """An attempt has an exit code or a signal, of an existing rank, that fits its outcome."""
-    who, code = f"attempt {a.attempt}", a.exit_code
+    who, code, session = f"attempt {a.attempt}", a.exit_code, case.run.session_of(a)
     if code is not None and a.signal is not None:
         notes.broken(f"{who} has both exit code {code} and signal {a.signal}")
     if a.signal is not None and not 0 < a.signal < 65:
@@ -96,10 +96,10 @@ def _check_exit(case: Case, record: SupervisorRecord, a: Attempt, notes: Finding
     if a.outcome == "completed":
         _check_completed(case, a, notes)
     if a.outcome == "died" and (code, a.signal, a.rank) == (None, None, None):
-        killed = 0 <= a.session < len(record.sessions) and record.sessions[a.session].ended_at is None
+        killed = session is not None and session.ended_at is None
         if not killed:
             notes.broken(f"{who} died, nothing says of what, and its supervisor lived to see it")
-    if a.ended_at is None and a.outcome != "running" and 0 <= a.session < len(record.sessions) and record.sessions[a.session].ended_at is not None:
+    if a.ended_at is None and a.outcome != "running" and session and session.ended_at is not None:
         notes.broken(f"{who} {a.outcome} and has no end, and its supervisor lived to see it")
 
 

@@ -38,7 +38,7 @@ def time_conserved(case: Case) -> Finding:
 
 def _known_spans(case: Case, notes: FindingBuilder) -> bool:
     """Whether every attempt that did steps left spans, all in known categories."""
-    for a in case.run.attempts:
+    for a in case.run.attempt_logs:
         worked = any(lines.events for lines in a.ranks.values())
         if worked and not a.spans.events:
             notes.missing(f"attempt {a.attempt} left no spans of rank 0")

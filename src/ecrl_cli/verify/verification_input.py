@@ -58,7 +58,7 @@ class Case:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        return self.run.supervisor.attempts if self.run.supervisor else ()
+        return self.run.attempts
 
     @property
     def completed(self) -> bool:
@@ -81,7 +81,7 @@ def same_sizes(run: RunRecords, other: RunRecords) -> bool:
 
 def every_line(records: RunRecords) -> Iterator[tuple[int, int, RankLine]]:
     """(attempt, rank, line) of everything any rank logged, committed or not."""
-    for a in records.attempts:
+    for a in records.attempt_logs:
         for rank, lines in a.ranks.items():
             for line in lines.events:
                 yield a.attempt, rank, line
@@ -89,5 +89,5 @@ def every_line(records: RunRecords) -> Iterator[tuple[int, int, RankLine]]:
 
 def checkpoint_events(records: RunRecords) -> Iterator[CheckpointLine]:
     """All checkpoint lines, attempt by attempt."""
-    for a in records.attempts:
+    for a in records.attempt_logs:
         yield from a.checkpoints.events

@@ -24,7 +24,7 @@ def check_words(case: Case, notes: FindingBuilder) -> None:
         _check_file("supervisor.json", [*_of_supervisor(case.run.supervisor), *_bad_numbers(case.run.supervisor)], notes)
     for fired in case.run.fired:
         _check_file(case.run.layout.relative(case.run.layout.fired_entry(fired.index)), list(_bad_numbers(fired)), notes)
-    for logs in case.run.attempts:
+    for logs in case.run.attempt_logs:
         _check_attempt(case, logs, notes)
 
 

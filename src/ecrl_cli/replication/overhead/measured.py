@@ -107,7 +107,7 @@ def _barriers(records: RunRecords) -> dict[tuple[int, int], float]:
     sync span."""
     return {
         (line.attempt, line.global_step): line.stall_parts.get("barrier", 0.0)
-        for a in records.attempts
+        for a in records.attempt_logs
         for line in a.checkpoints.events
         if line.event == "released" and line.stall_parts
     }
@@ -125,8 +125,7 @@ def _mini_batches(times: Timeline, barriers: Mapping[tuple[int, int], float] = M
 
 
 def _failures(records: RunRecords, times: Timeline, mini_batch: float) -> Iterable[Failure]:
-    attempts = records.supervisor.attempts if records.supervisor else ()
-    before = {later.attempt: earlier for earlier, later in pairwise(attempts)}
+    before = {later.attempt: earlier for earlier, later in pairwise(records.attempts)}
     for restart in restarts(records, times):
         reached = before[restart.attempt].last_step or before[restart.attempt].resumed_from_step
         yield _failure(restart, max(0, reached - restart.resumed_from_step), _warm_up(times, restart.attempt, mini_batch))

@@ -224,7 +224,7 @@ class _Reader:
             document if metrics else None,
             verdict,
             supervisor,
-            tuple(line for a in records.attempts for line in a.checkpoints.events) if records else (),
+            tuple(line for a in records.attempt_logs for line in a.checkpoints.events) if records else (),
             records.fired if records else (),
             config,
             self.attempt(lambda: load_environment(layout), {}),
@@ -335,8 +335,7 @@ def status_of(findings: Sequence[Finding]) -> str:
 
 def recording_of(records: RunRecords) -> Recording | None:
     """Identifies the recording by the start of its first supervisor, which is unique; None if there is none."""
-    sessions = records.supervisor.sessions if records.supervisor else ()
-    if not sessions:
+    if not records.sessions:
         return None
-    first = sessions[0]
+    first = records.sessions[0]
     return Recording(records.stored.run_id, (first.boot_id, first.started_at, first.time), fingerprint(records.layout))

@@ -172,7 +172,7 @@ def _attempt(records: RunRecords, a: Attempt, at: At, wall_s: float, starts: dic
 
 def _writes(records: RunRecords, at: At, wall_s: float) -> list[WriteBar]:
     found = []
-    for a in records.attempts:
+    for a in records.attempt_logs:
         ends = {line.global_step: line for line in a.checkpoints.events if line.event in CHECKPOINT_ENDS}
         for line in a.checkpoints.events:
             if line.event == "submitted":
