@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,14 @@ _MOVERS = ("fsync", "fdatasync", "sync", "rename", "replace", "renames", "move")
 FORBIDDEN_CALLS = {"eval", "exec", "instantiate", "get_class", "get_method", "unsafe_load"}
 
 
+@cache
 def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def floor_of(path: Path) -> str:
@@ -68,7 +75,7 @@ def test_imports_point_down() -> None:
         here = floor_of(path)
         if here == "__init__":
             continue
-        for line, name in imported(ast.parse(path.read_text())):
+        for line, name in imported(parsed(path)):
             parts = name.split(".")
             if parts[0] != "ecrl_cli" or len(parts) < 2 or parts[1] not in FLOORS:
                 continue
@@ -89,12 +96,7 @@ def imports_at_start(known: dict[str, Path]) -> dict[str, set[str]]:
     """By module, which modules of ours it imports when it is imported; what stands under TYPE_CHECKING or in a function does not count."""
     found = {}
     for name, path in known.items():
-        named = [
-            each
-            for statement in ast.parse(path.read_text()).body
-            for _, each in imported(statement)
-            if isinstance(statement, ast.Import | ast.ImportFrom)
-        ]
+        named = [each for statement in parsed(path).body for _, each in imported(statement) if isinstance(statement, ast.Import | ast.ImportFrom)]
         found[name] = {each for each in named if each in known and each != name and not name.startswith(f"{each}.")}
     return found
 
@@ -112,7 +114,7 @@ def test_the_tool_imports_no_replication() -> None:
         f"{path.relative_to(PACKAGE)}:{line}"
         for path in modules()
         if floor_of(path) != "replication"
-        for line, name in imported(ast.parse(path.read_text()))
+        for line, name in imported(parsed(path))
         if name.startswith("ecrl_cli.replication")
     ]
     assert not wrong, "\n".join(wrong)
@@ -123,7 +125,7 @@ def test_fsync_and_rename_stand_in_one_file() -> None:
     for path in modules():
         if path == PACKAGE / "storage" / "durable.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)):
                 continue
             if node.func.value.id in ("os", "shutil") and node.func.attr in _MOVERS:
@@ -136,7 +138,7 @@ def test_omegaconf_only_in_config() -> None:
         f"{path.relative_to(PACKAGE)}:{line}"
         for path in modules()
         if floor_of(path) != "config"
-        for line, name in imported(ast.parse(path.read_text()))
+        for line, name in imported(parsed(path))
         if name.split(".")[0] == "omegaconf"
     ]
     assert not wrong, "\n".join(wrong)
@@ -147,21 +149,21 @@ def test_hydra_only_at_the_door() -> None:
         f"{path.relative_to(PACKAGE)}:{line}"
         for path in modules()
         if floor_of(path) not in ("cli", "config")
-        for line, name in imported(ast.parse(path.read_text()))
+        for line, name in imported(parsed(path))
         if name.split(".")[0] == "hydra"
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_nothing_rests_on_the_inside_of_hydra() -> None:
-    named = [f"{path.relative_to(PACKAGE)}: {name}" for path in modules() for _, name in imported(ast.parse(path.read_text())) if "hydra._" in name]
+    named = [f"{path.relative_to(PACKAGE)}: {name}" for path in modules() for _, name in imported(parsed(path)) if "hydra._" in name]
     assert not named, "\n".join(named)
 
 
 def test_nothing_unpickles_or_evaluates() -> None:
     wrong = []
     for path in modules():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         unpicklers = [(line, name) for line, name in imported(tree) if name.split(".")[0] in ("pickle", "marshal", "shelve")]
         wrong += [f"{path.relative_to(PACKAGE)}:{line}: {name}" for line, name in unpicklers]
         for node in ast.walk(tree):
@@ -202,7 +204,7 @@ def test_nobody_compares_the_name_of_a_variant() -> None:
     variants = {*STRATEGIES.builtin, *RECOVERIES.builtin, *LAUNCHERS.builtin} - {"none"}
     wrong = []
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Compare) or floor_of(path) == "replication":
                 continue
             named = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERBS = ("train", "verify", "report", "study", "audit", "completion")
+VERBS = ("train", "verify", "report", "study", "audit", "doctor", "completion")
 
 _CODES = """\
 Exit codes: 0 done, valid; 1 invalid; 2 bad input (nothing was written); 3 evidence missing; 4 no valid checkpoint; 5 storage error;
@@ -17,6 +17,7 @@ ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that
   ecrl report DIR...             tables, figures and a page of recorded runs and studies; --against: of two sweeps
   ecrl study study=NAME          an experiment on the checkpoint store: crash points, power loss, corruption, ...
   ecrl audit -- COMMAND          judge a training job that ECRL did not write: does it come back exactly?
+  ecrl doctor [DIR]              what this machine gives a run, and what follows from it
   ecrl completion bash           completion for bash: source <(ecrl completion bash)
   ecrl --version
 
@@ -167,6 +168,19 @@ Examples
 
 """
 
+_DOCTOR = """\
+ecrl doctor [DIR] [--json]
+
+Examines this machine and DIR, where runs would be written (default: the current folder), in about five seconds: Python, cores, instructions, memory,
+/dev/shm, limits, clocks, loopback, tools, disk (room, fsync, direct I/O), torch, gloo, GPUs. Each line is ok, note (a run works, with the limit
+that is stated) or bad (a run cannot work). 0; 1 where a line is bad.
+
+Examples
+  ecrl doctor
+  ecrl doctor /mnt/scratch --json
+
+"""
+
 HELP = {
     "ecrl": _ECRL + _CODES,
     "train": _TRAIN + _CODES,
@@ -174,6 +188,7 @@ HELP = {
     "report": _REPORT + _CODES,
     "study": _STUDY + _CODES,
     "audit": _AUDIT + _CODES,
+    "doctor": _DOCTOR + _CODES,
     "completion": _ECRL + _CODES,
 }
 

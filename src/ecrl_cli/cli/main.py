@@ -128,6 +128,13 @@ def _audit(words: list[str], debug: bool) -> int:
     return audit(words, say=say)
 
 
+def _doctor(words: list[str], debug: bool) -> int:
+    from ecrl_cli.cli.doctor import doctor
+
+    del debug
+    return doctor(words)
+
+
 def _completion(words: list[str], debug: bool) -> int:
     del debug
     if words != ["bash"]:
@@ -149,6 +156,7 @@ _VERBS: dict[str, Callable[[list[str], bool], int]] = {
     "report": _report,
     "study": _study,
     "audit": _audit,
+    "doctor": _doctor,
     "completion": _completion,
 }
 
