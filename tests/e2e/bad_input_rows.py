@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import compose_grid
-from ecrl_cli.data.official import ARCHIVES
+from ecrl_cli.data.preflight import ARCHIVES
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 

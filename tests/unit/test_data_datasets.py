@@ -14,11 +14,10 @@ from PIL import Image
 from torchvision import datasets as torchvision_datasets
 
 from ecrl_cli.config.schema import DATASETS, DatasetConfig, ModelConfig
-from ecrl_cli.data.augment import augmented
 from ecrl_cli.data.datasets import REGISTRY, build_dataset
-from ecrl_cli.data.loading import BatchLoader, inputs_hash
+from ecrl_cli.data.loading import BatchLoader, augmented, inputs_hash
 from ecrl_cli.data.nt3 import NT3WithIDs
-from ecrl_cli.data.official import ARCHIVES
+from ecrl_cli.data.preflight import ARCHIVES
 from ecrl_cli.data.sample_set import SampleSet
 from ecrl_cli.data.tinyimagenet import TinyImageNetWithIDs
 from ecrl_cli.errors import ConfigError, DatasetError

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from ecrl_cli.config.schema import DatasetConfig
-from ecrl_cli.data.augment import augment
 from ecrl_cli.data.datasets import build_dataset
-from ecrl_cli.data.loading import BatchLoader, describe, inputs_hash
+from ecrl_cli.data.loading import BatchLoader, augment, describe, draws, inputs_hash, integers, philox4x32
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
-from ecrl_cli.data.philox import draws, integers, philox4x32
 from ecrl_cli.data.sample_set import ArraySet, DatasetInfo, SampleSet
 from ecrl_cli.records.events import DatasetRecord
 

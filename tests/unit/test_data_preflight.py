@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.config.schema import DatasetConfig
-from ecrl_cli.data.official import ARCHIVES
-from ecrl_cli.data.preflight import check, known_size, prepare
+from ecrl_cli.data.preflight import ARCHIVES, check, known_size, prepare
 from ecrl_cli.errors import DatasetError
 from tests.unit.cifar_copy import write_cifar10
 

@@ -1,4 +1,8 @@
-"""Batches by explicit fetch of given ids: no iterator, no prefetching, no use of a global RNG."""
+"""Batches by explicit fetch of given ids, augmented and hashed: no iterator, no prefetching, no use of a global RNG.
+
+Augmentation is a random crop and a horizontal flip, drawn from Philox4x32-10 (Salmon et al., SC 2011) keyed by (seed, epoch, sample_id): each sample
+has its own counter, so it looks the same on any rank, world size and attempt, whatever was drawn before.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ecrl_cli.data.augment import augmented
 from ecrl_cli.data.sample_set import Ids, SampleSet, normalised
 from ecrl_cli.records.events import DatasetRecord
 
+Pixels = npt.NDArray[np.uint8]
 Inputs = npt.NDArray[np.float32]
+Words = npt.NDArray[np.uint64]
+
+# Of Philox4x32-10.
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_ROUNDS = 10
 
 
 @dataclass(frozen=True)
@@ -57,3 +68,50 @@ def inputs_hash(x: Inputs, ids: Ids) -> str:
 def describe(dataset: SampleSet) -> DatasetRecord:
     """The content of dataset.json for `dataset`."""
     return DatasetRecord(dataset.traits.name, len(dataset), dataset.traits.classes, dataset.traits.shape)
+
+
+def augmented(pixels: Pixels, seed: int, epoch: int, ids: npt.NDArray[np.int64], flip: bool) -> Pixels:
+    """`pixels` of the samples `ids`, augmented as in `epoch`; padding is an eighth of the height (4 of 32, 1 of 8)."""
+    return augment(pixels, draws(seed, epoch, ids), pixels.shape[2] // 8, flip)
+
+
+def augment(pixels: Pixels, words: npt.NDArray[np.uint64], padding: int, flip: bool) -> Pixels:
+    """Crops `pixels` (n, c, h, w) at random from the zero-padded images and flips half of them; `words` (n, 4) are the random numbers."""
+    n, _, height, width = pixels.shape
+    padded = np.pad(pixels, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    rows, columns = integers(words[:, 0], 2 * padding + 1), integers(words[:, 1], 2 * padding + 1)
+    flipped = integers(words[:, 2], 2).astype(bool) if flip else np.zeros(n, dtype=bool)
+    out = np.empty_like(pixels)
+    for i, (top, left, mirrored) in enumerate(zip(rows.tolist(), columns.tolist(), flipped.tolist(), strict=True)):
+        crop = padded[i, :, top : top + height, left : left + width]
+        out[i] = crop[:, :, ::-1] if mirrored else crop
+    return out
+
+
+def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
+    """Four 32-bit words for each row of `counter`: (n, 4) to (n, 4), every word in the low half of a uint64."""
+    c0, c1, c2, c3 = counter.T
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            (product1 >> _SHIFT) ^ c1 ^ np.uint64(k0),
+            product1 & _LOW,
+            (product0 >> _SHIFT) ^ c3 ^ np.uint64(k1),
+            product0 & _LOW,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+    return np.stack((c0, c1, c2, c3), axis=1)
+
+
+def draws(seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> Words:
+    """Four 32-bit words per sample, a function of (seed, epoch, sample id) alone."""
+    counter = np.zeros((len(ids), 4), dtype=np.uint64)
+    unsigned = ids.astype(np.uint64)
+    counter[:, 0], counter[:, 1], counter[:, 2] = unsigned & _LOW, unsigned >> _SHIFT, np.uint64(epoch)
+    return philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32))
+
+
+def integers(words: npt.NDArray[np.uint64], below: int) -> npt.NDArray[np.int64]:
+    """Maps 32-bit `words` to integers in [0, below) by multiplication, without rejection: one word per integer."""
+    return ((words * np.uint64(below)) >> _SHIFT).astype(np.int64)

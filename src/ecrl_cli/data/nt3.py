@@ -8,7 +8,7 @@ import pandas as pd
 
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data import preflight
-from ecrl_cli.data.official import NT3_FILES
+from ecrl_cli.data.preflight import NT3_FILES
 from ecrl_cli.data.sample_set import ArraySet, DatasetInfo
 from ecrl_cli.errors import DatasetError
 
